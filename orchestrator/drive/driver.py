@@ -46,7 +46,8 @@ def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None
     redirect_output(journal.paths.driver_log(writer.number))
     with tracking.BackgroundRecorder(journal):
         code = run_to_end(Driver(writer, backend, pods))
-        if journal.run().ended_at_s is not None:
+        run = journal.run()
+        if run.ended_at_s is not None and not run.rehearsal:  # its submitter keeps a rehearsal's
             keep_report(journal)
         return code
 
