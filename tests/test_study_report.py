@@ -204,7 +204,7 @@ class Rehearsals:
 
     def run_rehearsal(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
         """Write the journal of a run that ended so."""
-        assert proof is None
+        assert not proof
         assert origin.documents["spec.yaml"].startswith(b"name: tiny\n")
         assert Path(origin.folder, "base.yaml").exists()  # where its relative paths begin
         self.runs.append(key)

@@ -226,7 +226,7 @@ def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
 
 
 def test_only_known_names_are_recorded(storage: Path) -> None:
-    """Every metric that is sent stands in the table of names, but for a trainer's own; a run without
+    """Every metric that is sent is in the table of names, but for a trainer's own; a run without
     stages has all but theirs.
     """
     record_once(finished_run(storage))
