@@ -7,20 +7,39 @@ process saw, as JSON.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax._src import compiler
 
 from orchestrator.types import codec
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
 from tests.test_loop import STEPS, stop_before, toy_plan_of, toy_program
 from trainers.checkpoint import step_folders
+from trainers.compile_cache import share_compiled_programs
 from trainers.file_digest import file_digest
 from trainers.loop import Assignment, run
 
 
+def compiled_for_both() -> list[str]:
+    """The names of the programs of both processes that this one compiles from here on."""
+    names: list[str] = []
+    plain = compiler.backend_compile_and_load
+
+    def compile_and_load(backend: Any, module: Any, devices: Any, *more: Any) -> Any:
+        if len({device.process_index for device in devices}) > 1:
+            names.append(str(module.operation.attributes["sym_name"]))
+        return plain(backend, module, devices, *more)
+
+    setattr(compiler, "backend_compile_and_load", compile_and_load)  # noqa: B010
+    return names
+
+
 def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
     """Train on two devices of each process."""
+    compiled = compiled_for_both()
+    share_compiled_programs()
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
     steps: list[Step] = []
@@ -41,7 +60,7 @@ def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
     outcome = run(toy_program(toy_plan_of(data=4)), assignment)
     losses = [step.loss for step in steps]
     told = {"losses": losses, "outcome": json.loads(codec.to_json(outcome)), "summed": summed}
-    print(json.dumps(told))
+    print(json.dumps(told | {"compiled": compiled}))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.run_options import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.checkpoint.save_log import SaveLog
+from trainers.compile_cache import share_compiled_programs
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
 from trainers.data.prefetch import Prefetched
@@ -62,6 +63,7 @@ class Assignment:
 def train(plan: Plan, assignment: Assignment) -> Outcome:
     """Run a plan with its trainer on all devices; ends with a checkpoint."""
     listen_on_node_address()
+    share_compiled_programs()
     return run(built(plan), assignment)
 
 
