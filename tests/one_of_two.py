@@ -1,10 +1,13 @@
-"""One of two processes that run the toy together: python -m tests.one_of_two RANK PORT RUN STOP.
+"""One of two processes that run the toy together.
+
+    python -m tests.one_of_two RANK PORT RUN STOP COMPILED
 
 The second process wants to stop before the step STOP; the first never does. Prints what this
 process saw, as JSON.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import jax
 from jax._src import compiler
 
+from orchestrator.device_settings import COMPILED
 from orchestrator.types import codec
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
@@ -36,9 +40,10 @@ def compiled_for_both() -> list[str]:
     return names
 
 
-def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
+def main(rank: int, port: int, folder: Path, stop_at: int, shared: str) -> None:
     """Train on two devices of each process."""
     compiled = compiled_for_both()
+    os.environ[COMPILED] = shared  # empty: each compiles for itself
     share_compiled_programs()
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
@@ -64,4 +69,4 @@ def main(rank: int, port: int, folder: Path, stop_at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
