@@ -129,7 +129,9 @@ def _write(path: Path, text: str) -> Path:
     """Write a page, whole or not at all; one that was there before is replaced."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as file:  # not through a link
+            file.write(text)
         partial.replace(path)
         return path
     except OSError as error:

@@ -21,6 +21,7 @@ from trainers.checkpoint.save_log import ListedSaves, RecordedSave, SaveLog
 from trainers.checkpoint.step_folders import StepFolders, owner_of, step_of
 from trainers.checkpoint.summed_orbax import NO_TABLES, Rows
 from trainers.multihost import barrier, first_message
+from trainers.regular_files import read_regular
 
 Tree = Any
 Identity = Mapping[str, str | int]
@@ -179,8 +180,8 @@ class Checkpoints:
 
     def _check_identity(self, identity: Identity) -> None:
         try:
-            saved = codec.from_json(self._identity_file.read_bytes(), dict[str, str | int])
-        except msgspec.DecodeError as error:
+            saved = codec.from_json(read_regular(self._identity_file), dict[str, str | int])
+        except (OSError, msgspec.DecodeError) as error:
             raise CheckpointFailed(f"{self._identity_file}: cannot be read: {error}") from error
         for name in sorted({*saved, *identity}):
             was, now = saved.get(name), identity.get(name)
