@@ -232,8 +232,7 @@ def test_only_known_names_are_recorded(storage: Path) -> None:
     record_once(finished_run(storage))
     sent = {str(key) for [key] in rows(storage, "SELECT DISTINCT key FROM metrics")}
     assert sent <= set(metrics.ALL)
-    of_stages = {metrics.STAGE, metrics.STEPS_DOLLARS}
-    assert sent >= {*metrics.OF_STEPS, *metrics.OF_PLANS, *metrics.OF_ENDINGS} - of_stages
+    assert sent >= {*metrics.OF_STEPS, *metrics.OF_PLANS, *metrics.OF_ENDINGS}
 
 
 def test_no_infinity_is_sent() -> None:

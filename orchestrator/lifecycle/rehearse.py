@@ -58,11 +58,10 @@ def run_rehearsal(
             writer.save_proof(proof)
         error = drive(writer.journal, rehearsal.plan, signals, progress)
     _end_without_driver(writer, error, interrupted=bool(signals))
-    _keep_report(writer.journal)
     return writer.run()
 
 
-def _keep_report(journal: Journal) -> None:
+def keep_report(journal: Journal) -> None:
     """Keep the page of a rehearsal that did any step, and record it with the run."""
     from orchestrator.lifecycle import pages, recording  # noqa: PLC0415  drawing takes imports
 
