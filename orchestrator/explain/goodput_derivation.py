@@ -2,6 +2,7 @@
 
 from orchestrator.explain.formula import Formula, Worksheet
 from orchestrator.goodput.inputs import SPEC
+from orchestrator.goodput.losses import evaluating_share
 from orchestrator.types.explanation import DerivationSection, Input
 from orchestrator.types.goodput import GoodputForecast
 from orchestrator.types.plan import Plan
@@ -20,7 +21,7 @@ FORMULAS = (
     ),
     Formula("share of time in recoveries", "recovering", "1 - exp(0 - R / M)", ""),
     Formula("share of time in saves", "saving", "stepping * w / every", ""),
-    Formula("goodput", "goodput", "stepping * (1 - missing)", ""),
+    Formula("goodput", "goodput", "stepping * (1 - evaluating) * (1 - missing)", ""),
 )
 
 
@@ -45,6 +46,7 @@ def goodput_inputs(forecast: GoodputForecast) -> tuple[Input, ...]:
         ("write", save.write_s.value, "seconds", "storage_bytes_per_s"),
         ("every", forecast.every_s, "seconds between saves", ""),
         ("missing", inputs.missing_pods.value, "share of pods", "waiting_s"),
+        ("evaluating", evaluating_share(inputs.evaluation), "of steps and evaluations", ""),
     )
     return tuple(
         Input(symbol=symbol, value=value, meaning=meaning, source=source_of(forecast, key))

@@ -13,10 +13,10 @@ from orchestrator.report.measurement import measure, peak_hbm_bytes
 from orchestrator.report.where_time_went import goodput
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.report import MemoryReport, NotCompared, Report
+from orchestrator.types.report import EvaluationReport, MemoryReport, NotCompared, Report
 from orchestrator.types.run import Run
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
@@ -72,6 +72,7 @@ def compare_run(
         attempts=len(run.attempts),
         first_loss=float(counted.loss[0]) if len(counted) else None,
         last_loss=float(counted.loss[-1]) if len(counted) else None,
+        evaluation=evaluations(counted_steps(steps)),
         forecast=prediction_of(plan),
         measured=measured,
         not_compared=not_compared,
@@ -83,6 +84,15 @@ def compare_run(
         memory=_memory(run, plan, counted, proof),
         problems=run.problems,
     )
+
+
+def evaluations(steps: StepTable) -> EvaluationReport | None:
+    """The evaluations of all steps that count; None where there is none."""
+    made = [steps.evaluations[row] for row in sorted(steps.evaluations)]
+    if not made:
+        return None
+    best = min(made, key=lambda one: one.loss)
+    return EvaluationReport(count=len(made), first=made[0], best=best, last=made[-1])
 
 
 def _memory(run: Run, plan: Plan, steps: StepTable, proof: Proof | None) -> MemoryReport:

@@ -19,7 +19,12 @@ LATENT_KEYS = ("kv_rank", "nope_dim", "rope_dim", "value_dim")
 # What latent attention does not have → what it is without.
 UNLIKE_LATENT = {"qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
-PATHS = ("run.storage", "experiment.data.path", "experiment.start.huggingface")
+PATHS = (
+    "run.storage",
+    "run.evaluation.path",
+    "experiment.data.path",
+    "experiment.start.huggingface",
+)
 PLUGINS = (
     ("run.trainer", "unknown-trainer", plugins.trainer_entry_point),
     ("cluster.backend", "unknown-backend", plugins.backend_entry_point),
@@ -60,11 +65,13 @@ def _learning_rate_falls(spec: ResolvedSpec) -> None:
 
 
 def _data_has_its_path(spec: ResolvedSpec) -> None:
-    kind, path = spec["experiment.data.kind"], spec["experiment.data.path"]
-    if kind == "tokens" and path is None:
-        spec.report("experiment.data.path", "data-path-missing")
-    if kind == "synthetic" and path is not None:
-        spec.report("experiment.data.path", "data-path-unused")
+    kind = spec["experiment.data.kind"]
+    for section in ("experiment.data", "run.evaluation"):
+        key, path = f"{section}.path", spec[f"{section}.path"]
+        if kind == "tokens" and path is None and spec[section] is not None:
+            spec.report(key, "data-path-missing")
+        if kind == "synthetic" and path is not None:
+            spec.report(key, "data-path-unused")
 
 
 def _paths_are_of_a_file_system(spec: ResolvedSpec) -> None:

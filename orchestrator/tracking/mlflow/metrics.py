@@ -31,12 +31,15 @@ MEASURED_HBM = "perf/peak_hbm_gib"
 LOSS = "learning/loss"
 GRAD_NORM = "learning/grad_norm"
 LEARNING_RATE = "learning/lr"
+EVAL_LOSS = "eval/loss"
+EVAL_PERPLEXITY = "eval/perplexity"
+EVAL_TIME = "eval/seconds"
 # A trainer's own metrics keep their names, in a section of their own.
 TRAINER = "trainer/"
 
 OF_STEPS = (
     STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_PREDICTED, TFLOPS, TOKENS, DATA_WAIT, CHECKPOINT_WAIT,
-    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
+    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE, EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME,
 )  # fmt: skip
 
 PODS, CHIPS = "plan/pods", "plan/chips"
@@ -119,6 +122,10 @@ def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
         GRAD_NORM: step.grad_norm,
         LEARNING_RATE: step.learning_rate,
     }
+    if evaluation := step.own_evaluation:
+        named[EVAL_LOSS] = evaluation.loss
+        named[EVAL_PERPLEXITY] = evaluation.perplexity
+        named[EVAL_TIME] = evaluation.evaluation_s
     own = {TRAINER + trainer_metric_name(name): x for name, x in step.trainer_metrics.items()}
     return finite(named | own, timed.at_s, step.index)
 
