@@ -85,7 +85,7 @@ def offers(
     from datetime import UTC, datetime
 
     from orchestrator.plan.offers import make_offers
-    from orchestrator.spec.wishes import offer_request
+    from orchestrator.spec.offer_options import offer_request
 
     loaded = _loaded(spec, overrides)
     today = datetime.now(UTC).date()

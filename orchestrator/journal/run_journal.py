@@ -76,8 +76,11 @@ class Journal:
 
     def steps(self, run: Run) -> list[TimedStep]:
         """Every step of the run in order; the last attempt at a step counts."""
+        from orchestrator.journal import counted_steps  # noqa: PLC0415  few commands need numpy
+
         numbers = [attempt.number for attempt in run.attempts]
-        return step_log.merge_attempts(step_log.StepReader(self.path, n).read() for n in numbers)
+        done = {number: step_log.StepReader(self.path, number).read() for number in numbers}
+        return counted_steps.counted_timed_steps(done)
 
     def damaged(self, what: str) -> JournalDamaged:
         """The error that a file is missing or not as it was written."""

@@ -14,7 +14,7 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.network.mixture import expert_d_ff
 from orchestrator.plan.planner import make_plan
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
@@ -180,14 +180,14 @@ def _window(plan: Plan, window: int) -> int:
 
 
 def _latent(
-    full: Model, latent: LatentAttention, d_model: int, mesh: dict[str, int]
-) -> LatentAttention:
+    full: Model, latent: LatentDimensions, d_model: int, mesh: dict[str, int]
+) -> LatentDimensions:
     """Latents that are as narrow beside the stream, of heads in two equal parts."""
 
     def rank(whole: int) -> int:
         return _multiple(whole * d_model / full.d_model, lcm(ways(mesh, "kv_rank"), 8))
 
-    return LatentAttention(
+    return LatentDimensions(
         query_rank=latent.query_rank and rank(latent.query_rank),
         kv_rank=rank(latent.kv_rank),
         nope_dim=HEAD_DIM // 2,

@@ -9,7 +9,7 @@ from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import AUTO_TOPOLOGY
 
@@ -163,7 +163,7 @@ def _latent_is_consistent(spec: ResolvedSpec) -> None:
     sizes = {name: spec[f"{key}.{name}"] for name in LATENT_KEYS}
     if None in sizes.values():
         return
-    latent = LatentAttention(**sizes)
+    latent = LatentDimensions(**sizes)
     for name, code, fields in latent_faults(latent):
         spec.report(f"{key}.{name}", code, **fields)
     heads, key_heads, width = (model.get(name) for name in SHAPE_KEYS)
@@ -179,7 +179,7 @@ def _latent_is_consistent(spec: ResolvedSpec) -> None:
             spec.report(f"experiment.model.{name}", "not-with-latent", name=name)
 
 
-def latent_faults(latent: LatentAttention) -> list[tuple[str, str, dict[str, Any]]]:
+def latent_faults(latent: LatentDimensions) -> list[tuple[str, str, dict[str, Any]]]:
     """What is wrong with the sizes of latent attention."""
     if latent.rope_dim % 2 == 0:
         return []
