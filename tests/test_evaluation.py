@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import CheckpointFailed, DataUnusable, SpecError
+from orchestrator.explain.goodput_derivation import goodput_section
 from orchestrator.formatting import DAY_S
 from orchestrator.journal import StepLog
 from orchestrator.journal.counted_steps import counted_steps
@@ -22,6 +23,7 @@ from orchestrator.render.status_screen import held_out as held_out_text
 from orchestrator.spec import SpecProblems, load
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.types.plan import Plan
+from orchestrator.types.report import Badput
 from orchestrator.types.run import Evaluation, Outcome, Step, TimedStep
 from orchestrator.types.run_options import CheckpointOptions, EvaluationOptions
 from orchestrator.types.spec import DataSource, Optimizer, Spec
@@ -34,7 +36,7 @@ from trainers import llama, mlp
 from trainers.contract import build, place
 from trainers.data import pack
 from trainers.data.encoders import TokenArrays
-from trainers.data.held_out import held_out
+from trainers.data.held_out import HeldOut, held_out
 from trainers.data.manifest import FILE_NAME
 from trainers.loop import Assignment, run
 
@@ -153,7 +155,7 @@ def stop_before(index: int) -> Callable[[], bool]:
 
 def test_a_run_evaluates_now_and_then_and_trains_as_before(tmp_path: Path) -> None:
     """After steps 4 and 8 and the last; also where a run is stopped and continues."""
-    batches = []
+    batches: list[None] = []
     options = EvaluationOptions(path=token_set(tmp_path / "text", 900), every=EVERY, sequences=6)
     _, plain = train_toy(tmp_path / "plain", None)
     _, steps = train_toy(tmp_path / "with", options, progressed=partial(batches.append, None))
@@ -172,6 +174,10 @@ def test_a_run_evaluates_now_and_then_and_trains_as_before(tmp_path: Path) -> No
         train_toy(tmp_path / "again", other)
 
 
+def rows_of(text: HeldOut, number: int) -> Callable[[int, int], np.ndarray]:
+    return lambda start, stop: text.batch(number, range(start, stop))
+
+
 def test_the_loss_of_the_toy_is_the_plain_formula(tmp_path: Path) -> None:
     """Of a table of scores, worked out in numpy."""
     options = EvaluationOptions(path=token_set(tmp_path / "text", 900), every=1, sequences=6)
@@ -182,9 +188,7 @@ def test_the_loss_of_the_toy_is_the_plain_formula(tmp_path: Path) -> None:
     text = held_out(plan, options)
     total, count = 0.0, 0
     for number in range(text.batches):
-        sums = program.evaluate(
-            state, place(program, lambda a, b, n=number: text.batch(n, range(a, b)))
-        )
+        sums = program.evaluate(state, place(program, rows_of(text, number)))
         total, count = total + float(sums["loss_sum"]), count + int(sums["tokens"])
     scores = np.asarray(state["scores"], np.float64)
     chances = scores - np.log(np.exp(scores).sum(1, keepdims=True))
@@ -255,6 +259,9 @@ def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
     assert plan.forecast.step_s == without.forecast.step_s
     assert plan.forecast.memory == without.forecast.memory
     goodput, step_s = plan.forecast.goodput, plan.forecast.step_s.expected
+    section = goodput_section(plan)
+    assert section is not None
+    assert section.lines[-1].value == pytest.approx(goodput.expected)
     [line] = [one for one in goodput.lines if one.kind == "evaluation"]
     executed = sum(one.inputs["flops"] for one in plan.forecast.time if one.resource == "mxu")
     tokens_per_device = 64 * 4096 / 64
@@ -340,7 +347,7 @@ def test_a_report_has_the_first_best_and_last() -> None:
     assert before is not None
     lost = report.goodput.badput_s
     assert lost["evaluation"] == 6.0
-    wasted = "wasted_progress_from_disruption"
+    wasted: Badput = "wasted_progress_from_disruption"
     assert lost[wasted] == pytest.approx(before.badput_s[wasted] + 2.0)
     assert report.goodput.goodput_s == before.goodput_s
 
