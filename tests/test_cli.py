@@ -33,7 +33,7 @@ def test_the_next_command_keeps_the_overrides(orch: RunOrch) -> None:
     assert done.stdout.splitlines()[-1].endswith(
         f"{FOUR_PODS} --set 'resources.mesh={{tensor: 8}}'"
     )
-    assert "set     resources.mesh={tensor: 8}" in done.stdout
+    assert "set    resources.mesh={tensor: 8}" in done.stdout
 
 
 def test_json_is_the_plan_and_nothing_else(orch: RunOrch) -> None:

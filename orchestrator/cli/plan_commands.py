@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import FILE, JSON, SET, SPEC
+from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
+from orchestrator.render.screen_parts import Detail
 from orchestrator.render.terminal import echo, show
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 @click.argument("other", required=False, type=FILE)
 @SET
 @JSON
+@BRIEF
+@FULL
 @click.option(
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 @interruptible("planning")
 def plan(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
-    alternatives: int, profile: str | None, html: Path | None, **wishes: str | None,
+    alternatives: int, profile: str | None, html: Path | None, detail: Detail | None,
+    **wishes: str | None,
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
@@ -48,14 +52,13 @@ def plan(
     Example:
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
-      orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
       orch plan specs/studies/llama3_70b_pods.yaml
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
     is_study = orch.is_study(spec)
     options = {"--alternatives": alternatives, "--profile": profile, "--html": html}
-    options |= {f"--{name}": value for name, value in wishes.items()}
+    options |= {f"--{name}": value for name, value in wishes.items()} | {f"--{detail}": detail}
     for option, given in options.items():
         if given and (other or is_study):
             raise click.UsageError(f"{option} goes with the plan of one spec")
@@ -66,13 +69,13 @@ def plan(
     else:
         show_plan(
             spec, overrides, wishes, alternatives=alternatives, profile=profile, html=html,
-            as_json=as_json,
+            detail=detail or "usual", as_json=as_json,
         )  # fmt: skip
 
 
 def show_plan(
     spec: Path, overrides: tuple[str, ...], wishes: dict[str, str | None], *, alternatives: int,
-    profile: str | None, html: Path | None, as_json: bool,
+    profile: str | None, html: Path | None, detail: Detail, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the plan of a spec, or offers: where they are asked for, or its slices are open."""
     from orchestrator.lifecycle.plan_screens import plans_screen
@@ -87,7 +90,7 @@ def show_plan(
     plans = orch.plans(loaded, 1 + alternatives, profile=profile)
     following = spec_command("explain", spec, overrides)
     found = plans if alternatives else plans[0]
-    show(found, lambda: plans_screen(plans, following), as_json=as_json)
+    show(found, lambda: plans_screen(plans, following, detail), as_json=as_json)
 
 
 def show_offers(

@@ -24,7 +24,12 @@ FORMULAS = (
 )
 WITH_EVALUATION = (
     *FORMULAS[:-1],
-    Formula("share of steps and evaluations in steps", "training", "every_steps / (every_steps + as_steps)", ""),
+    Formula(
+        "share of steps and evaluations in steps",
+        "training",
+        "every_steps / (every_steps + as_steps)",
+        "",
+    ),
     Formula("goodput", "goodput", "stepping * training * (1 - missing)", ""),
 )
 

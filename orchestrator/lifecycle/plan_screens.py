@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from orchestrator.prove.proof_folder import has_plan
 from orchestrator.render.plan_screen import plan_screen
+from orchestrator.render.screen_parts import Detail
 from orchestrator.types.plan import Plan
 
 if TYPE_CHECKING:
     from orchestrator.types.offers import Offers
 
 
-def plans_screen(plans: Sequence[Plan], next_command: str) -> str:
+def plans_screen(plans: Sequence[Plan], next_command: str, detail: Detail = "usual") -> str:
     """The first plan with its proof, if that is known, then what runners-up lose."""
-    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:])
+    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], detail)
 
 
 def _known_proof(plan: Plan) -> str:

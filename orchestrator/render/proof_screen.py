@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.formatting import GIB, ago, count, in_memory, percent, with_unit
 from orchestrator.network.rematerialization import text_of
-from orchestrator.render.plan_screen import headline
+from orchestrator.render.plan_text import headline
 from orchestrator.render.schedule_screen import schedule_parts
 from orchestrator.render.screen_parts import (
     Part,

@@ -17,7 +17,7 @@ from orchestrator.journal.step_table import StepTable
 from orchestrator.render.page import run_charts
 from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.templates import filled
-from orchestrator.render.plan_screen import amount, headline
+from orchestrator.render.plan_text import amount, headline
 from orchestrator.render.report_text import CAUSES, gap_text, goodput_text, run_verdict
 from orchestrator.render.resource_names import resource_name
 from orchestrator.render.status_screen import attempt_time, cause
