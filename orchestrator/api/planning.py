@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
     from orchestrator.types.proof_diff import ProofDiff
+    from orchestrator.types.scaling import ScalingForecast
     from orchestrator.types.score import Score
     from orchestrator.types.spec import Spec
-    from orchestrator.types.study import StudyForecast
+    from orchestrator.types.sweep import SweepForecast
 
 SpecSource: TypeAlias = "str | Path | Spec"  # the path of a spec, or a spec that was loaded
 
@@ -242,8 +243,10 @@ def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":
 
 def study(
     path: str | Path, overrides: Sequence[str] = (), *, progress: "Progress | None" = None
-) -> "StudyForecast":
-    """The predicted scaling of a study: every trial planned, or the reason why it has no plan."""
+) -> "ScalingForecast | SweepForecast":
+    """The predicted scaling of a study, or what a sweep costs: every trial planned, or the reason
+    why it has no plan.
+    """
     from orchestrator.lifecycle.studies import plan_study
     from orchestrator.spec.load_study import load_study
 

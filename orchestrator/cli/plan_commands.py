@@ -116,12 +116,12 @@ def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json:
 
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.study_screen import study_screen
+    from orchestrator.render.study_screens import forecast_screen
 
     found = orch.study(spec, overrides, progress=Display())
     code = exit_codes.of_forecast(found)
     following = "" if code else spec_command("submit", spec, overrides)
-    show(found, lambda: study_screen(found, following), as_json=as_json)
+    show(found, lambda: forecast_screen(found, following), as_json=as_json)
     exit_codes.leave(code)
 
 

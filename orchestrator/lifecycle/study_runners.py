@@ -10,6 +10,7 @@ from orchestrator.launch.backend import ClusterClient
 from orchestrator.launch.provenance import archive, versions
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
+from orchestrator.lifecycle.early_stop import stopping
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.requests import Caller, NamedCluster, Provenance, provenance_of
 from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
@@ -105,7 +106,8 @@ class RehearsalRunner:
         if options.calibrate:
             small, provenance = calibrated_rehearsal(small, provenance, caller.progress)
         key = start_trial(study, trial.trial.number, trial.repeat).run
-        return rehearse.run_rehearsal(small, trial.plan, proof, provenance, key, caller.progress)
+        progress = stopping(study, trial.trial.number, trial.repeat, caller.progress)
+        return rehearse.run_rehearsal(small, trial.plan, proof, provenance, key, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,8 @@ class ClusterRunner:
             job = cluster.job_name(live, cluster.SUBMITTED)
         else:
             journal, job = self.start(study, trial, jobs)
-        run = follow.follow(journal, jobs, job, 0, progress)
+        watched = stopping(study, trial.trial.number, trial.repeat, progress)
+        run = follow.follow(journal, jobs, job, 0, watched)
         if run is None:
             progress(LeftRunning(run=journal.run()))
             return None
