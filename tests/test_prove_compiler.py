@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.plan.identity import plan_digest
+from orchestrator.plan.planner import make_plan
 from orchestrator.prove import proof_cache, verdict
 from orchestrator.prove.compile_client import compile_plan, compile_request
 from orchestrator.prove.compile_errors import is_out_of_memory, message_of

@@ -14,6 +14,7 @@ from orchestrator.render.screen_parts import Detail
 from orchestrator.render.terminal import echo, show
 
 if TYPE_CHECKING:
+    from orchestrator.types.plan import Plan
     from orchestrator.types.spec import Spec
 
 
@@ -87,10 +88,19 @@ def show_plan(
             raise click.UsageError("--alternatives and --profile go with the plan of chosen slices")
         show_offers(spec, loaded, wishes, html, as_json=as_json)
         return
+    if alternatives and loaded.experiment.stages:
+        raise click.UsageError("--alternatives goes with the plan of a spec without stages")
     plans = orch.plans(loaded, 1 + alternatives, profile=profile)
     following = spec_command("explain", spec, overrides)
-    found = plans if alternatives else plans[0]
-    show(found, lambda: plans_screen(plans, following, detail), as_json=as_json)
+    odds = orch.deadline_odds(loaded, plans[0])
+    found: object = plans if alternatives else plans[0]
+    if odds and as_json and not alternatives:
+        found = fields_of(plans[0]) | {"deadline": odds}
+    show(found, lambda: plans_screen(plans, following, detail, odds), as_json=as_json)
+
+
+def fields_of(plan: "Plan") -> dict[str, object]:
+    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
 
 
 def show_offers(
@@ -197,9 +207,17 @@ def prove(
         show_proof_diff(spec, other, overrides, as_json=as_json)
         return
     from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.proof_screen import proof_screens
+    from orchestrator.render.proof_screen import proof_screens, stage_proof_screens
 
     display, loaded = Display(), orch.load(spec, overrides)
+    if loaded.experiment.stages:
+        if html or search_remat:
+            raise click.UsageError("--html and --search-remat go with a spec without stages")
+        stages = orch.prove_stages(loaded, hlo=hlo, progress=display)
+        following = spec_command("submit", spec, overrides)
+        stage_proofs = [one.proof for one in stages]
+        show(stage_proofs, lambda: stage_proof_screens(stages, following), as_json=as_json)
+        exit_codes.leave(exit_codes.of_proofs(*stage_proofs))
     found = orch.prove(loaded, hlo=hlo, progress=display)
     others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
     if html:

@@ -20,6 +20,7 @@ from orchestrator.errors import Superseded
 from orchestrator.journal import line_files
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_status import StepSummary
+from orchestrator.types import codec
 from orchestrator.types.run import Attempt, Step, TimedStep, WrittenSteps
 
 SYNC_EVERY_S = 5.0
@@ -156,9 +157,10 @@ def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[st
     problems: list[str] = []
     for line in lines:
         try:
-            step = DECODER.decode(line)
+            with codec.decoding():
+                step = DECODER.decode(line)
             why = None if has_checksum(line) else "its checksum is not that of what follows"
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             why = str(error)
         if why is None:
             steps.append(step)

@@ -18,6 +18,7 @@ from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, Unknown
 from orchestrator.journal import event_log, files, liveness
 from orchestrator.journal.boundary import settled
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
+from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal, read_value
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
 from orchestrator.types import codec
@@ -96,7 +97,7 @@ class StudyJournal:
         """The runs that were started, in order; a record that cannot be read is left out."""
         starts = []
         for text in event_log.read(self.trials).contents.values():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            with suppress(msgspec.DecodeError):
                 start = codec.from_json(text, TrialStart)
                 if Path(start.run).name == start.run:  # no run elsewhere
                     starts.append(start)
@@ -159,13 +160,15 @@ class StudyJournal:
     def tracking(self) -> TrackedRun | None:
         """Where a tracker keeps its record of the study; None while none is noted."""
         path = self.path / "tracking.json"
-        return read_value(path, TrackedRun) if os.path.lexists(path) else None
+        if not os.path.lexists(path):
+            return None
+        return as_meant(read_value(path, TrackedRun), self.storage)
 
     def track(self, tracking: TrackedRun) -> TrackedRun:
         """Note where a tracker keeps its record; an earlier note stays and comes back."""
         path = self.path / "tracking.json"
-        files.write_once(path, codec.to_json(tracking))
-        return read_value(path, TrackedRun)
+        files.write_once(path, codec.to_json(as_stored(tracking, self.storage)))
+        return as_meant(read_value(path, TrackedRun), self.storage)
 
 
 def open_study(

@@ -94,8 +94,8 @@ def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     page = RunPage(
         run=run,
         report=found,
-        plan=journal.plan(run.plan_digest),
-        rehearsed=journal.plan(run.rehearses) if run.rehearses else None,
+        plan=journal.current_plan(run),
+        rehearsed=journal.full_plan(run) if run.rehearses else None,
         proof=proof,
         steps=steps,
     )
@@ -106,7 +106,7 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
     """The proof of a run's plan, if there is one, or why it cannot be read."""
     run = journal.run()
     try:
-        return journal.proof(run.rehearses or run.plan_digest), None
+        return journal.proof(journal.full_plan(run).digest), None
     except JournalUnreadable as error:
         return None, str(error)
 
@@ -129,7 +129,9 @@ def _write(path: Path, text: str) -> Path:
     """Write a page, whole or not at all; one that was there before is replaced."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as file:  # not through a link
+            file.write(text)
         partial.replace(path)
         return path
     except OSError as error:

@@ -4,7 +4,7 @@ It has pods, the same mesh axes as far as there are devices, and a model of the 
 lists whatever differs in kind.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, lcm, prod
 
@@ -27,6 +27,7 @@ from orchestrator.types.spec import (
     Pods,
     Resources,
     Spec,
+    TrainingStage,
 )
 
 MOST_PODS = 8
@@ -76,10 +77,14 @@ def rehearse(
     chip = catalog.chip_of(plan)
     shared = {axis: plan.mesh[axis] for axis in SHARED_OVER_DCN}
     pods, topology = _pods(plan, prod(shared.values())), _topology(chip, plan, devices)
-    mesh = _mesh(plan, topology.chips * chip.devices)
+    meshes = [_mesh(one, topology.chips * chip.devices) for one in plan.each_stage]
+    mesh = {axis: lcm(*(one[axis] for one in meshes)) for axis in ICI_AXES}
     model = _model(plan, mesh | shared)
-    batch = _batch(plan, pods, mesh)
-    experiment = _experiment(spec.experiment, plan, model, batch, steps)
+    experiment = _experiment(spec.experiment, plan, model, _batch(plan, pods, meshes[0]), steps)
+    if plan.stages:
+        asked = MeshRequest(**shared)
+        experiment = _with_stages(experiment, plan, pods, [replace(asked, **m) for m in meshes])
+        steps = max(steps, len(plan.stages))  # each has one
     small = replace(
         spec,
         experiment=experiment,
@@ -88,7 +93,7 @@ def rehearse(
             chip_definition=plan.chip_definition,
             topology=str(topology),
             pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
-            mesh=MeshRequest(**mesh, **shared),
+            mesh=MeshRequest(**meshes[0], **shared),
             goodput=spec.resources.goodput,
             failures=spec.resources.failures,
         ),
@@ -100,7 +105,35 @@ def rehearse(
         ),
     )
     copy = make_plan(small)
-    return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(_changes(plan, copy)))
+    pairs = zip(plan.each_stage, copy.each_stage, strict=True)
+    changes = dict.fromkeys(change for pair in pairs for change in _changes(*pair))
+    return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(changes))
+
+
+def _with_stages(
+    small: Experiment, plan: Plan, pods: int, meshes: Sequence[MeshRequest]
+) -> Experiment:
+    """The experiment with every stage, on the axes that it has; steps are dealt out to them."""
+    steps, count = small.tokens // small.batch.sequences // small.batch.length, len(plan.stages)
+    stages = []
+    for number, (stage, mesh) in enumerate(zip(plan.stages, meshes, strict=True)):
+        inside = {axis: getattr(mesh, axis) for axis in ICI_AXES}
+        batch = _batch(stage, pods, inside)
+        own = max(steps // count + (number < steps % count), 1)
+        warmup = min(stage.optimizer.warmup_steps, ceil(own / 4))
+        stages.append(
+            TrainingStage(
+                tokens=own * batch.sequences * batch.length,
+                batch=batch,
+                optimizer=replace(stage.optimizer, warmup_steps=warmup),
+                data=stage.data if small.data.kind == plan.data.kind else small.data,
+                restarts_schedule=stage.schedule_span[0] == stage.first_step > 0,
+                mesh=mesh,
+                remat=stage.remat,
+            )
+        )
+    tokens, first = sum(one.tokens for one in stages), stages[0]
+    return replace(small, tokens=tokens, batch=first.batch, stages=tuple(stages))
 
 
 def _pods(plan: Plan, sharing: int) -> int:
@@ -253,9 +286,10 @@ def _evaluation(
     full: EvaluationOptions | None, experiment: Experiment, steps: int
 ) -> EvaluationOptions | None:
     """Evaluations of a batch, as often as saves; of synthetic text where that is trained on."""
+    sources = (experiment.data, *(stage.data for stage in experiment.stages))
     return full and replace(
         full,
-        path=full.path if experiment.data.kind == "tokens" else None,
+        path=full.path if any(one.kind == "tokens" for one in sources) else None,
         every=min(full.every, max(steps // SAVES, 1)),
         sequences=min(full.sequences, experiment.batch.sequences),
     )

@@ -26,6 +26,7 @@ LOSSES: dict[LossKind, str] = {
     "restore": "restoring",
     "evaluation": "evaluating",
     "fewer_pods": "running on fewer pods",
+    "stage_changes": "changes of stages",
 }
 
 

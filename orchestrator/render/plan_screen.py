@@ -23,6 +23,7 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.codec import short
+from orchestrator.types.offers import DeadlineOdds
 from orchestrator.types.plan import (
     Estimate,
     MeshAxis,
@@ -42,6 +43,7 @@ def plan_screen(
     compiled: str = "",
     runners_up: Sequence[Plan] = (),
     detail: Detail = "usual",
+    odds: DeadlineOdds | None = None,
 ) -> Screen:
     """Return what the plan should reach and cost, what will be done, and what to do next.
 
@@ -54,7 +56,7 @@ def plan_screen(
             Title(left=headline(plan), right=f"plan {short(plan.digest)}"),
             *(warning(text) for text in warning_texts(first)),
         ],
-        indent(verdict_lines(plan, compiled)),
+        indent(verdict_lines(plan, compiled, odds)),
     ]
     table = alternatives(plan, runners_up)
     if detail == "brief":

@@ -15,12 +15,14 @@ from orchestrator.formatting import (
 from orchestrator.render.plan_text import INTERVAL, likely, time_and_cost
 from orchestrator.render.resource_names import in_words
 from orchestrator.render.screen_parts import Part, Table
+from orchestrator.types.offers import DeadlineOdds
 from orchestrator.types.plan import Estimate, Forecast, Plan
 
 
-def verdict_lines(plan: Plan, compiled: str) -> list[Part]:
+def verdict_lines(plan: Plan, compiled: str, odds: DeadlineOdds | None = None) -> list[Part]:
     """Return whether it fits, its time, cost and MFU with their intervals, and what binds it; then
-    what a shorter run takes, and what the compiler says where it was asked.
+    how likely the deadline holds, what a shorter run takes, and what the compiler says where it was
+    asked.
     """
     if not plan.ledger_describes_trainer:
         return []
@@ -34,6 +36,8 @@ def verdict_lines(plan: Plan, compiled: str) -> list[Part]:
     ]
     styles = dict.fromkeys(range(1, len(rows)), "bold")
     styles[0] = "green" if forecast.fits else "red"
+    if odds:
+        rows.append(("deadline", deadline_text(odds)))
     if plan.run_share < 1:
         rows.append(("this run", shorter_run(plan)))
     if compiled:
@@ -69,6 +73,14 @@ def mfu_text(mfu: Estimate) -> str:
     if mfu.expected is None:
         return most
     return f"{percent(mfu.expected)}, {INTERVAL} {likely(mfu, percent)}; {most}"
+
+
+def deadline_text(odds: DeadlineOdds) -> str:
+    """Return how likely the deadline holds, for a run that begins now."""
+    within = "" if odds.deadline == f"{odds.days:g}d" else f", in {lasting(odds.days)}"
+    if odds.odds is None:
+        return f"{odds.deadline}{within}: nothing is expected, so how likely is unknown"
+    return f"{odds.deadline}{within}: {percent(odds.odds)} likely, if it begins now"
 
 
 def bound_text(forecast: Forecast) -> str:

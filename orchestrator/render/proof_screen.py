@@ -266,6 +266,17 @@ def proof_screens(
     return [shown, "\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others])]
 
 
+def stage_proof_screens(found: "Sequence[ProofResult]", next_command: str) -> list[str]:
+    """Return the verdict on every stage, one after another."""
+    screens: list[str] = []
+    for one in found:
+        following = next_command if one is found[-1] else None
+        stage = one.plan.stage
+        title = f"stage {stage.number} of {stage.of}\n" if stage else ""
+        screens += [title, proof_screen(one.plan, one.proof, one.age_s, following), "\n"]
+    return screens[:-1]
+
+
 def remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:
     """Return the compiled policies that recompute less than a plan, the least recompute first."""
     if not proofs:

@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TextIO
 
 from orchestrator.render.bars import in_encoding
-from orchestrator.render.screen_parts import Screen, visible, visible_json
+from orchestrator.render.screen_parts import Screen, visible, visible_json, with_style
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
+ERROR = "error:"  # how refusals begin
 WIDEST = 120  # columns of a screen on a wide terminal
 
 
@@ -39,6 +40,12 @@ def say(*texts: str) -> None:
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text without what commands a terminal. Everything that a command says comes here."""
     write(visible(text) + ("\n" if nl else ""), sys.stderr if err else sys.stdout)
+
+
+def say_error(text: str) -> None:
+    """Print a refusal on the error stream. It begins with ERROR, which a terminal shows in red."""
+    shown = with_style(ERROR, "red") if is_styled(sys.stderr) else ERROR
+    write(f"{shown}{visible(text.removeprefix(ERROR))}\n", sys.stderr)
 
 
 def write(text: str, stream: TextIO) -> None:
@@ -79,4 +86,4 @@ def report_output(error: OSError) -> int:
 
 
 def report_unwritable(why: str | None) -> None:
-    echo(f"standard output: nothing more can be written there: {why}", err=True)
+    say_error(f"{ERROR} standard output: nothing more can be written there: {why}")

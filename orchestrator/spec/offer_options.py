@@ -99,6 +99,11 @@ def days_until(by: str | float | datetime.date | None, today: datetime.date) -> 
     return days
 
 
+def days_to_deadline(deadline: str, today: datetime.date) -> float:
+    """Days from today until a deadline of a spec; none are left of one that is past."""
+    return max(_days(deadline, today) or 0.0, 0.0)
+
+
 def _days(by: str | float | datetime.date, today: datetime.date) -> float | None:
     if isinstance(by, datetime.date):
         return float((by - today).days)

@@ -71,6 +71,19 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {tokens:,}, must be at least one batch: {sequences:,} x {length:,} = {least:,}",
         "for example tokens: {least}",
     ),
+    "tokens-of-stages": (
+        "is {tokens:,}, must be the sum of all stages: {sum:,}",
+        "leave it out, or write tokens: {sum}",
+    ),
+    "stage-without-batch": (
+        "is missing, must be in the first stage or in experiment.batch",
+        "for example {name}: 4096",
+    ),
+    "two-lengths": ("is {length:,}, and the batch's length is {other:,}", "remove one of them"),
+    "stage-optimizer": (
+        "is {name}, must be {earlier} in every stage: a state has moments of one optimizer",
+        "remove it",
+    ),
     "no-such-date": ("is {text}, must be a day of the calendar", "for example 2027-03-01"),
     "end-above-peak": (
         "is {end:g}, must be at most the peak_lr of {peak:g}",
