@@ -79,8 +79,9 @@ def _data_is_consistent(spec: ResolvedSpec) -> None:
 def _evaluation_has_its_path(spec: ResolvedSpec) -> None:
     """One that trains on tokens, in any stage, is evaluated on tokens."""
     key, path = "run.evaluation.path", spec["run.evaluation.path"]
-    of_stages = [one.get("data") or {} for one in spec["experiment.stages"] or () if one]
-    kinds = {spec["experiment.data.kind"], *(one.get("kind") for one in of_stages)}
+    stages = [one for one in spec["experiment.stages"] or () if isinstance(one, dict)]
+    sources = [one["data"] for one in stages if isinstance(one.get("data"), dict)]
+    kinds = {spec["experiment.data.kind"], *(one.get("kind") for one in sources)}
     if "tokens" in kinds and path is None and spec["run.evaluation"] is not None:
         spec.report(key, "data-path-missing")
     if "tokens" not in kinds and path is not None:

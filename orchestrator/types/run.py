@@ -110,8 +110,8 @@ class Step:
     devices. The first step of an attempt carries its `startup`: it includes warm-up and has no
     rates. `mfu` is None where the peak of the device is unknown. `peak_hbm_bytes` is the most
     that a device of the writing process has used so far, on the steps that measured it.
-    `evaluation` is the newest of its attempt and stage: that after this step, if there is one. Its seconds
-    belong to no step.
+    `evaluation` is the newest of its attempt and stage: that after this step, if there is one. Its
+    seconds belong to no step.
     """
 
     index: int
