@@ -31,15 +31,12 @@ MEASURED_HBM = "perf/peak_hbm_gib"
 LOSS = "learning/loss"
 GRAD_NORM = "learning/grad_norm"
 LEARNING_RATE = "learning/lr"
-EVAL_LOSS = "eval/loss"
-EVAL_PERPLEXITY = "eval/perplexity"
-EVAL_TIME = "eval/seconds"
 # A trainer's own metrics keep their names, in a section of their own.
 TRAINER = "trainer/"
 
 OF_STEPS = (
     STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_PREDICTED, TFLOPS, TOKENS, DATA_WAIT, CHECKPOINT_WAIT,
-    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE, EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME,
+    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
 )  # fmt: skip
 
 PODS, CHIPS = "plan/pods", "plan/chips"
@@ -87,7 +84,12 @@ STAGE, STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
 
 OF_STAGES = (STAGE, STEPS_DOLLARS)
 
-ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS, *OF_STAGES)
+# Only a run with evaluations has these.
+EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME = "eval/loss", "eval/perplexity", "eval/seconds"
+
+OF_EVALUATIONS = (EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME)
+
+ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS, *OF_STAGES, *OF_EVALUATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
