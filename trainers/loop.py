@@ -18,6 +18,7 @@ from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.run_options import CheckpointOptions
 from trainers.checkpoint.checkpoints import Checkpoints, newest_step
 from trainers.checkpoint.save_log import SaveLog
+from trainers.compile_cache import share_compiled_programs
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
 from trainers.data.prefetch import Prefetched
@@ -71,6 +72,7 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
     to be whole, the run goes back to the stage of the one before.
     """
     listen_on_node_address()
+    share_compiled_programs()
     done = newest_step(assignment.directory / CHECKPOINTS, assignment.saves)
     while True:
         stage = plan.stage_of(done)

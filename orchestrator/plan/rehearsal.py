@@ -40,13 +40,6 @@ D_MODEL = 128
 HEAD_DIM = 16
 FEWEST_EXPERTS = 8
 SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
-# Without these glibc returns memory to the system after each step, and the system clears it again
-# page by page: a sixth of a small step, which no chip takes.
-MEMORY_SETTINGS = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**40),
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-}
 # The axes that get more than one device first, if there are too few for all.
 PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
@@ -59,12 +52,6 @@ class Rehearsal:
     plan: Plan
     steps: int
     changes: tuple[str, ...]
-
-
-def environment(devices: int) -> dict[str, str]:
-    """The environment of a process that emulates that many devices."""
-    count = f"--xla_force_host_platform_device_count={devices}"
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count, **MEMORY_SETTINGS}
 
 
 def rehearse(
