@@ -31,13 +31,12 @@ MEASURED_HBM = "perf/peak_hbm_gib"
 LOSS = "learning/loss"
 GRAD_NORM = "learning/grad_norm"
 LEARNING_RATE = "learning/lr"
-STAGE = "learning/stage"
 # A trainer's own metrics keep their names, in a section of their own.
 TRAINER = "trainer/"
 
 OF_STEPS = (
     STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_PREDICTED, TFLOPS, TOKENS, DATA_WAIT, CHECKPOINT_WAIT,
-    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE, STAGE,
+    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
 )  # fmt: skip
 
 PODS, CHIPS = "plan/pods", "plan/chips"
@@ -69,7 +68,6 @@ MEDIAN_STEP_TIME = "summary/step_time_seconds"
 TOKENS_PER_S = "summary/tokens_per_second"
 FINAL_LOSS = "summary/loss"
 GOODPUT = "summary/goodput"
-STEPS_DOLLARS = "summary/dollars_of_steps"
 # The median step over the predicted one: 1 is as predicted, 2 is twice as long.
 OVER_PREDICTED: dict[PredictionKind, str] = {
     against: f"summary/step_time_over_{against}" for against in get_args(PredictionKind)
@@ -78,10 +76,15 @@ BADPUT: dict[Badput, str] = {cause: f"summary/badput_{cause}_seconds" for cause 
 
 OF_ENDINGS = (
     MEDIAN_MFU, MEDIAN_STEP_TIME, *OVER_PREDICTED.values(), TOKENS_PER_S, FINAL_LOSS, GOODPUT,
-    STEPS_DOLLARS, *BADPUT.values(),
+    *BADPUT.values(),
 )  # fmt: skip
 
-ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS)
+# Only a run in stages has these.
+STAGE, STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
+
+OF_STAGES = (STAGE, STEPS_DOLLARS)
+
+ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS, *OF_STAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
