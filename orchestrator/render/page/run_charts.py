@@ -174,7 +174,11 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
 
 
 def loss_over_steps(steps: StepTable) -> Plot:
-    return over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, from_0=False)
+    held_out = tuple(
+        (float(one.steps_done), one.loss) for _, one in sorted(steps.evaluations.items())
+    )
+    curves = [Curve(name="held-out", kind="expected", points=held_out)] if held_out else []
+    return over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
 
 
 def predicted_mfu(plan: Plan, steps: StepTable, measured: float) -> list[Curve]:

@@ -114,6 +114,11 @@ def figures(report: Report) -> Iterator[tuple[str, str, str]]:
             yield "deadline", percent(report.outlook.odds), "likely to hold"
     if report.first_loss is not None and report.last_loss is not None:
         yield "loss", f"{report.last_loss:.3f}", f"from {report.first_loss:.3f}"
+    if evaluation := report.evaluation:
+        best = f"{evaluation.best.loss:.3f} after step {count(evaluation.best.steps_done)}"
+        yield "held-out loss", f"{evaluation.last.loss:.3f}", f"best {best}"
+        perplexity = to_digits(evaluation.last.perplexity, 4)
+        yield "perplexity", perplexity, f"of {scaled(evaluation.last.tokens)} held-out tokens"
 
 
 def goodput_rows(goodput: Goodput) -> list[Row]:

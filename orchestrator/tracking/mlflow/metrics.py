@@ -90,7 +90,12 @@ STAGE, STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
 
 OF_STAGES = (STAGE, STEPS_DOLLARS)
 
-ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS, *OF_STUDIES, *OF_STAGES)
+# Only a run with evaluations has these.
+EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME = "eval/loss", "eval/perplexity", "eval/seconds"
+
+OF_EVALUATIONS = (EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME)
+
+ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS, *OF_STUDIES, *OF_STAGES, *OF_EVALUATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +139,10 @@ def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
         LEARNING_RATE: step.learning_rate,
         STAGE: plan.stage.number if plan.stage else None,
     }
+    if evaluation := step.own_evaluation:
+        named[EVAL_LOSS] = evaluation.loss
+        named[EVAL_PERPLEXITY] = evaluation.perplexity
+        named[EVAL_TIME] = evaluation.evaluation_s
     own = {TRAINER + trainer_metric_name(name): x for name, x in step.trainer_metrics.items()}
     return finite(named | own, timed.at_s, step.index)
 

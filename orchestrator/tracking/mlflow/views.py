@@ -24,7 +24,7 @@ LONGEST_TAG = 20_000
 MOST_COLUMNS = 2
 # MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
 GENERATED = (
-    "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed", "summary", "sweep",
+    "eval", "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed", "summary", "sweep",
     "trainer",
 )  # fmt: skip
 # MLflow always has these, and puts them last.
