@@ -24,8 +24,8 @@ LONGEST_TAG = 20_000
 MOST_COLUMNS = 2
 # MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
 GENERATED = (
-    "eval", "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed", "summary", "sweep",
-    "trainer",
+    "eval", "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed",
+    "summary", "sweep", "trainer",
 )  # fmt: skip
 # MLflow always has these, and puts them last.
 BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
