@@ -18,6 +18,7 @@ from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
+from orchestrator.types.run_options import EvaluationOptions
 from orchestrator.types.spec import (
     Batch,
     DataSource,
@@ -87,6 +88,7 @@ def rehearse(
             spec.run,
             steps=steps,
             checkpoint=replace(spec.run.checkpoint, every=max(steps // SAVES, 1)),
+            evaluation=_evaluation(spec.run.evaluation, experiment, steps),
         ),
     )
     copy = make_plan(small)
@@ -264,6 +266,19 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         compiler_options={},
         data=full.data if same_vocab else DataSource(separator=_separator(full.data, model)),
         start=full.start if _is_small(plan) else None,
+    )
+
+
+def _evaluation(
+    full: EvaluationOptions | None, experiment: Experiment, steps: int
+) -> EvaluationOptions | None:
+    """Evaluations of a batch, as often as saves; of synthetic text where that is trained on."""
+    sources = (experiment.data, *(stage.data for stage in experiment.stages))
+    return full and replace(
+        full,
+        path=full.path if any(one.kind == "tokens" for one in sources) else None,
+        every=min(full.every, max(steps // SAVES, 1)),
+        sequences=min(full.sequences, experiment.batch.sequences),
     )
 
 
