@@ -63,11 +63,11 @@ class Cluster:
         launch: ClusterLaunch,
         jobs: str,
         made_of: Provenance,
-        proof: None,
+        proofs: list[object],
         key: str,
         *_: object,
     ) -> tuple[Journal, str]:
-        assert (jobs, proof) == ("jobs", None)
+        assert (jobs, proofs) == ("jobs", [])
         assert made_of.environment["cluster"] == "there:1"
         self.taken.append(key.rpartition("-trial-")[2])
         steps = [one.step for one in timed(0.0, range(launch.steps), 0.5)]
