@@ -134,8 +134,8 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
         """Its first run goes on, until somebody follows it for the second time."""
 
         def start(
-            self, launch: ClusterLaunch, jobs: str, made_of: Provenance, proofs: list[object], key: str,
-            *_: object,
+            self, launch: ClusterLaunch, jobs: str, made_of: Provenance, proofs: list[object],
+            key: str, *_: object,
         ) -> tuple[Journal, str]:  # fmt: skip
             if left:
                 return super().start(launch, jobs, made_of, proofs, key)
