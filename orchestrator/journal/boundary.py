@@ -42,6 +42,7 @@ def settled(folder: Path) -> Path:
 @contextmanager
 def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
     """A descriptor of a folder to which no link leads."""
+    _check_name(path)
     opened = os.open("/", _PASS)
     try:
         for name in path.parts[1:-1]:
@@ -50,6 +51,16 @@ def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
         yield opened
     finally:
         os.close(opened)
+
+
+def _check_name(path: Path) -> None:
+    """Refuse what no file can be named, as a record may name one."""
+    try:
+        named = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        named = False
+    if not named or ".." in path.parts:
+        raise OSError(errno.EINVAL, "no file has such a name")
 
 
 def _enter(folder: int, name: str, flags: int) -> int:
@@ -72,6 +83,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file. Whoever writes to it owns it, and it has one name only."""
+    _check_name(path)
     with folder_of(path.parent) as folder:
         return _open_in(folder, path.name, flags)
 
@@ -120,6 +132,7 @@ def appending_to(path: Path) -> IO[bytes]:
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file, which has at most so many bytes."""
+    _check_name(path)
     with folder_of(path.parent) as folder:
         return read_in(folder, path.name, most)
 
@@ -152,6 +165,7 @@ def names_in(folder: Path) -> list[str]:
 
 def status_of(path: Path) -> os.stat_result:
     """What the file system knows of a file or folder to which no link leads."""
+    _check_name(path)
     with folder_of(path.parent) as folder:
         found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
