@@ -139,7 +139,21 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
 
 def read_in(folder: int, name: str, most: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file in an open folder, which has at most so many bytes."""
-    with os.fdopen(_open_in(folder, name), "rb", buffering=0) as file:
+    return _read_whole(_open_in(folder, name), most)
+
+
+def read_trusted(path: Path, most: int) -> bytes:
+    """The content of a file that the user has written, or whoever owns the folder that it is in."""
+    with folder_of(path.parent) as folder:
+        opened = _open_in(folder, path.name)
+        if (owner := os.fstat(opened).st_uid) not in {os.geteuid(), os.fstat(folder).st_uid}:
+            os.close(opened)
+            raise ForeignFile(errno.EPERM, f"belongs to another user, {owner}")
+        return _read_whole(opened, most)
+
+
+def _read_whole(opened: int, most: int) -> bytes:
+    with os.fdopen(opened, "rb", buffering=0) as file:
         content = b"" if os.fstat(file.fileno()).st_size > most else _read_up_to(file, most + 1)
         if len(content) > most or os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
