@@ -59,7 +59,7 @@ def passes_of(run: PublishedRun) -> float:
     backward = (flops.AT_ONCE,) if at_once else (flops.OF_QUERIES, flops.OF_KEYS_AND_VALUES)
     attention = decoder(run.model).blocks[0].attention
     queries, values = attention.score_width, attention.width
-    gradients = sum(one.queries * queries + one.values * values for one in backward)
+    gradients: float = sum(one.queries * queries + one.values * values for one in backward)
     return 1 + gradients / (queries + values)
 
 

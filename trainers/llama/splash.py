@@ -125,7 +125,6 @@ def _blocks(length: int, ways: int, window: int | None, bytes_of_head: int) -> A
     block = int(attention_block(length, ways, window, bytes_of_head))
     sums = int(partial_sums(length, block, window, bytes_of_head))
     keys = length // sums if sums else block
-    apart = {} if sums else {"block_q_dq": block, "block_kv_dq": int(query_keys(block))}
     return kernels.BlockSizes(
         block_q=block,
         block_kv=block,
@@ -133,8 +132,9 @@ def _blocks(length: int, ways: int, window: int | None, bytes_of_head: int) -> A
         block_q_dkv=block,
         block_kv_dkv=keys,
         block_kv_dkv_compute=_at_a_time(keys, BACKWARD_KEYS),
+        block_q_dq=None if sums else block,
+        block_kv_dq=None if sums else int(query_keys(block)),
         use_fused_bwd_kernel=bool(sums),
-        **apart,
     )
 
 
