@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -14,10 +15,13 @@ import pytest
 from orchestrator import journal, tracking
 from orchestrator.errors import ForeignRun, JournalUnreadable
 from orchestrator.journal import Journal, boundary, files
+from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.lifecycle.mlflow_ui import places_by_uri
 from orchestrator.lifecycle.recording import own_runs
 from orchestrator.lifecycle.requests import Caller
 from orchestrator.lifecycle.resume import resume
+from orchestrator.lifecycle.run_health import run_health
+from orchestrator.report import report_and_steps
 from orchestrator.tracking import background, destinations, read_sync_state
 from orchestrator.tracking.mlflow.metadata import artifacts
 from orchestrator.types import codec
@@ -118,6 +122,36 @@ def test_what_is_no_small_regular_file_is_a_problem(
     if not name.startswith("heartbeats") or make is not huge:
         assert Path(name).name in said
         assert done.returncode == 1 or json.loads(done.stdout)["problems"]
+
+
+@pytest.mark.parametrize("text", [b'{"a":' * 60_000, b'{"kind": "\xff\xfe"}', b"[" * 60_000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "newest_event.json", "events/000002.json", "requests/000001.json", "tracking.json",
+        "sync.json", "attempts/001/steps.jsonl", "attempts/002/heartbeats/rank-0", "spec.json",
+    ],
+)  # fmt: skip
+def test_no_text_of_one_folder_ends_a_command(tmp_path: Path, name: str, text: bytes) -> None:
+    """Values inside values without end, and bytes that are no text: the other runs are listed."""
+    failed_once(tmp_path, "other")
+    run = failed_once(tmp_path)
+    (run.path / name).write_bytes(text)
+    runs, _ = journal.list_runs(tmp_path)
+    assert "other" in [one.run for one in runs]
+    with suppress(JournalUnreadable):
+        report_and_steps(run)
+    read_sync_state(run)
+    read_heartbeats(run.path, 2)
+    run_health(run)
+
+
+def test_a_log_that_is_a_link_is_refused(tmp_path: Path, orch: RunOrch) -> None:
+    run = failed_once(tmp_path)
+    run.paths.rank_log(2, 0).symlink_to("/dev/zero")
+    done = orch("logs", "it", "--storage", str(tmp_path))
+    assert done.returncode == 1
+    assert boundary.IS_LINK in done.stderr
 
 
 @pytest.mark.parametrize("folder", ["events", "requests", "attempts"])

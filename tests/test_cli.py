@@ -33,7 +33,7 @@ def test_the_next_command_keeps_the_overrides(orch: RunOrch) -> None:
     assert done.stdout.splitlines()[-1].endswith(
         f"{FOUR_PODS} --set 'resources.mesh={{tensor: 8}}'"
     )
-    assert "set     resources.mesh={tensor: 8}" in done.stdout
+    assert "set    resources.mesh={tensor: 8}" in done.stdout
 
 
 def test_json_is_the_plan_and_nothing_else(orch: RunOrch) -> None:
@@ -138,8 +138,8 @@ def test_a_storage_that_takes_no_run_is_said_before_anything_takes_long(
         done = orch("submit", named, "--set", f"run.storage={storage}")
         assert (done.returncode, done.stdout) == (1, "")
         why = f"runs cannot be stored there: {there[:-2]} is not writable: "
-        assert done.stderr.startswith(f"run.storage: {storage.rstrip('/')}: {why}")
-        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith(f"error: run.storage: {storage.rstrip('/')}: {why}")
+        assert len(done.stderr.splitlines()) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -147,7 +147,9 @@ def test_a_folder_that_cannot_be_made_for_the_program_is_said(orch: RunOrch) -> 
     """Before anything is compiled."""
     done = orch("prove", TINY, "--hlo", "/proc/x")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "--hlo: /proc/x: cannot be made: No such file or directory\n"
+    assert done.stderr.startswith(
+        "error: --hlo: /proc/x: cannot be made: No such file or directory\n"
+    )
 
 
 @pytest.mark.parametrize("steps", ["5", "5:5", "7:5", "a:b", "-1:3"])
@@ -265,7 +267,7 @@ def test_an_output_that_takes_nothing_is_said(output: str, why: str) -> None:
         command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == f"standard output: nothing more can be written there: {why}\n"
+    assert done.stderr == f"error: standard output: nothing more can be written there: {why}\n"
 
 
 @pytest.mark.parametrize("option", [("--html", "x.html"), ("--hlo", "x"), ("--search-remat",)])

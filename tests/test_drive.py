@@ -138,10 +138,10 @@ def changed_batch(tmp_path: Path) -> journal.Journal:
 def test_the_data_goes_on_where_it_was(tmp_path: Path) -> None:
     """What steps took is counted by their own batches; of one that was redone, the newest."""
     recorded = changed_batch(tmp_path)
-    taken = [worker.sequences_taken(recorded, steps) for steps in (0, 3, 4, 6)]
+    taken = [worker.sequences_taken(recorded, 0, steps) for steps in (0, 3, 4, 6)]
     assert taken == [0, 192, 224, 288]
-    with pytest.raises(JournalUnreadable, match="2 of the first 8 steps are not in it"):
-        worker.sequences_taken(recorded, 8)
+    with pytest.raises(JournalUnreadable, match="2 of the steps from 0 to 8 are not in it"):
+        worker.sequences_taken(recorded, 0, 8)
 
 
 def test_fewer_pods_have_a_plan_of_their_own() -> None:

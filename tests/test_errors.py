@@ -14,12 +14,14 @@ from orchestrator.errors import OrchError
 from orchestrator.launch.provenance import TooMuchCode
 from orchestrator.lifecycle.error_reports import error_report
 from orchestrator.lifecycle.submit import ProofFailed
+from orchestrator.render.terminal import say_error
 from orchestrator.tracking import NotRecorded
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run
 from tests.score_rows import LLAMA, write_rows
 
 TINY = "specs/tiny_2pod.yaml"
+UNEVEN = ("plan", "specs/llama3_70b_4pod.yaml", "--set", "experiment.batch.tolerance=0")
 FIELDS = {
     "code", "message", "key", "file", "line", "column", "suggestions", "exit_code", "problems",
     "reasons",
@@ -157,3 +159,41 @@ def codes_in_the_code() -> set[str]:
         before = len(kinds)
         kinds |= {kind for kind, base in pairs if base in kinds}
     return {re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower() for kind in kinds}
+
+
+@pytest.mark.parametrize(
+    ("words", "following"),
+    [
+        ("plan nope.yaml", "orch init nope.yaml"),
+        ("plan", "orch plan --help"),
+        ("frob", "orch --help"),
+        ("export huggingface --frob", "orch export huggingface --help"),
+        ("plan specs/tiny_2pod.yaml --set resources.chips=v5p", "orch schema"),
+        (
+            " ".join(UNEVEN),
+            f"orch {' '.join(UNEVEN)} --set experiment.batch.sequences=980",
+        ),
+    ],
+)
+def test_a_refusal_begins_with_error_and_ends_with_a_command(
+    words: str, following: str, orch: RunOrch
+) -> None:
+    """One line to copy; a pipe has no colours."""
+    done = orch(*words.split())
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.splitlines()[-1] == f"Next: {following}"
+    assert "\033" not in done.stderr
+
+
+def test_a_terminal_shows_the_word_error_in_red(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The word alone; NO_COLOR has none."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    say_error("error: a\x1b[2J")
+    monkeypatch.setenv("NO_COLOR", "1")
+    say_error("error: b")
+    assert capsys.readouterr().err == "\033[1;31merror:\033[0m a?[2J\nerror: b\n"

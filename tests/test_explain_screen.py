@@ -17,7 +17,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.render import explain_screen
 from orchestrator.render.explain_text import summary_text
 from orchestrator.render.plan_differences_text import difference_texts
-from orchestrator.render.plan_screen import likely
+from orchestrator.render.plan_text import likely
 from orchestrator.score import PUBLISHED
 from orchestrator.score.published_runs import OTHER_SOFTWARE, read
 from orchestrator.types import codec

@@ -227,7 +227,7 @@ def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
     jobs = FakeJobs(state_now=None, refuses=True)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
         cluster.start_run(
-            launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, Display()
+            launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, (), None, Display()
         )
     [run], _ = journal.list_runs(tmp_path)
     assert run.state == "failed"
@@ -238,7 +238,7 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> N
     """The cluster has it in spite of the error: then the run is under way."""
     jobs = FakeJobs(refuses=True)
     recorded, job = cluster.start_run(
-        launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, None, None, Display()
+        launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, (), None, Display()
     )
     [(command, name)] = jobs.submits
     assert name == job

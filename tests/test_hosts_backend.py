@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive.driver import Driver, run_to_end
+from orchestrator.drive.monitor import explain_failure
 from orchestrator.errors import Superseded
 from orchestrator.launch.backend import (
     AttemptHandle,
@@ -25,6 +26,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
 )
 from orchestrator.launch.hosts.host_process import environment
+from orchestrator.launch.hosts.hosts_attempt import GONE_S
 from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
 from orchestrator.plan.planner import make_plan
@@ -254,9 +256,40 @@ def test_of_two_drivers_that_give_an_order_at_once_one_has_the_hosts(
     assert Meeting(meeting).order() == other
 
 
-def join_without_processes(folder: Path, plan: Plan, beat: int) -> None:
-    """The hosts of a plan as files alone."""
-    for number in range(plan.hosts):
+@pytest.mark.parametrize("gone", [(0, 1), (0,), (1,)])
+def test_a_host_that_goes_between_choice_and_start_ends_the_attempt(
+    tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch, gone: tuple[int, ...]
+) -> None:
+    """No rank is started: those that are left would wait for the one that is not there."""
+    first = driver(tmp_path)
+    plan, now_s = first.first_plan, [0.0]
+    monkeypatch.setattr("orchestrator.launch.hosts.hosts_attempt.time.monotonic", lambda: now_s[0])
+    meeting.mkdir()
+    spec_ = AttemptSpec(run=str(first.journal.path), claim=2, worker=WORKER)
+    attempt = HostsBackend().attempt(spec_)
+    for beat in range(2):
+        join_without_processes(meeting, plan, beat)
+        attempt.slices()
+    now_s[0] = GONE_S + 1
+    left = [number for number in range(plan.hosts) if number not in gone]
+    join_without_processes(meeting, plan, 3, left)
+    args = WorkerArgs(run=spec_.run, claim=2, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
+    attempt.start(args, ("slice-0", "slice-1"))
+    event = attempt.next_event(0.0)
+    assert event is not None
+    assert event.ended
+    assert event.error
+    assert f"slice-{min(gone)}" in event.error
+    assert Meeting(meeting).order() is None
+    used = ("slice-0", "slice-1")
+    assert explain_failure(None, event.error, used, attempt.slices()).reason == "preemption"
+
+
+def join_without_processes(
+    folder: Path, plan: Plan, beat: int, numbers: Sequence[int] | None = None
+) -> None:
+    """The hosts of a plan, or these alone, as files alone."""
+    for number in range(plan.hosts) if numbers is None else numbers:
         pod, index = divmod(number, plan.hosts_per_slice)
         state = HostState(
             host=HostName(slice_name=f"slice-{pod}", index=index),

@@ -220,7 +220,9 @@ def test_an_unknown_run_is_an_error(orch: RunOrch, tmp_path: Path, command: str)
     done = orch(command, "other", "--storage", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     what = "run" if command == "logs" else "run or study"
-    assert done.stderr == f"no {what} in {tmp_path} begins with 'other'; known: only-1\n"
+    message, following = done.stderr.splitlines()
+    assert message == f"error: no {what} in {tmp_path} begins with 'other'; known: only-1"
+    assert following == f"Next: orch runs --storage {tmp_path}"
 
 
 @pytest.mark.parametrize("command", ["runs", "status", "logs", "cancel", "rm"])
@@ -276,7 +278,9 @@ def test_orch_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
     writer = claimed_run(tmp_path)
     refused = orch("rm", "it", *storage, "--yes")
     assert refused.returncode == 1
-    assert refused.stderr == f"run it is starting\nNext: orch cancel it {' '.join(storage)}\n"
+    assert (
+        refused.stderr == f"error: run it is starting\nNext: orch cancel it {' '.join(storage)}\n"
+    )
     writer.end_run("failed")
     unasked = orch("rm", "it", *storage)
     assert unasked.returncode == 2

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from orchestrator.lifecycle.requests import Caller
 from orchestrator.lifecycle.resume import resume
 from orchestrator.lifecycle.run_health import run_health
 from orchestrator.report import make_report
+from orchestrator.types import codec
 from orchestrator.types.submit_options import SubmitOptions
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
@@ -223,6 +225,22 @@ def test_a_whole_run_is_well(tmp_path: Path) -> None:
     run = ended_run(tmp_path, checkpoint=True)
     health = run_health(run)
     assert (health.findings, health.stops) == ((), False)
+
+
+def test_a_plan_that_a_driver_read_is_the_one_that_was_submitted(tmp_path: Path) -> None:
+    """Also where another version of orch, or a number that was whole, would write it otherwise."""
+    plan = replace(tiny_plan(), forecast=replace(tiny_plan().forecast, peak_flops_per_s=1))
+    created = journal.create_run(tmp_path, run_request(plan=plan), "it")
+    written = created.journal.paths.plan(plan.digest).read_bytes()
+    writer = journal.claim_run(created.journal)
+    read = writer.journal.plan(plan.digest)
+    assert codec.to_pretty_json(read).encode() != written
+    writer.start_attempt(read)
+    writer.end_attempt("failure")
+    writer.end_run("failed", reason("out of luck"))
+    assert run_health(writer.journal, repairs=True).findings == ()
+    assert writer.journal.paths.plan(plan.digest).read_bytes() == written
+    assert writer.journal.plan(plan.digest) == read
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed", "no note", "unreadable"])

@@ -57,9 +57,14 @@ def test_an_unknown_rank_or_attempt_is_an_error(orch: RunOrch, tmp_path: Path) -
     storage = ("--storage", str(tmp_path))
     done = orch("logs", "it", "--rank", "99", *storage)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "unknown rank 99; known: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n"
+    help_line = "Next: orch logs --help\n"
+    known = "known: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
+    assert done.stderr == f"error: unknown rank 99; {known}\n{help_line}"
     done = orch("logs", "it", "--attempt", "3", *storage)
-    assert (done.returncode, done.stderr) == (2, "unknown attempt 3; known: 1, 2\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: unknown attempt 3; known: 1, 2\n{help_line}",
+    )
     claimed_run(tmp_path, key="silent").journal.paths.driver_log(2).touch()
     done = orch("logs", "silent", *storage)
     assert (done.returncode, done.stdout) == (0, "")

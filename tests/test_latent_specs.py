@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.spec import SpecProblems, load
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 
 SPEC = """
 name: latent
@@ -29,7 +29,7 @@ def written(folder: Path, model: str, remat: str = "full") -> Path:
 def test_latent_attention_is_read(tmp_path: Path) -> None:
     """Its sizes, and a policy that keeps latents."""
     spec = load(written(tmp_path, RIGHT, "{latent: keep}"))
-    assert spec.experiment.model.latent == LatentAttention(
+    assert spec.experiment.model.latent == LatentDimensions(
         query_rank=32, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=16
     )
 

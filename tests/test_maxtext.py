@@ -1,5 +1,8 @@
 """Recipes of MaxText as specs: what each key becomes, and what is refused by name."""
 
+import os
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from orchestrator.maxtext import RecipeProblems, convert, read_recipe
 from orchestrator.maxtext.irrelevant_keys import is_irrelevant
 from orchestrator.maxtext.used_keys import models
 from orchestrator.network.maxtext_policies import NAMED
+from orchestrator.spec.problem import SpecProblems
 from orchestrator.spec.spec_text import yaml_text
 from tests.conftest import RunOrch
 
@@ -246,3 +250,41 @@ def test_the_command_prints_a_spec_and_its_notes(orch: RunOrch) -> None:
     )
     assert yaml.safe_load(done.stdout)["resources"]["chip"] == "v6e"
     assert "note: mu_dtype" in done.stderr
+
+
+BASE = "model_name: llama3-8b\nper_device_batch_size: 4\n"
+HOSTILE = {
+    "aliases.yml": "a: &a [x, x]\nb: &b [*a, *a]\n" + BASE,
+    "itself.yml": BASE + "remat_policy: &r [*r]\n",
+    "deep.yml": BASE + "x: " + "[" * 5_000 + "]" * 5_000,
+    "date.yml": BASE + "x: 2001-99-99\n",
+    "literal.yml": BASE + "remat_policy: '{[]: 1}'\n",
+    "minus.yml": BASE + f"remat_policy: '{'-' * 100_000}1'\n",
+    "infinite.yml": "per_device_batch_size: .inf\nsteps: .nan\n",
+    "huge.yml": f"per_device_batch_size: 1{'0' * 400}\n",
+    "list.yml": BASE + "dtype: [1]\nmodel_name: [1]\ndecoder_block: [1]\nremat_policy: [1]\n",
+    "zero.yml": BASE + "ici_data_parallelism: 0\nbase_num_query_heads: 0\n",
+    "text.yml": BASE + "rope_linear_scaling_factor: a\nz_loss_multiplier: b\n",
+    "words.sh": "".join(f"{a}={('$' + b) * 99}\n" for a, b in pairwise("ABCDEF"))
+    + f"F={'x' * 99}\ntrain per_device_batch_size=4 z=$A\n",
+    "deep.py": "-" * 200_000 + "1",
+    "call.py": "M(model_name=f(), model_type='x', tuning_params={})",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_recipe_is_refused(tmp_path: Path, name: str) -> None:
+    """What would grow, never end or be no number, in each kind of file."""
+    file = tmp_path / name
+    file.write_text(HOSTILE[name])
+    sources: list[str | Path] = ["--model-name=a", file] if name.endswith(".py") else [file]
+    with pytest.raises(RecipeProblems) as refused:
+        api.import_maxtext(sources, device="v6e-8")
+    assert len(str(refused.value)) < 4_000
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_recipe_is_a_file_with_an_end(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "x.yml")
+    with pytest.raises(SpecProblems):
+        api.import_maxtext([tmp_path / "x.yml"])

@@ -93,6 +93,13 @@ def test_every_mutant_of_the_packages_is_a_program(package: campaign.Package) ->
     assert all((ROOT / name).exists() for name in package.tests)
 
 
+def test_a_part_of_the_campaign_has_mutants_of_every_package() -> None:
+    due = [600, 0, 300, 100]
+    assert campaign.shares(due, 50) == [30, 0, 15, 5]
+    assert campaign.shares(due, 5000) == due
+    assert campaign.shares([0, 0], 10) == [0, 0]
+
+
 def test_the_list_of_equivalent_mutants_names_mutants_of_today() -> None:
     """With a reason for each."""
     today = {one.key for package in campaign.PACKAGES for one in campaign.all_mutants(package)}

@@ -26,7 +26,7 @@ from orchestrator.plan import flops
 from orchestrator.plan.calibrated import layout_of
 from orchestrator.plan.collectives import Exchange, exchanges
 from orchestrator.plan.policy_arrays import all_policies
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
@@ -85,7 +85,7 @@ def test_stacks_hold_every_layer_once() -> None:
 
 LATENT = {
     "kv_heads": 8,
-    "latent": LatentAttention(query_rank=24, kv_rank=32, nope_dim=12, rope_dim=4, value_dim=20),
+    "latent": LatentDimensions(query_rank=24, kv_rank=32, nope_dim=12, rope_dim=4, value_dim=20),
 }
 
 
@@ -278,7 +278,9 @@ def test_every_byte_of_latents_is_in_the_ledger(
     shape: dict[str, Any], query_rank: int | None
 ) -> None:
     """Latents in place of the stream, the turned key, and gradients of what makes them."""
-    latent = LatentAttention(query_rank=query_rank, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16)
+    latent = LatentDimensions(
+        query_rank=query_rank, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16
+    )
     model = replace(TINY, kv_heads=8, head_dim=12, latent=latent)
     check_bytes(plan_of(model, precision=BF16, **shape))
 

@@ -20,8 +20,14 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import search, search_request
 from orchestrator.plan.spec_changes import changed
+from orchestrator.spec.offer_options import (
+    WrongOption,
+    days_until,
+    dollars_of,
+    read_prices,
+    wanted_chips,
+)
 from orchestrator.spec.problem import SpecProblems
-from orchestrator.spec.wishes import WrongWish, days_until, dollars_of, read_prices, wanted_chips
 from orchestrator.types.offers import Offer, Offers
 from orchestrator.types.plan import Estimate
 from orchestrator.types.spec import Spec
@@ -262,7 +268,7 @@ def test_both_limits_hold_as_often_as_the_rarer() -> None:
     assert odds_of(days, dollars, None, None).both is None
 
 
-# --- wishes
+# --- options
 
 
 @pytest.mark.parametrize(
@@ -280,7 +286,7 @@ def test_a_date_is_days_from_today(by: str | float | date, days: float) -> None:
      "9999999d", -1.0, float("inf"), date(2026, 11, 1)],
 )  # fmt: skip
 def test_a_wrong_date_is_refused(by: str | float | date) -> None:
-    with pytest.raises(WrongWish) as error:
+    with pytest.raises(WrongOption) as error:
         days_until(by, TODAY)
     assert (error.value.key, error.value.exit_code) == ("--by", 2)
 
@@ -295,14 +301,14 @@ def test_a_budget_is_dollars(budget: str | float, dollars: float) -> None:
 
 @pytest.mark.parametrize("budget", ["-3", "0", "2T", "much", "", "M", "nan", "1e9", float("inf")])
 def test_a_wrong_budget_is_refused(budget: str | float) -> None:
-    with pytest.raises(WrongWish) as error:
+    with pytest.raises(WrongOption) as error:
         dollars_of(budget)
     assert error.value.key == "--budget"
 
 
 @pytest.mark.parametrize("chips", ["v5p,v9", "h100", "", "v5p,,v6e", []])
 def test_unknown_chips_are_refused(chips: str | list[str]) -> None:
-    with pytest.raises(WrongWish) as error:
+    with pytest.raises(WrongOption) as error:
         wanted_chips(chips)
     assert "v5p" in str(error.value)
 
@@ -460,17 +466,17 @@ def test_what_the_command_proposes_can_be_pasted(orch: RunOrch, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("--by", "yesterday"), "wrong_wish"),
-        (("--by", ""), "wrong_wish"),
-        (("--budget", "-3"), "wrong_wish"),
-        (("--chips", "v9"), "wrong_wish"),
+        (("--by", "yesterday"), "wrong_option"),
+        (("--by", ""), "wrong_option"),
+        (("--budget", "-3"), "wrong_option"),
+        (("--chips", "v9"), "wrong_option"),
         (("--prices", "nowhere.yaml"), "unreadable"),
         (("--by", "30d", "--alternatives", "2"), "usage"),
         (("--html", "x.html", "--profile", "1234"), "usage"),
         (("specs/tiny_2pod.yaml", "--by", "30d"), "usage"),
     ],
 )
-def test_wrong_wishes_end_in_their_code(
+def test_wrong_optiones_end_in_their_code(
     orch: RunOrch, arguments: tuple[str, ...], code: str
 ) -> None:
     done = orch("plan", SPEC, *arguments, "--json")

@@ -279,4 +279,5 @@ def test_a_page_that_cannot_be_written_is_one_message(orch: RunOrch, tmp_path: P
     gone = tmp_path / "nowhere" / "page.html"
     done = orch("report", "it", "--storage", str(tmp_path), "-o", str(gone))
     assert done.returncode == 1
-    assert done.stderr == f"{gone}: cannot be written: No such file or directory; see -o FILE\n"
+    why = "cannot be written: No such file or directory; see -o FILE"
+    assert done.stderr == f"error: {gone}: {why}\nNext: orch doctor\n"

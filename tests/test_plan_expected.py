@@ -28,8 +28,9 @@ from orchestrator.plan.extrapolation import (
     unseen,
 )
 from orchestrator.plan.feasibility import sizes_by_name
+from orchestrator.plan.identity import plan_digest
 from orchestrator.plan.layout import Layout
-from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.plan.planner import make_plan
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import (
     SearchRequest,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.plan.identity import plan_digest
+from orchestrator.plan.planner import make_plan
 from orchestrator.prove import loaded_code, proof_cache
 from orchestrator.prove.compiled import CacheEntry
 from orchestrator.prove.loaded_code import LoadedCode

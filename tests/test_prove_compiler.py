@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
 import pytest
 
-from orchestrator.plan.planner import make_plan, plan_digest
-from orchestrator.prove import proof_cache
+from orchestrator.plan.identity import plan_digest
+from orchestrator.plan.planner import make_plan
+from orchestrator.prove import proof_cache, verdict
 from orchestrator.prove.compile_client import compile_plan, compile_request
 from orchestrator.prove.compile_errors import is_out_of_memory, message_of
 from orchestrator.prove.compiled import ProgramSummary
@@ -184,12 +184,13 @@ def test_what_crosses_pods_comes_from_the_trainer(
     assert all(place.startswith("trainers/") for one in gradients for place in one.places)
 
 
-def test_the_second_time_nothing_is_compiled(proven: tuple[ProofResult, list[str], Path]) -> None:
-    """In less than a second, and it says so."""
+def test_the_second_time_nothing_is_compiled(
+    proven: tuple[ProofResult, list[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No compiler starts, and the proof says its age."""
+    monkeypatch.setattr(verdict, "_compile", None)
     asked = small()
-    began = time.monotonic()
     again = prove(asked, make_plan(asked))
-    assert time.monotonic() - began < 1
     assert again.age_s is not None
     assert again.proof == proven[0].proof
 

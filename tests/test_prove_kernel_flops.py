@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-    splash_attention_mask as masks,
-)
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-    splash_attention_mask_info as mask_info,
-)
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as mask_info
 
 from orchestrator.prove.hlo import kernel_flops
 from orchestrator.prove.hlo.program import Computation, HloProgram, program_of

@@ -52,6 +52,8 @@ def test_the_code_is_known_by_its_content(checkout: Path) -> None:
     before = provenance.code_digest()
     (checkout / "trainers" / ".swap").write_text("x")
     (checkout / "trainers" / "a.pyc").write_text("x")
+    (checkout / "trainers" / "__pycache__").mkdir(exist_ok=True)
+    (checkout / "trainers" / "__pycache__" / "a.cpython-311.pyc.139").write_text("x")
     assert provenance.code_digest() == before
     (checkout / "trainers" / "__init__.py").write_text('"""another"""\n')
     assert provenance.code_digest() != before

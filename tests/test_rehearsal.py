@@ -63,13 +63,13 @@ def test_every_shipped_spec_can_be_rehearsed(path: Path) -> None:
 def test_no_axis_appears_that_the_plan_has_not(path: Path, devices: int) -> None:
     """What is split in the rehearsal is split in the plan, and what is not any more is said."""
     plan, small = rehearsed(path, devices=max(devices, fewest_devices(planned(path))))
-    gone = [axis for axis in AXES if plan.mesh[axis] > 1 and small.plan.mesh[axis] == 1]
-    new = [axis for axis in AXES if plan.mesh[axis] == 1 and small.plan.mesh[axis] > 1]
-    assert new == []
-    said = "; ".join(small.changes)
-    for axis in gone:
-        assert f"{axis} {plan.mesh[axis]}" in said
-    assert ("too few devices" in said) == bool(gone)
+    said, gone = "; ".join(small.changes), False
+    for full, copy in zip(plan.each_stage, small.plan.each_stage, strict=True):
+        lost = [axis for axis in AXES if full.mesh[axis] > 1 and copy.mesh[axis] == 1]
+        assert [axis for axis in AXES if full.mesh[axis] == 1 and copy.mesh[axis] > 1] == []
+        assert all(f"{axis} {full.mesh[axis]}" in said for axis in lost)
+        gone = gone or bool(lost)
+    assert ("too few devices" in said) == gone
 
 
 def test_eight_devices_keep_three_kinds_of_axis() -> None:

@@ -1,6 +1,7 @@
 """Text for terminals: numbers with their units, widths, tables, and screens that stay plain."""
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import pytest
 from orchestrator import formatting
 from orchestrator.errors import SpecError
 from orchestrator.plan.feasibility import usable_axes
+from orchestrator.plan.passed_over import Reason, passed_over
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import rehearsal_screen, study_screen
+from orchestrator.render import rehearsal_screen, scaling_screen, trials_text
+from orchestrator.render.bars import bar, in_encoding
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.score_screen import score_screen
 from orchestrator.render.screen_parts import (
     WIDTH,
+    Detail,
     Screen,
     Table,
     Text,
@@ -27,16 +31,19 @@ from orchestrator.render.screen_parts import (
     screen,
     warning,
 )
+from orchestrator.render.terminal import say
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
 from orchestrator.spec.load_study import load_study
-from orchestrator.study import forecast_study
+from orchestrator.study import forecast_scaling
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec import TensorTreatments
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 from tests.example_specs import spec_of
 
 SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
+DETAILS: tuple[Detail, ...] = ("brief", "usual", "full")
 STUDIES = sorted((ROOT / "specs/studies").glob("*.yaml"))
 
 
@@ -143,6 +150,48 @@ def test_a_screen_uses_the_width_of_a_terminal() -> None:
     assert len(wide[2]) > 100
 
 
+def test_bars_show_where_most_is() -> None:
+    """The largest takes the room that is left, others their share, to an eighth of a column."""
+    table = Table(rows=[("all", "8"), ("half", "4"), ("sum", "12")], columns="<>", bars=(8, 4, 0))
+    assert table.lines(18) == ["all    8  ████████", "half   4  ████", "sum   12"]
+    assert table.lines(13) == ["all   8  ████", "half  4  ██", "sum  12"]
+    assert table.lines(12) == ["all   8", "half  4", "sum  12"]
+    assert (bar(1.5), bar(0), bar(0.001)) == ("█▌", "", "▏")
+
+
+def test_an_output_without_blocks_has_bars_in_ascii() -> None:
+    """Each block becomes one letter; what an encoding lacks becomes a question mark."""
+    assert in_encoding("█▌▏ é", "ascii") == "##- ?"
+    assert in_encoding("█▌▏ é", "utf-8") == "█▌▏ é"
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_terminal", "width", "styled"),
+    [
+        ({"COLUMNS": "120"}, True, 120, True),
+        ({"COLUMNS": "120", "NO_COLOR": "1"}, True, 120, False),
+        ({"COLUMNS": "120", "TERM": "dumb"}, True, 120, False),
+        ({"COLUMNS": "300"}, True, 120, True),
+        ({"COLUMNS": "100"}, False, 100, False),
+        ({}, False, 80, False),
+    ],
+)
+def test_styles_are_for_terminals_and_widths_for_columns(
+    settings: dict[str, str], is_terminal: bool, width: int, styled: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A pipe, NO_COLOR and TERM=dumb have plain text; a terminal's columns are used."""
+    for name in ("COLUMNS", "NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    say(screen([Title(left="left", right="right")]))
+    printed = capsys.readouterr().out
+    assert ("\033[" in printed) == styled
+    assert len(re.sub(r"\033\[[\d;]+m", "", printed).rstrip("\n")) == width
+
+
 # --- screens
 
 
@@ -156,14 +205,74 @@ def too_wide(text: str) -> list[str]:
 
 
 def test_a_plan_is_one_screen(golden: HoldGolden, four_pods: list[Plan]) -> None:
-    """Within 80 columns and 82 lines; the last three are the verdict and the next command."""
+    """Within 80 columns; the verdict is first, then the ledgers; the next command is last."""
     shown = plan_screen(replace(four_pods[0], run_steps=1000), "orch explain spec.yaml")
     golden("plan_70b_4pod.txt", shown)
     lines = shown.splitlines()
     assert too_wide(shown) == []
-    assert len(lines) <= 82
+    assert len(lines) <= 90
+    labels = ("fits", "time", "cost", "MFU", "bound by", "this run")
+    for line, label in zip(lines[2:8], labels, strict=True):
+        assert line.startswith(f"  {label}  ")
+    assert lines[8] == ""
     assert lines[-3].startswith("Plan: fits, bound by ")
     assert lines[-1] == "Next: orch explain spec.yaml"
+
+
+def test_the_plan_that_the_readme_shows(golden: HoldGolden) -> None:
+    """Llama 3 8B on two v6e-256: `expected` is above `unoverlapped`, and the screen says why."""
+    plan = make_plan(load(ROOT / "specs/llama3_8b_v6e_2slice.yaml"))
+    step_s = plan.forecast.step_s
+    assert step_s.expected
+    assert step_s.expected > step_s.unoverlapped
+    shown = plan_screen(plan, "orch explain specs/llama3_8b_v6e_2slice.yaml")
+    golden("plan_8b_2slice.txt", shown)
+    for line in plan.forecast.expected_time:
+        if (share := line.inputs.get("share")) is not None:
+            assert f"{line.name} {formatting.percent(share)}" in " ".join(shown.split())
+
+
+def test_a_plan_in_brief_and_in_full(four_pods: list[Plan]) -> None:
+    """The verdict alone, which says that there are warnings; or each line of each ledger."""
+    plan = four_pods[0]
+    brief, usual, full = (plan_screen(plan, "x", detail=one) for one in DETAILS)
+    top = usual.split("\n\n")[:2]
+    assert brief.split("\n\n")[:2] == top
+    assert full.split("\n\n")[:2] == top
+    assert brief.splitlines()[-2:] == [
+        "warning: 3 warnings: orch plan without --brief shows what", "Next: x"
+    ]  # fmt: skip
+    assert len(brief.splitlines()) <= 12
+    for line in plan.forecast.time:
+        assert f" {line.name} " in full
+    assert "smaller line" in usual
+    assert "smaller line" not in full
+    assert too_wide(full) == []
+
+
+def test_words_say_why_a_plan_is_not_the_one_that_is_expected_to_be_fastest(
+    four_pods: list[Plan],
+) -> None:
+    """Each part of the ranking's rule has its sentence, and names the mesh."""
+    plan = four_pods[0]
+    faster = replace(plan.forecast, mfu=replace(plan.forecast.mfu, expected=0.99))
+    slow = replace(faster.step_s, unoverlapped=1.5 * faster.step_s.unoverlapped)
+    fast = replace(faster.step_s, unoverlapped=0.99 * faster.step_s.unoverlapped)
+    others: dict[Reason | None, Plan] = {
+        None: plan,
+        "work": replace(plan, forecast=replace(faster, step_s=slow)),
+        "batch": replace(plan, forecast=faster),
+        "waits": replace(plan, forecast=faster, batch=replace(plan.batch, microbatches=64)),
+        "offload": replace(
+            plan,
+            forecast=replace(faster, step_s=fast),
+            remat=TensorTreatments(block_input="offload"),
+        ),
+    }
+    for reason, other in others.items():
+        assert passed_over(plan, other) == reason
+        shown = plan_screen(plan, "x", runners_up=[other])
+        assert ("(MFU 99.0 %)" in shown) == (reason is not None)
 
 
 def test_a_changed_batch_is_shown(four_pods: list[Plan]) -> None:
@@ -197,13 +306,13 @@ def test_a_run_that_ends_early_has_a_price_of_its_own() -> None:
     assert cost
     assert cost.high
     shown = " ".join(plan_screen(limited, None).split())
-    assert "run.steps ends the run after 1,000 of" in shown
+    assert "this run 1,000 of" in shown
     closing = shown.rpartition("Plan: ")[2]
     assert formatting.dollars(cost.high * share) in closing
     assert formatting.lasting(days.low * share).split()[0] in closing
-    assert "run.steps" not in plan_screen(make_plan(spec), None)
+    assert "this run" not in plan_screen(make_plan(spec), None)
     longer = make_plan(replace(spec, run=replace(spec.run, steps=10**9)))
-    assert "run.steps" not in plan_screen(longer, None)
+    assert "this run" not in plan_screen(longer, None)
 
 
 def test_without_a_published_run_no_range_is_shown() -> None:
@@ -259,9 +368,9 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     study = load_study(path)
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     shown = [
-        study_screen.study_screen(forecast_study(study, plans), "orch submit study.yaml"),
-        study_screen.study_intro(study),
-        *(study_screen.trial_line(study, trial, 1) for trial in study.trials),
+        scaling_screen.scaling_screen(forecast_scaling(study, plans), "orch submit study.yaml"),
+        trials_text.study_intro(study),
+        *(trials_text.trial_line(study, trial, 1) for trial in study.trials),
     ]
     assert [line for text in shown for line in too_wide(text)] == []
 

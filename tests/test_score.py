@@ -190,10 +190,10 @@ def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_refused(
     content: bytes, message: str, orch: RunOrch, tmp_path: Path
 ) -> None:
-    """The error is one line."""
+    """The error is one line, and one with what helps."""
     path = tmp_path / "runs.csv"
     path.write_bytes(content)
     done = orch("score", str(path))
     assert done.returncode == 2
     assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.splitlines()[1:] == ["Next: orch score --help"]

@@ -18,7 +18,7 @@ from orchestrator.score.learn import by_document
 from orchestrator.score.mixture_rows import MIXTURES
 from orchestrator.score.published_runs import read, run_of
 from orchestrator.score.run_layout import lay_out
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.moe import MixtureOfExperts
 
 ROWS = {row["id"]: row for row in read(MIXTURES)}
@@ -57,7 +57,7 @@ def test_left_out_mixtures_are_scored_by_dense_rows_alone() -> None:
 def test_latent_attention_is_read() -> None:
     """With queries from a latent, and without."""
     large = run_of(ROWS["moe_tpu7x128_deepseek3-671b"]).model
-    assert large.latent == LatentAttention(
+    assert large.latent == LatentDimensions(
         query_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
     )
     assert (large.head_dim, large.kv_heads) == (192, 128)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.spec.expectations import must, plain
-from orchestrator.spec.schema import Schema, alternatives, member, properties, spec_schema
+from orchestrator.spec.schema import Schema, alternatives, member, properties, resolved, spec_schema
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "spec.md"
@@ -19,8 +19,18 @@ def rows(schema: Schema, prefix: str = "") -> Iterator[str]:
         for key in properties(one):
             inside = member(one, key) or {}
             if inside.get("type") != "object" or "default" in inside:
-                yield row(prefix + key, inside, key in one.get("required", ()))
+                demands = (*one.get("required", ()), *one.get("then", {}).get("required", ()))
+                yield row(prefix + key, inside, key in demands)
             yield from rows(inside, f"{prefix}{key}.")
+            if inside.get("type") == "array" and "$ref" in inside.get("items", {}):
+                yield from item_rows(resolved(inside["items"]), f"{prefix}{key}[]")
+
+
+def item_rows(item: Schema, prefix: str) -> Iterator[str]:
+    """A row for each key of the entries of a list; sections are as in the experiment."""
+    for key, inside in properties(item).items():
+        if resolved(inside).get("type") != "object":
+            yield row(f"{prefix}.{key}", resolved(inside), key in item.get("required", ()))
 
 
 def row(path: str, schema: Schema, is_required: bool) -> str:

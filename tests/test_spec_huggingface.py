@@ -13,7 +13,7 @@ from orchestrator import catalog
 from orchestrator.network.decoder import decoder
 from orchestrator.spec import Problem, SpecProblems
 from orchestrator.spec.load_study import load_study
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model, RopeScaling
 from orchestrator.types.moe import MixtureOfExperts
 from tests.conftest import HoldGolden
@@ -150,7 +150,7 @@ def test_deepseek_v3_has_the_parameters_of_its_checkpoint(tmp_path: Path) -> Non
     model = model_of(tmp_path, DEEPSEEK_V3)
     assert decoder(model).parameters == 671_026_419_200
     assert model.mtp_layers == 1
-    assert model.latent == LatentAttention(
+    assert model.latent == LatentDimensions(
         query_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
     )
     assert (model.head_dim, model.kv_heads, model.moe) == (
@@ -188,7 +188,7 @@ def test_the_ways_of_deepseek_to_choose_experts(tmp_path: Path) -> None:
         1, "softmax", None, False,
     )  # fmt: skip
     assert (v2.groups, v2.top_groups, v2.scale, v2.shared_experts) == (8, 3, 16.0, 2)
-    assert model_of(tmp_path, EXPERTS["DeepSeek-V2-Lite"][0]).latent == LatentAttention(
+    assert model_of(tmp_path, EXPERTS["DeepSeek-V2-Lite"][0]).latent == LatentDimensions(
         query_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
     )
 

@@ -100,7 +100,8 @@ def is_required(path: str) -> bool:
     """Whether some mapping of the contract demands that key."""
     *above, key = path.split(".")
     parent = dict(leaves(spec_schema()))[".".join(above)] if above else spec_schema()
-    return any(key in one.get("required", ()) for one in alternatives(parent))
+    demands = [demand for one in alternatives(parent) for demand in (one, one.get("then", {}))]
+    return any(key in demand.get("required", ()) for demand in demands)
 
 
 def test_it_is_generated_from_the_types() -> None:

@@ -10,12 +10,12 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import spec
 from orchestrator.plan.planner import make_plan
-from orchestrator.render import study_screen as render
+from orchestrator.render import scaling_screen as render
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.load_study import load_study
 from orchestrator.spec.schema import study_schema
-from orchestrator.study import forecast_study
-from orchestrator.study.study_forecast import series_of
+from orchestrator.study import forecast_scaling
+from orchestrator.study.scaling_forecast import series_of
 from orchestrator.types.study import Study, Trial
 from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.journals import tiny_spec
@@ -190,7 +190,7 @@ def study_of(*pods: int, **changes: object) -> Study:
 def test_efficiency_is_relative_to_the_smallest_trial() -> None:
     study = study_of(4, 1, 2)
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    trials = [one.planned for one in forecast_study(study, plans).trials]
+    trials = [one.planned for one in forecast_scaling(study, plans).trials]
     assert trials[1]
     assert (trials[1].efficiency.lower, trials[1].efficiency.unoverlapped) == (1.0, 1.0)
     for one, plan in zip(trials, plans.values(), strict=True):
@@ -215,13 +215,13 @@ def test_other_keys_make_another_series() -> None:
     )
     study = study_of(trials=trials, vary=("resources.pods", "experiment.remat"))
     plans = {trial.number: make_plan(trial.spec) for trial in trials}
-    forecast = forecast_study(study, plans).trials
+    forecast = forecast_scaling(study, plans).trials
     assert [one.series["experiment.remat"] for one in forecast] == ["full", "full", "none", "none"]
     assert [one.planned.efficiency.lower == 1.0 for one in forecast if one.planned] == [
         True, False, True, False,
     ]  # fmt: skip
     last = " ".join(
-        render.study_screen(forecast_study(study, plans)).rpartition("Study: ")[2].split()
+        render.scaling_screen(forecast_scaling(study, plans)).rpartition("Study: ")[2].split()
     )
     assert last.startswith("scaling efficiency is between ")
     assert "on 8 chips (remat full)" in last
@@ -246,11 +246,11 @@ def test_the_summary_names_the_best_and_the_worst_series() -> None:
 def test_a_trial_without_a_plan_has_its_error() -> None:
     study = study_of(1, 2, 4)
     plans = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
-    forecast = forecast_study(study, plans)
+    forecast = forecast_scaling(study, plans)
     assert forecast.trials[0].infeasible == "no room\n  for it"
     assert forecast.trials[1].planned
     assert forecast.trials[1].planned.efficiency.lower == 1.0
-    text = render.study_screen(forecast)
+    text = render.scaling_screen(forecast)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
     assert text.splitlines()[-1].startswith("Study: 1 of 3 trials have no plan, scaling")
@@ -259,7 +259,7 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
 def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     study = load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    text = render.study_screen(forecast_study(study, plans), "orch submit study.yaml")
+    text = render.scaling_screen(forecast_scaling(study, plans), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 

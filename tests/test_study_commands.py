@@ -89,7 +89,8 @@ def test_orch_rm_removes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) ->
     writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
     refused = orch("rm", study.key, *at(study), "--yes")
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"study {study.key}: a run of it goes on\nNext: orch cancel ")
+    why = f"error: study {study.key}: a run of it goes on\nNext: orch cancel "
+    assert refused.stderr.startswith(why)
     writer.end_run("failed")
     unasked = orch("rm", study.key, *at(study))
     assert (unasked.returncode, "needs --yes" in unasked.stderr) == (2, True)

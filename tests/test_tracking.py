@@ -256,6 +256,15 @@ def test_a_trainers_own_metrics_keep_their_names(storage: Path) -> None:
 # --- one writer, one run
 
 
+def test_files_are_sent_once(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_run(storage)
+    record_once(run)
+    sent: list[Path] = []
+    monkeypatch.setattr(Store, "log_file", lambda *words: sent.append(words[2]))
+    record_once(run)
+    assert sent == []
+
+
 def test_a_ghost_is_removed(storage: Path) -> None:
     """A request to create a run whose answer was lost leaves one more, which is found by its id."""
     run = finished_run(storage)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES, text_of
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
@@ -144,7 +144,7 @@ def test_weights_of_copied_kv_heads_give_the_reference(kind: str) -> None:
     check_against_reference(plan, KIND_TOLERANCE)
 
 
-LATENT = LatentAttention(query_rank=16, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16)
+LATENT = LatentDimensions(query_rank=16, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16)
 LATENT_TINY = replace(TINY, kv_heads=8, head_dim=12, latent=LATENT)
 LATENT_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "on every axis": (

@@ -16,7 +16,7 @@ from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
 from orchestrator.types.run_options import CheckpointOptions
-from trainers.checkpoint.checkpoints import Checkpoints
+from trainers.checkpoint.checkpoints import Checkpoints, newest_step
 from trainers.checkpoint.save_log import SaveLog
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
@@ -27,6 +27,7 @@ from trainers.multihost import StopVote, barrier, listen_on_node_address
 from trainers.xprof_trace import XprofTrace
 
 State = dict[str, Any]
+CHECKPOINTS = "checkpoints"  # in the directory of a run
 clock = time.perf_counter
 
 
@@ -38,9 +39,12 @@ class Assignment:
     steps             of the whole run, with those of earlier attempts
     emit              receives each step, on every process, soon after it ends
     stop              is called before each step; if any process returns True, all save and return
+    next_stage        is called with the steps that are done when another stage is to begin: it
+                      returns when their checkpoint counts
     profile_steps     are traced into `directory/profile`
     peak_flops_per_s  of one device in the compute type; None where unknown, and then no MFU
     folder            the spec's, where a relative path of its data begins
+    checkpoint        how often to save, and how many to keep; the plan's interval where it is auto
     verify_data       reads a token set through and checks its sums before the first step
     data_progress     how far the run is in its data, if its batch may have changed since it began
     saves             which checkpoints count; all in `directory/checkpoints` where it is None
@@ -51,6 +55,7 @@ class Assignment:
     emit: Callable[[Step], None]
     checkpoint: CheckpointOptions
     stop: Callable[[], bool] = lambda: False
+    next_stage: Callable[[int], None] = lambda _: None
     profile_steps: range = range(0)
     peak_flops_per_s: float | None = None
     folder: Path = Path()
@@ -60,9 +65,21 @@ class Assignment:
 
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
-    """Run a plan with its trainer on all devices; ends with a checkpoint."""
+    """Run a plan with its trainer on all devices, stage after stage; ends with a checkpoint.
+
+    A stage begins with the checkpoint that the one before it ended with. Where that turns out not
+    to be whole, the run goes back to the stage of the one before.
+    """
     listen_on_node_address()
-    return run(built(plan), assignment)
+    done = newest_step(assignment.directory / CHECKPOINTS, assignment.saves)
+    while True:
+        stage = plan.stage_of(done)
+        last = min(stage.end_step, assignment.steps) if plan.stages else assignment.steps
+        outcome = run(built(stage), replace(assignment, steps=last))
+        done = outcome.steps_done
+        if outcome.stopped or done >= assignment.steps:
+            return outcome
+        assignment.next_stage(done)
 
 
 def built(plan: Plan) -> Program:
@@ -80,15 +97,19 @@ def built(plan: Plan) -> Program:
 def run(program: Program, assignment: Assignment) -> Outcome:
     """Run a program; ends with a checkpoint."""
     directory, progress = assignment.directory, assignment.data_progress
-    original = _original_plan(program.plan, progress)
+    plan = program.plan
+    original = _original_plan(plan, progress)
     batches = batch_source(original, assignment.folder, verify=assignment.verify_data)
-    keep, every = assignment.checkpoint.keep, assignment.checkpoint.every
-    if every is None:
-        raise ValueError("run.checkpoint.every is auto: the plan has the number of steps")
+    keep = assignment.checkpoint.keep
+    every = assignment.checkpoint.every or plan.forecast.goodput.every_steps
     identity = _identity(original, batches)
     with (
         Checkpoints(
-            directory / "checkpoints", keep=keep, identity=identity, saves=assignment.saves
+            directory / CHECKPOINTS,
+            keep=keep,
+            identity=identity,
+            saves=assignment.saves,
+            stage=plan.stage.number if plan.stage else None,
         ) as checkpoints,
         XprofTrace(directory / "profile", assignment.profile_steps) as trace,
     ):
@@ -96,8 +117,11 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         barrier("every process has compiled")
         state, startup = _first_state(program, checkpoints, compile_s, assignment.folder)
         barrier("every process has its state")
-        batches = _remaining_batches(batches, program.plan, progress, startup.steps_done)
-        steps = range(startup.steps_done, max(startup.steps_done, assignment.steps))
+        begun = startup.steps_done
+        if begun < plan.first_step:  # the checkpoint between two stages was not whole
+            return Outcome(steps_done=begun, stopped=False, startup=startup)
+        batches = _remaining_batches(batches, plan, progress, begun)
+        steps = range(begun, max(begun, assignment.steps))
         with Prefetched(lambda step: _batch(program, batches, step), steps) as feed:
             meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
             loop = _Loop(compiled, feed, meter, checkpoints, every, trace)
@@ -184,23 +208,31 @@ def _first_state(
 
 
 def _original_plan(plan: Plan, progress: DataProgress | None) -> Plan:
-    """The plan with the batch that the run began with."""
-    sequences = progress.sequences if progress else plan.batch.sequences
-    return replace(plan, batch=replace(plan.batch, sequences=sequences))
+    """The plan, or its stage, with the batch that the run began with."""
+    if progress is None:
+        return plan
+    batch = progress.original.stage_of(plan.first_step).batch
+    return replace(plan, batch=replace(plan.batch, sequences=batch.sequences))
 
 
 def _remaining_batches(
     batches: BatchSource, plan: Plan, progress: DataProgress | None, done: int
 ) -> BatchSource:
-    """The batches of this attempt: they continue where the steps that are done end."""
-    if progress is None:
+    """The batches of this attempt: they continue where the steps of the stage that are done end."""
+    begun, sequences = plan.first_step, plan.batch.sequences
+    if progress is None and plan.stage is None:
         return batches
+    if progress is None:
+        source_sequences, taken = sequences, (done - begun) * sequences
+    else:
+        source_sequences = _original_plan(plan, progress).batch.sequences
+        taken = progress.sequences_between(begun, done)
     return ResumedData(
         source=batches,
-        source_sequences=progress.sequences,
-        sequences=plan.batch.sequences,
+        source_sequences=source_sequences,
+        sequences=sequences,
         first_step=done,
-        first_sequence=progress.sequences_after(done),
+        first_sequence=taken,
     )
 
 

@@ -23,6 +23,7 @@ from orchestrator.api.looking import (
 )
 from orchestrator.api.planning import (
     calibrate,
+    deadline_odds,
     diff,
     explain,
     export,
@@ -36,6 +37,7 @@ from orchestrator.api.planning import (
     prove,
     prove_diff,
     prove_less_recompute,
+    prove_stages,
     score,
     study,
     write_offers,
@@ -59,6 +61,7 @@ __all__ = [
     "calibrate",
     "cancel",
     "compare",
+    "deadline_odds",
     "diff",
     "doctor",
     "doctor_run",
@@ -78,6 +81,7 @@ __all__ = [
     "prove",
     "prove_diff",
     "prove_less_recompute",
+    "prove_stages",
     "remove",
     "report",
     "resume",

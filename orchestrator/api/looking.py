@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from orchestrator.types.health import HealthReport, RunHealth
     from orchestrator.types.report import Report
     from orchestrator.types.run import Run, Status
-    from orchestrator.types.study import StudyReport, StudyStatus
+    from orchestrator.types.scaling import ScalingReport
+    from orchestrator.types.study import StudyStatus
+    from orchestrator.types.sweep import SweepReport
     from orchestrator.types.tracking import SyncResult
 
 
@@ -86,7 +88,7 @@ def follow_logs(
     return follow(journal.find_run(Path(storage), run), selection, progress or silent)
 
 
-def report(run: str, storage: str | Path = RUNS) -> "Report | StudyReport":
+def report(run: str, storage: str | Path = RUNS) -> "Report | ScalingReport | SweepReport":
     """A run, or a study, measured against predicted."""
     from orchestrator import journal
     from orchestrator.lifecycle.pages import report_of_study
@@ -110,12 +112,12 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
 
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
-    """The reports of several runs; one that is named twice has one report."""
+    """The reports of several runs, or of those of a study; one that is named twice has one."""
     from orchestrator import journal
     from orchestrator.report import make_report
 
-    found = {one.key: one for one in (journal.find_run(Path(storage), run) for run in runs)}
-    return [make_report(one) for one in found.values()]
+    found = [one for run in runs for one in journal.find_runs(Path(storage), run)]
+    return [make_report(one) for one in {one.key: one for one in found}.values()]
 
 
 def sync(

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from orchestrator.errors import SpecError
-
 if TYPE_CHECKING:
     from datetime import date
 
@@ -15,13 +13,14 @@ if TYPE_CHECKING:
     from orchestrator.maxtext import ImportedSpec
     from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
-    from orchestrator.types.offers import Offers
+    from orchestrator.types.offers import DeadlineOdds, Offers
     from orchestrator.types.plan import Plan
     from orchestrator.types.plan_diff import PlanDiff
     from orchestrator.types.proof_diff import ProofDiff
+    from orchestrator.types.scaling import ScalingForecast
     from orchestrator.types.score import Score
     from orchestrator.types.spec import Spec
-    from orchestrator.types.study import StudyForecast
+    from orchestrator.types.sweep import SweepForecast
 
 SpecSource: TypeAlias = "str | Path | Spec"  # the path of a spec, or a spec that was loaded
 
@@ -68,6 +67,24 @@ def plans(
     return [with_own_profile(one, measured) for one in made]
 
 
+def deadline_odds(spec: SpecSource, made: "Plan | None" = None) -> "DeadlineOdds | None":
+    """How likely a run of a spec that begins now ends by `run.deadline`; None without one.
+
+    `made` is the plan of the spec, where there is one already.
+    """
+    from datetime import UTC, datetime
+
+    from orchestrator.plan.odds import deadline_odds as odds
+    from orchestrator.spec.offer_options import days_to_deadline
+
+    loaded = _loaded(spec)
+    deadline = loaded.run.deadline
+    if deadline is None:
+        return None
+    today = datetime.now(UTC).date()
+    return odds(made or plan(loaded), deadline, days_to_deadline(deadline, today))
+
+
 def offers(
     spec: SpecSource,
     overrides: Sequence[str] = (),
@@ -85,7 +102,7 @@ def offers(
     from datetime import UTC, datetime
 
     from orchestrator.plan.offers import make_offers
-    from orchestrator.spec.wishes import offer_request
+    from orchestrator.spec.offer_options import offer_request
 
     loaded = _loaded(spec, overrides)
     today = datetime.now(UTC).date()
@@ -128,13 +145,28 @@ def prove(
     progress: "Progress | None" = None,
 ) -> "ProofResult":
     """The compiler's verdict on the plan of a spec, from the cache where it was asked before.
+    `prove_stages` is for a spec with stages.
 
     `hlo` is a folder that keeps the compiled program's text; the plan is then compiled anew.
     """
     from orchestrator.lifecycle.proving import prove_plan
 
-    loaded = _loaded(spec, overrides)
+    loaded = _without_stages(_loaded(spec, overrides))
     return prove_plan(loaded, plan(loaded), progress, Path(hlo) if hlo else None)
+
+
+def prove_stages(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    hlo: str | Path | None = None,
+    progress: "Progress | None" = None,
+) -> "list[ProofResult]":
+    """The compiler's verdict on every stage of a spec, in order; one where it has no stages."""
+    from orchestrator.lifecycle.proving import prove_each_stage
+
+    loaded = _loaded(spec, overrides)
+    return prove_each_stage(loaded, plan(loaded), progress, Path(hlo) if hlo else None)
 
 
 def prove_diff(
@@ -161,7 +193,7 @@ def prove_less_recompute(
     """Verdicts on plans that recompute less than the plan of a spec, up to the first that fits."""
     from orchestrator.lifecycle.proving import prove_less_recompute as prove_plans
 
-    loaded = _loaded(spec, overrides)
+    loaded = _without_stages(_loaded(spec, overrides))
     return prove_plans(loaded, plan(loaded), progress)
 
 
@@ -201,14 +233,12 @@ def import_maxtext(
 
 def _source(source: str | Path) -> tuple[str, str]:
     """The name and the text of a file, or of words."""
-    path = Path(source)
     if isinstance(source, str) and ("=" in source or "\n" in source):
         return "words", source
-    try:
-        return str(path), path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise SpecError(f"{path}: cannot be read: {reason}") from error
+    from orchestrator.spec.source import read
+
+    path = Path(source)
+    return str(path), "\n".join(read(path).lines)
 
 
 def score(
@@ -242,12 +272,23 @@ def calibrate(*, progress: "Progress | None" = None) -> "StoredProfile":
 
 def study(
     path: str | Path, overrides: Sequence[str] = (), *, progress: "Progress | None" = None
-) -> "StudyForecast":
-    """The predicted scaling of a study: every trial planned, or the reason why it has no plan."""
+) -> "ScalingForecast | SweepForecast":
+    """The predicted scaling of a study, or what a sweep costs: every trial planned, or the reason
+    why it has no plan.
+    """
     from orchestrator.lifecycle.studies import plan_study
     from orchestrator.spec.load_study import load_study
 
     return plan_study(load_study(Path(path), tuple(overrides)), progress)
+
+
+def _without_stages(spec: "Spec") -> "Spec":
+    """The spec, which is to have one program."""
+    from orchestrator.errors import SpecError
+
+    if spec.experiment.stages:
+        raise SpecError(f"{spec.name} has stages, each with a program of its own: prove_stages")
+    return spec
 
 
 def _loaded(spec: SpecSource, overrides: Sequence[str] = ()) -> "Spec":

@@ -66,10 +66,12 @@ class LibtpuNames:
     """What the TPU compiler calls the chip's topologies, and how two cores are one device.
 
     `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
+    `turns_apart`: arrays are turned on cores of their own, beside other work.
     """
 
     topology: Name
     chip_config: Name | None = None
+    turns_apart: bool = False
     source: Name
     options: dict[str, CompilerOption] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from orchestrator.cli import (
     spec_commands,
 )
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.lifecycle.ending import report, report_abort, report_json
+from orchestrator.lifecycle.ending import report, report_abort
 from orchestrator.render.terminal import report_output, report_unwritable
 
 GROUPS = {
@@ -57,6 +57,14 @@ for module in (spec_commands, plan_commands, run_commands, look_commands, machin
         orch.add_command(command)
 
 
+def help_command(error: click.ClickException) -> str:
+    """What shows the help of the command whose words make no sense."""
+    names, context = ["--help"], getattr(error, "ctx", None)
+    while context and context.parent:
+        names, context = [context.info_name, *names], context.parent
+    return " ".join(["orch", *names])
+
+
 def main() -> None:
     """Run a command. Errors made on purpose end in their text and their exit code."""
     if sys.stdout is None:
@@ -69,8 +77,7 @@ def main() -> None:
         interrupted = isinstance(error.__cause__, KeyboardInterrupt)
         raise SystemExit(report_abort(interrupted=interrupted)) from None
     except click.ClickException as error:
-        error.show()
-        report_json(Usage(error.format_message()))
+        report(Usage(error.format_message(), next_command=help_command(error)))
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         report(error)

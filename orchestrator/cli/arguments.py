@@ -24,6 +24,8 @@ SET = click.option(
     help="Override a value of the spec, e.g. experiment.batch.sequences=2048. Repeatable.",
 )  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+BRIEF = click.option("--brief", "detail", flag_value="brief", help="Show the verdict alone.")
+FULL = click.option("--full", "detail", flag_value="full", help="Show every line of the ledgers.")
 STORAGE = click.option(
     "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
     metavar="DIR", help="Where the runs are: run.storage of their specs.",

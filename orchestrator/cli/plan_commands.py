@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import FILE, JSON, SET, SPEC
+from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
+from orchestrator.render.screen_parts import Detail
 from orchestrator.render.terminal import echo, show
 
 if TYPE_CHECKING:
+    from orchestrator.types.plan import Plan
     from orchestrator.types.spec import Spec
 
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 @click.argument("other", required=False, type=FILE)
 @SET
 @JSON
+@BRIEF
+@FULL
 @click.option(
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
 @interruptible("planning")
 def plan(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
-    alternatives: int, profile: str | None, html: Path | None, **wishes: str | None,
+    alternatives: int, profile: str | None, html: Path | None, detail: Detail | None,
+    **wishes: str | None,
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
@@ -48,14 +53,13 @@ def plan(
     Example:
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
-      orch plan specs/tiny_2pod.yaml specs/tiny_2pod.yaml --set resources.pods=4
       orch plan specs/studies/llama3_70b_pods.yaml
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
     is_study = orch.is_study(spec)
     options = {"--alternatives": alternatives, "--profile": profile, "--html": html}
-    options |= {f"--{name}": value for name, value in wishes.items()}
+    options |= {f"--{name}": value for name, value in wishes.items()} | {f"--{detail}": detail}
     for option, given in options.items():
         if given and (other or is_study):
             raise click.UsageError(f"{option} goes with the plan of one spec")
@@ -66,13 +70,13 @@ def plan(
     else:
         show_plan(
             spec, overrides, wishes, alternatives=alternatives, profile=profile, html=html,
-            as_json=as_json,
+            detail=detail or "usual", as_json=as_json,
         )  # fmt: skip
 
 
 def show_plan(
     spec: Path, overrides: tuple[str, ...], wishes: dict[str, str | None], *, alternatives: int,
-    profile: str | None, html: Path | None, as_json: bool,
+    profile: str | None, html: Path | None, detail: Detail, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the plan of a spec, or offers: where they are asked for, or its slices are open."""
     from orchestrator.lifecycle.plan_screens import plans_screen
@@ -84,10 +88,19 @@ def show_plan(
             raise click.UsageError("--alternatives and --profile go with the plan of chosen slices")
         show_offers(spec, loaded, wishes, html, as_json=as_json)
         return
+    if alternatives and loaded.experiment.stages:
+        raise click.UsageError("--alternatives goes with the plan of a spec without stages")
     plans = orch.plans(loaded, 1 + alternatives, profile=profile)
     following = spec_command("explain", spec, overrides)
-    found = plans if alternatives else plans[0]
-    show(found, lambda: plans_screen(plans, following), as_json=as_json)
+    odds = orch.deadline_odds(loaded, plans[0])
+    found: object = plans if alternatives else plans[0]
+    if odds and as_json and not alternatives:
+        found = fields_of(plans[0]) | {"deadline": odds}
+    show(found, lambda: plans_screen(plans, following, detail, odds), as_json=as_json)
+
+
+def fields_of(plan: "Plan") -> dict[str, object]:
+    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
 
 
 def show_offers(
@@ -113,12 +126,12 @@ def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json:
 
 def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.study_screen import study_screen
+    from orchestrator.render.study_screens import forecast_screen
 
     found = orch.study(spec, overrides, progress=Display())
     code = exit_codes.of_forecast(found)
     following = "" if code else spec_command("submit", spec, overrides)
-    show(found, lambda: study_screen(found, following), as_json=as_json)
+    show(found, lambda: forecast_screen(found, following), as_json=as_json)
     exit_codes.leave(code)
 
 
@@ -194,9 +207,17 @@ def prove(
         show_proof_diff(spec, other, overrides, as_json=as_json)
         return
     from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.proof_screen import proof_screens
+    from orchestrator.render.proof_screen import proof_screens, stage_proof_screens
 
     display, loaded = Display(), orch.load(spec, overrides)
+    if loaded.experiment.stages:
+        if html or search_remat:
+            raise click.UsageError("--html and --search-remat go with a spec without stages")
+        stages = orch.prove_stages(loaded, hlo=hlo, progress=display)
+        following = spec_command("submit", spec, overrides)
+        stage_proofs = [one.proof for one in stages]
+        show(stage_proofs, lambda: stage_proof_screens(stages, following), as_json=as_json)
+        exit_codes.leave(exit_codes.of_proofs(*stage_proofs))
     found = orch.prove(loaded, hlo=hlo, progress=display)
     others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
     if html:

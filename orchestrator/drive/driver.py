@@ -11,13 +11,7 @@ from orchestrator.drive.evict import end_ranks, evict
 from orchestrator.drive.monitor import Monitor, ReadHeartbeats
 from orchestrator.drive.worker import redirect_output
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
-from orchestrator.journal import (
-    Decision,
-    Journal,
-    Writer,
-    claim_run,
-    decide_retry,
-)
+from orchestrator.journal import Decision, Journal, Writer, claim_run, decide_retry
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.run_status import cancel_reason
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Sequence
 
+from orchestrator.errors import CheckpointFailed
 from orchestrator.journal import ClaimWatch
+from orchestrator.journal.claim_watch import RENEWAL_LIMIT_S
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.types.run import SavedCheckpoint, checkpoint_folder
@@ -33,6 +35,15 @@ class RunSaves:
             claim=self._args.claim, attempt=self._args.attempt, step=step, sha256=sha256
         )
         self._beats.report_saved(self._reported)
+
+    def begin_stage(self, step: int) -> None:
+        """Wait until the checkpoint of so many steps counts: every rank begins a stage with it."""
+        self._beats.start_again()
+        deadline = time.monotonic() + RENEWAL_LIMIT_S
+        while all(saved.step != step for saved in self.recorded()):
+            if time.monotonic() > deadline:
+                raise CheckpointFailed(f"the driver has not recorded the checkpoint of step {step}")
+            time.sleep(POLL_S)
 
     def settle(self) -> None:
         """Wait a moment until the last report is recorded."""

@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
 
 if TYPE_CHECKING:
     from trainers.data.batch_source import DataProgress
@@ -73,8 +71,9 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
             directory=journal.path,
             steps=journal.run().steps,
             emit=emit,
-            checkpoint=_with_interval(spec.run.checkpoint, plan),
+            checkpoint=spec.run.checkpoint,
             stop=stop,
+            next_stage=saves.begin_stage,
             profile_steps=range(*submission.profile) if submission.profile else range(0),
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
@@ -84,31 +83,26 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
         train(plan, assignment)
 
 
-def _with_interval(options: CheckpointOptions, plan: Plan) -> CheckpointOptions:
-    """The options with the plan's interval between saves, where the spec leaves it to the plan."""
-    return replace(options, every=options.every or plan.forecast.goodput.every_steps)
-
-
 def _data_progress(journal: Journal, first_plan_digest: str) -> "DataProgress":
     from trainers.data.batch_source import DataProgress  # noqa: PLC0415
 
     return DataProgress(
-        sequences=journal.plan(first_plan_digest).batch.sequences,
-        sequences_after=lambda steps: sequences_taken(journal, steps),
+        original=journal.plan(first_plan_digest),
+        sequences_between=lambda start, stop: sequences_taken(journal, start, stop),
     )
 
 
-def sequences_taken(journal: Journal, steps: int) -> int:
-    """The sequences that the first so many steps of a run took, whatever their batches were."""
-    run = journal.run()
-    plans = [journal.plan(one.plan_digest) for one in run.attempts]
+def sequences_taken(journal: Journal, start: int, stop: int) -> int:
+    """The sequences that these steps of a stage of the run took, whatever their batches were."""
+    run, steps = journal.run(), stop - start
+    plans = [journal.plan(one.plan_digest).stage_of(start) for one in run.attempts]
     batches = {plan.batch.sequences for plan in plans}
     if len(batches) == 1:
         return steps * batches.pop()
     counted = counted_steps({one.number: read_table(journal.path, one)[0] for one in run.attempts})
-    known = counted.index < steps
+    known = (counted.index >= start) & (counted.index < stop)
     if known.sum() < steps:
-        missing = f"{steps - known.sum()} of the first {steps} steps are not in it"
+        missing = f"{steps - known.sum()} of the steps from {start} to {stop} are not in it"
         raise JournalUnreadable(f"{journal.path}: which data comes next is unknown: {missing}")
     return int(counted.tokens[known].sum()) // plans[0].batch.length
 

@@ -45,7 +45,7 @@ class Machines:
 class State:
     """What a save holds: its bytes, and those that one chip sends to its host."""
 
-    bytes: float
+    bytes: int
     bytes_per_chip: float
 
 
@@ -76,6 +76,7 @@ def goodput_inputs(machines: Machines, run: RunOptions, state: State) -> Goodput
         waiting_s=waits.waiting_s,
         restart_s=changed(restart, lambda s: s * waits.restarts),
         restore_s=changed(restore, lambda s: s * waits.restarts),
+        starts=waits.restarts,
         missing_pods=waits.missing_pods,
         save=save,
         pods=machines.pods,
@@ -100,6 +101,8 @@ def nothing_fails(inputs: GoodputInputs) -> GoodputInputs:
     return replace(
         inputs,
         failures_per_day=never,
+        restart_s=never,
+        restore_s=never,
         save=free,
         failures_known=True,
         assumed=False,

@@ -54,13 +54,15 @@ def outlook(
 
     `forecast`: whether the plan's is about the devices that the run is on.
     """
-    step = step_belief(plan, so_far, forecast=forecast)
+    stage = plan.stage_of(max(so_far.steps_done - 1, 0))
+    step = step_belief(stage, so_far, forecast=forecast)
     if step is None or so_far.ended:
         return None
-    share = goodput_belief(plan.forecast.goodput, so_far, exp(step.mean))
+    done_steps, left_steps = steps_of_stage(plan, stage, so_far)
+    share = goodput_belief(stage.forecast.goodput, so_far, done_steps * exp(step.mean))
     left = max(so_far.steps - so_far.steps_done, 0)
     left_s = Belief(
-        log(max(left, 1)) + step.mean - share.mean, hypot(step.deviation, share.deviation)
+        log(max(left_steps, 1)) + step.mean - share.mean, hypot(step.deviation, share.deviation)
     )
     seconds = left_s.uncertain() if left else Uncertain(value=0.0, low=0.0, high=0.0)
     price = plan.forecast.dollars_per_chip_hour if forecast and not plan.chip_profile else None
@@ -78,6 +80,16 @@ def outlook(
     )
 
 
+def steps_of_stage(plan: Plan, stage: Plan, so_far: SoFar) -> tuple[float, float]:
+    """The steps that are done and left, counted in steps of one stage by what each should take:
+    what is learned of its steps holds for those of the others.
+    """
+    if not plan.stages:
+        return so_far.steps_done, max(so_far.steps - so_far.steps_done, 0)
+    step_s, done_s = stage.forecast.step_s.likeliest, plan.run_s(so_far.steps_done)
+    return done_s / step_s, max(plan.run_s(so_far.steps) - done_s, 0.0) / step_s
+
+
 def step_belief(plan: Plan, so_far: SoFar, *, forecast: bool) -> Belief | None:
     """The seconds of the steps that are left."""
     beliefs = []
@@ -90,12 +102,12 @@ def step_belief(plan: Plan, so_far: SoFar, *, forecast: bool) -> Belief | None:
     return combined(beliefs) if beliefs else None
 
 
-def goodput_belief(forecast: GoodputForecast, so_far: SoFar, step_s: float) -> Belief:
+def goodput_belief(forecast: GoodputForecast, so_far: SoFar, done_s: float) -> Belief:
     """The goodput of the time that is left: what was lost is as sure as failures were many."""
     prior = Belief(log(forecast.expected), log(forecast.high / forecast.low) / 2 / DEVIATIONS)
     if forecast.stated or not so_far.median_step_s or so_far.running_s <= 0:
         return prior
-    trained_s = min(so_far.steps_done * step_s, so_far.running_s)
+    trained_s = min(done_s, so_far.running_s)
     share = trained_s / so_far.running_s
     if not share:
         return prior

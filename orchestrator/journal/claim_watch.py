@@ -72,7 +72,7 @@ class ClaimWatch:
         try:
             content = event_log.read_one(self._events, self._next)
             return decode_event(content[self._next]) if content else None
-        except (JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (JournalUnreadable, msgspec.DecodeError) as error:
             return str(error)
 
     def _silence(self) -> str | None:

@@ -15,6 +15,7 @@ from orchestrator.journal import boundary, event_log, files
 from orchestrator.journal.event_log import EventLog, Fault
 from orchestrator.journal.events import AnyEvent, encode
 from orchestrator.journal.run_paths import RunPaths
+from orchestrator.types import codec
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +60,10 @@ def read_newest(paths: RunPaths) -> Newest | str:
     where = paths.newest_event.name
     try:
         content = files.read(paths.newest_event, boundary.MAX_RECORD_BYTES)
-        return msgspec.json.decode(content, type=Newest)
+        return codec.from_json(content, Newest)
     except FileNotFoundError:
         return f"{where}: is missing, and maybe events with it"
-    except (JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (JournalUnreadable, msgspec.DecodeError) as error:
         return f"{where}: cannot be read, and events may be missing: {error}"
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from orchestrator.types import codec
 from orchestrator.types.run import (
     AttemptReason,
     EndState,
@@ -124,13 +125,14 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 def decode_event(text: bytes) -> AnyEvent:
     """The event in a file; `msgspec.DecodeError` when it holds none."""
-    event: AnyEvent = msgspec.json.decode(text, type=AnyEvent)
-    return event
+    with codec.decoding():
+        event: AnyEvent = msgspec.json.decode(text, type=AnyEvent)
+        return event
 
 
 def decode_request(text: bytes) -> CancelRequest:
     """The request in a file; `msgspec.DecodeError` when it holds none."""
-    return msgspec.json.decode(text, type=CancelRequest)
+    return codec.from_json(text, CancelRequest)
 
 
 def encode(record: AnyEvent | CancelRequest) -> bytes:

@@ -19,6 +19,7 @@ from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFai
 from orchestrator.journal import boundary, files, liveness
 from orchestrator.journal.claim_watch import ClaimWatch
 from orchestrator.journal.run_paths import RunPaths
+from orchestrator.types import codec
 from orchestrator.types.run import ProcessIdentity, SavedCheckpoint
 
 MAX_ERROR_BYTES = 16_384
@@ -64,8 +65,8 @@ def primary_heartbeat(run: Path, attempt: int) -> Heartbeat | None:
 
 def _read(path: Path) -> Heartbeat | None:
     try:
-        return msgspec.json.decode(files.read(path, boundary.MAX_RECORD_BYTES), type=Heartbeat)
-    except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError, UnicodeDecodeError):
+        return codec.from_json(files.read(path, boundary.MAX_RECORD_BYTES), Heartbeat)
+    except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError):
         return None
 
 
@@ -103,6 +104,11 @@ class HeartbeatWriter:
     def count_step(self) -> None:
         """Count a step of the main thread."""
         self._heartbeat = replace(self._heartbeat, steps=self._heartbeat.steps + 1)
+
+    def start_again(self) -> None:
+        """No step is done while another stage is compiled, as at a start."""
+        self._heartbeat = replace(self._heartbeat, steps=0)
+        self._write()
 
     def report_saved(self, saved: SavedCheckpoint) -> None:
         """Report a whole checkpoint at once: it counts when the driver has recorded it."""

@@ -39,6 +39,7 @@ from orchestrator.journal.events import (
     encode,
 )
 from orchestrator.journal.heartbeat import primary_heartbeat
+from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_state import RunState, apply, violation
 from orchestrator.journal.run_status import HEARTBEAT_S, process_name
@@ -97,10 +98,16 @@ class Writer:
                     plan_digest=plan.digest,
                     pods=plan.pods,
                     slices=slices,
-                    plan_sha256=event_chain.digest(_text(plan)),
+                    plan_sha256=self._sum_of(plan),
                 )
             )
         return number
+
+    def _sum_of(self, plan: Plan) -> str:
+        """The sha256 of the plan's file: one that was there before stays as it was written."""
+        paths = self.journal.paths
+        known = self.journal.sums(self._state).get(paths.name_of(paths.plan(plan.digest)))
+        return known or event_chain.digest(_text(plan))
 
     def record_checkpoint(self, step: int, sha256: str) -> bool:
         """Record that the attempt saved a checkpoint after so many steps. The same again, or none
@@ -323,7 +330,9 @@ def track(journal: Journal, tracking: TrackedRun, *, instead: bool = False) -> T
 
     `instead` replaces the earlier note, for a record that the tracker no longer has.
     """
+    storage = journal.path.parent
+    stored = codec.to_json(as_stored(tracking, storage))
     if instead:
-        files.replace(journal.paths.tracking, codec.to_json(tracking))
-    files.write_once(journal.paths.tracking, codec.to_json(tracking))
-    return codec.from_json(files.read(journal.paths.tracking), TrackedRun)
+        files.replace(journal.paths.tracking, stored)
+    files.write_once(journal.paths.tracking, stored)
+    return as_meant(codec.from_json(files.read(journal.paths.tracking), TrackedRun), storage)

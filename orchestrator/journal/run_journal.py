@@ -25,6 +25,7 @@ from orchestrator.journal.events import (
     decode_event,
     decode_request,
 )
+from orchestrator.journal.relative_uri import as_meant
 from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import RunState, apply, initial
@@ -68,7 +69,8 @@ class Journal:
         forecast, left, problems = None, None, (*run.problems, *self.spec_problems())
         try:
             plan = self.plan(run.plan_digest)
-            forecast, left = prediction_of(plan), outlook_of(run, plan, self.deadline())
+            forecast = prediction_of(plan.stage_of(max(run.steps_done - 1, 0)))
+            left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, first_line(str(error)))
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
@@ -76,8 +78,11 @@ class Journal:
 
     def steps(self, run: Run) -> list[TimedStep]:
         """Every step of the run in order; the last attempt at a step counts."""
+        from orchestrator.journal import counted_steps  # noqa: PLC0415  few commands need numpy
+
         numbers = [attempt.number for attempt in run.attempts]
-        return step_log.merge_attempts(step_log.StepReader(self.path, n).read() for n in numbers)
+        done = {number: step_log.StepReader(self.path, number).read() for number in numbers}
+        return counted_steps.counted_timed_steps(done)
 
     def damaged(self, what: str) -> JournalDamaged:
         """The error that a file is missing or not as it was written."""
@@ -109,13 +114,28 @@ class Journal:
         """The plan with that digest, of those that the run has used; `JournalDamaged` when it is
         not what was written.
         """
-        return self._original(self.paths.plan(digest), Plan, digest)
+        return self._original(self.paths.plan(digest), Plan)
 
-    def _original(self, path: Path, kind: type[T], plan_digest: str = "") -> T:
+    def current_plan(self, run: Run) -> Plan:
+        """The plan of the newest attempt, or of the stage that its newest step was of."""
+        return self.plan(run.plan_digest).stage_of(max(run.steps_done - 1, 0))
+
+    def full_plan(self, run: Run) -> Plan:
+        """The same; of a rehearsal the plan that it copies, or that stage of it."""
+        current = self.current_plan(run)
+        if run.rehearses is None:
+            return current
+        return self.plan(run.rehearses).each_stage[current.stage.number - 1 if current.stage else 0]
+
+    def sums(self, state: RunState) -> dict[str, str]:
+        """The sha256 of each file that an event has it of; a file stays as it was first written."""
+        plans = {self.paths.name_of(self.paths.plan(d)): s for d, s in state.plan_sums.items()}
+        return plans | state.submitted.submission.sums
+
+    def _original(self, path: Path, kind: type[T]) -> T:
         """The value in a file of which an event has the sha256."""
-        expected = self._submitted().submission.sums.get(self.paths.name_of(path))
-        if expected is None and plan_digest:
-            expected = self.state().plan_sums.get(plan_digest)
+        name = self.paths.name_of(path)
+        expected = self._submitted().submission.sums.get(name) or self.sums(self.state()).get(name)
         content = _content(path)
         if expected and event_chain.digest(content) != expected:
             raise self.damaged(f"{path}: was changed after it was written")
@@ -214,7 +234,8 @@ class Journal:
     def _tracking(self) -> tuple[TrackedRun | None, list[str]]:
         path = self.paths.tracking
         try:
-            return codec.from_json(files.read(path), TrackedRun), []
+            stored = codec.from_json(files.read(path), TrackedRun)
+            return as_meant(stored, self.path.parent), []
         except FileNotFoundError:
             return None, []
         except (msgspec.DecodeError, JournalUnreadable) as error:
@@ -243,7 +264,7 @@ def _content(path: Path) -> bytes:
 def _decoded(path: Path, content: bytes, kind: type[T]) -> T:
     try:
         return codec.from_json(content, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise JournalUnreadable(f"{path}: is not a {kind.__name__}: {error}") from error
 
 
@@ -266,7 +287,7 @@ def _decode(
     for number, text in contents.items():
         try:
             records[number] = decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             records[number] = f"{folder}/{event_log.file_name(number)}: {error}"
     return records
 

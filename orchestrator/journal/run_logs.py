@@ -25,7 +25,8 @@ class Log:
     @property
     def empty(self) -> bool:
         """Whether nothing is written to it yet."""
-        return boundary.status_of(self.path).st_size == 0
+        with files.reading(self.path):
+            return boundary.status_of(self.path).st_size == 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from orchestrator.errors import Superseded
 from orchestrator.journal import line_files
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_status import StepSummary
+from orchestrator.types import codec
 from orchestrator.types.run import Attempt, Step, TimedStep, WrittenSteps
 
 SYNC_EVERY_S = 5.0
@@ -150,29 +151,16 @@ def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
     return WrittenSteps(lines=lines, bytes=end, sha256=summed.hexdigest())
 
 
-def merge_attempts(attempts: Iterable[Iterable[TimedStep]]) -> list[TimedStep]:
-    """The steps of the whole run in order; the last attempt at a step counts.
-
-    An attempt undoes the steps after those that it restored, also where a superseded attempt does
-    some while it runs.
-    """
-    newest: dict[int, TimedStep] = {}
-    for steps in map(list, attempts):
-        restored = steps[0].step.index if steps else 0
-        kept = ((index, timed) for index, timed in newest.items() if index < restored or not steps)
-        newest = dict(kept) | {timed.step.index: timed for timed in steps}
-    return [newest[index] for index in sorted(newest)]
-
-
 def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
     """The steps in the lines of a file, and what is wrong with other lines."""
     steps: list[TimedStep] = []
     problems: list[str] = []
     for line in lines:
         try:
-            step = DECODER.decode(line)
+            with codec.decoding():
+                step = DECODER.decode(line)
             why = None if has_checksum(line) else "its checksum is not that of what follows"
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             why = str(error)
         if why is None:
             steps.append(step)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from orchestrator.journal import line_files, step_log
 from orchestrator.journal.run_paths import RunPaths
+from orchestrator.types import codec
 from orchestrator.types.run import Attempt, Startup, TimedStep, WrittenSteps
 
 Floats = NDArray[np.float64]
@@ -145,8 +146,8 @@ def _add_trusted(rows: "_Rows", path: Path, written: WrittenSteps) -> bool:
     try:
         for text in line_files.whole_lines(path, size=written.bytes):
             summed.update(text)
-            rows.add(_LINES.decode_lines(text))
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            rows.add(_decoded(text))
+    except (FileNotFoundError, msgspec.DecodeError):
         return written.lines == 0 and not path.exists()
     return summed.hexdigest() == written.sha256
 
@@ -155,10 +156,15 @@ def _checked(path: Path, text: bytes) -> tuple[list[_Line], list[str]]:
     """The steps in some lines, and what is wrong with the others."""
     lines = text[:-1].split(b"\n")
     if all(map(step_log.has_checksum, lines)):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return _LINES.decode_lines(text), []
+        with suppress(msgspec.DecodeError):
+            return _decoded(text), []
     steps, faults = step_log.decode(path, lines)  # all but the damaged ones
     return [_line_of(one) for one in steps], faults
+
+
+def _decoded(lines: bytes) -> list[_Line]:
+    with codec.decoding():
+        return _LINES.decode_lines(lines)
 
 
 def _line_of(timed: TimedStep) -> _Line:

@@ -18,13 +18,15 @@ from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, Unknown
 from orchestrator.journal import event_log, files, liveness
 from orchestrator.journal.boundary import settled
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
+from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal, read_value
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
 from orchestrator.types import codec
 from orchestrator.types.run import LIVE, Run, TrackedRun
 from orchestrator.types.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
+from orchestrator.types.sweep import TrialStop
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,11 @@ class StudyJournal:
         return self.path / "trials"
 
     @property
+    def stops_folder(self) -> Path:
+        """The trials that were stopped early, numbered."""
+        return self.path / "stops"
+
+    @property
     def documents(self) -> Path:
         return self.path / "documents"
 
@@ -90,11 +97,30 @@ class StudyJournal:
         """The runs that were started, in order; a record that cannot be read is left out."""
         starts = []
         for text in event_log.read(self.trials).contents.values():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            with suppress(msgspec.DecodeError):
                 start = codec.from_json(text, TrialStart)
                 if Path(start.run).name == start.run:  # no run elsewhere
                     starts.append(start)
         return starts
+
+    def stops(self) -> list[TrialStop]:
+        """The trials of a sweep that were stopped early; the first record of each."""
+        stops: dict[int, TrialStop] = {}
+        for text in event_log.read(self.stops_folder).contents.values():
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                stop = codec.from_json(text, TrialStop)
+                stops.setdefault(stop.trial, stop)
+        return list(stops.values())
+
+    def record_stop(self, stop: TrialStop) -> TrialStop:
+        """Note that a trial was stopped; an earlier note stays and comes back."""
+        while True:
+            noted = next((one for one in self.stops() if one.trial == stop.trial), None)
+            if noted:
+                return noted
+            with suppress(FileExistsError):
+                number = event_log.read(self.stops_folder).last + 1
+                event_log.append(self.stops_folder, number, codec.to_json(stop))
 
     def trial_journal(self, start: TrialStart) -> Journal:
         """The journal of a trial's run, which may not exist."""
@@ -112,12 +138,15 @@ class StudyJournal:
         submission, starts = self.submission(), self.trial_starts()
         runs = [(one, run) for one in starts if (run := self.trial_run(one, clock))]
         done = {(one.trial, one.repeat) for one, run in runs if run.state == "succeeded"}
+        repeats = range(1, submission.study.repeats + 1)
+        done |= {(stop.trial, repeat) for stop in self.stops() for repeat in repeats}
         total = len(submission.study.trials) * submission.study.repeats
         ended: StudyState = "succeeded" if len(done) == total else "stopped"
         return StudyStatus(
             study=self.key,
             id=submission.id,
             name=submission.study.name,
+            kind=submission.study.kind,
             scaling=submission.study.scaling,
             state="running" if _activity(self, starts, clock) else ended,
             journal=str(self.path.absolute()),
@@ -131,13 +160,15 @@ class StudyJournal:
     def tracking(self) -> TrackedRun | None:
         """Where a tracker keeps its record of the study; None while none is noted."""
         path = self.path / "tracking.json"
-        return read_value(path, TrackedRun) if os.path.lexists(path) else None
+        if not os.path.lexists(path):
+            return None
+        return as_meant(read_value(path, TrackedRun), self.storage)
 
     def track(self, tracking: TrackedRun) -> TrackedRun:
         """Note where a tracker keeps its record; an earlier note stays and comes back."""
         path = self.path / "tracking.json"
-        files.write_once(path, codec.to_json(tracking))
-        return read_value(path, TrackedRun)
+        files.write_once(path, codec.to_json(as_stored(tracking, self.storage)))
+        return as_meant(read_value(path, TrackedRun), self.storage)
 
 
 def open_study(
@@ -159,7 +190,7 @@ def _fill(
     journal: StudyJournal, request: StudyRequest, documents: dict[str, bytes], clock: Clock
 ) -> None:
     """Write everything that a study starts from."""
-    for folder in (journal.trials, journal.documents):
+    for folder in (journal.trials, journal.stops_folder, journal.documents):
         files.make_folder(folder)
     for name, text in documents.items():
         files.write_once(journal.documents / name, text)
@@ -245,6 +276,14 @@ def keys_in(storage: Path) -> list[str]:
     """The keys of all studies and runs."""
     studies, runs = list_studies(storage), list_journals(storage)
     return [*(study.key for study in studies), *(run.key for run in runs)]
+
+
+def find_runs(storage: Path, name: str) -> list[Journal]:
+    """The run with that name, or the runs of the study."""
+    found = find_run_or_study(storage, name)
+    if isinstance(found, Journal):
+        return [found]
+    return [found.trial_journal(one) for one in found.trial_starts() if found.trial_run(one)]
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:

@@ -72,8 +72,11 @@ def code_files() -> list[Path]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of its folders, without hidden ones and links."""
-    if folder.is_symlink() or not folder.is_dir():
+    """The files of a folder and of its folders, without hidden ones, links and bytecode.
+
+    Other processes write bytecode meanwhile, first under passing names.
+    """
+    if folder.is_symlink() or not folder.is_dir() or folder.name == "__pycache__":
         return
     for path in folder.iterdir():
         if path.name.startswith(".") or path.is_symlink():

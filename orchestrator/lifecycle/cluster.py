@@ -103,7 +103,7 @@ def start_run(
     launch: ClusterLaunch,
     jobs: ClusterClient,
     provenance: Provenance,
-    proof: Proof | None,
+    proofs: Sequence[Proof],
     key: str | None,
     progress: Progress,
 ) -> tuple[Journal, str]:
@@ -121,7 +121,7 @@ def start_run(
     journal = writer.journal
     tracking.begin(journal, where)
     tracking.in_background([journal])
-    if proof:
+    for proof in proofs:
         writer.save_proof(proof)
     status = run_command("status", journal.key, Path(launch.spec.run.storage))
     try:

@@ -6,18 +6,21 @@ from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.next_commands import as_typed
 from orchestrator.render.screen_parts import fit
-from orchestrator.render.terminal import echo, is_live, show
+from orchestrator.render.terminal import ERROR, echo, is_live, say_error, show
 
 
 def report(error: OrchError) -> None:
-    """Print the message; with --json also the error as a value, on stdout."""
+    """Print the message and the next command; with --json also the error as a value, on stdout."""
     if isinstance(error, OperationInterrupted):
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
         print(over_mark, end="", file=sys.stderr, flush=True)
         error.next_command = error.next_command or as_typed()
+    from orchestrator.lifecycle.next_steps import next_after  # noqa: PLC0415  most commands succeed
+
     report_json(error)
-    text = fit(str(error), whole=error.quoted) if error.is_prose else str(error)
-    echo(text, err=True)
+    error.next_command = error.next_command or next_after(error)
+    text = f"{ERROR} {error}"
+    say_error(fit(text, whole=error.quoted) if error.is_prose else text)
 
 
 def report_abort(*, interrupted: bool) -> int:

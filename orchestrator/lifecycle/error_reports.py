@@ -5,8 +5,8 @@ from dataclasses import replace
 from orchestrator.errors import NoSuchSlice, OrchError, UnknownName
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.score.cells import Unscorable
+from orchestrator.spec.offer_options import WrongOption
 from orchestrator.spec.problem import Problem, SpecProblems
-from orchestrator.spec.wishes import WrongWish
 from orchestrator.types.error_report import ErrorDetail, ErrorReport, Hint
 
 
@@ -18,7 +18,7 @@ def error_report(error: OrchError) -> ErrorReport:
     report = ErrorReport(code=error.code, message=error.message, exit_code=error.exit_code)
     if isinstance(error, Unscorable):
         return replace(report, file=error.file, line=error.line, key=error.column)
-    if isinstance(error, WrongWish):
+    if isinstance(error, WrongOption):
         return replace(report, key=error.key)
     if isinstance(error, Infeasible):
         refusal = error.refusal

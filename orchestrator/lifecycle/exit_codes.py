@@ -6,7 +6,8 @@ from orchestrator.lifecycle.submit import ProofFailed
 from orchestrator.types.offers import Offers
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import LIVE, Run
-from orchestrator.types.study import StudyForecast
+from orchestrator.types.scaling import ScalingForecast
+from orchestrator.types.sweep import SweepForecast
 
 OF_STUDY: dict[Outcome, int] = {
     "succeeded": 0,
@@ -33,7 +34,7 @@ def of_proofs(*proofs: Proof) -> int:
     return 0 if all(proof.passes for proof in proofs) else ProofFailed.exit_code
 
 
-def of_forecast(study: StudyForecast) -> int:
+def of_forecast(study: ScalingForecast | SweepForecast) -> int:
     """Whether every trial has a plan."""
     return SpecError.exit_code if any(one.infeasible for one in study.trials) else 0
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from orchestrator.lifecycle.recording import catch_up, own_runs
 from orchestrator.render.next_commands import storage_command
 from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import server
+from orchestrator.tracking.mlflow.moved_database import mend
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views
@@ -82,6 +84,9 @@ def readable_copy(
     with tempfile.TemporaryDirectory(prefix="orch-ui-") as folder:
         copy = shutil.copyfile(database, Path(folder) / database.name)
         shown = f"sqlite:///{copy}"
+        if places[0].artifacts:
+            with suppress(sqlite3.DatabaseError):  # MLflow says what is wrong with it
+                mend(Path(copy), places[0].artifacts)
         yield shown, [replace(one, uri=shown) for one in places], Path(folder)
 
 

@@ -1,6 +1,7 @@
 """Write the report of a run or a study as one HTML page."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +9,23 @@ from pathlib import Path
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.journal import Journal, StudyJournal, boundary
 from orchestrator.lifecycle.recording import record_files
-from orchestrator.render.page import RunPage, offers_page, run_page, schedule_page, study_page
+from orchestrator.render.page import (
+    RunPage,
+    offers_page,
+    run_page,
+    scaling_page,
+    schedule_page,
+    sweep_page,
+)
 from orchestrator.report import report_and_steps
-from orchestrator.study import make_study_report, read_trial_runs
+from orchestrator.study import TrialRun, make_scaling_report, make_sweep_report, read_trial_runs
+from orchestrator.study.trial_losses import trial_losses
 from orchestrator.types.offers import Offers
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import Report
-from orchestrator.types.study import StudyReport
+from orchestrator.types.scaling import ScalingReport
+from orchestrator.types.sweep import SweepReport
 
 PAGE = "report.html"
 
@@ -25,13 +35,21 @@ class Page:
     """Where a page was written, the report that it shows, and what is wrong with its sources."""
 
     path: Path
-    report: Report | StudyReport
+    report: Report | ScalingReport | SweepReport
     problems: tuple[str, ...] = ()
 
 
-def report_of_study(study: StudyJournal) -> StudyReport:
-    """The measured scaling of a study, beside the predicted one."""
-    return make_study_report(study.key, study.submission().study, read_trial_runs(study))
+def report_of_study(study: StudyJournal) -> ScalingReport | SweepReport:
+    """The measured scaling of a study beside the predicted one, or the losses of a sweep."""
+    return report_of_runs(study, read_trial_runs(study))
+
+
+def report_of_runs(study: StudyJournal, runs: Sequence[TrialRun]) -> ScalingReport | SweepReport:
+    """The report of a study by its kind."""
+    of = study.submission().study
+    if of.kind == "sweep":
+        return make_sweep_report(study.key, of, runs, trial_losses(study), study.stops())
+    return make_scaling_report(study.key, of, runs)
 
 
 def write_run_page(journal: Journal, out: Path | None = None) -> Page:
@@ -47,8 +65,11 @@ def write_run_page(journal: Journal, out: Path | None = None) -> Page:
 def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
     """Write the page of a study, into its directory where that can be written."""
     runs = read_trial_runs(study)
-    found = make_study_report(study.key, study.submission().study, runs)
-    text = study_page(found, {one.trial: one.predicted for one in runs})
+    found = report_of_runs(study, runs)
+    if isinstance(found, SweepReport):
+        text = sweep_page(found)
+    else:
+        text = scaling_page(found, {one.trial: one.predicted for one in runs})
     path = _write(out or _place(study.path, study.key), text)
     for start in study.trial_starts()[-1:]:
         record_files(study.trial_journal(start))
@@ -73,8 +94,8 @@ def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     page = RunPage(
         run=run,
         report=found,
-        plan=journal.plan(run.plan_digest),
-        rehearsed=journal.plan(run.rehearses) if run.rehearses else None,
+        plan=journal.current_plan(run),
+        rehearsed=journal.full_plan(run) if run.rehearses else None,
         proof=proof,
         steps=steps,
     )
@@ -85,7 +106,7 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
     """The proof of a run's plan, if there is one, or why it cannot be read."""
     run = journal.run()
     try:
-        return journal.proof(run.rehearses or run.plan_digest), None
+        return journal.proof(journal.full_plan(run).digest), None
     except JournalUnreadable as error:
         return None, str(error)
 
@@ -108,7 +129,9 @@ def _write(path: Path, text: str) -> Path:
     """Write a page, whole or not at all; one that was there before is replaced."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as file:  # not through a link
+            file.write(text)
         partial.replace(path)
         return path
     except OSError as error:

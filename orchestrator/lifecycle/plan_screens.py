@@ -6,15 +6,28 @@ from typing import TYPE_CHECKING
 
 from orchestrator.prove.proof_folder import has_plan
 from orchestrator.render.plan_screen import plan_screen
+from orchestrator.render.screen_parts import Detail
 from orchestrator.types.plan import Plan
 
 if TYPE_CHECKING:
-    from orchestrator.types.offers import Offers
+    from orchestrator.types.offers import DeadlineOdds, Offers
 
 
-def plans_screen(plans: Sequence[Plan], next_command: str) -> str:
-    """The first plan with its proof, if that is known, then what runners-up lose."""
-    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:])
+def plans_screen(
+    plans: Sequence[Plan],
+    next_command: str,
+    detail: Detail = "usual",
+    odds: "DeadlineOdds | None" = None,
+) -> str:
+    """The first plan with its proof, if that is known, then what runners-up lose. `odds` are those
+    of the spec's deadline.
+    """
+    if plans[0].stages:
+        from orchestrator.render.stages_screen import stages_screen  # noqa: PLC0415  few have any
+
+        known = [text for one in plans[0].stages if (text := _known_proof(one))]
+        return stages_screen(plans[0], next_command, known, detail, odds)
+    return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], detail, odds)
 
 
 def _known_proof(plan: Plan) -> str:

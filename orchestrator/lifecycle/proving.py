@@ -4,6 +4,7 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.lifecycle.progress import Progress, silent, task
+from orchestrator.plan.stages import stage_specs
 from orchestrator.prove.verdict import ProofResult, least_recompute, prove
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
@@ -19,6 +20,16 @@ def prove_plan(
         _make_folder(hlo)
     with task(progress or silent, TASK) as reached:
         return prove(spec, plan, reached, hlo)
+
+
+def prove_each_stage(
+    spec: Spec, plan: Plan, progress: Progress | None = None, hlo: Path | None = None
+) -> list[ProofResult]:
+    """The verdict on the plan of every stage; on the plan itself where it has none."""
+    if not plan.stages:
+        return [prove_plan(spec, plan, progress, hlo)]
+    pairs = zip(stage_specs(spec), plan.stages, strict=True)
+    return [prove_plan(one, stage, progress, hlo) for one, stage in pairs]
 
 
 def prove_less_recompute(

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ TASK = "rehearsal"
 def run_rehearsal(
     rehearsal: Rehearsal,
     full: Plan,
-    proof: Proof | None,
+    proofs: Sequence[Proof],
     provenance: Provenance,
     key: str | None,
     progress: Progress,
@@ -53,7 +54,7 @@ def run_rehearsal(
     with collected_interrupts() as signals:
         writer = create_run(storage, request, key)
         tracking.begin(writer.journal, where)
-        if proof:
+        for proof in proofs:
             writer.save_proof(proof)
         error = drive(writer.journal, rehearsal.plan, signals, progress)
     _end_without_driver(writer, error, interrupted=bool(signals))

@@ -74,7 +74,7 @@ def _events(state: RunState) -> Iterator[FileFinding]:
 
 def _written_once(journal: Journal, state: RunState) -> Iterator[FileFinding]:
     """The spec, the plans and the documents."""
-    for name, sha256 in _sums(journal, state).items():
+    for name, sha256 in journal.sums(state).items():
         if (what := _difference(journal.paths.root / name, sha256)) is None:
             continue
         document = name.startswith("documents/")
@@ -87,12 +87,6 @@ def _written_once(journal: Journal, state: RunState) -> Iterator[FileFinding]:
             repairable=repairable,
             advice="it is made again from the spec" if repairable else PUT_BACK,
         )
-
-
-def _sums(journal: Journal, state: RunState) -> dict[str, str]:
-    """The sha256 of each file that an event has it of."""
-    plans = {journal.paths.name_of(journal.paths.plan(d)): s for d, s in state.plan_sums.items()}
-    return state.submitted.submission.sums | plans
 
 
 def _difference(path: Path, sha256: str) -> str | None:
@@ -108,7 +102,7 @@ def _difference(path: Path, sha256: str) -> str | None:
 
 def _remade(journal: Journal, state: RunState, name: str) -> bytes | None:
     """A plan as this version of orch makes it from the spec, if it is the same to the byte."""
-    sha256 = _sums(journal, state)[name]
+    sha256 = journal.sums(state)[name]
     with suppress(OrchError):
         for plan in _plans(journal, state):
             content = codec.to_pretty_json(plan).encode()

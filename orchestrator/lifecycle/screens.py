@@ -7,7 +7,7 @@ from orchestrator.lifecycle.pages import Page, report_of_study
 from orchestrator.render.next_commands import run_command
 from orchestrator.render.runs_screen import study_runs_screen
 from orchestrator.render.status_screen import next_run_command, status_screen
-from orchestrator.render.study_report_screen import study_report_screen, verdict_text
+from orchestrator.render.study_screens import study_report_screen, verdict_text
 from orchestrator.types.run import Status
 from orchestrator.types.study import StudyStatus
 
@@ -19,8 +19,8 @@ def status_screens(status: Status | StudyStatus, named: str, storage: Path) -> l
     study = find_run_or_study(storage, status.study)
     assert isinstance(study, StudyJournal)
     following = run_command("report", study.key, storage)
-    scaling = study_report_screen(report_of_study(study), following)
-    return [study_runs_screen(status), "\n", scaling]
+    measured = study_report_screen(report_of_study(study), following)
+    return [study_runs_screen(status), "\n", measured]
 
 
 def study_screens(study: StudyJournal | None, next_command: str) -> list[str]:

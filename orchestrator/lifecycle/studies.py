@@ -18,19 +18,24 @@ from orchestrator.lifecycle.study_runners import (
 from orchestrator.lifecycle.submit import check_no_rehearsal_options
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
+from orchestrator.render.sweep_text import stop_text
 from orchestrator.spec.load_study import load_study
-from orchestrator.study import forecast_study
+from orchestrator.study import forecast_of
+from orchestrator.study.trial_losses import settle, stop_of
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (
     StudyPlanned,
     SubmitStarted,
     TrialDoneBefore,
     TrialStarted,
+    TrialStopped,
     UnitsDone,
 )
-from orchestrator.types.run import LIVE
-from orchestrator.types.study import Study, StudyForecast
+from orchestrator.types.run import LIVE, Run
+from orchestrator.types.scaling import ScalingForecast
+from orchestrator.types.study import Study
 from orchestrator.types.submit_options import SubmitOptions
+from orchestrator.types.sweep import SweepForecast
 
 TASK = "planning"
 Outcome = Literal["succeeded", "failed", "infeasible", "stopped"]
@@ -49,9 +54,9 @@ class StudyResult:
 # --- plan
 
 
-def plan_study(study: Study, progress: Progress | None = None) -> StudyForecast:
-    """The predicted scaling of a study."""
-    return forecast_study(study, plan_trials(study, progress or silent))
+def plan_study(study: Study, progress: Progress | None = None) -> ScalingForecast | SweepForecast:
+    """The predicted scaling of a study, or what a sweep costs."""
+    return forecast_of(study, plan_trials(study, progress or silent))
 
 
 def plan_trials(study: Study, progress: Progress) -> dict[int, Plan | str]:
@@ -94,7 +99,14 @@ def submit_study(
     )
     trials, storage = planned_repeats(study, feasible, path), storage_of(study)
     place = request.journal_in(storage)
-    runner.prepare([one for one in trials if not one.run_in(place, "succeeded")])
+    stopped = {one.trial for one in place.stops()}
+    runner.prepare(
+        [
+            one
+            for one in trials
+            if one.trial.number not in stopped and not one.run_in(place, "succeeded")
+        ]
+    )
     journal = open_study(storage, request, {"study.yaml": path.read_bytes()})
     outcome = carry_out(journal, study, trials, runner, caller.progress)
     partial = outcome == "succeeded" and not complete
@@ -120,7 +132,7 @@ def _report_start(
             study=study,
         )
     )
-    progress(StudyPlanned(forecast=forecast_study(study, plans)))
+    progress(StudyPlanned(forecast=forecast_of(study, plans)))
 
 
 def runner_of(study: Study, path: Path, options: SubmitOptions, caller: Caller) -> TrialRunner:
@@ -162,10 +174,22 @@ def carry_out(
         if done := one.run_in(journal, "succeeded"):
             progress(TrialDoneBefore(run=done))
             continue
+        stop = stop_of(journal, one.trial.number)
+        if stop and not one.run_in(journal, *LIVE):
+            progress(TrialStopped(stop=stop))
+            continue
         run = runner.run(journal, one)
-        if run is None or run.state == "cancelled":
+        if run is None or (run.state == "cancelled" and not is_stopped(journal, one, run)):
             return "stopped"
+        if study.kind == "sweep" and settle(journal, one.trial.number, run):
+            continue
         failed |= run.state != "succeeded"
         if failed and study.after_failure == "stop":
             break
     return "failed" if failed else "succeeded"
+
+
+def is_stopped(journal: StudyJournal, trial: PlannedRepeat, run: Run) -> bool:
+    """Whether the rule of the sweep cancelled a run, and not a person."""
+    stop = stop_of(journal, trial.trial.number)
+    return stop is not None and stop_text(stop) in run.detail

@@ -10,6 +10,7 @@ from orchestrator.launch.backend import ClusterClient
 from orchestrator.launch.provenance import archive, versions
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
+from orchestrator.lifecycle.early_stop import stopping
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.requests import Caller, NamedCluster, Provenance, provenance_of
 from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
@@ -59,10 +60,10 @@ class TrialRunner(Protocol):
         """One run, to its end; None when it is no longer followed, and goes on."""
 
 
-def _proof(trial: PlannedRepeat, options: SubmitOptions, caller: Caller) -> Proof | None:
-    """The proof of a trial's plan, reported only where it does not pass."""
+def _proofs(trial: PlannedRepeat, options: SubmitOptions, caller: Caller) -> list[Proof]:
+    """The proofs of a trial's plan, reported only where one does not pass."""
     if not options.prove:
-        return None
+        return []
     return prove_before(trial.trial.spec, trial.plan, caller.progress, report_passed=False)
 
 
@@ -99,13 +100,14 @@ class RehearsalRunner:
 
     def _run(self, study: StudyJournal, trial: PlannedRepeat) -> Run:
         options, caller, spec = self.options, self.caller, trial.trial.spec
-        proof = _proof(trial, options, caller)
+        proofs = _proofs(trial, options, caller)
         small = rehearsal_of(spec, trial.plan, steps=self.steps, devices=options.devices_per_pod)
         provenance = _provenance(trial, self.steps, options, study)
-        if options.calibrate:
+        if options.calibrate and not trial.plan.stages:
             small, provenance = calibrated_rehearsal(small, provenance, caller.progress)
         key = start_trial(study, trial.trial.number, trial.repeat).run
-        return rehearse.run_rehearsal(small, trial.plan, proof, provenance, key, caller.progress)
+        progress = stopping(study, trial.trial.number, trial.repeat, caller.progress)
+        return rehearse.run_rehearsal(small, trial.plan, proofs, provenance, key, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ class ClusterRunner:
             self.jobs[:] = [jobs]
             self.caller.progress(ready)
         for one in trials:
-            _proof(one, self.options, self.caller)
+            _proofs(one, self.options, self.caller)
         address = self.where.address
         proposal = Proposal(name=self.path.name, runs=len(trials), address=address)
         self.caller.check_confirmed(proposal)
@@ -166,7 +168,8 @@ class ClusterRunner:
             job = cluster.job_name(live, cluster.SUBMITTED)
         else:
             journal, job = self.start(study, trial, jobs)
-        run = follow.follow(journal, jobs, job, 0, progress)
+        watched = stopping(study, trial.trial.number, trial.repeat, progress)
+        run = follow.follow(journal, jobs, job, 0, watched)
         if run is None:
             progress(LeftRunning(run=journal.run()))
             return None
@@ -181,8 +184,8 @@ class ClusterRunner:
         provenance = _provenance(trial, steps, options, study).on_cluster(self.where.address)
         launch = self.launch(trial, dict(provenance.environment))
         key = start_trial(study, trial.trial.number, trial.repeat).run
-        proof = _proof(trial, options, self.caller)
-        return cluster.start_run(launch, jobs, provenance, proof, key, self.caller.progress)
+        proofs = _proofs(trial, options, self.caller)
+        return cluster.start_run(launch, jobs, provenance, proofs, key, self.caller.progress)
 
 
 def most_pods(trials: list[PlannedRepeat]) -> list[PlannedRepeat]:

@@ -14,7 +14,7 @@ from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.progress import Progress
-from orchestrator.lifecycle.proving import prove_plan
+from orchestrator.lifecycle.proving import prove_each_stage
 from orchestrator.lifecycle.requests import (
     Caller,
     NamedCluster,
@@ -105,14 +105,15 @@ def run_with_key(request: SubmitRequest) -> Run | None:
 
 def prove_before(
     spec: Spec, plan: Plan, progress: Progress, *, report_passed: bool = True
-) -> Proof:
-    """The proof of a plan; one that does not pass is an error."""
-    result = prove_plan(spec, plan, progress)
-    if report_passed or not result.proof.passes:
-        progress(Proved(plan=plan, proof=result.proof, age_s=result.age_s))
-    if not result.proof.passes:
+) -> list[Proof]:
+    """The proof of a plan, or of each of its stages; one that does not pass is an error."""
+    results = prove_each_stage(spec, plan, progress)
+    for result in results:
+        if report_passed or not result.proof.passes:
+            progress(Proved(plan=result.plan, proof=result.proof, age_s=result.age_s))
+    if not all(result.proof.passes for result in results):
         raise ProofFailed(f"{plan.name}: the plan does not pass its proof; nothing was submitted")
-    return result.proof
+    return [result.proof for result in results]
 
 
 def submit_rehearsal(request: SubmitRequest) -> Run:
@@ -126,12 +127,12 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     provenance = provenance_of(request.path, spec, steps, options.profile)
     progress(SubmitStarted(name=plan.name, address=None, named_by=None))
     progress(Planned(plan=plan))
-    proof = prove_before(spec, plan, progress) if options.prove else None
-    if options.calibrate:
+    proofs = prove_before(spec, plan, progress) if options.prove else []
+    if options.calibrate and not plan.stages:
         small, provenance = calibrated_rehearsal(small, provenance, progress)
     progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
     caller.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
-    run = rehearse.run_rehearsal(small, plan, proof, provenance, options.key, progress)
+    run = rehearse.run_rehearsal(small, plan, proofs, provenance, options.key, progress)
     tracked = recording.tracked_at_end(Journal(Path(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
     return run
@@ -158,10 +159,10 @@ def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
     progress(SubmitStarted(name=plan.name, address=where.address, named_by=where.named_by))
     jobs, ready = cluster.check_cluster(launch, progress)
     progress(Planned(plan=plan))
-    proof = prove_before(spec, plan, progress) if options.prove else None
+    proofs = prove_before(spec, plan, progress) if options.prove else []
     progress(ready)
     caller.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
-    journal, job = cluster.start_run(launch, jobs, provenance, proof, options.key, progress)
+    journal, job = cluster.start_run(launch, jobs, provenance, proofs, options.key, progress)
     if options.detach:
         return journal.run()
     return follow.follow_to_end(journal, jobs, job, 0, progress)

@@ -121,12 +121,15 @@ def _sizes(keys: UsedKeys, link: str, devices: int) -> dict[str, int]:
     """Each axis as the product of MaxText's; one of theirs may be -1, which is what is left."""
     theirs = {one: f"{link}_{one}_parallelism" for names in AXES.values() for one in names}
     given = {one: keys.whole(key, 1) for one, key in theirs.items()}
+    for one, size in given.items():
+        if size < 1 and size != -1:
+            keys.refuse(theirs[one], "must be at least 1, or -1")
     open_axes = [one for one, size in given.items() if size == -1]
     known = prod(size for size in given.values() if size != -1)
     if len(open_axes) > 1:
         keys.refuse(theirs[open_axes[1]], "only one axis may be -1")
     elif open_axes:
-        given[open_axes[0]] = max(devices // known, 1)
+        given[open_axes[0]] = max(devices // max(known, 1), 1)
     if prod(max(size, 1) for size in given.values()) != devices:
         shown = " x ".join(f"{one} {size}" for one, size in given.items() if size != 1)
         keys.problems.append(f"{link} parallelism: {shown or '1'} is not {devices}")
@@ -165,7 +168,7 @@ def _training(keys: UsedKeys) -> dict[str, Any]:
         "beta2": float(keys.number("adam_b2")),
         "epsilon": float(keys.number("adam_eps")),
         "weight_decay": float(keys.number("adam_weight_decay")),
-        "z_loss": float(keys["z_loss_multiplier"] or 0.0),
+        "z_loss": float(keys.number("z_loss_multiplier", 0.0)),
     }
     clip = keys.number("gradient_clipping_threshold")
     if clip > 0:
@@ -196,14 +199,15 @@ def _compute(keys: UsedKeys) -> str:
 
 
 def _type(keys: UsedKeys, key: str) -> str:
-    if keys[key] not in TYPES:
+    name = keys.word(key)
+    if name not in TYPES:
         keys.refuse(key, f"must be one of {', '.join(TYPES)}")
-    return TYPES.get(keys[key], "bf16")
+    return TYPES.get(name, "bf16")
 
 
 def _remat(keys: UsedKeys) -> Any:
     """The policy, by name or tensor by tensor."""
-    name = keys["remat_policy"]
+    name = keys.word("remat_policy")
     tensors = {one: keys[one] for one in maxtext_policies.TENSORS if keys[one] is not None}
     if name == "custom":
         return _written(_custom(keys, tensors))

@@ -35,7 +35,7 @@ LLAMA_3_1 = {"kind": "llama3", "factor": 8.0}
 
 def model_of(keys: UsedKeys) -> dict[str, Any]:
     """The model; what no spec can say is refused by its key."""
-    block = keys["decoder_block"]
+    block = keys.word("decoder_block")
     if block not in BLOCKS:
         keys.refuse("decoder_block", f"must be one of {', '.join(BLOCKS)}")
         block = "llama2"
@@ -52,7 +52,7 @@ def model_of(keys: UsedKeys) -> dict[str, Any]:
     }
     model |= {key: value for key, value in BLOCKS[block].items() if key != "window_pattern"}
     if (block, sizes["layers"]) in SCALED_BY_WIDTH:
-        model["attention_scale"] = (sizes["d_model"] / sizes["heads"]) ** -0.5
+        model["attention_scale"] = (sizes["d_model"] / max(sizes["heads"], 1)) ** -0.5
     for key in ("use_post_attn_norm", "use_post_ffw_norm"):
         if keys.is_on(key) and BLOCKS[block].get("norm_placement") != "both":
             keys.refuse(key, f"is not served in a {block} block")
@@ -136,8 +136,8 @@ def _rotary(keys: UsedKeys) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if keys.is_on("local_rope_max_timescale"):
         said["local_rope_theta"] = float(keys.number("local_rope_max_timescale"))
-    linear = keys["rope_linear_scaling_factor"]
-    if linear not in (None, 1, 1.0):
+    linear = keys.number("rope_linear_scaling_factor", 1.0)
+    if linear != 1:
         said["rope_scaling"] = {"kind": "linear", "factor": float(linear)}
     kind = keys["rope_type"]
     if kind == "llama3.1":
@@ -145,10 +145,10 @@ def _rotary(keys: UsedKeys) -> dict[str, Any]:
     elif kind == "yarn":
         said["rope_scaling"] = {
             "kind": "yarn",
-            "factor": float(keys["rope_factor"] or 40),
+            "factor": float(keys.number("rope_factor", 40)),
             "original_length": keys.whole("original_max_position_embeddings", 4096),
-            "beta_fast": float(keys["beta_fast"] or 32),
-            "beta_slow": float(keys["beta_slow"] or 1),
+            "beta_fast": float(keys.number("beta_fast", 32)),
+            "beta_slow": float(keys.number("beta_slow", 1)),
         }
     elif kind != "default":
         keys.refuse("rope_type", "must be default, llama3.1 or yarn")
@@ -162,7 +162,7 @@ def _mixture(keys: UsedKeys, block: str) -> dict[str, Any]:
         "top_k": keys.whole("num_experts_per_tok"),
         "normalized": bool(keys["norm_topk_prob"]) or block in ("mixtral", "gpt_oss"),
         "scale": float(keys.number("routed_scaling_factor")),
-        "balance_loss": float(keys["load_balance_loss_weight"] or 0.0),
+        "balance_loss": float(keys.number("load_balance_loss_weight", 0.0)),
     }
     for ours, theirs, off in (
         ("d_ff", "base_moe_mlp_dim", -1),
@@ -178,9 +178,10 @@ def _mixture(keys: UsedKeys, block: str) -> dict[str, Any]:
     if keys["routed_score_func"]:
         mixture["router"] = keys["routed_score_func"]
     if keys.is_on("routed_bias"):
-        mixture["balance_bias"] = float(keys["routed_bias_update_rate"] or 0.001)
-    if keys.number("capacity_factor") > 0:
-        mixture["capacity_factor"] = float(keys["capacity_factor"])
+        mixture["balance_bias"] = float(keys.number("routed_bias_update_rate", 0.001))
+    capacity = keys.number("capacity_factor")
+    if capacity > 0:
+        mixture["capacity_factor"] = float(capacity)
     if keys.is_on("use_random_routing"):
         keys.note("use_random_routing: the plan takes loads as its router gives them")
     return mixture

@@ -25,6 +25,10 @@ VARIABLE = re.compile(
 USE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-[^}]*)?\}|\$([A-Z][A-Z0-9_]*)")
 COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 DEPTH = 8
+DEEPEST = 16  # nested values
+LONGEST = 1 << 20  # characters of a line with the values of its variables
+# How Python says that a text is no literal, or too deep a one.
+NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 BENCHMARKS_NEEDED = "give MaxText's Python file of benchmarks too, maxtext_*_model_configs.py"
 # xpk's options that say which chips.
 DEVICE, SLICES, BENCHMARK = ("device-type", "tpu-type"), "num-slices", "model-name"
@@ -86,9 +90,10 @@ def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
 
 def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
     try:
+        _check_bounded(text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date may be none
         raise RecipeProblems([f"{name}: is not YAML: {error}"]) from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
         raise RecipeProblems([f"{name}: is no mapping of MaxText's keys"])
@@ -98,6 +103,18 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
             value = values[node.value]
             read = value_of(value) if isinstance(value, str) else value
             recipe.set(node.value, Setting(read, place))
+
+
+def _check_bounded(text: str) -> None:
+    """Refuse what could grow when values are made of it: aliases, and depth."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"the alias *{event.anchor} is not served")
+        if depth > DEEPEST:
+            raise ValueError(f"it has more than {DEEPEST} levels")
 
 
 def _read_words(recipe: Recipe, name: str, text: str) -> None:
@@ -134,20 +151,22 @@ def _read_benchmark(recipe: Recipe, name: str, text: str) -> None:
     """The tuning parameters of the benchmark that a script names; words override them."""
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    except (SyntaxError, ValueError) as error:
-        raise RecipeProblems([f"{name}: is not Python: {error}"]) from error
+    except NO_LITERAL as error:
+        why = str(error) or type(error).__name__
+        raise RecipeProblems([f"{name}: is not Python: {why}"]) from error
     known = {}
     for call in calls:
         words = {word.arg: word.value for word in call.keywords}
-        if {"model_name", "model_type", "tuning_params"} <= set(words):
-            known[_plain(ast.literal_eval(words["model_name"]))] = words
+        match words.get("model_name"):
+            case ast.Constant(value=str(called)) if {"model_type", "tuning_params"} <= set(words):
+                known[_plain(called)] = words
     if recipe.benchmark is None or _plain(recipe.benchmark) not in known:
         names = ", ".join(known)
         raise RecipeProblems([f"{name}: benchmark {recipe.benchmark}: known are {names}"])
     words = known[_plain(recipe.benchmark)]
     found = {"model_name": words["model_type"]} | _entries(words["tuning_params"])
     for key, value in found.items():
-        with suppress(ValueError):  # an expression: a path, a sum of flags
+        with suppress(*NO_LITERAL):  # an expression: a path, a sum of flags
             setting = Setting(ast.literal_eval(value), f"{name}:{value.lineno}")
             recipe.keys.setdefault(key, setting)
 
@@ -171,6 +190,9 @@ def expanded(text: str, variables: dict[str, str]) -> str:
     """Text with the values of variables that the script sets; others stay as they are."""
     for _ in range(DEPTH):
         before = text
+        uses = (match[1] or match[2] for match in USE.finditer(text))
+        if len(text) + sum(len(variables.get(name, "")) for name in uses) > LONGEST:
+            raise RecipeProblems([f"variables make a line longer than {LONGEST:,} characters"])
         text = USE.sub(lambda match: variables.get(match[1] or match[2], match[0]), text)
         if text == before:
             break
@@ -184,5 +206,5 @@ def value_of(text: str) -> Any:
         return known[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except NO_LITERAL:
         return text

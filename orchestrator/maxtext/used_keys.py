@@ -3,6 +3,7 @@
 import tomllib
 from functools import cache
 from importlib.resources import files
+from textwrap import shorten
 from typing import Any
 
 from orchestrator.maxtext.irrelevant_keys import is_irrelevant
@@ -53,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "weight_dtype": "float32",
 }
 # What switches a key off: nothing is lost where such a key is not served.
+LARGEST, SHOWN = 1e18, 120
 OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], "default", "none", "disabled")
 
 
@@ -67,7 +69,7 @@ class UsedKeys:
     """The values of keys, what is wrong with them, and what else should be known."""
 
     def __init__(self, recipe: Recipe) -> None:
-        name = recipe.get("model_name", "default")
+        name = str(recipe.get("model_name", "default"))
         self._given, self._model = recipe.keys, models().get(name, {})
         self._used: set[str] = set()
         self.problems: list[str] = []
@@ -86,11 +88,20 @@ class UsedKeys:
         """Let keys have any value."""
         self._used.update(keys)
 
-    def number(self, key: str) -> float:
-        """A number; what is none is refused, and counts as 1."""
+    def word(self, key: str) -> str:
+        """A value that is one of some names."""
+        return str(self[key])
+
+    def number(self, key: str, unset: float | None = None) -> float:
+        """A number; what is none is refused, and counts as 1. `unset` where it is not on."""
         value = self[key]
+        if unset is not None and not value:
+            return unset
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.refuse(key, "must be a number")
+            return 1
+        if not -LARGEST < value < LARGEST:  # nor is it no number
+            self.refuse(key, "is too large")
             return 1
         return value
 
@@ -112,7 +123,7 @@ class UsedKeys:
         setting = self._given.get(key)
         if setting is None and key in self._model:
             setting = Setting(self._model[key], f"model {self['model_name']}")
-        written = f"{key}={setting.value}" if setting else key
+        written = shorten(f"{key}={setting.value}" if setting else key, SHOWN)
         self.problems.append(f"{setting.place + ': ' if setting else ''}{written}: {why}")
 
     def note(self, text: str) -> None:

@@ -1,13 +1,6 @@
 """Grouped-query attention with rotary positions."""
 
-from orchestrator.network.description import (
-    Attention,
-    Dimension,
-    Matmul,
-    Scores,
-    Tensor,
-    Weight,
-)
+from orchestrator.network.description import Attention, Dimension, Matmul, Scores, Tensor, Weight
 from orchestrator.network.norms import norms_around, query_key_norms
 from orchestrator.network.rotary import rotary
 from orchestrator.types.model import Model

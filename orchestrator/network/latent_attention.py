@@ -68,7 +68,7 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
 
 
 def queries(
-    model: Model, shape: latent.LatentAttention, dimensions: tuple[Dimension, Dimension]
+    model: Model, shape: latent.LatentDimensions, dimensions: tuple[Dimension, Dimension]
 ) -> Matmul:
     """From their latent, or from the stream where they have none."""
     if shape.query_rank is None:
@@ -92,7 +92,7 @@ def from_latent(
     )
 
 
-def latents(model: Model, shape: latent.LatentAttention) -> tuple[Matmul, ...]:
+def latents(model: Model, shape: latent.LatentDimensions) -> tuple[Matmul, ...]:
     """What the stream is multiplied by: the latents, and the part of keys that RoPE turns."""
     embed = Dimension(GATHERED, model.d_model)
     kinds = [

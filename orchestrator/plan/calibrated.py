@@ -16,6 +16,7 @@ from orchestrator.network.rematerialization import policy
 from orchestrator.plan import flops
 from orchestrator.plan.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.plan.host import transfers
+from orchestrator.plan.identity import plan_digest
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.plan_warnings import (
     forecast_warnings,
@@ -23,7 +24,6 @@ from orchestrator.plan.plan_warnings import (
     too_long,
     unknown_rates,
 )
-from orchestrator.plan.planner import plan_digest
 from orchestrator.plan.step_work import FORWARD_AND_BACKWARD, pass_bytes
 from orchestrator.plan.time import device_peak
 from orchestrator.plan.torus import NO_LINKS

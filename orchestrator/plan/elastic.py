@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from orchestrator.errors import SpecError
-from orchestrator.plan.planner import make_plan, plan_digest
+from orchestrator.plan.identity import plan_digest
+from orchestrator.plan.planner import make_plan
+from orchestrator.plan.stages import joined, stage_specs
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Batch, Pods, Spec
 
@@ -17,6 +19,9 @@ def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
     """
     if pods == plan.pods:
         return plan
+    if plan.stages:
+        pairs = zip(stage_specs(spec), plan.stages, strict=True)
+        return joined(spec, [plan_on(one, stage, pods) for one, stage in pairs])
     for tolerance in TOLERANCES:
         batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length, tolerance=tolerance)
         changed = replace(
@@ -34,7 +39,7 @@ def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
 
 
 def _with_identity_of(plan: Plan, other: Plan) -> Plan:
-    """The other plan, naming the same experiment and the batch that was requested for it."""
+    """The other plan, naming the same experiment, its stage, and the batch that was requested."""
     batch = replace(other.batch, requested_sequences=plan.batch.requested_sequences)
-    renamed = replace(other, spec_digest=plan.spec_digest, batch=batch)
+    renamed = replace(other, spec_digest=plan.spec_digest, batch=batch, stage=plan.stage)
     return replace(renamed, digest=plan_digest(renamed))

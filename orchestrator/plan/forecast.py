@@ -1,6 +1,6 @@
 """The Forecast of one layout, from its two ledgers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -142,7 +142,7 @@ def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:
     )
     size = layout.parameter_bytes + layout.moment_bytes
     state = State(
-        bytes=size * flops.parameters(layout.model),
+        bytes=round(size * flops.parameters(layout.model)),
         bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
     )
     return goodput_inputs(machines, spec.run, state)
@@ -255,6 +255,27 @@ def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
 def scale(values: Estimate, factor: float) -> Estimate:
     """The same times, in days, hours or money."""
     return apply(values, lambda value: value * factor)
+
+
+def add(values: Sequence[Estimate]) -> Estimate:
+    """The sum of times that are long together: ends of intervals add up."""
+
+    def sum_of(name: str) -> float | None:
+        parts = [getattr(one, name) for one in values]
+        return None if None in parts else sum(parts)
+
+    return Estimate(
+        lower=sum(one.lower for one in values),
+        unoverlapped=sum(one.unoverlapped for one in values),
+        expected=sum_of("expected"),
+        low=sum_of("low"),
+        high=sum_of("high"),
+    )
+
+
+def plus(values: Estimate, more: float) -> Estimate:
+    """The same times, each with so much more; the bound is without it."""
+    return replace(apply(values, lambda value: value + more), lower=values.lower)
 
 
 def rates(values: Estimate, amount: float) -> Estimate:

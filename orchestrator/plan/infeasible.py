@@ -40,12 +40,19 @@ class Infeasible(SpecError):
 
     is_prose = True
 
-    def __init__(self, spec: Spec, reasons: tuple[Reason, ...]) -> None:
+    def __init__(self, spec: Spec, reasons: tuple[Reason, ...], *, suggests: bool = True) -> None:
         super().__init__(spec, reasons)
-        self.spec, self.reasons = spec, reasons
+        self.spec, self.reasons, self.suggests = spec, reasons, suggests
+
+    def of_stage(self, number: int, of: int) -> "Infeasible":
+        """The same for a stage. Nothing near is suggested: it would have to suit all stages."""
+        return Infeasible(
+            self.spec, (reason("stage", number=number, of=of), *self.reasons), suggests=False
+        )
 
     def __str__(self) -> str:
-        return infeasible_text(self.refusal)
+        following = f"\n\nNext: {self.next_command}" if self.next_command else ""
+        return infeasible_text(self.refusal) + following
 
     @property
     def message(self) -> str:
@@ -55,6 +62,8 @@ class Infeasible(SpecError):
     @cached_property
     def refusal(self) -> Refusal:
         """The reasons with suggestions, or with the reason why there are none."""
+        if not self.suggests:
+            return Refusal(reasons=self.reasons, suggestions=())
         lacks_memory = any(one.code in LACKING for one in self.reasons)
         suggestions = nearest_specs(self.spec, lacks_memory=lacks_memory)
         reasons = self.reasons if suggestions else (*self.reasons, nothing_near(self.spec))

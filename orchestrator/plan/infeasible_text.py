@@ -10,6 +10,7 @@ from orchestrator.types.refusal import Reason, ReasonCode, Refusal, Suggestion
 
 CENT = 0.01
 SENTENCES: dict[ReasonCode, str] = {
+    "stage": "stage {number} of {of} has none on these slices:",
     "memory": (
         "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
         " {chip} has {usable_gib:,.2f} GiB"

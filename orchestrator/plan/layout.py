@@ -282,6 +282,11 @@ class Layout:
         """The tile of the chip. One without a matrix unit is a GPU and does not pad."""
         return TPU_TILE if self.chip.matrix_unit else NO_TILE
 
+    @property
+    def turns_apart(self) -> bool:
+        """Whether arrays are turned beside other work, and are there in both orders meanwhile."""
+        return bool(self.chip.libtpu and self.chip.libtpu.turns_apart)
+
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
         if dimension.axis in GATHERED_AXES:

@@ -9,7 +9,13 @@ from functools import partial
 import numpy as np
 
 from orchestrator.network.description import Block, Tensor
-from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, REPLICA_AXES
+from orchestrator.network.mesh_axes import (
+    GROUPS,
+    ICI_AXES,
+    REPLICA_AXES,
+    SHARED_OVER_DCN,
+    SLICE_REPLICAS,
+)
 from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory_backward import backward_lines
@@ -30,9 +36,11 @@ from orchestrator.types.spec_fields import Treatment
 def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
     """All phases of a step, each with its lines."""
     resting = resting_lines(layout)
-    saved, gradients = [*resting, *saved_lines(layout)], gradient_lines(layout)
+    kept, gradients = kept_lines(layout), gradient_lines(layout)
+    saved = [*resting, copy_line(layout, waiting_copies(layout)), *kept]
+    in_layers = [*resting, copy_line(layout, layout.stored_layer_elements), *kept, *gradients]
     backward = [
-        phase(f"{name} backward", [*saved, *gradients, *lines])
+        phase(f"{name} backward", [*in_layers, *lines])
         for block in layout.network.blocks
         for name, lines in backward_lines(layout, block)
     ]
@@ -105,23 +113,35 @@ def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
     return layout.over_layers(partial(block_activation_bytes, layout, treatment))
 
 
-def saved_lines(layout: Layout) -> list[LedgerLine]:
-    """What a device holds from a microbatch's forward pass to its backward pass.
-
-    The compiler casts all layers' matrices at once, before the loop over layers, wherever
-    parameters and compute differ in type.
-    """
-    differ = layout.precision.parameters != layout.activation_type
-    kept = [
+def kept_lines(layout: Layout) -> list[LedgerLine]:
+    """The activations that a device holds from a microbatch's forward pass to its backward pass."""
+    return [
         line("kept_activations", f"kept {named(block, 'activations')}", "layers x size",
              layers=layers, size=block_activation_bytes(layout, "keep", block))
         for block, layers in layout.network.kinds
     ]  # fmt: skip
-    return [
-        line("compute_copy", "compute copy", "size x layers",
-             size=layout.compute_bytes * differ, layers=layout.stored_layer_elements),
-        *kept,
-    ]  # fmt: skip
+
+
+def copy_line(layout: Layout, elements: Number) -> LedgerLine:
+    """Matrices in the compute type. The compiler casts those of all layers at once, before the loop
+    over layers, wherever parameters and compute differ in type.
+    """
+    differ = layout.precision.parameters != layout.activation_type
+    return line("compute_copy", "compute copy", "size x layers",
+                size=layout.compute_bytes * differ, layers=elements)  # fmt: skip
+
+
+def waiting_copies(layout: Layout) -> Number:
+    """Elements of these copies that wait for the backward pass while the loss is computed.
+
+    Where slices exchange something in each layer, the compiler takes the first layer out of the
+    loop and casts again, all but the attention's last matrix, which it also turns.
+    """
+    turned = layout.over_layers(lambda block: layout.stored_elements(block.attention.output.weight))
+    alone = layout.mesh[SLICE_REPLICAS] == 1
+    apart = layout.devices_along(SHARED_OVER_DCN) == 1
+    casts_once = apart & (alone | (layout.microbatches > 1))
+    return np.where(casts_once, layout.stored_layer_elements, turned)
 
 
 # --- the loss

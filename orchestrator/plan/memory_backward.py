@@ -14,6 +14,8 @@ ROUTED_STAGES, DROPLESS_STAGES = 4, 2
 # First matrices of experts that are alive at once before the backward pass: joined and gathered,
 # parted, and turned for the gradients of their rows.
 TURNED_STAGES = 3
+# Up to so many devices a ring of `tensor` has no loop over its hops.
+LOOPLESS_WAYS = 4
 
 
 def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
@@ -22,8 +24,10 @@ def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[Ledger
     if isinstance(block.mlp, Mixture) and is_dropless(layout):
         experts = dropless_phases(layout, block, block.mlp)
         return (*((named(block, name), lines) for name, lines in experts), attention)
+    ring = ring_phases(layout, block)
     return (
-        (named(block, "mlp"), mlp_lines(layout, block)),
+        (named(block, "mlp"), mlp_lines(layout, block, *activation_moment(layout, block))),
+        *((named(block, name), lines) for name, lines in ring),
         (named(block, "attention again"), again_lines(layout, block)),
         attention,
     )
@@ -65,28 +69,63 @@ def dropless_phases(
     )  # fmt: skip
 
 
-def mlp_lines(layout: Layout, block: Block) -> list[LedgerLine]:
-    """The MLP's backward pass, with all that the attention's will need.
-
-    The stream is alive in four stages, and where `tensor` goes round a ring, in four more that are
-    gathered.
+def mlp_lines(layout: Layout, block: Block, stages: Number, products: Number) -> list[LedgerLine]:
+    """The MLP's backward pass, with all that the attention's will need, and so many stages of the
+    stream and inner tensors.
     """
-    ways = split_ways(layout)
-    ring = ways > 1
     return [
         line("gathered_weights", "gathered weights", "size x block",
              size=layout.compute_bytes, block=layout.block_elements(block)),
         line("working_activations", "stream", "stages x stream",
-             stages=4 * ring + 4 / ways, stream=stream_bytes(layout)),
+             stages=stages, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=mlp_products(layout, block), product=product_bytes(layout, block)),
+             products=products, product=product_bytes(layout, block)),
         *([routed_line(layout, ROUTED_STAGES)] if isinstance(block.mlp, Mixture) else []),
-        line("working_activations", "attention", "size", size=attention_bytes(layout, block)),
+        line("working_activations", "attention", "size",
+             size=attention_bytes(layout, block) + in_order_of_arrival(layout, block)),
     ]  # fmt: skip
 
 
+def activation_moment(layout: Layout, block: Block) -> tuple[Number, Number]:
+    """Stages of the stream, and inner tensors, while the activation is differentiated.
+
+    Around a ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
+    gradient of its result, which is also there in parts. The inner tensor and the gradients of the
+    first products come at once, beside the gradient of the inner tensor and, made again, the
+    products, which are one array.
+    """
+    ways, inputs = split_ways(layout), len(block.mlp.inputs)
+    if isinstance(block.mlp, Mixture):
+        return 4 * (ways > 1) + 4 / ways, mlp_products(layout, block)
+    joined = np.where(inputs_away(layout, block.mlp) > 0, inputs, 0)
+    return (
+        np.where(ways > 1, 3 + np.where(ways > LOOPLESS_WAYS, 4, 1) / ways, 4),
+        np.where(ways > 1, inputs + 2 + joined, mlp_products(layout, block)),
+    )
+
+
+def ring_phases(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
+    """A ring's exchange of the gradient of the MLP's input, while gradients of matrices wait.
+
+    The gradients of the first products are there apart and, for the ring, as one array. A ring with
+    a loop has written what it gathered in order, and turns it for the gradients of matrices. Where
+    that runs beside other work, it waits until attention's ring has begun.
+    """
+    ways, inputs = split_ways(layout), len(block.mlp.inputs)
+    if isinstance(block.mlp, Mixture) or not np.any(ways > 1):
+        return ()
+    before = activation_moment(layout, block)
+    stages = 7 + 5 / ways
+    if not layout.turns_apart:
+        stages = np.where(ways > LOOPLESS_WAYS, 4 + 5 / ways, 3 + 3 / ways)
+    products = inputs + 1 + (inputs if inputs > 1 else 0)
+    moment = (np.where(ways > 1, *both) for both in zip((stages, products), before, strict=True))
+    return (("mlp ring", mlp_lines(layout, block, *moment)),)
+
+
 def mlp_products(layout: Layout, block: Block) -> Number:
-    """Inner tensors of the MLP that are alive at once in its backward pass.
+    """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
+    them, and while attention runs again after it.
 
     Made again, they are beside their gradients, but where attention runs again before them. The
     products of experts are parts of one, whose place their gradients do not take.
@@ -155,6 +194,12 @@ def attention_bytes(layout: Layout, block: Block) -> Number:
     tensors = layout.compute_bytes * (read + others + written)
     again = layout.remat.share(attention.result.name, "recompute")
     return tensors + again * statistics_bytes(layout, block)
+
+
+def in_order_of_arrival(layout: Layout, block: Block) -> Number:
+    """The attention's result as a ring of `tensor` multiplies it, beside what the kernel wrote."""
+    ring = split_ways(layout) > 1
+    return ring * layout.compute_bytes * layout.tensor_elements(block.attention.result)
 
 
 def statistics_bytes(layout: Layout, block: Block) -> Number:

@@ -1,8 +1,9 @@
 """How likely an offer holds a date and a budget, from the intervals of its forecast."""
 
 from orchestrator.goodput import odds_below
-from orchestrator.types.offers import Odds
-from orchestrator.types.plan import Estimate
+from orchestrator.plan.forecast import apply
+from orchestrator.types.offers import DeadlineOdds, Odds
+from orchestrator.types.plan import Estimate, Plan
 
 
 def chance(estimate: Estimate, limit: float) -> float | None:
@@ -21,3 +22,9 @@ def odds_of(
     known = [one for one in asked if one is not None]
     both = min(known) if known and len(known) == len(asked) else None
     return Odds(by_date=by_date, in_budget=in_budget, both=both)
+
+
+def deadline_odds(plan: Plan, deadline: str, days: float) -> DeadlineOdds:
+    """The odds that a run that begins now ends within so many days."""
+    steps = apply(plan.forecast.days, lambda all_days: all_days * plan.run_share)
+    return DeadlineOdds(deadline=deadline, days=days, odds=chance(steps, days))

@@ -15,11 +15,11 @@ def collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offers
     best = set(map(id, frontier(planned)))
     shown = [replace(one, on_frontier=id(one) in best) for one in planned]
     priced = [one for one in shown if one.dollars]
-    batch = spec.experiment.batch
+    batch_tokens = largest_batch_tokens(spec)
     return Offers(
         name=spec.name,
         tokens=spec.experiment.tokens,
-        batch_tokens=batch.sequences * batch.length,
+        batch_tokens=batch_tokens,
         critical_batch_tokens=critical_batch_tokens(spec.experiment.tokens),
         request=wanted,
         cheapest=min((one for one in priced if is_sure(one, wanted)), key=dollars_of, default=None),
@@ -32,8 +32,14 @@ def collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offers
             default=None,
         ),
         offers=(*shown, *(one for one in made if one.days is None)),
-        warnings=tuple(large_batch(batch.sequences * batch.length, spec.experiment.tokens)),
+        warnings=tuple(large_batch(batch_tokens, spec.experiment.tokens)),
     )
+
+
+def largest_batch_tokens(spec: Spec) -> int:
+    """The tokens of a step, in the stage that has most."""
+    parts = spec.experiment.stages or (spec.experiment,)
+    return max(one.batch.sequences * one.batch.length for one in parts)
 
 
 def frontier(planned: Sequence[Offer]) -> list[Offer]:

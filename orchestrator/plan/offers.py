@@ -12,6 +12,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S
+from orchestrator.goodput.stages import change_s
 from orchestrator.plan import flops
 from orchestrator.plan.feasibility import batch_range, replicas_in_pod, sizes_by_name
 from orchestrator.plan.forecast import (
@@ -43,6 +44,8 @@ from orchestrator.plan.spec_changes import (
     overrides,
     state_bytes,
 )
+from orchestrator.plan.stage_offers import StageOffer, joined_offer
+from orchestrator.plan.stages import stage_specs
 from orchestrator.plan.time import step_time, time_lines
 from orchestrator.types.offers import Offer, OfferReason, OfferReasonCode, OfferRequest, Offers
 from orchestrator.types.spec import MeshRequest, Spec
@@ -77,19 +80,33 @@ def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
     """Every offer for a spec: those with a plan by their days, then the others."""
     if spec.run.trainer != LEDGER_TRAINER:
         raise UnknownCost(spec.run.trainer)
-    candidates = list(all_candidates(spec, wanted))
-    horizon = horizon_days(candidates, wanted)
-    made: dict[int, Offer] = {}
+    stages = [list(all_candidates(one, wanted)) for one in stage_specs(spec) or [spec]]
+    days = [sum(one.days_at_best for one in same) for same in zip(*stages, strict=True)]
+    horizon = horizon_days(days, wanted)
+    candidates = [
+        [replace(one, days_at_best=all_days) for one, all_days in zip(stage, days, strict=True)]
+        for stage in stages
+    ]
+    made = [offers_of(stage, wanted, horizon) for stage in candidates]
+    joined = [joined_offer(same, wanted) for same in zip(*made, strict=True)]
+    return collected(spec, wanted, joined)
+
+
+def offers_of(
+    candidates: Sequence[Candidate], wanted: OfferRequest, horizon: float
+) -> list[StageOffer]:
+    """The offer of each candidate, for one stage or for a run without any."""
+    made: dict[int, StageOffer] = {}
     open_: list[int] = []
     for i, one in enumerate(candidates):
         reason = reason_at_once(one, wanted, horizon)
         if reason:
-            made[i] = offer_without_plan(one, wanted, reason)
+            made[i] = StageOffer(offer=offer_without_plan(one, wanted, reason))
         else:
             open_.append(i)
     for i, choice in best_choices_of(candidates, open_):
         made[i] = offer_of(candidates[i], choice, wanted)
-    return collected(spec, wanted, [made[i] for i in range(len(candidates))])
+    return [made[i] for i in range(len(candidates))]
 
 
 # --- what may be rented
@@ -159,12 +176,12 @@ def days_at_best(spec: Spec, request: SearchRequest) -> float:
 # --- what needs no plan
 
 
-def horizon_days(candidates: Sequence[Candidate], wanted: OfferRequest) -> float:
+def horizon_days(days_at_best: Sequence[float], wanted: OfferRequest) -> float:
     """The days beyond which offers are too slow; as many as the fastest needs, if none is fast
     enough.
     """
     horizon = wanted.by_days or HORIZON_DAYS
-    least = min((one.days_at_best for one in candidates), default=0.0)
+    least = min(days_at_best, default=0.0)
     return horizon if least <= horizon else 2 * least
 
 
@@ -237,17 +254,17 @@ def offer_without_plan(one: Candidate, wanted: OfferRequest, why: OfferReason) -
     )
 
 
-def offer_of(one: Candidate, choice: Choice | None, wanted: OfferRequest) -> Offer:
+def offer_of(one: Candidate, choice: Choice | None, wanted: OfferRequest) -> StageOffer:
     """The offer with the figures of its plan."""
     if choice is None:
-        return offer_without_plan(one, wanted, reason_after_search(one))
+        return StageOffer(offer=offer_without_plan(one, wanted, reason_after_search(one)))
     layout = layout_of_choice(one.request, choice)
     lines = time_lines(layout)
     step_s = step_bounds(layout, lines, step_time(layout, lines))
     price = wanted.dollars_per_chip_hour.get(one.request.chip.name)
     terms = Terms(one.spec.experiment.tokens, run_goodput(layout, one.spec), price)
-    _, days, _, dollars = time_and_money(layout, step_s, terms)
-    return replace(
+    goodput, days, _, dollars = time_and_money(layout, step_s, terms)
+    offer = replace(
         offer_without_plan(one, wanted, reason("no_price")),
         reason=None,
         mesh=choice.mesh,
@@ -261,4 +278,7 @@ def offer_of(one: Candidate, choice: Choice | None, wanted: OfferRequest) -> Off
         dollars=dollars,
         odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
         extrapolations=extrapolated(layout, lines, step_s),
+    )
+    return StageOffer(
+        offer=offer, change_s=change_s(goodput), rented_chips=one.chips * terms.goodput.rented
     )

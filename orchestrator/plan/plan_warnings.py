@@ -83,14 +83,20 @@ def kernel_warnings(plan: Plan) -> Iterator[PlanWarning]:
         yield plan_warning("attention_positions", length=length, sequence=sequence, positions=LANES)
 
 
+def run_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
+    """About the run as a whole: a stage of it has none of its own."""
+    return (*recipe_warnings(plan), *too_long(plan))
+
+
 def recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """Steps, warm-up and batch may be mistyped."""
-    steps, warmup = plan.total_steps, plan.optimizer.warmup_steps
-    if steps < FEW_STEPS:
-        yield plan_warning("few_steps", steps=steps)
-    if warmup > steps:
-        yield plan_warning("long_warmup", warmup_steps=warmup, steps=steps)
-    yield from large_batch(plan.batch.tokens, plan.tokens)
+    if plan.total_steps < FEW_STEPS:
+        yield plan_warning("few_steps", steps=plan.total_steps)
+    for one in plan.each_stage:
+        steps, warmup = one.schedule_span[1], one.optimizer.warmup_steps
+        if warmup > steps:
+            yield plan_warning("long_warmup", warmup_steps=warmup, steps=steps)
+    yield from large_batch(max(one.batch.tokens for one in plan.each_stage), plan.tokens)
 
 
 def large_batch(batch_tokens: int, tokens: int) -> Iterator[PlanWarning]:

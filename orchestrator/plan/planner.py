@@ -1,6 +1,7 @@
 """Spec to Plan: search, choose, and write the choice out with its forecast and digest."""
 
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from math import prod
 from typing import Any
 
@@ -10,7 +11,8 @@ from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan import flops
 from orchestrator.plan.collectives import per_layer
 from orchestrator.plan.forecast import forecast
-from orchestrator.plan.infeasible import infeasible
+from orchestrator.plan.identity import experiment_digest, plan_digest
+from orchestrator.plan.infeasible import Infeasible, infeasible
 from orchestrator.plan.placed_mesh import device_groups, place_axes
 from orchestrator.plan.plan_warnings import (
     LEDGER_TRAINER,
@@ -32,18 +34,12 @@ from orchestrator.plan.search import (
     search,
     search_request,
 )
-from orchestrator.types import codec
+from orchestrator.plan.stages import stage_specs, whole_plan
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
 
 SCHEMA = 5
-
-UNDIGESTED = {
-    "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
-    "search", "forecast",
-}  # fmt: skip
-DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start")
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -52,13 +48,27 @@ def make_plan(spec: Spec) -> Plan:
 
 
 def make_plans(spec: Spec, most: int) -> list[Plan]:
-    """The plan of a spec and its runners-up, best first, each of another kind."""
+    """The plan of a spec and its runners-up, best first, each of another kind. With stages there
+    are no runners-up.
+    """
+    if spec.experiment.stages:
+        return [whole_plan(spec, list(stage_plans(spec)))]
     request = search_request(spec)
     result = search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:
         raise infeasible(spec, request, result)
     return [write_plan(spec, request, result, one) for one in ranked]
+
+
+def stage_plans(spec: Spec) -> Iterator[Plan]:
+    """A plan for each stage, as if it ran alone."""
+    specs = stage_specs(spec)
+    for number, one in enumerate(specs, start=1):
+        try:
+            yield make_plan(one)
+        except Infeasible as error:
+            raise error.of_stage(number, len(specs)) from error
 
 
 def write_plan(
@@ -75,7 +85,7 @@ def write_plan(
         name=spec.name,
         trainer=spec.run.trainer,
         ledger_describes_trainer=spec.run.trainer == LEDGER_TRAINER,
-        spec_digest=codec.digest(experiment),
+        spec_digest=experiment_digest(experiment),
         overrides=spec.overrides,
         model=PlannedModel(
             **fields_of(experiment.model),
@@ -147,10 +157,3 @@ def planned_batch(experiment: Experiment, choice: Choice, replicas: int) -> Plan
         sequences_per_replica=choice.sequences // replicas,
         microbatches=choice.microbatches,
     )
-
-
-def plan_digest(plan: Plan) -> str:
-    """The identity of what will be done, without its name and its forecast."""
-    digested = asdict(plan)
-    absent = {key for key in DIGESTED_IF_GIVEN if digested[key] is None}
-    return codec.digest({key: digested[key] for key in digested.keys() - UNDIGESTED - absent})

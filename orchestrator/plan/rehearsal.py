@@ -4,7 +4,7 @@ It has pods, the same mesh axes as far as there are devices, and a model of the 
 lists whatever differs in kind.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, lcm, prod
 
@@ -14,7 +14,7 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.network.mixture import expert_d_ff
 from orchestrator.plan.planner import make_plan
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
@@ -26,6 +26,7 @@ from orchestrator.types.spec import (
     Pods,
     Resources,
     Spec,
+    TrainingStage,
 )
 
 MOST_PODS = 8
@@ -75,18 +76,23 @@ def rehearse(
     chip = catalog.chip_of(plan)
     shared = {axis: plan.mesh[axis] for axis in SHARED_OVER_DCN}
     pods, topology = _pods(plan, prod(shared.values())), _topology(chip, plan, devices)
-    mesh = _mesh(plan, topology.chips * chip.devices)
+    meshes = [_mesh(one, topology.chips * chip.devices) for one in plan.each_stage]
+    mesh = {axis: lcm(*(one[axis] for one in meshes)) for axis in ICI_AXES}
     model = _model(plan, mesh | shared)
-    batch = _batch(plan, pods, mesh)
+    experiment = _experiment(spec.experiment, plan, model, _batch(plan, pods, meshes[0]), steps)
+    if plan.stages:
+        asked = MeshRequest(**shared)
+        experiment = _with_stages(experiment, plan, pods, [replace(asked, **m) for m in meshes])
+        steps = max(steps, len(plan.stages))  # each has one
     small = replace(
         spec,
-        experiment=_experiment(spec.experiment, plan, model, batch, steps),
+        experiment=experiment,
         resources=Resources(
             chip=plan.chip,
             chip_definition=plan.chip_definition,
             topology=str(topology),
             pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
-            mesh=MeshRequest(**mesh, **shared),
+            mesh=MeshRequest(**meshes[0], **shared),
             goodput=spec.resources.goodput,
             failures=spec.resources.failures,
         ),
@@ -97,7 +103,35 @@ def rehearse(
         ),
     )
     copy = make_plan(small)
-    return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(_changes(plan, copy)))
+    pairs = zip(plan.each_stage, copy.each_stage, strict=True)
+    changes = dict.fromkeys(change for pair in pairs for change in _changes(*pair))
+    return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(changes))
+
+
+def _with_stages(
+    small: Experiment, plan: Plan, pods: int, meshes: Sequence[MeshRequest]
+) -> Experiment:
+    """The experiment with every stage, on the axes that it has; steps are dealt out to them."""
+    steps, count = small.tokens // small.batch.sequences // small.batch.length, len(plan.stages)
+    stages = []
+    for number, (stage, mesh) in enumerate(zip(plan.stages, meshes, strict=True)):
+        inside = {axis: getattr(mesh, axis) for axis in ICI_AXES}
+        batch = _batch(stage, pods, inside)
+        own = max(steps // count + (number < steps % count), 1)
+        warmup = min(stage.optimizer.warmup_steps, ceil(own / 4))
+        stages.append(
+            TrainingStage(
+                tokens=own * batch.sequences * batch.length,
+                batch=batch,
+                optimizer=replace(stage.optimizer, warmup_steps=warmup),
+                data=stage.data if small.data.kind == plan.data.kind else small.data,
+                restarts_schedule=stage.schedule_span[0] == stage.first_step > 0,
+                mesh=mesh,
+                remat=stage.remat,
+            )
+        )
+    tokens, first = sum(one.tokens for one in stages), stages[0]
+    return replace(small, tokens=tokens, batch=first.batch, stages=tuple(stages))
 
 
 def _pods(plan: Plan, sharing: int) -> int:
@@ -177,14 +211,14 @@ def _window(plan: Plan, window: int) -> int:
 
 
 def _latent(
-    full: Model, latent: LatentAttention, d_model: int, mesh: dict[str, int]
-) -> LatentAttention:
+    full: Model, latent: LatentDimensions, d_model: int, mesh: dict[str, int]
+) -> LatentDimensions:
     """Latents that are as narrow beside the stream, of heads in two equal parts."""
 
     def rank(whole: int) -> int:
         return _multiple(whole * d_model / full.d_model, lcm(ways(mesh, "kv_rank"), 8))
 
-    return LatentAttention(
+    return LatentDimensions(
         query_rank=latent.query_rank and rank(latent.query_rank),
         kv_rank=rank(latent.kv_rank),
         nope_dim=HEAD_DIM // 2,

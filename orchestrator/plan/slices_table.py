@@ -16,14 +16,7 @@ from orchestrator.plan.feasibility import (
     sizes_by_name,
 )
 from orchestrator.plan.search import SearchRequest
-from orchestrator.plan.torus import (
-    Ints,
-    Links,
-    axis_sizes,
-    best_links,
-    find_links,
-    join_links,
-)
+from orchestrator.plan.torus import Ints, Links, axis_sizes, best_links, find_links, join_links
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from orchestrator.render.screen_parts import (
     screen,
     section,
 )
+from orchestrator.render.sweep_text import loss_text
 from orchestrator.types.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01  # rates this close are equal
@@ -47,7 +48,14 @@ def speed(reports: Sequence[Report]) -> Table:
         "RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP", "MFU",
         "PREDICTED", "RATIO",
     )  # fmt: skip
-    return Table(rows=[head, *map(speed_row, reports)], columns="<>>>>>>>>")
+    rows = [head, *map(speed_row, reports)]
+    if len({one.spec_digest for one in reports}) > 1:
+        rows = [(*row, cell) for row, cell in zip(rows, ["LOSS", *map(loss, reports)], strict=True)]
+    return Table(rows=rows, columns="<" + ">" * (len(rows[0]) - 1))
+
+
+def loss(report: Report) -> str:
+    return "-" if report.last_loss is None else loss_text(report.last_loss)
 
 
 def speed_row(report: Report) -> Row:
@@ -129,6 +137,16 @@ def prediction_note(report: Report) -> str:
     return f"PREDICTED is {what}{here}, and RATIO the step time over it"
 
 
+def different_experiments(reports: Sequence[Report]) -> str:
+    """Return the lowest loss: the speeds of different experiments say nothing of each other."""
+    text = "Compare: these are different experiments; compare each with its own forecast."
+    losses = [(one.last_loss, one.run) for one in reports if one.last_loss is not None]
+    if len(losses) < len(reports):
+        return text
+    lowest, run = min(losses)
+    return f"{text} {run} ends with the lowest loss, {loss_text(lowest)}."
+
+
 def verdict(reports: Sequence[Report]) -> str:
     """Return which run is the fastest, where they can be compared."""
     measured = [(one, one.measured) for one in reports if one.measured]
@@ -140,7 +158,7 @@ def verdict(reports: Sequence[Report]) -> str:
     if len({one.rehearsal for one in reports}) > 1:
         return "Compare: rehearsals and real runs cannot be compared."
     if len({one.spec_digest for one in reports}) > 1:
-        return "Compare: these are different experiments; compare each with its own forecast."
+        return different_experiments(reports)
     ordered = sorted(measured, key=lambda pair: -pair[1].tokens_per_s_per_chip)
     (best, most), (_, least) = ordered[0], ordered[-1]
     ratio = most.tokens_per_s_per_chip / least.tokens_per_s_per_chip

@@ -3,7 +3,7 @@
 from typing import Any
 
 from orchestrator.formatting import four_digits, lasting
-from orchestrator.render.plan_screen import likely
+from orchestrator.render.plan_text import likely
 from orchestrator.types.explanation import ExplanationSummary, QuestionCode, Verdict
 
 QUESTIONS: dict[QuestionCode, str] = {

@@ -25,27 +25,39 @@ LOSSES: dict[LossKind, str] = {
     "restart": "starting processes",
     "restore": "restoring",
     "fewer_pods": "running on fewer pods",
+    "stage_changes": "changes of stages",
 }
 
 
-def goodput_part(plan: Plan) -> list[Part]:
+def goodput_part(plan: Plan, *, full: bool) -> list[Part]:
     """Return the losses, the failures behind them, and what a save needs."""
     forecast = plan.forecast.goodput
     if not plan.ledger_describes_trainer:
         return []
     notes = [failures_text(forecast), save_text(forecast)]
-    rows = [] if forecast.stated else loss_rows(forecast)
-    table = [Table(rows=[*rows, total_row(forecast)], columns="<<<>")]
-    return section("goodput", [*table, *(note for note in notes if note)])
-
-
-def loss_rows(forecast: GoodputForecast) -> list[tuple[str, ...]]:
-    shown = [line for line in forecast.lines if line.share >= SMALL_LOSS]
-    small = [line.share for line in forecast.lines if line.share < SMALL_LOSS]
-    rows = [loss_row(line) for line in sorted(shown, key=lambda line: -line.share)]
+    shown, small = split_losses(forecast, 0 if full else SMALL_LOSS)
+    rows = [loss_row(line) for line in shown]
     if small:
         rows.append((counted(len(small), "smaller loss", "es"), "", "", percent(sum(small))))
-    return rows
+    sizes = [*(line.share for line in shown), *([sum(small)] if small else []), 0]
+    table = Table(
+        rows=[*rows, total_row(forecast)],
+        columns="<<<>",
+        bars=sizes,
+        row_styles={len(rows): "bold"},
+    )
+    return section("goodput", [table, *(note for note in notes if note)])
+
+
+def split_losses(forecast: GoodputForecast, least: float) -> tuple[list[GoodputLine], list[float]]:
+    """Return the losses that are shown, the largest first, and the shares of the smaller ones;
+    none where the spec states the goodput.
+    """
+    if forecast.stated:
+        return [], []
+    shown = [line for line in forecast.lines if line.share >= least]
+    small = [line.share for line in forecast.lines if line.share < least]
+    return sorted(shown, key=lambda line: -line.share), small
 
 
 def loss_row(line: GoodputLine) -> tuple[str, ...]:

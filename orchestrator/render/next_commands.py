@@ -46,6 +46,6 @@ def storage_of(run: "Run") -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def as_typed(*without: str) -> str:
-    """The command that was typed, without some of its words."""
-    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without)])
+def as_typed(*without: str, more: Sequence[str] = ()) -> str:
+    """The command that was typed, without some of its words, and with more."""
+    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without), *more])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.formatting import GIB, ago, count, in_memory, percent, with_unit
 from orchestrator.network.rematerialization import text_of
-from orchestrator.render.plan_screen import headline
+from orchestrator.render.plan_text import headline
 from orchestrator.render.schedule_screen import schedule_parts
 from orchestrator.render.screen_parts import (
     Part,
@@ -264,6 +264,17 @@ def proof_screens(
     if others is None:
         return [shown]
     return [shown, "\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others])]
+
+
+def stage_proof_screens(found: "Sequence[ProofResult]", next_command: str) -> list[str]:
+    """Return the verdict on every stage, one after another."""
+    screens: list[str] = []
+    for one in found:
+        following = next_command if one is found[-1] else None
+        stage = one.plan.stage
+        title = f"stage {stage.number} of {stage.of}\n" if stage else ""
+        screens += [title, proof_screen(one.plan, one.proof, one.age_s, following), "\n"]
+    return screens[:-1]
 
 
 def remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:

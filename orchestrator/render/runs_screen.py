@@ -13,7 +13,7 @@ from orchestrator.render.screen_parts import (
     screen,
 )
 from orchestrator.types.run import Run
-from orchestrator.types.study import StudyStatus
+from orchestrator.types.study import StudyStatus, kind_text
 
 HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
 COLUMNS = "<<>>>><"
@@ -40,13 +40,13 @@ def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = 
 def study_row(status: StudyStatus) -> Row:
     done = f"{status.done} / {status.total} runs"
     started = ago(status.read_at_s - status.submitted_at_s)
-    return status.study, status.state, done, "", "", started, f"{status.scaling} scaling"
+    return status.study, status.state, done, "", "", started, kind_text(status.scaling)
 
 
 def study_runs_screen(status: StudyStatus) -> Screen:
     """Return a study and its runs, in their order."""
     done = f"{status.done} of {status.total} runs done"
-    title = Title(left=f"{status.study}: {status.state}, {done}", right=f"{status.scaling} scaling")
+    title = Title(left=f"{status.study}: {status.state}, {done}", right=kind_text(status.scaling))
     rows = [row[:-1] for row in (HEAD, *map(run_row, status.runs))] if status.runs else []
     return screen([title], indent([Table(rows=rows, columns=COLUMNS[:-1])]) if rows else [])
 

@@ -5,12 +5,23 @@ import and tables would add 7 % to the time of `orch plan`, and its tables cut l
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from textwrap import wrap
+from typing import Literal
+
+from orchestrator.render.bars import BARS, LEAST_COLUMNS, with_bars
+
+Detail = Literal["brief", "usual", "full"]
 
 WIDTH = 80
-STYLES = {"bold": "\033[1m", "yellow": "\033[33m"}
+STYLES = {
+    "bold": "\033[1m",
+    "yellow": "\033[33m",
+    "red": "\033[1;31m",
+    "green": "\033[1;32m",
+    "bar": "\033[36m",
+}
 RESET = "\033[0m"
 # A line never ends between a number and its unit or its label, nor before a path.
 UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)")
@@ -87,6 +98,9 @@ class Title:
 class Table:
     """Rows of cells. `columns` has a letter for each column: `<` left, `>` right, and `w` for a
     last column whose text wraps.
+
+    `bars` has a size for each row: the row ends in a bar of that share of the largest, as wide as
+    the room that is left; none where the size is 0. `row_styles` are by the number of a row.
     """
 
     rows: Sequence[Sequence[str]]
@@ -94,15 +108,27 @@ class Table:
     gap: int = 2
     start: str = ""
     style: str = ""
+    bars: Sequence[float] = ()
+    row_styles: Mapping[int, str] = field(default_factory=dict)
 
     def lines(self, width: int) -> list[str]:
-        """Return the rows. Columns move closer together where they would be too wide."""
+        return [line for row in self.row_lines(width) for line in row]
+
+    def row_lines(self, width: int) -> list[list[str]]:
+        """Return the lines of each row. Columns move closer together where they would be too wide,
+        or leave no room for bars.
+        """
         if not self.rows:
             return []
         if self.columns.endswith("w"):
             return self._wrapped(width)
+        needed = LEAST_COLUMNS + self.gap if self.bars else 0
         lines = self._aligned(self.gap)
-        return lines if max(map(len, lines)) <= width else self._aligned(1)
+        if max(map(len, lines)) + needed > width:
+            lines = self._aligned(1)
+        if self.bars:
+            lines = with_bars(lines, self.bars, width)
+        return [[line] for line in lines]
 
     def indented(self, by: int) -> "Table":
         return replace(self, start=" " * by + self.start)
@@ -110,16 +136,18 @@ class Table:
     def _aligned(self, gap: int) -> list[str]:
         return [(self.start + (" " * gap).join(row)).rstrip() for row in self._padded(self.columns)]
 
-    def _wrapped(self, width: int) -> list[str]:
+    def _wrapped(self, width: int) -> list[list[str]]:
         gap = " " * self.gap
         rows = [
             ([*cells, ""], row[-1])
             for cells, row in zip(self._padded(self.columns[:-1]), self.rows, strict=True)
         ]
         return [
-            line.rstrip()
+            [
+                line.rstrip()
+                for line in Text(text=text, start=self.start + gap.join(cells)).lines(width)
+            ]
             for cells, text in rows
-            for line in Text(text=text, start=self.start + gap.join(cells)).lines(width)
         ]
 
     def _padded(self, columns: str) -> list[list[str]]:
@@ -146,9 +174,9 @@ class Screen(str):
         self.blocks = blocks
         return self
 
-    def on_terminal(self, width: int) -> str:
+    def on_terminal(self, width: int, *, styled: bool = True) -> str:
         """Return the text within a terminal's width, with escape codes for its styles."""
-        return drawn(self.blocks, width, styled=True)
+        return drawn(self.blocks, width, styled=styled)
 
 
 def drawn(blocks: Iterable[Sequence[Part]], width: int, *, styled: bool = False) -> str:
@@ -163,10 +191,22 @@ def part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
     """Return the lines of a part. Text from elsewhere may hold control characters: none is left."""
     if isinstance(part, str):
         part = paragraph(part)
-    lines = [CONTROL.sub("?", line) for line in part.lines(width)]
-    if not styled or not part.style:
-        return lines
-    return [f"{STYLES[part.style]}{line}{RESET}" for line in lines]
+    if not isinstance(part, Table):
+        lines = [CONTROL.sub("?", line) for line in part.lines(width)]
+        return [with_style(line, part.style) for line in lines] if styled else lines
+    rows = [[CONTROL.sub("?", line) for line in row] for row in part.row_lines(width)]
+    if not styled:
+        return [line for row in rows for line in row]
+    styles = [part.row_styles.get(number, part.style) for number in range(len(rows))]
+    return [
+        with_style(BARS.sub(lambda bar: with_style(bar[0], "bar"), line), style)
+        for row, style in zip(rows, styles, strict=True)
+        for line in row
+    ]
+
+
+def with_style(text: str, style: str) -> str:
+    return f"{STYLES[style]}{text}{RESET}" if style else text
 
 
 def visible(text: str) -> str:
@@ -192,7 +232,7 @@ def paragraph(text: str, style: str = "") -> Text:
 
 
 def heading(text: str) -> Text:
-    """Return the first words of a screen."""
+    """Return the first words of a screen, or of a part of it."""
     return paragraph(text, "bold")
 
 
@@ -221,7 +261,7 @@ def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:
 
 def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
     """Return indented parts below their name; nothing where there are none."""
-    return indent([name, *indent(parts)], by) if parts else []
+    return indent([heading(name), *indent(parts)], by) if parts else []
 
 
 def fit(text: str, width: int = WIDTH, *, whole: tuple[str, ...] = ()) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TextIO
 
-from orchestrator.render.screen_parts import Screen, visible, visible_json
+from orchestrator.render.bars import in_encoding
+from orchestrator.render.screen_parts import Screen, visible, visible_json, with_style
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
+ERROR = "error:"  # how refusals begin
 WIDEST = 120  # columns of a screen on a wide terminal
 
 
@@ -19,21 +21,35 @@ def is_live(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def is_styled(stream: TextIO) -> bool:
+    """Whether text has colours there: on a live terminal, unless NO_COLOR."""
+    return is_live(stream) and not os.environ.get("NO_COLOR")
+
+
 def say(*texts: str) -> None:
-    """Print; a screen fills a terminal's width and has styles there, unless NO_COLOR."""
-    styled = is_live(sys.stdout) and not os.environ.get("NO_COLOR")
+    """Print; a screen fills a terminal's width, and has styles where the terminal shows them."""
+    fills = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = min(shutil.get_terminal_size().columns, WIDEST)
     for text in texts:
-        if styled and isinstance(text, Screen):
-            print(text.on_terminal(width), end="", flush=True)
+        if fills and isinstance(text, Screen):
+            write(text.on_terminal(width, styled=is_styled(sys.stdout)), sys.stdout)
         else:
             echo(text, nl=False)
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text without what commands a terminal. Everything that a command says comes here."""
-    stream = sys.stderr if err else sys.stdout
-    print(visible(text), end="\n" if nl else "", file=stream, flush=True)
+    write(visible(text) + ("\n" if nl else ""), sys.stderr if err else sys.stdout)
+
+
+def say_error(text: str) -> None:
+    """Print a refusal on the error stream. It begins with ERROR, which a terminal shows in red."""
+    shown = with_style(ERROR, "red") if is_styled(sys.stderr) else ERROR
+    write(f"{shown}{visible(text.removeprefix(ERROR))}\n", sys.stderr)
+
+
+def write(text: str, stream: TextIO) -> None:
+    print(in_encoding(text, stream.encoding or "utf-8"), end="", file=stream, flush=True)
 
 
 def echo_json(text: str | bytes) -> None:
@@ -70,4 +86,4 @@ def report_output(error: OSError) -> int:
 
 
 def report_unwritable(why: str | None) -> None:
-    echo(f"standard output: nothing more can be written there: {why}", err=True)
+    say_error(f"{ERROR} standard output: nothing more can be written there: {why}")

@@ -10,13 +10,14 @@ from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.step_table import StepTable, read_table
 from orchestrator.report import gap as gaps
 from orchestrator.report.measurement import measure, peak_hbm_bytes
+from orchestrator.report.stage_reports import rows_of, stage_reports, stage_totals
 from orchestrator.report.where_time_went import goodput
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.report import MemoryReport, NotCompared, Report
 from orchestrator.types.run import Run
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
@@ -34,7 +35,7 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
         steps[attempt.number], more = read_table(journal.path, attempt)
         problems += more
     run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
-    plan, proof = journal.plan(run.plan_digest), journal.proof(run.plan_digest)
+    plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
     return compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)
 
 
@@ -46,12 +47,14 @@ def compare_run(
     deadline: str | None = None,
 ) -> Report:
     """The report of a run with these steps, compared with the plan of its newest attempt."""
+    whole, plan = plan, plan.stage_of(max(run.steps_done - 1, 0))
     same_plan = {one.number for one in run.attempts if one.plan_digest == run.plan_digest}
     counted = counted_steps(steps, same_plan)
-    measured = measure(plan, counted)
+    measured = measure(plan, counted.rows(rows_of(plan, counted)) if whole.stages else counted)
     has_no_forecast = run.rehearsal and not plan.chip_profile
     not_compared: NotCompared | None = "cpu_rehearsal" if has_no_forecast else None
     compared = measured if not_compared is None else None
+    stages = stage_reports(whole, counted_steps(steps), compared=not_compared is None)
     return Report(
         schema=SCHEMA,
         run=run.run,
@@ -62,7 +65,7 @@ def compare_run(
         rehearsal=run.rehearsal,
         rehearses=run.rehearses,
         spec_digest=run.spec_digest,
-        plan_digest=plan.digest,
+        plan_digest=whole.digest,
         chip=plan.chip,
         chips=plan.chips,
         devices=plan.devices,
@@ -79,8 +82,10 @@ def compare_run(
         inside_interval=gaps.inside_interval(plan, compared) if compared else None,
         gap=gaps.gap(plan, compared) if compared else None,
         goodput=goodput(run, steps),
-        outlook=outlook_of(run, plan, deadline, measured.step_s.median if measured else None),
+        outlook=outlook_of(run, whole, deadline, measured.step_s.median if measured else None),
         memory=_memory(run, plan, counted, proof),
+        stages=stages,
+        stage_totals=stage_totals(stages),
         problems=run.problems,
     )
 

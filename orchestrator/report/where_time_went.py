@@ -46,17 +46,16 @@ def goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
 
 
 def _count_startup(account: _Account, attempt: Attempt, table: StepTable, usual_s: float) -> None:
-    """The time before the second step of an attempt."""
-    startup = table.startups.get(0)
-    if startup is None:
-        return
-    first_s = float(table.step_s[0])
-    before_s = float(table.at_s[0]) - first_s - attempt.started_at_s
-    account.add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
-    restores = startup.steps_done > 0
-    state: Badput = "unproductive_checkpoint_restore_time" if restores else "training_prep"
-    account.add(state, startup.state_s)
-    account.add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
+    """The time before the second step of an attempt, and of each stage that begins in it."""
+    for row, startup in table.startups.items():
+        first_s = float(table.step_s[row])
+        if row == 0:
+            before_s = float(table.at_s[0]) - first_s - attempt.started_at_s
+            account.add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
+        restores = startup.steps_done > 0
+        state: Badput = "unproductive_checkpoint_restore_time" if restores else "training_prep"
+        account.add(state, startup.state_s)
+        account.add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
 
 
 def _count_steps(account: _Account, table: StepTable, usual_s: float, counted: Mask) -> None:

@@ -7,7 +7,7 @@ import re
 
 from orchestrator.catalog.tables import FOLDER
 from orchestrator.score.cells import Unscorable, positive, whole
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.moe import MixtureOfExperts
 
 MIXTURES = FOLDER / "mixture_runs.csv"
@@ -66,7 +66,7 @@ LATENT = re.compile(
 )
 
 
-def latent_of(row: dict[str, str]) -> LatentAttention | None:
+def latent_of(row: dict[str, str]) -> LatentDimensions | None:
     """The latent attention of a row; None where its heads are plain."""
     attention = row.get("attention", "")
     if not attention.startswith("MLA"):
@@ -75,7 +75,7 @@ def latent_of(row: dict[str, str]) -> LatentAttention | None:
     if sizes is None:
         raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
     numbers = {name: int(size) for name, size in sizes.groupdict().items() if size}
-    return LatentAttention(**numbers)
+    return LatentDimensions(**numbers)
 
 
 def dispatches_by_matmuls(row: dict[str, str]) -> bool:

@@ -9,17 +9,18 @@ from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import AUTO_TOPOLOGY
 
 Check = Callable[[ResolvedSpec], None]
+Fault = tuple[str, str, dict[str, Any]]  # a key of a section, a code, its fields
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
 LATENT_KEYS = ("kv_rank", "nope_dim", "rope_dim", "value_dim")
 # What latent attention does not have → what it is without.
 UNLIKE_LATENT = {"qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
-PATHS = ("run.storage", "experiment.data.path", "experiment.start.huggingface")
+PATHS = ("run.storage", "experiment.start.huggingface")
 PLUGINS = (
     ("run.trainer", "unknown-trainer", plugins.trainer_entry_point),
     ("cluster.backend", "unknown-backend", plugins.backend_entry_point),
@@ -44,43 +45,67 @@ def _plugins_are_known(spec: ResolvedSpec) -> None:
 
 
 def _tokens_fill_a_batch(spec: ResolvedSpec) -> None:
-    sequences, length = spec["experiment.batch.sequences"], spec["experiment.batch.length"]
-    tokens = spec["experiment.tokens"]
-    if None in (sequences, length, tokens) or tokens >= sequences * length:
+    batch, tokens = spec["experiment.batch"], spec["experiment.tokens"]
+    if isinstance(batch, dict):
+        _report(spec, "experiment", batch_faults(tokens, batch))
+
+
+def batch_faults(tokens: int | None, batch: dict[str, Any]) -> Iterator[Fault]:
+    """Tokens that do not fill a batch."""
+    sequences, length = batch.get("sequences"), batch.get("length")
+    if tokens is None or sequences is None or length is None or tokens >= sequences * length:
         return
     fields = {"tokens": tokens, "sequences": sequences, "length": length}
-    spec.report("experiment.tokens", "tokens-below-batch", least=sequences * length, **fields)
+    yield "tokens", "tokens-below-batch", {"least": sequences * length, **fields}
 
 
 def _learning_rate_falls(spec: ResolvedSpec) -> None:
-    peak, end = spec["experiment.optimizer.peak_lr"], spec["experiment.optimizer.end_lr"]
-    if None not in (peak, end) and end > peak:
-        key = "experiment.optimizer.end_lr"
-        spec.report(key, "end-above-peak", end=end, peak=peak, lower=peak / 10)
+    rates = (spec[f"experiment.optimizer.{key}"] for key in ("peak_lr", "end_lr"))
+    _report(spec, "experiment", rate_faults(*rates))
 
 
-def _data_has_its_path(spec: ResolvedSpec) -> None:
-    kind, path = spec["experiment.data.kind"], spec["experiment.data.path"]
+def rate_faults(peak: float | None, end: float | None) -> Iterator[Fault]:
+    """A learning rate that would rise."""
+    if peak is not None and end is not None and end > peak:
+        yield "optimizer.end_lr", "end-above-peak", {"end": end, "peak": peak, "lower": peak / 10}
+
+
+def _data_is_consistent(spec: ResolvedSpec) -> None:
+    keys = ("kind", "path", "separator")
+    data = {key: spec[f"experiment.data.{key}"] for key in keys}
+    _report(spec, "experiment", data_faults(spec, data))
+
+
+def data_faults(spec: ResolvedSpec, data: dict[str, Any]) -> Iterator[Fault]:
+    """What is wrong between the keys of a source of data."""
+    kind, path, separator = data.get("kind"), data.get("path"), data.get("separator")
     if kind == "tokens" and path is None:
-        spec.report("experiment.data.path", "data-path-missing")
+        yield "data.path", "data-path-missing", {}
     if kind == "synthetic" and path is not None:
-        spec.report("experiment.data.path", "data-path-unused")
+        yield "data.path", "data-path-unused", {}
+    if _is_address(path):
+        yield "data.path", "no-file-system", {}
+    model = spec["experiment.model"]
+    vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
+    if separator is not None and vocab is not None and separator >= vocab:
+        fields = {"separator": separator, "vocab": vocab, "last": vocab - 1}
+        yield "data.separator", "no-such-token", fields
+
+
+def _report(spec: ResolvedSpec, section: str, faults: Iterator[Fault]) -> None:
+    for key, code, fields in faults:
+        spec.report(f"{section}.{key}", code, **fields)
 
 
 def _paths_are_of_a_file_system(spec: ResolvedSpec) -> None:
     """A bucket would be taken for a folder of that name, on each host another."""
     for key in PATHS:
-        path = spec[key]
-        if isinstance(path, str) and "://" in path:
+        if _is_address(spec[key]):
             spec.report(key, "no-file-system")
 
 
-def _separator_is_a_token(spec: ResolvedSpec) -> None:
-    separator, model = spec["experiment.data.separator"], spec["experiment.model"]
-    vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
-    if separator is not None and vocab is not None and separator >= vocab:
-        fields = {"separator": separator, "vocab": vocab, "last": vocab - 1}
-        spec.report("experiment.data.separator", "no-such-token", **fields)
+def _is_address(path: object) -> bool:
+    return isinstance(path, str) and "://" in path
 
 
 def _remat_names_tensors_of_the_model(spec: ResolvedSpec) -> None:
@@ -156,7 +181,7 @@ def _latent_is_consistent(spec: ResolvedSpec) -> None:
     sizes = {name: spec[f"{key}.{name}"] for name in LATENT_KEYS}
     if None in sizes.values():
         return
-    latent = LatentAttention(**sizes)
+    latent = LatentDimensions(**sizes)
     for name, code, fields in latent_faults(latent):
         spec.report(f"{key}.{name}", code, **fields)
     heads, key_heads, width = (model.get(name) for name in SHAPE_KEYS)
@@ -172,7 +197,7 @@ def _latent_is_consistent(spec: ResolvedSpec) -> None:
             spec.report(f"experiment.model.{name}", "not-with-latent", name=name)
 
 
-def latent_faults(latent: LatentAttention) -> list[tuple[str, str, dict[str, Any]]]:
+def latent_faults(latent: LatentDimensions) -> list[tuple[str, str, dict[str, Any]]]:
     """What is wrong with the sizes of latent attention."""
     if latent.rope_dim % 2 == 0:
         return []
@@ -225,9 +250,8 @@ CHECKS: tuple[Check, ...] = (
     _plugins_are_known,
     _tokens_fill_a_batch,
     _learning_rate_falls,
-    _data_has_its_path,
+    _data_is_consistent,
     _paths_are_of_a_file_system,
-    _separator_is_a_token,
     _remat_names_tensors_of_the_model,
     _pods_are_in_order,
     _pods_share_weights_evenly,

@@ -28,7 +28,7 @@ from orchestrator.spec.problem import Correction, SpecPosition, SpecProblems, Sp
 from orchestrator.spec.scalars import Value, as_written, is_positive
 from orchestrator.spec.schema import Schema, definition, member, validator
 from orchestrator.spec.source import read
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 
@@ -213,7 +213,7 @@ class _Config:
             self._report(keys.get(field, next(iter(values))), code, **figures)
         return {"moe": moe}
 
-    def _latent(self, family: Family) -> LatentAttention | None:
+    def _latent(self, family: Family) -> LatentDimensions | None:
         """Latent attention, where the family has it; None where a size is wrong."""
         if not family.latent:
             return None
@@ -223,10 +223,10 @@ class _Config:
             for key, value in values.items()
             if value is None or self._is_legal(key, LATENT_KEYS[key], value, value, LATENT)
         }
-        return LatentAttention(**fields) if len(fields) == len(values) else None
+        return LatentDimensions(**fields) if len(fields) == len(values) else None
 
     def _latent_fields(
-        self, latent: LatentAttention | None, fields: dict[str, Any]
+        self, latent: LatentDimensions | None, fields: dict[str, Any]
     ) -> dict[str, Any]:
         """Latent attention, and the scale of its scores where YaRN changes it."""
         if latent is None:
@@ -275,7 +275,7 @@ class _Config:
         self.problems.append(place.problem(code, key, suggestion, **fields))
 
 
-LATENT = LatentAttention.__name__
+LATENT = LatentDimensions.__name__
 KEYS_OF_LATENT = {field: key for key, field in LATENT_KEYS.items()}
 OPTIONAL = ("num_key_value_heads", "head_dim")  # reported with the sizes that they follow from
 

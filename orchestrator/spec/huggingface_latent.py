@@ -3,7 +3,7 @@
 from typing import Any
 
 from orchestrator.spec.huggingface_rope import GROWTH, ROPE_KEYS, magnitude
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 
 # Keys of the config → the fields of LatentAttention.
 LATENT_KEYS = {
@@ -29,7 +29,7 @@ def latent_values(values: dict[str, Any]) -> dict[str, Any]:
     return {**LATENT_DEFAULTS, **{key: said[key] for key in said.keys() - absent}}
 
 
-def scale_of_scores(latent: LatentAttention, values: dict[str, Any]) -> float | None:
+def scale_of_scores(latent: LatentDimensions, values: dict[str, Any]) -> float | None:
     """What scores are multiplied by, where YaRN changes it; None where it is the usual."""
     for key in ROPE_KEYS:
         rope = values.get(key)

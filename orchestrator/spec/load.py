@@ -18,6 +18,7 @@ from orchestrator.spec.problem import FileReference, Problem, SpecProblems, name
 from orchestrator.spec.resolved import ResolvedSpec, default
 from orchestrator.spec.schema import KEYS_IN_FILES, field
 from orchestrator.spec.source import read
+from orchestrator.spec.stages import SECTIONS, check_stages, written_out
 from orchestrator.spec.starting_weights import check_start
 from orchestrator.spec.validate import validate
 from orchestrator.types.model import Model
@@ -59,6 +60,7 @@ def spec_of(
     validate(file)
     resolved = ResolvedSpec(file)
     check(resolved)
+    check_stages(resolved)
     chip, definition, in_chip = _chip(resolved, folder)
     if chip:
         check_topology(resolved, chip)
@@ -121,7 +123,17 @@ def _experiment(experiment: dict[str, Any], configured: Model | None) -> dict[st
     elif configured:
         model = msgspec.to_builtins(configured)
     unnamed = {"name": default(field(("experiment", "model", "name")) or {})}
-    return experiment | {"model": unnamed | model}
+    return experiment | _stages(experiment) | {"model": unnamed | model}
+
+
+def _stages(experiment: dict[str, Any]) -> dict[str, Any]:
+    """The stages written out. The experiment's own sections are those of the first."""
+    if "stages" not in experiment:
+        return {}
+    stages = written_out(experiment)
+    tokens = sum(one["tokens"] for one in stages)
+    first = {name: stages[0][name] for name in SECTIONS}
+    return {**first, "tokens": tokens, "stages": stages}
 
 
 def _resources(resources: dict[str, Any]) -> dict[str, Any]:

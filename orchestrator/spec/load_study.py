@@ -4,17 +4,15 @@ A value keeps its place in the study's text, where its problems are reported.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
-from math import prod
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from orchestrator.spec import schema as schemas
 from orchestrator.spec.instance import SpecInstance, instance_of
 from orchestrator.spec.load import load, spec_of
 from orchestrator.spec.nodes import Entry, Mapping, Node, Scalar, parse
-from orchestrator.spec.nodes import Sequence as Items
 from orchestrator.spec.overrides import FLAG, apply, put
 from orchestrator.spec.problem import (
     FileReference,
@@ -24,15 +22,18 @@ from orchestrator.spec.problem import (
     SpecText,
     named_by,
 )
+from orchestrator.spec.random_values import text_of
 from orchestrator.spec.source import read
 from orchestrator.spec.validate import validate
+from orchestrator.spec.varied_keys import Point, VariedKey, points_of, varied_keys
 from orchestrator.types.spec import Spec
-from orchestrator.types.study import Study, Trial
+from orchestrator.types.stop_rule import StopRule
+from orchestrator.types.study import Study, StudyKind, Trial
 
-MOST_TRIALS = 1_000
 PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
-SECTIONS = ("experiment", "resources", "run")
-FIXED = {"run.storage": "their runs lie beside the study"}
+# What makes a trial larger: a study that varies one of these is about scaling.
+SIZES = (PODS, "resources.topology")
+OF_SWEEPS, OF_SCALING = ("draws", "seed", "stop"), ("scaling",)
 # A legal value in place of the keys to vary, which are validated as keys of a spec.
 PLACEHOLDER = {"any": [0]}
 
@@ -42,31 +43,66 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     applied = tuple(overrides)
     root, problems = parse(read(path))
     vary = _take_vary(root)
-    varied, form_problems = _varied(vary) if vary else ([], [])
+    varied, form_problems = varied_keys(vary) if vary else ([], [])
     file = _validated(root, vary)
     problems += [*form_problems, *file.problems, *_overridden(varied, applied)]
     base, spec = _load_base(file, path.parent, applied, problems)
-    section = file.value["study"]
-    scaling = section.get("scaling", "strong")
+    section, kind = file.value["study"], _kind(file, varied)
+    problems += _of_another_kind(file, varied, kind, form_problems)
     weak_problems: list[Problem] = []
-    if scaling == "weak":
+    if weak := kind == "scaling" and section.get("scaling") == "weak":
         place = file.fields["study", "scaling"].node.place
         weak_problems = _weak_problems(varied, spec, place)
-    weak = spec if scaling == "weak" and not weak_problems else None
-    trials, trial_problems = _trials(base, applied, varied, weak)
+    grown = spec if weak and not weak_problems else None
+    points, more = ([], []) if form_problems else points_of(varied, file)
+    trials, trial_problems = _trials(base, applied, points, grown)
     if not form_problems and not _wrong_keys(varied, trial_problems):
         problems += weak_problems  # else the misspelt key may be the one for weak scaling
-    if problems or trial_problems:
-        raise SpecProblems([*problems, *trial_problems])
+    if found := [*problems, *more, *trial_problems]:
+        raise SpecProblems(found)
+    scaling = section.get("scaling", "strong") if kind == "scaling" else None
     return Study(
-        name=file.value.get("name", f"{spec.name[:56]}-{scaling}"),
+        name=file.value.get("name", f"{spec.name[:56]}-{scaling or kind}"),
         scaling=scaling,
         vary=tuple(one.key for one in varied),
         repeats=section.get("repeats", 1),
         after_failure=section.get("after_failure", "stop"),
         trials=trials,
         base=section["base"],
+        stop=msgspec.convert(section["stop"], StopRule) if "stop" in section else None,
     )
+
+
+def _kind(file: SpecInstance, varied: list[VariedKey]) -> StudyKind:
+    """What the study compares: as it says, or as the keys that are given and varied show."""
+    section = file.value["study"]
+    is_scaling = "scaling" in section or any(one.key in SIZES for one in varied)
+    kind: StudyKind = section.get("kind") or ("scaling" if is_scaling else "sweep")
+    return kind
+
+
+def _of_another_kind(
+    file: SpecInstance, varied: list[VariedKey], kind: StudyKind, form_problems: list[Problem]
+) -> list[Problem]:
+    """The keys that go with the other kind of study, and scaling without a size that varies."""
+    keys, code = (OF_SWEEPS, "of-sweeps") if kind == "scaling" else (OF_SCALING, "of-scaling")
+    given = [file.fields["study", key] for key in keys if key in file.value["study"]]
+    found = [
+        one.key_place.problem(code, f"study.{key}")
+        for key, one in zip((k for k in keys if k in file.value["study"]), given, strict=True)
+    ]
+    if kind == "sweep":
+        return found
+    found += [
+        one.random.place.problem("of-sweeps", f"study.vary.{one.key}")
+        for one in varied
+        if one.random
+    ]
+    weak = file.value["study"].get("scaling") == "weak"
+    if not weak and not form_problems and not any(one.key in SIZES for one in varied):
+        place = file.fields["study", "scaling" if "scaling" in file.value["study"] else "kind"]
+        found.append(place.node.place.problem("scaling-without-size", "study.scaling"))
+    return found
 
 
 def _take_vary(root: Node) -> Entry | None:
@@ -103,70 +139,12 @@ def _load_base(
         raise SpecProblems([*problems, *named_by(reference, inside), *others]) from None
 
 
-def _wrong_keys(varied: "list[_Varied]", problems: list[Problem]) -> bool:
+def _wrong_keys(varied: list[VariedKey], problems: list[Problem]) -> bool:
     """Whether a key to vary is wrong, and not only one of its values."""
     return any(one.is_of_key(problem) for one in varied for problem in problems)
 
 
-@dataclass(frozen=True)
-class _Varied:
-    """A key that is varied, where it stands, and its values."""
-
-    key: str
-    place: SpecPosition
-    values: tuple[Node, ...]
-
-    def is_of_key(self, problem: Problem) -> bool:
-        """Whether it is the key that is wrong, and not a value of it."""
-        col = problem.col - self.place.col
-        return problem.line == self.place.line and 0 <= col < len(self.key)
-
-
-def _varied(vary: Entry) -> tuple[list[_Varied], list[Problem]]:
-    """The keys with their values, and what is wrong with their form."""
-    if not isinstance(vary.node, Mapping) or not vary.node.entries:
-        return [], [vary.key_place.problem("vary-form", "study.vary")]
-    varied, faults = [], []
-    for key, entry in vary.node.entries.items():
-        place, node = entry.key_place, entry.node
-        if key in FIXED:
-            faults.append(place.problem("vary-fixed", f"study.vary.{key}", reason=FIXED[key]))
-        elif not all(key.split(".")) or key.split(".")[0] not in SECTIONS:
-            sections = ", ".join(SECTIONS)
-            faults.append(place.problem("vary-key", f"study.vary.{key}", expected=sections))
-        elif not isinstance(node, Items) or not node.items:
-            faults.append(node.place.problem("vary-values", f"study.vary.{key}"))
-        else:
-            faults += _repeated(key, node.items)
-            varied.append(_Varied(key, place, node.items))
-    trials = prod(len(one.values) for one in varied)
-    if trials > MOST_TRIALS:
-        fields: dict[str, Any] = {"trials": trials, "most": MOST_TRIALS}
-        faults.append(vary.key_place.problem("too-many-trials", "study.vary", **fields))
-        return [], faults
-    return varied, faults
-
-
-def _repeated(key: str, values: tuple[Node, ...]) -> list[Problem]:
-    texts = [text_of(value) for value in values]
-    return [
-        value.place.problem("repeated-value", f"study.vary.{key}", value=text)
-        for i, (value, text) in enumerate(zip(values, texts, strict=True))
-        if text in texts[:i]
-    ]
-
-
-def text_of(node: Node) -> str:
-    """A value as it is written on one line."""
-    if isinstance(node, Scalar):
-        return node.text
-    if isinstance(node, Mapping):
-        inside = (f"{key}: {text_of(entry.node)}" for key, entry in node.entries.items())
-        return f"{{{', '.join(inside)}}}"
-    return f"[{', '.join(map(text_of, node.items))}]" if isinstance(node, Items) else ""
-
-
-def _overridden(varied: list[_Varied], overrides: tuple[str, ...]) -> list[Problem]:
+def _overridden(varied: list[VariedKey], overrides: tuple[str, ...]) -> list[Problem]:
     """What `--set` would change and every trial then sets otherwise."""
     source = SpecText(FLAG, overrides)
     keys = [(line, text.partition("=")[0]) for line, text in enumerate(overrides, start=1)]
@@ -177,7 +155,7 @@ def _overridden(varied: list[_Varied], overrides: tuple[str, ...]) -> list[Probl
     ]
 
 
-def _weak_problems(varied: list[_Varied], base: Spec, place: SpecPosition) -> list[Problem]:
+def _weak_problems(varied: list[VariedKey], base: Spec, place: SpecPosition) -> list[Problem]:
     """In weak scaling the batch follows the pods, and only them."""
     keys, pods = [one.key for one in varied], base.resources.pods
     faults = {
@@ -189,16 +167,17 @@ def _weak_problems(varied: list[_Varied], base: Spec, place: SpecPosition) -> li
 
 
 def _trials(
-    base: Path, overrides: tuple[str, ...], varied: list[_Varied], weak: Spec | None
+    base: Path,
+    overrides: tuple[str, ...],
+    points: list[Point],
+    weak: Spec | None,
 ) -> tuple[tuple[Trial, ...], list[Problem]]:
-    """Every combination as a spec, and all problems of all of them, each once."""
+    """Every trial as a spec, and all problems of all of them, each once."""
     source = read(base)
     trials: list[Trial] = []
     problems: dict[tuple[str, int, int, str, str], Problem] = {}
-    points = product(*(one.values for one in varied))
-    for number, values in enumerate(points, start=1):
+    for number, point in enumerate(points, start=1):
         try:
-            point = list(zip(varied, values, strict=True))
             trials.append(_trial(number, base.parent, source, overrides, point, weak))
         except SpecProblems as error:
             problems |= {_identity(problem): problem for problem in error.problems}
@@ -214,7 +193,7 @@ def _trial(
     folder: Path,
     source: SpecText,
     overrides: tuple[str, ...],
-    point: list[tuple[_Varied, Node]],
+    point: Point,
     weak: Spec | None,
 ) -> Trial:
     root, problems = parse(source)

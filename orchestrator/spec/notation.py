@@ -14,7 +14,13 @@ from msgspec import Meta
 
 from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.spec.file_types import ChipFile, HuggingFaceModel
+from orchestrator.spec.file_types import (
+    ChipFile,
+    HuggingFaceModel,
+    Sequences,
+    StageBatch,
+    StageEntry,
+)
 from orchestrator.spec.scalars import MOST, Misread, Value
 from orchestrator.types.model import Model
 from orchestrator.types.spec import MeshRequest, Pods, TensorTreatments
@@ -77,7 +83,7 @@ def _auto(_: object) -> str:
     return AUTO
 
 
-def _searched(_: str) -> None:
+def _searched(_: object) -> None:
     """A value that is chosen when a plan is made."""
 
 
@@ -175,6 +181,15 @@ NOTATIONS = {
     ),
     "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
+    "stages": Notation(
+        (Annotated[tuple[StageEntry, ...], Meta(min_length=1, max_length=100)],),
+        title="a list of stages, each {tokens, batch, length, optimizer, data}",
+        written=_searched,
+    ),
+    "stage_batch": Notation(
+        (Sequences, StageBatch),
+        title="a number of sequences, or a mapping {sequences, length, tolerance, microbatches}",
+    ),
     "remat": Notation(((AUTO, *POLICIES), TensorTreatments)),
     "chip": Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": Notation(

@@ -71,6 +71,19 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {tokens:,}, must be at least one batch: {sequences:,} x {length:,} = {least:,}",
         "for example tokens: {least}",
     ),
+    "tokens-of-stages": (
+        "is {tokens:,}, must be the sum of all stages: {sum:,}",
+        "leave it out, or write tokens: {sum}",
+    ),
+    "stage-without-batch": (
+        "is missing, must be in the first stage or in experiment.batch",
+        "for example {name}: 4096",
+    ),
+    "two-lengths": ("is {length:,}, and the batch's length is {other:,}", "remove one of them"),
+    "stage-optimizer": (
+        "is {name}, must be {earlier} in every stage: a state has moments of one optimizer",
+        "remove it",
+    ),
     "no-such-date": ("is {text}, must be a day of the calendar", "for example 2027-03-01"),
     "end-above-peak": (
         "is {end:g}, must be at most the peak_lr of {peak:g}",
@@ -185,8 +198,39 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "for example vary: {{resources.pods: [1, 2, 4]}}",
     ),
     "vary-values": (
-        "must be a list of at least one value",
-        "for example vary: {{resources.pods: [1, 2, 4]}}",
+        (
+            "must be a list of at least one value or, in a sweep, one of uniform, log_uniform and"
+            " choice"
+        ),
+        "for example vary: {{resources.pods: [1, 2, 4]}}, or {{log_uniform: [1e-4, 1e-2]}}",
+    ),
+    "random-bounds": (
+        "must be [low, high] with low below high, and above 0 for log_uniform",
+        "for example log_uniform: [1e-4, 1e-2]",
+    ),
+    "draws-missing": (
+        "is missing, must be the number of draws of the random values",
+        "for example draws: 20",
+    ),
+    "draws-without-random-values": (
+        "is given, must go with a key that has random values",
+        "for example vary: {{experiment.optimizer.peak_lr: {{log_uniform: [1e-4, 1e-2]}}}}",
+    ),
+    "too-many-draws": (
+        "is {draws:,}, must be at most {most:,}: there are no more different values",
+        "for example draws: {most}",
+    ),
+    "of-sweeps": (
+        "goes with a sweep, must be left out of a study of scaling",
+        "write kind: sweep to compare losses",
+    ),
+    "of-scaling": (
+        "goes with a study of scaling, must be left out of a sweep",
+        "remove it",
+    ),
+    "scaling-without-size": (
+        "compares trials of different sizes, must go with resources.pods or resources.topology",
+        "write kind: sweep to compare losses",
     ),
     "too-many-trials": (
         "makes {trials:,} trials, must make at most {most:,}",

@@ -32,7 +32,7 @@ class ResolvedSpec:
 
     def report(self, key: str, code: str, **fields: Any) -> None:
         """Add a problem of a dotted key."""
-        path = tuple(key.split("."))
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         self._spec.reject(path, self.place(path).problem(code, key, **fields))
 
     def place(self, path: Path) -> SpecPosition:

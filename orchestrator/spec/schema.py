@@ -20,6 +20,7 @@ DEFS = "#/$defs/"
 # Where a file and its value use another key.
 KEYS_IN_FILES = {"hang_limit_s": "hang_limit", "restart_s": "restart", "repair_s": "repair"}
 ANNOTATIONS = ("description", "title", "examples")
+HIDDEN = ("notation", "unless")
 INNER = ("additionalProperties", "items")
 NULL: Schema = {"type": "null"}
 VERSION_KEY: Schema = {
@@ -91,6 +92,8 @@ def _document(root: type, name: str, notations: dict[str, Notation]) -> Schema:
     for key, notation in notations.items():
         defs[key] = _choice(notation, of_types)
     top = defs.pop(root.__name__)
+    text = json.dumps([top, defs])
+    defs = {key: one for key, one in defs.items() if f'"{DEFS}{key}"' in text}
     if root is not Chip:
         top["properties"] = {"schema": VERSION_KEY} | top["properties"]
     return {
@@ -111,18 +114,31 @@ def _section(generated: Schema) -> Schema:
     required = [
         key for key in generated.get("required", ()) if key in keys and "default" not in keys[key]
     ]
+    spared = {
+        key: s["unless"] for key in required if "unless" in (s := generated["properties"][key])
+    }
+    always = [key for key in required if key not in spared]
     return {
         "description": " ".join(generated["description"].split()),
         "type": "object",
         "additionalProperties": False,
-        **({"required": required} if required else {}),
+        **({"required": always} if always else {}),
+        **_required_unless(spared),
         "properties": keys,
     }
 
 
+def _required_unless(spared: dict[str, str]) -> Schema:
+    """That some keys are needed where another one is not there."""
+    if not spared:
+        return {}
+    [other] = set(spared.values())
+    return {"if": {"not": {"required": [other]}}, "then": {"required": list(spared)}}
+
+
 def _key(generated: Schema) -> Schema:
     """What a file may hold under a key: in its notation, and never null."""
-    schema = {key: value for key, value in generated.items() if key != "notation"}
+    schema = {key: value for key, value in generated.items() if key not in HIDDEN}
     if "notation" in generated:
         schema = {key: schema[key] for key in ANNOTATIONS if key in schema}
         schema["$ref"] = DEFS + generated["notation"]

@@ -33,7 +33,9 @@ def _problems(spec: SpecInstance, error: ValidationError) -> Iterator[Located]:
         known = list(schema["properties"])
         yield from (_unknown(spec, path, key, known) for key in instance if key not in known)
     elif error.validator == "required":
-        yield from (_missing(path, here, key, schema) for key in _missing_keys(schema, instance))
+        whole = schemas.resolved(_whole(here.schema or {}, schema))
+        missing = _missing_keys(schema["required"], whole, instance)
+        yield from (_missing(path, here, key, whole) for key in missing)
     elif error.validator == "uniqueItems":
         yield from _repeated(spec, path, instance)
     else:
@@ -83,11 +85,18 @@ def _missing(path: Path, here: Field, key: str, schema: schemas.Schema) -> Locat
     return inside, problem
 
 
-def _missing_keys(schema: schemas.Schema, instance: dict[str, Any]) -> list[str]:
+def _whole(here: schemas.Schema, demand: schemas.Schema) -> schemas.Schema:
+    """The mapping's own schema, where the demand is a condition inside it."""
+    return demand if "properties" in demand else here
+
+
+def _missing_keys(
+    required: list[str], schema: schemas.Schema, instance: dict[str, Any]
+) -> list[str]:
     """The keys that are missing, but for those that an unknown key was meant to be."""
     known = list(schema["properties"])
     misspelt = {meant_key(key, known) for key in instance if key not in known}
-    return [key for key in schema["required"] if key not in instance and key not in misspelt]
+    return [key for key in required if key not in instance and key not in misspelt]
 
 
 def _illegal_name(spec: SpecInstance, path: Path, name: str) -> Located:

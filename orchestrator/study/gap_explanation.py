@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from orchestrator.types.plan import Plan
-from orchestrator.types.study import StudyExplanation
+from orchestrator.types.scaling import GapExplanation
 
 MIN_TRIALS = 2  # every line explains a single gap
 MIN_SHARE = 0.5
 MAX_LINES = 3
 
 
-def explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[StudyExplanation, ...]:
+def explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[GapExplanation, ...]:
     """The lines that explain most of the gaps, which are in seconds, one for each plan.
 
     The lines are those of the expected step or, without one, of the lower bound. For each line the
@@ -27,7 +27,7 @@ def explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[StudyExplanation, 
         share = 1 - left / sum(gap_s * gap_s for gap_s in gaps_s)
         if times > 0 and share >= MIN_SHARE:
             explanations.append(
-                StudyExplanation(line=line, resource=resource, times=times, share=share)
+                GapExplanation(line=line, resource=resource, times=times, share=share)
             )
     return tuple(sorted(explanations, key=lambda one: -one.share)[:MAX_LINES])
 

@@ -7,9 +7,9 @@ then MLFLOW_TRACKING_URI counts, or the database beside the runs.
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ import platformdirs
 
 from orchestrator.errors import JournalUnwritable
 from orchestrator.journal import Journal, boundary, files
+from orchestrator.journal.relative_uri import absolute_uri, relative_uri
 from orchestrator.types import codec
 from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination
@@ -26,7 +27,10 @@ VARIABLE = "ORCH_RECORDED_IN"
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenDestination:
-    """Where a run is recorded, by the choice of a user's command."""
+    """Where a run is recorded, by the choice of a user's command.
+
+    Addresses inside the run's storage are relative to it.
+    """
 
     id: str
     destination: Destination
@@ -39,7 +43,7 @@ def folder() -> Path:
 
 def remember(journal: Journal, destination: Destination) -> None:
     """Note the choice of a command. Without a state directory later commands ask for it again."""
-    choice = ChosenDestination(id=_id(journal), destination=destination)
+    choice = ChosenDestination(id=_id(journal), destination=relative(destination, journal))
     with suppress(JournalUnwritable, FileExistsError):
         files.make_folder(folder())
         files.replace(_path(choice.id), codec.to_json(choice))
@@ -49,11 +53,11 @@ def chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> Des
     """Where a command of this user chose to record a run; None where none did."""
     run_id = _id(journal)
     if (passed := _passed_on(environment)) and passed.id == run_id:
-        return passed.destination
+        return absolute(passed.destination, journal)
     with suppress(OSError, msgspec.DecodeError):
         choice = codec.from_json(boundary.read_bytes(_path(run_id)), ChosenDestination)
         boundary.check_own(_path(run_id))
-        return choice.destination if choice.id == run_id else None
+        return absolute(choice.destination, journal) if choice.id == run_id else None
     return None
 
 
@@ -68,7 +72,23 @@ def passed_on(journal: Journal) -> str | None:
     where = chosen(journal)
     if where is None:
         return None
-    return codec.to_json(ChosenDestination(id=_id(journal), destination=where)).decode()
+    choice = ChosenDestination(id=_id(journal), destination=relative(where, journal))
+    return codec.to_json(choice).decode()
+
+
+def relative(where: Destination, journal: Journal) -> Destination:
+    """A destination as it is stored: a copy of the run's storage then means its own files."""
+    return _with_addresses(where, lambda uri: relative_uri(uri, journal.path.absolute().parent))
+
+
+def absolute(stored: Destination, journal: Journal) -> Destination:
+    """The destination that is meant by what is stored."""
+    return _with_addresses(stored, lambda uri: absolute_uri(uri, journal.path.absolute().parent))
+
+
+def _with_addresses(where: Destination, change: Callable[[str], str]) -> Destination:
+    artifacts = None if where.artifacts is None else change(where.artifacts)
+    return replace(where, uri=change(where.uri), artifacts=artifacts)
 
 
 def own_options(options: TrackingOptions, environment: Mapping[str, str]) -> TrackingOptions | None:

@@ -39,8 +39,8 @@ def read_sync_state(
             return None
         with suppress(OSError, msgspec.DecodeError):
             noted = codec.from_json(boundary.read_bytes(journal.paths.sync_state), SyncState)
-            if noted.destination == where:
-                return noted
+            if destinations.absolute(noted.destination, journal) == where:
+                return replace(noted, destination=where)
         return SyncState(destination=where)
     return None
 
@@ -66,4 +66,5 @@ def is_behind(run: Run, state: SyncState) -> bool:
 
 
 def _write(journal: Journal, state: SyncState) -> None:
-    files.replace(journal.paths.sync_state, codec.to_json(state) + os.linesep.encode())
+    stored = replace(state, destination=destinations.relative(state.destination, journal))
+    files.replace(journal.paths.sync_state, codec.to_json(stored) + os.linesep.encode())

@@ -1,6 +1,8 @@
 """Values to JSON and back, and their digests."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,8 +21,20 @@ def to_pretty_json(value: Any) -> str:
 
 
 def from_json(text: bytes | str, kind: type[T]) -> T:
-    """The value of that type; `msgspec.ValidationError` names a wrong field."""
-    return msgspec.json.decode(text, type=kind)
+    """The value of that type; `msgspec.DecodeError` says why the text has none."""
+    with decoding():
+        return msgspec.json.decode(text, type=kind)
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Turn every way in which a text can be no value into `msgspec.DecodeError`."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"it is not UTF-8: {error.reason}") from error
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
 
 
 def digest(value: Any) -> str:

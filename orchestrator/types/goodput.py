@@ -5,8 +5,9 @@ from typing import Literal
 
 # Where time goes that trains nothing. `fewer_pods`: what a run on fewer pods does not do meanwhile.
 LossKind = Literal[
-    "saving", "lost_steps", "detection", "waiting", "restart", "restore", "fewer_pods"
-]
+    "saving", "lost_steps", "detection", "waiting", "restart", "restore", "fewer_pods",
+    "stage_changes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class SaveCost:
     It counts once the storage has it, which takes `write_s` more and costs no step.
     """
 
-    bytes: float
+    bytes: int
     host_bytes_per_chip: float
     host_link_bytes_per_s: float | None
     storage_bytes_per_s: Uncertain
@@ -40,7 +41,8 @@ class GoodputInputs:
 
     `every_steps` is None where the best interval is wanted. `stated` is the goodput of the spec.
     `spare` pods are rented besides those that train.
-    Times are for each failure. `missing_pods` is the share of pods that the run goes on without, on
+    Times are for each failure, after which the run starts `starts` times on average: twice where it
+    goes on with fewer pods first. `missing_pods` is the share of pods that it goes on without, on
     average.
     `sources` are keys of the catalog, by field. `assumed`: the rates are those of other machines.
     """
@@ -50,6 +52,7 @@ class GoodputInputs:
     waiting_s: Uncertain
     restart_s: Uncertain
     restore_s: Uncertain
+    starts: float = 1.0
     missing_pods: Uncertain
     save: SaveCost
     pods: int

@@ -7,7 +7,7 @@ from orchestrator.types.spec_fields import PositiveInteger, about
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentDimensions:
     """Queries, keys and values that are made from narrow latents of the stream.
 
     A head of queries and keys has a part without positions and a part that RoPE turns: together

@@ -6,7 +6,7 @@ Docstrings, descriptions, bounds and examples are published in the JSON Schema o
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from orchestrator.types.latent import LatentAttention
+from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec_fields import Name, PositiveInteger, PositiveNumber, about
 
@@ -200,7 +200,7 @@ class Model:
         ),
     ] = "L"
     latent: Annotated[
-        LatentAttention | None,
+        LatentDimensions | None,
         about(
             "Multi-head latent attention in place of grouped-query attention. `kv_heads` is then"
             " `heads`, and `head_dim` the sum of `nope_dim` and `rope_dim`.",

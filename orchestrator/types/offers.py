@@ -49,6 +49,17 @@ class Odds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeadlineOdds:
+    """The probability that a run which begins now ends by its `run.deadline`, in so many days;
+    None where nothing is expected.
+    """
+
+    deadline: str
+    days: float
+    odds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfferReason:
     """Why an offer has no plan: a code, and its figures."""
 

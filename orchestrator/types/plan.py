@@ -313,6 +313,28 @@ class SearchSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageSpan:
+    """Where a stage lies in its run: steps before it, and how many it has.
+
+    The learning rate has a schedule of `schedule_steps` that begins after `schedule_first_step`
+    steps of the run. Earlier stages take `first_token` tokens of the same data.
+    """
+
+    number: int
+    of: int
+    first_step: int
+    steps: int
+    schedule_first_step: int
+    schedule_steps: int
+    first_token: int
+
+    @property
+    def end_step(self) -> int:
+        """The steps of the run when the stage is over."""
+        return self.first_step + self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What will be done. `digest` is over every field but itself, `name`, `trainer`,
     `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
@@ -320,6 +342,9 @@ class Plan:
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
     made with datasheets. `ledger_describes_trainer`: whether the forecast is about the program that
     `trainer` runs; the ledger describes the built-in trainer `llama` alone.
+
+    With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
+    the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run.
     """
 
     schema: int
@@ -355,6 +380,8 @@ class Plan:
     forecast: Forecast
     search: SearchSummary
     warnings: tuple[PlanWarning, ...]
+    stage: StageSpan | None = None
+    stages: "tuple[Plan, ...]" = ()
 
     @property
     def slice_kind(self) -> str:
@@ -384,9 +411,45 @@ class Plan:
     @property
     def total_steps(self) -> int:
         """Steps until all tokens are trained on."""
-        return ceil(self.tokens / self.batch.tokens)
+        if self.stages:
+            return self.stages[-1].end_step
+        return self.stage.steps if self.stage else ceil(self.tokens / self.batch.tokens)
+
+    @property
+    def first_step(self) -> int:
+        """The steps of the run before this plan's."""
+        return self.stage.first_step if self.stage else 0
+
+    @property
+    def end_step(self) -> int:
+        """The steps of the run when those of this plan are done."""
+        return self.first_step + self.total_steps
+
+    @property
+    def schedule_span(self) -> tuple[int, int]:
+        """The step of the run at which the schedule of the learning rate begins, and its steps."""
+        if self.stage:
+            return self.stage.schedule_first_step, self.stage.schedule_steps
+        return 0, self.total_steps
+
+    @property
+    def each_stage(self) -> "tuple[Plan, ...]":
+        """The plan of every stage; itself where there are none."""
+        return self.stages or (self,)
+
+    def stage_of(self, step: int) -> "Plan":
+        """The plan by which the step with that index is done."""
+        return next((one for one in self.each_stage if step < one.end_step), self.each_stage[-1])
+
+    def run_s(self, steps: int) -> float:
+        """What the first so many steps of the run should take, without what trains nothing."""
+        return sum(
+            max(min(steps, one.end_step) - one.first_step, 0) * one.forecast.step_s.likeliest
+            for one in self.each_stage
+        )
 
     @property
     def run_share(self) -> float:
-        """The share of all steps after which `run.steps` of the spec ends the run; 1 without it."""
-        return min((self.run_steps or self.total_steps) / self.total_steps, 1.0)
+        """The share of the time after which `run.steps` of the spec ends the run; 1 without it."""
+        steps = self.run_steps or self.total_steps
+        return min(self.run_s(steps) / self.run_s(self.total_steps), 1.0)

@@ -7,7 +7,9 @@ from typing import Literal
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run, Step
-from orchestrator.types.study import Study, StudyForecast, Trial
+from orchestrator.types.scaling import ScalingForecast
+from orchestrator.types.study import Study, Trial
+from orchestrator.types.sweep import SweepForecast, TrialStop
 from orchestrator.types.tracking import ViewLink
 
 
@@ -200,9 +202,9 @@ class RunEnded(ProgressEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlanned(ProgressEvent):
-    """The predicted scaling of a study that is about to be carried out."""
+    """The forecast of a study that is about to be carried out."""
 
-    forecast: StudyForecast
+    forecast: ScalingForecast | SweepForecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +228,13 @@ class TrialContinues(ProgressEvent):
     """The trial has a run that goes on: it is followed again."""
 
     run: Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStopped(ProgressEvent):
+    """The rule of a sweep has stopped a trial, now or before."""
+
+    stop: TrialStop
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from orchestrator.types.plan import Estimate
 from orchestrator.types.spec import Remat
 
 ReasonCode = Literal[
+    "stage",
     "memory",
     "host_memory",
     "more_chips_needed",

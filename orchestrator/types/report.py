@@ -122,13 +122,48 @@ class MemoryReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageReport:
+    """What a stage of a run took: `steps_s` of its steps that count, and what these cost.
+
+    `predicted_step_s`, `measured_over_predicted` and `dollars` are None where the forecast is not
+    about the devices of the run, and `measured` before a second step.
+    """
+
+    number: int
+    first_step: int
+    steps: int
+    steps_done: int
+    tokens_done: int
+    sequences: int
+    length: int
+    mesh: dict[str, int]
+    predicted_step_s: float | None
+    measured: Measurement | None
+    measured_over_predicted: float | None
+    steps_s: float
+    dollars: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTotals:
+    """What the stages of a run took together. `predicted_s` is for the steps that are done."""
+
+    steps_done: int
+    tokens_done: int
+    steps_s: float
+    predicted_s: float | None
+    dollars: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The results of a run compared with its forecast.
 
     `forecast` and `measured` belong to the newest attempt's plan, `plan_digest`; steps of earlier
     attempts with another plan are left out. Where `not_compared` is set, `ratios` are empty and
     `inside_interval` and `gap` are None. They are also None where nothing was measured, and
-    `inside_interval` where the forecast has no interval. `problems` lists what is wrong with the
+    `inside_interval` where the forecast has no interval. In a run with stages they are about its
+    newest one, and `stages` has all. `problems` lists what is wrong with the
     files that it was made from.
     """
 
@@ -160,6 +195,8 @@ class Report:
     goodput: Goodput | None
     outlook: Outlook | None
     memory: MemoryReport
+    stages: tuple[StageReport, ...] = ()
+    stage_totals: StageTotals | None = None
     problems: tuple[str, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ from orchestrator.types.model import Model
 from orchestrator.types.run_options import ClusterOptions, RunOptions, TrackingOptions
 from orchestrator.types.spec_fields import (
     COMPUTED,
+    FROM_STAGES,
     AxisSize,
     DecayRate,
     DType,
@@ -212,6 +213,23 @@ class StartingWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingStage:
+    """A part of the training with a batch, an optimizer and data of its own.
+
+    `restarts_schedule`: the learning rate has a schedule that begins with this stage. Only a
+    rehearsal has a `mesh` and a `remat` here, those of the stage that it copies.
+    """
+
+    tokens: int
+    batch: Batch
+    optimizer: Optimizer = Optimizer()
+    data: DataSource = DataSource()
+    restarts_schedule: bool = False
+    mesh: Annotated["MeshRequest | None", COMPUTED] = None
+    remat: Annotated[Remat | None, COMPUTED] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The identity of a run: what is trained, on what, and how precisely."""
 
@@ -225,9 +243,23 @@ class Experiment:
     ]
     tokens: Annotated[
         PositiveInteger,
-        about("The number of tokens to train on. Days and dollars are counted for them.", "15T"),
+        about(
+            "The number of tokens to train on. Days and dollars are counted for them. With stages"
+            " it may be left out: it is their sum.",
+            "15T",
+        ),
+        FROM_STAGES,
     ]
-    batch: Annotated[Batch, Meta(examples=[{"sequences": 1024, "length": 4096}])]
+    batch: Annotated[Batch, Meta(examples=[{"sequences": 1024, "length": 4096}]), FROM_STAGES]
+    stages: Annotated[
+        tuple[TrainingStage, ...],
+        about(
+            "Parts of the training, one after another. What a stage leaves out is as in the stage"
+            " before it, and in the first as in the experiment. When left out, steps are alike.",
+            [{"tokens": "252M", "batch": 1024, "length": 4096}, {"tokens": "15T", "batch": 2048}],
+            notation="stages",
+        ),
+    ] = ()
     optimizer: Optimizer = Optimizer()
     precision: Precision = Precision()
     remat: Annotated[

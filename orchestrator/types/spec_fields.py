@@ -27,6 +27,8 @@ def about(
 
 # No key of a file: it follows from the others.
 COMPUTED = Meta(extra_json_schema={"computed": True})
+# A key that a file needs only where it has no stages.
+FROM_STAGES = Meta(extra_json_schema={"unless": "stages"})
 
 Name = Annotated[
     str,

@@ -3,14 +3,19 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.types.plan import Estimate, PlanWarning
-from orchestrator.types.report import NotCompared, Spread
 from orchestrator.types.run import ProcessIdentity, Run
 from orchestrator.types.spec import Spec
+from orchestrator.types.stop_rule import StopRule
 
+StudyKind = Literal["scaling", "sweep"]
 Scaling = Literal["strong", "weak"]
 AfterFailure = Literal["stop", "go on"]
 StudyState = Literal["running", "stopped", "succeeded"]
+
+
+def kind_text(scaling: Scaling | None) -> str:
+    """A kind of study in words."""
+    return f"{scaling} scaling" if scaling else "sweep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +32,22 @@ class Study:
     """The trials in the order in which they run, each `repeats` times.
 
     `base` is the file of the varied spec, relative to the study's file. With `strong` scaling all
-    trials have the same batch; with `weak` scaling it grows with the pods.
+    trials have the same batch; with `weak` scaling it grows with the pods. A sweep has none: it
+    compares losses. `stop` ends trials of a sweep early.
     """
 
     name: str
-    scaling: Scaling
+    scaling: Scaling | None
     vary: tuple[str, ...]
     repeats: int
     after_failure: AfterFailure
     trials: tuple[Trial, ...]
     base: str = ""
+    stop: StopRule | None = None
+
+    @property
+    def kind(self) -> StudyKind:
+        return "sweep" if self.scaling is None else "scaling"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +85,15 @@ class StudyStatus:
 
     It is `running` while a run of it is live or about to start, `succeeded` when every repeat of
     every trial has, and `stopped` otherwise: submitting it again continues it. `done` of the
-    `total` repeats have succeeded; `runs` are all that were started and not removed, in order.
+    `total` repeats have succeeded, or were stopped early by the rule of a sweep; `runs` are all
+    that were started and not removed, in order.
     """
 
     study: str
     id: str
     name: str
-    scaling: Scaling
+    kind: StudyKind
+    scaling: Scaling | None
     state: StudyState
     journal: str
     submitted_at_s: float
@@ -88,118 +101,3 @@ class StudyStatus:
     done: int
     total: int
     runs: tuple[Run, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedTrial:
-    """The plan of a trial in figures.
-
-    `efficiency` is its tokens per second per chip over those of the smallest trial of its series:
-    of the trials that differ only in their number of chips. `warnings` are the plan's.
-    """
-
-    plan_digest: str
-    pods: int
-    chips: int
-    sequences: int
-    mesh: dict[str, int]
-    step_s: Estimate
-    mfu: Estimate
-    tokens_per_s_per_chip: Estimate
-    efficiency: Estimate
-    bound: str
-    days: Estimate
-    dollars: Estimate | None
-    warnings: tuple[PlanWarning, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialForecast:
-    """A trial and its plan; without one, `infeasible` is the error.
-
-    `series` holds the settings that it shares with the trials it is compared with.
-    """
-
-    number: int
-    settings: dict[str, str]
-    series: dict[str, str]
-    planned: PlannedTrial | None
-    infeasible: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyForecast:
-    """The predicted scaling of a study."""
-
-    schema: int
-    name: str
-    scaling: Scaling
-    vary: tuple[str, ...]
-    trials: tuple[TrialForecast, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepeatedTrial:
-    """The runs of a trial that succeeded: medians over them, with the extremes.
-
-    `efficiency` is measured tokens per second per chip over those of the smallest measured trial
-    of its series.
-    """
-
-    runs: tuple[str, ...]
-    step_s: Spread
-    mfu: Spread | None
-    tokens_per_s_per_chip: Spread
-    efficiency: Spread
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialReport:
-    """A trial, predicted and measured.
-
-    `predicted` belongs to the plan that ran or, where `not_compared` is set, to the plan for chips.
-    `expected_s` is the expected step, where the forecast has one. `chips` counts what ran.
-    `unfinished` holds the state of each run that has not succeeded, unless a later run of the same
-    repeat has.
-    """
-
-    number: int
-    settings: dict[str, str]
-    series: dict[str, str]
-    chips: int
-    done: int
-    unfinished: dict[str, str]
-    predicted: PlannedTrial | None
-    expected_s: float | None
-    not_compared: NotCompared | None
-    measured: RepeatedTrial | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyExplanation:
-    """A ledger line that grows over the trials as the gap between measured and predicted does.
-
-    The lines are those of the expected step or, without one, of the lower bound. `resource` is
-    empty where a line has none. Adding the line `times` more leaves the least squared gaps;
-    `share` is the share of them that this explains. It is a hint: other lines may grow alike.
-    """
-
-    line: str
-    resource: str
-    times: float
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyReport:
-    """The measured scaling of a study compared with the predicted one."""
-
-    schema: int
-    study: str
-    name: str
-    scaling: Scaling
-    vary: tuple[str, ...]
-    repeats: int
-    rehearsal: bool
-    trials: tuple[TrialReport, ...]
-    explanations: tuple[StudyExplanation, ...]

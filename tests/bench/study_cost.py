@@ -15,9 +15,9 @@ from pathlib import Path
 
 from orchestrator import journal
 from orchestrator.journal.liveness import this_process
-from orchestrator.render import study_report_screen
-from orchestrator.render.page import study_page
-from orchestrator.study import make_study_report, read_trial_runs
+from orchestrator.render import scaling_report_screen
+from orchestrator.render.page import scaling_page
+from orchestrator.study import make_scaling_report, read_trial_runs
 from orchestrator.types import codec
 from orchestrator.types.study import Study, Trial, TrialStart
 from tests.journals import tiny_plan, tiny_spec
@@ -60,9 +60,9 @@ def main() -> int:
         began_s = time.perf_counter()
         ran = read_trial_runs(recorded)
         read_s = time.perf_counter() - began_s
-        report = make_study_report(recorded.key, recorded.submission().study, ran)
-        table = study_report_screen.study_report_screen(report, "")
-        page = study_page(report, {one.trial: one.predicted for one in ran})
+        report = make_scaling_report(recorded.key, recorded.submission().study, ran)
+        table = scaling_report_screen.scaling_report_screen(report, "")
+        page = scaling_page(report, {one.trial: one.predicted for one in ran})
         all_s = time.perf_counter() - began_s
     runs = f"{wanted.trials} trials of {wanted.steps:,} steps"
     sizes = f"a table of {len(table.splitlines())} lines, a page of {len(page.encode()):,} B"

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.model.protocol import (
-    Bounds,
-    State,
-    faults,
-    initial,
-    moves,
-)
+from tests.model.protocol import Bounds, State, faults, initial, moves
 
 VISIBLE = {
     "claimed": " claims",

@@ -15,8 +15,9 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec
@@ -105,7 +106,7 @@ PACKAGES = (
         ("orchestrator/tracking/*.py", "orchestrator/tracking/mlflow/*.py"),
         (
             *("tests/test_tracking.py", "tests/test_tracking_limits.py"),
-            *("tests/test_boundary.py", "tests/test_views.py"),
+            *("tests/test_boundary.py", "tests/test_views.py", "tests/test_tracking_corners.py"),
         ),
         modules=("mlflow", "mlflow.tracking", "sqlalchemy"),
     ),
@@ -258,6 +259,7 @@ class Campaign:
             self._note(mutant, NOT_RUN, 0.0, print_to)
             return
         limit_s = START_S + SLOWER * sum(coverage.seconds[test] for test in tests)
+        limit_s *= max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # others work here too
         changed = mutant.applied(source)
         began_s = time.monotonic()
         overlay.write(mutant.path, changed)
@@ -345,15 +347,24 @@ def main() -> int:
 
 
 def run_part(options: argparse.Namespace) -> None:
-    """Try the mutants that are due, up to the limit."""
-    left = options.mutants
-    for package in PACKAGES:
-        if options.package in (None, package.name):
-            campaign = Campaign(package)
-            due = [one for one in campaign.due(options.seed) if options.only in one.key][:left]
-            left -= len(due)
-            if due:
-                campaign.run(due)
+    """Try the mutants that are due, up to the limit: of each package its share of them."""
+    chosen = [one for one in PACKAGES if options.package in (None, one.name)]
+    campaigns = [Campaign(package) for package in chosen]
+    due = [
+        [one for one in campaign.due(options.seed) if options.only in one.key]
+        for campaign in campaigns
+    ]
+    counts = shares([len(mutants) for mutants in due], options.mutants)
+    for campaign, mutants, share in zip(campaigns, due, counts, strict=True):
+        if share:
+            campaign.run(mutants[:share])
+
+
+def shares(due: Sequence[int], most: int) -> list[int]:
+    """How many mutants of each package are tried: in proportion to those that are due."""
+    every = sum(due)
+    limits = [min(most, every) * end // max(every, 1) for end in accumulate(due, initial=0)]
+    return [after - before for before, after in pairwise(limits)]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ changed function gets its new code; processes that a test starts read the change
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from tests.mutants.overlay import forked
 
 NO_CODE = 4  # the new code does not fit the function: another process must import it
-BROKEN = 3
 Run = Callable[[Sequence[str], str, bytes, str], int]
 
 
@@ -44,20 +42,12 @@ class ForkedSession:
 
     def fork(self, tests: Sequence[str], path: str, function: str, source: bytes) -> int:
         """The process that runs these tests until one fails."""
-        child = forked()
-        if child == 0:
-            status = BROKEN
-            try:
-                os.setsid()
-                status = self._run(tests) if self._change(path, function, source) else NO_CODE
-            except BaseException:
-                traceback.print_exc()
-                raise
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        return child
+
+        def work() -> int:
+            os.setsid()
+            return self._run(tests) if self._change(path, function, source) else NO_CODE
+
+        return forked(work)
 
     def _run(self, tests: Sequence[str]) -> int:
         items = [self._items[test] for test in tests]

@@ -32,7 +32,7 @@ OPTIONS = (
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of what was imported before
 )
 POLL_S = 0.02
-TIMED_OUT = -1
+TIMED_OUT, BROKEN = -1, 3
 CUSTOMIZE = "from tests.mutants import child\n\nchild.enter()\n"
 
 
@@ -43,11 +43,28 @@ def preload(modules: Sequence[str]) -> None:
             importlib.import_module(name)
 
 
-def forked() -> int:
-    """Fork. JAX warns of it wherever it is loaded; a child here computes nothing."""
+def forked(work: Callable[[], int]) -> int:
+    """A fork of this process that exits with the result of `work`, or `BROKEN`.
+
+    JAX warns of a fork wherever it is loaded; a child here computes nothing.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return os.fork()
+        child = os.fork()
+    if child:
+        return child
+    status = BROKEN
+    try:
+        status = work()
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 @dataclass
@@ -90,24 +107,13 @@ class Overlay:
         options: Sequence[str] = ("-x",),
     ) -> int:
         """The exit code of pytest on these tests, in a child; `TIMED_OUT` after the limit."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = forked()
-        if child == 0:
-            status = 3
-            try:
-                self._enter(environment)
-                status = int(
-                    pytest.main([*self._options, *options, *tests], plugins=list(plugins()))
-                )
-            except BaseException:
-                traceback.print_exc()
-                raise
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        return self.wait(child, limit_s)
+
+        def work() -> int:
+            self._enter(environment)
+            arguments = [*self._options, *options, *tests]
+            return int(pytest.main(arguments, plugins=list(plugins())))
+
+        return self.wait(forked(work), limit_s)
 
     def wait(self, child: int, limit_s: float) -> int:
         """The exit code of a process that leads a session; `TIMED_OUT` after the limit. Afterwards

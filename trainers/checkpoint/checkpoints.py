@@ -14,17 +14,30 @@ import jax
 import msgspec
 
 from orchestrator.errors import CheckpointFailed
+from orchestrator.types import codec
 from orchestrator.types.run import SkippedCheckpoint
 from trainers.checkpoint import step_folders, summed_orbax
 from trainers.checkpoint.save_log import ListedSaves, RecordedSave, SaveLog
 from trainers.checkpoint.step_folders import StepFolders, owner_of, step_of
 from trainers.checkpoint.summed_orbax import NO_TABLES, Rows
 from trainers.multihost import barrier, first_message
+from trainers.regular_files import read_regular
 
 Tree = Any
 Identity = Mapping[str, str | int]
-IDENTITY_FILE = "identity.json"
 ADVICE = "; put one back that is whole, or submit the run anew"
+
+
+def identity_file(stage: int | None = None) -> str:
+    """The name of the file with the identity of a run, or of a stage."""
+    return "identity.json" if stage is None else f"identity-stage-{stage}.json"
+
+
+def newest_step(folder: Path, saves: SaveLog | None = None) -> int:
+    """The steps of the newest checkpoint that counts, whole or not; 0 where none was saved."""
+    log = saves or ListedSaves(StepFolders(folder.absolute()))
+    recorded = log.recorded() if folder.is_dir() else ()
+    return recorded[-1].step if recorded else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +50,23 @@ class Restored:
 
 
 class Checkpoints:
-    """The last `keep` states of a run. `identity` is what must stay the same when it resumes."""
+    """The last `keep` states of a run. `identity` is what must stay the same when it resumes, for
+    each stage of its own.
+    """
 
     def __init__(
-        self, folder: Path, *, keep: int, identity: Identity, saves: SaveLog | None = None
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        identity: Identity,
+        saves: SaveLog | None = None,
+        stage: int | None = None,
     ) -> None:
         self._steps, self._keep = StepFolders(folder.absolute()), keep
         self._saves: SaveLog = saves or ListedSaves(self._steps)
         self._owner = owner_of(self._saves.folder(0))
-        self._identity_file = self._steps.folder / IDENTITY_FILE
+        self._identity_file = self._steps.folder / identity_file(stage)
         self._primary = jax.process_index() == 0
         self.latest: int | None = None  # the newest step restored or saved
         self._saving: int | None = None
@@ -158,7 +179,10 @@ class Checkpoints:
             partial.rename(self._identity_file)
 
     def _check_identity(self, identity: Identity) -> None:
-        saved = msgspec.json.decode(self._identity_file.read_bytes(), type=dict[str, str | int])
+        try:
+            saved = codec.from_json(read_regular(self._identity_file), dict[str, str | int])
+        except (OSError, msgspec.DecodeError) as error:
+            raise CheckpointFailed(f"{self._identity_file}: cannot be read: {error}") from error
         for name in sorted({*saved, *identity}):
             was, now = saved.get(name), identity.get(name)
             if was != now:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.types import codec
 from trainers.file_digest import file_digest
+from trainers.regular_files import read_regular
 
 Owner = tuple[int, int]  # a claim and an attempt
 
@@ -133,7 +135,7 @@ def _write_sums(path: Path, sums: dict[str, str]) -> None:
 
 
 def _read_sums(path: Path) -> dict[str, str]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    return codec.from_json(read_regular(path), dict[str, str])
 
 
 def fault(step: Path, *, sha256: str | None = None, share: int = 0, of: int = 1) -> str | None:

@@ -31,15 +31,24 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
 
     A relative path begins at `folder`, the spec's, so a plan is the same in every checkout.
     """
+    stage = plan.stage
     if plan.data.kind == "synthetic":
-        return Synthetic(plan.model.vocab, plan.batch.length, plan.seed)
+        number = stage.number - 1 if stage else 0
+        return Synthetic(plan.model.vocab, plan.batch.length, plan.seed, number)
     source = TokenSet.open(folder / _manifest_path(plan), verify=verify)
     if source.manifest.vocab > plan.model.vocab:
         raise DataUnusable(
             f"{source.path}: tokens of {source.manifest.tokenizer!r} reach"
             f" {source.manifest.vocab - 1}, against a model vocabulary of {plan.model.vocab}"
         )
-    return ShuffledWindows(source, plan.batch.sequences, plan.batch.length, plan.seed)
+    return ShuffledWindows(
+        source,
+        plan.batch.sequences,
+        plan.batch.length,
+        plan.seed,
+        first_token=stage.first_token if stage else 0,
+        most_windows=stage.steps * plan.batch.sequences if stage else None,
+    )
 
 
 def _manifest_path(plan: Plan) -> Path:
@@ -52,12 +61,12 @@ def _manifest_path(plan: Plan) -> Path:
 class DataProgress:
     """How far a run is in its data.
 
-    `sequences`: of the batch that the run began with. `sequences_after(steps)`: how many sequences
-    the run's first steps take together.
+    `original` is the plan that the run began with. `sequences_between(start, stop)`: how many
+    sequences these steps take together, all of one stage.
     """
 
-    sequences: int
-    sequences_after: Callable[[int], int]
+    original: Plan
+    sequences_between: Callable[[int, int], int]
 
 
 @dataclass(frozen=True, kw_only=True)

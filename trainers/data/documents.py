@@ -36,7 +36,7 @@ def _of_lines(path: Path, field: str) -> Iterator[str]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataUnusable(f"{path}:{number}: not JSON: {error}") from error
             text = row.get(field) if isinstance(row, dict) else None
             if not isinstance(text, str):

@@ -11,6 +11,7 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable
 from trainers.data.documents import FIELD, documents
+from trainers.regular_files import read_regular
 
 PIECE = 1 << 24
 END_OF_TEXT = 256
@@ -99,7 +100,10 @@ class HuggingFaceTokenizer:
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
         texts = documents(path, self._field)
         while together := list(islice(texts, TOGETHER)):
-            encoded = self._tokenizer.encode_batch_fast(together, add_special_tokens=False)
+            try:
+                encoded = self._tokenizer.encode_batch_fast(together, add_special_tokens=False)
+            except TypeError as error:
+                raise DataUnusable(f"{path}: a text has half a character: {error}") from error
             yield np.concatenate([self._with_end(one.ids) for one in encoded])
 
     def _with_end(self, tokens: Sequence[int]) -> np.ndarray:
@@ -109,11 +113,12 @@ class HuggingFaceTokenizer:
 def _end_beside(file: Path) -> str | None:
     """The end of text that the config of a tokenizer names."""
     try:
-        config = json.loads((file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = json.loads(read_regular(file.parent / "tokenizer_config.json"))
+    except (OSError, ValueError, RecursionError):
         return None
     token = config.get("eos_token") if isinstance(config, dict) else None
-    return token.get("content") if isinstance(token, dict) else token
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 def _token_array(path: Path, dtype: np.dtype[Any]) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from orchestrator.errors import DataUnusable
 from orchestrator.types import codec
 from trainers.file_digest import file_digest
+from trainers.regular_files import check_regular, read_regular
 
 FILE_NAME = "manifest.json"
 
@@ -46,7 +47,7 @@ class Manifest:
 def read(path: Path) -> Manifest:
     """The manifest at that path; every shard exists and has the right size."""
     try:
-        manifest = codec.from_json(path.read_bytes(), Manifest)
+        manifest = codec.from_json(read_regular(path), Manifest)
     except OSError as error:
         raise DataUnusable(
             f"{path}: no token set manifest can be read: {error.strerror}"
@@ -71,7 +72,7 @@ def check_contents(path: Path, manifest: Manifest) -> None:
 
 def _check_size(shard: Path, expected_bytes: int) -> None:
     try:
-        actual_bytes = shard.stat().st_size
+        actual_bytes = check_regular(shard)
     except OSError as error:
         raise DataUnusable(f"{shard}: shard cannot be read: {error.strerror}") from error
     if actual_bytes != expected_bytes:

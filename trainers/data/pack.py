@@ -39,7 +39,9 @@ def pack(
     out: Path, inputs: list[Path], encoder: Encoder = BYTES, *, shard_tokens: int = 1 << 27
 ) -> Manifest:
     """Write a new token set at `out`, whole or not at all."""
-    if out.exists():
+    if shard_tokens < 1:
+        raise DataUnusable(f"--shard-tokens {shard_tokens}: must be at least 1")
+    if os.path.lexists(out):
         raise DataUnusable(f"{out}: already exists; a token set is never overwritten")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

@@ -18,16 +18,17 @@ CEILING_BITS = 6
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Batches of counting text over `vocab` tokens."""
+    """Batches of counting text over `vocab` tokens. Each stage of a run has a text of its own."""
 
     vocab: int
     length: int
     seed: int
+    stage: int = 0
 
     @property
     def digest(self) -> str:
         """Identity of the text."""
-        return codec.digest(self)
+        return codec.digest({"vocab": self.vocab, "length": self.length, "seed": self.seed})
 
     def batch(self, step: int, rows: range) -> np.ndarray:
         """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
@@ -35,7 +36,7 @@ class Synthetic:
         return _counting(np.array(bits, np.uint64).reshape(len(rows), -1), self.vocab)
 
     def _bits(self, step: int, row: int) -> np.ndarray:
-        key = np.array([self.seed, 0], np.uint64)
+        key = np.array([self.seed, self.stage], np.uint64)
         counter = np.array([0, row, step, 0], np.uint64)
         return np.random.Philox(key=key, counter=counter).random_raw(self.length + 1)
 

@@ -1,5 +1,8 @@
 """Batches from a token set on disk, shuffled by epoch.
 
+A stage of a run begins where the stages before it end, and its epochs have at most the windows that
+it takes: no stage repeats what another one has used, as long as the set lasts.
+
 The set is a ring of tokens, cut into windows of `length` tokens, one after the other without end.
 An epoch is the next `tokens // length` windows, in an order of its own. So an epoch uses no token
 twice and leaves out fewer than `length`; the next epoch begins with these. A window is read with
@@ -67,17 +70,23 @@ class TokenSet:
 
 @dataclass(frozen=True)
 class ShuffledWindows:
-    """Batches of `sequences` windows of a token set."""
+    """Batches of `sequences` windows of a token set, from `first_token` on.
+
+    An epoch has at most `most_windows` windows.
+    """
 
     source: TokenSet
     sequences: int
     length: int
     seed: int
+    first_token: int = 0
+    most_windows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.windows < self.sequences:
+        windows = self.source.manifest.tokens // self.length
+        if windows < self.sequences:
             raise DataUnusable(
-                f"{self.source.path}: {self.source.manifest.tokens} tokens are {self.windows}"
+                f"{self.source.path}: {self.source.manifest.tokens} tokens are {windows}"
                 f" windows of {self.length}, against {self.sequences} sequences in one batch"
             )
 
@@ -89,11 +98,12 @@ class ShuffledWindows:
     @property
     def windows(self) -> int:
         """Windows in an epoch."""
-        return self.source.manifest.tokens // self.length
+        whole = self.source.manifest.tokens // self.length
+        return whole if self.most_windows is None else min(whole, self.most_windows)
 
     def batch(self, step: int, rows: range) -> np.ndarray:
         """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
-        starts = self._windows(step, rows) * self.length
+        starts = self.first_token + self._windows(step, rows) * self.length
         return np.stack([self.source.read(int(start), self.length + 1) for start in starts])
 
     def _windows(self, step: int, rows: range) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from orchestrator.errors import DataUnusable
+from trainers.regular_files import check_regular, read_regular
 
 CONFIG, INDEX, ONE_FILE = "config.json", "model.safetensors.index.json", "model.safetensors"
 # A model that also sees has its text model below one of these.
@@ -35,6 +36,7 @@ class WeightFolder:
         with ExitStack() as stack, _errors(path):
             arrays: dict[str, Any] = {}
             for file in _files(path):
+                check_regular(file)
                 opened = stack.enter_context(safe_open(file, framework="numpy"))
                 arrays |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             yield cls(path, model_type, _text_model(arrays))
@@ -79,8 +81,8 @@ def _text_model(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataUnusable(f"{path}: cannot be read: {_first_line(error)}") from error
     if not isinstance(content, dict):
         raise DataUnusable(f"{path}: not a JSON object")
@@ -92,7 +94,7 @@ def _errors(path: Path) -> Iterator[None]:
     """Errors of files as `DataUnusable`."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError) as error:  # a type that numpy lacks
         raise DataUnusable(f"{path}: its weights cannot be read: {_first_line(error)}") from error
 
 

@@ -22,12 +22,15 @@ Tree = Any
 
 
 def learning_rate(plan: Plan) -> optax.Schedule:
-    """The learning rate by step: the first step of warm-up has 1 / warmup_steps of the peak."""
-    options = plan.optimizer
+    """The learning rate by step of the run: the first of warm-up has 1 / warmup_steps of the peak.
+
+    A stage may be in a schedule that began before it, or begin one.
+    """
+    options, (first, steps) = plan.optimizer, plan.schedule_span
     warmup = optax.linear_schedule(0.0, options.peak_lr, options.warmup_steps)
-    rest = _after_warmup(options, max(1, plan.total_steps - options.warmup_steps))
+    rest = _after_warmup(options, max(1, steps - options.warmup_steps))
     whole = optax.join_schedules([warmup, rest], [options.warmup_steps])
-    return lambda step: whole(step + 1)
+    return lambda step: whole(step - first + 1)
 
 
 def _after_warmup(options: Optimizer, steps: int) -> optax.Schedule:

@@ -63,6 +63,10 @@ class Watch:
         return time.monotonic() - self._seen[host].changed_s > SUSPECT_S
 
 
+def _index(host: HostName) -> int:
+    return host.index
+
+
 class HostsAttempt:
     """An attempt at a run. Leaving the `with` ends every process of it."""
 
@@ -70,6 +74,7 @@ class HostsAttempt:
         self._meeting, self._spec = Meeting(folder), spec
         self._watch, self._order = Watch(self._meeting), None
         self._shown: tuple[Slice, ...] | None = None
+        self._lost: str | None = None
         journal = Journal(Path(spec.run))
         plan = journal.plan(journal.state().submitted.submission.plan_digest)
         self._kind = plan.slice_kind
@@ -102,7 +107,7 @@ class HostsAttempt:
         """Changed slices before the start; afterwards the end of the ranks."""
         deadline = time.monotonic() + timeout_s
         while True:
-            event = self._slices_event() if self._order is None else self._end(self._order)
+            event = self._event()
             if event or time.monotonic() >= deadline:
                 return event
             time.sleep(POLL_S)
@@ -110,15 +115,17 @@ class HostsAttempt:
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         """Give the order that starts one rank on each host of these slices.
 
-        If another driver gives one at the same time, the next event says so.
+        If another driver gives one at the same time, or a host has gone since the slices were
+        chosen, the next event says so.
         """
         hosts = self._watch.look()
-        ranks = tuple(
-            name
-            for chosen in slices
-            for name in sorted(hosts, key=lambda one: one.index)
-            if name.slice_name == chosen
-        )
+        ranks: list[HostName] = []
+        for chosen in slices:
+            names = sorted((one for one in hosts if one.slice_name == chosen), key=_index)
+            if not names or len(names) < hosts[names[0]].size:
+                self._lost = chosen
+                return
+            ranks += names
         first, last = hosts[ranks[0]], self._meeting.order()
         if last and last.run == self._spec.run and last.claim > self._spec.claim:
             raise Superseded(f"claim {last.claim} of the run has given the hosts an order")
@@ -128,12 +135,18 @@ class HostsAttempt:
             claim=self._spec.claim,
             worker=self._spec.worker,
             args=args,
-            ranks=ranks,
+            ranks=tuple(ranks),
             coordinator=f"{first.address}:{first.free_port}",
             coordinator_host=first.address,
         )
         self._gives(order)
         self._order = order
+
+    def _event(self) -> AttemptEvent | None:
+        if self._lost is not None:
+            error = f"slice {self._lost} lost a host before its ranks were started"
+            return AttemptEvent(ended=True, error=error)
+        return self._slices_event() if self._order is None else self._end(self._order)
 
     def _gives(self, order: Order) -> bool:
         """Give an order, unless another driver was faster."""

@@ -2,7 +2,8 @@
 
 from orchestrator.render.page.offers_page import offers_page
 from orchestrator.render.page.run_page import RunPage, run_page
+from orchestrator.render.page.scaling_page import scaling_page
 from orchestrator.render.page.schedule_page import schedule_page
-from orchestrator.render.page.study_page import study_page
+from orchestrator.render.page.sweep_page import sweep_page
 
-__all__ = ["RunPage", "offers_page", "run_page", "schedule_page", "study_page"]
+__all__ = ["RunPage", "offers_page", "run_page", "scaling_page", "schedule_page", "sweep_page"]

@@ -17,9 +17,10 @@ from orchestrator.journal.step_table import StepTable
 from orchestrator.render.page import run_charts
 from orchestrator.render.page.roofline import roofline
 from orchestrator.render.page.templates import filled
-from orchestrator.render.plan_screen import amount, headline
+from orchestrator.render.plan_text import amount, headline
 from orchestrator.render.report_text import CAUSES, gap_text, goodput_text, run_verdict
 from orchestrator.render.resource_names import resource_name
+from orchestrator.render.stage_report_table import HEAD, stage_rows
 from orchestrator.render.status_screen import attempt_time, cause
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -77,6 +78,8 @@ def run_page(page: RunPage) -> str:
         goodput=goodput_text(report.goodput) if report.goodput else "",
         goodput_rows=goodput_rows(report.goodput) if report.goodput else [],
         attempt_rows=attempt_rows(page.run),
+        stage_head=HEAD,
+        stage_rows=stage_rows(report),
         ledger_rows=ledger_rows(page.full),
     )
 

@@ -138,7 +138,7 @@ class RunExport:
         batch: list[MetricPoint] = []
         steps = self._steps
         for attempt, timed in first_done(self._new_steps(run), self._steps):
-            points = of_step(timed, self._plan(attempt))
+            points = of_step(timed, self._plan(attempt).stage_of(timed.step.index))
             if batch and len(batch) + len(points) >= MOST_POINTS:
                 yield batch, steps
                 batch = []

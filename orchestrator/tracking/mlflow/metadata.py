@@ -80,7 +80,7 @@ def plan_of(journal: Journal, digest: str) -> Plan | None:
 def proof_of(journal: Journal, run: Run) -> Proof | None:
     """The proof of the run's plan. A rehearsal has the proof of the plan that it rehearses."""
     try:
-        return journal.proof(run.rehearses or run.plan_digest)
+        return journal.proof(journal.full_plan(run).digest)
     except JournalUnreadable:
         return None
 

@@ -31,12 +31,13 @@ MEASURED_HBM = "perf/peak_hbm_gib"
 LOSS = "learning/loss"
 GRAD_NORM = "learning/grad_norm"
 LEARNING_RATE = "learning/lr"
+STAGE = "learning/stage"
 # A trainer's own metrics keep their names, in a section of their own.
 TRAINER = "trainer/"
 
 OF_STEPS = (
     STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_PREDICTED, TFLOPS, TOKENS, DATA_WAIT, CHECKPOINT_WAIT,
-    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
+    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE, STAGE,
 )  # fmt: skip
 
 PODS, CHIPS = "plan/pods", "plan/chips"
@@ -49,10 +50,12 @@ STEP_TIME_EXPECTED = "predicted/step_time_seconds_expected"
 STEP_TIME_UNOVERLAPPED = "predicted/step_time_seconds_unoverlapped"
 TOKENS_PER_S_UPPER = "predicted/tokens_per_second_upper"
 PREDICTED_HBM = "predicted/peak_hbm_gib"
+DAYS_EXPECTED, DOLLARS_EXPECTED = "predicted/days_expected", "predicted/dollars_expected"
 
 OF_PLANS = (
     PODS, CHIPS, BATCH_TOKENS, MFU_ROOFLINE, MFU_EXPECTED, MFU_UNOVERLAPPED, STEP_TIME_LOWER,
-    STEP_TIME_EXPECTED, STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM,
+    STEP_TIME_EXPECTED, STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM, DAYS_EXPECTED,
+    DOLLARS_EXPECTED,
 )  # fmt: skip
 
 PEAK_HBM = "proof/peak_hbm_gib"
@@ -66,6 +69,7 @@ MEDIAN_STEP_TIME = "summary/step_time_seconds"
 TOKENS_PER_S = "summary/tokens_per_second"
 FINAL_LOSS = "summary/loss"
 GOODPUT = "summary/goodput"
+STEPS_DOLLARS = "summary/dollars_of_steps"
 # The median step over the predicted one: 1 is as predicted, 2 is twice as long.
 OVER_PREDICTED: dict[PredictionKind, str] = {
     against: f"summary/step_time_over_{against}" for against in get_args(PredictionKind)
@@ -74,7 +78,7 @@ BADPUT: dict[Badput, str] = {cause: f"summary/badput_{cause}_seconds" for cause 
 
 OF_ENDINGS = (
     MEDIAN_MFU, MEDIAN_STEP_TIME, *OVER_PREDICTED.values(), TOKENS_PER_S, FINAL_LOSS, GOODPUT,
-    *BADPUT.values(),
+    STEPS_DOLLARS, *BADPUT.values(),
 )  # fmt: skip
 
 ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS)
@@ -118,6 +122,7 @@ def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
         LOSS: step.loss,
         GRAD_NORM: step.grad_norm,
         LEARNING_RATE: step.learning_rate,
+        STAGE: plan.stage.number if plan.stage else None,
     }
     own = {TRAINER + trainer_metric_name(name): x for name, x in step.trainer_metrics.items()}
     return finite(named | own, timed.at_s, step.index)
@@ -158,6 +163,8 @@ def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
         STEP_TIME_UNOVERLAPPED: forecast.step_s.unoverlapped,
         TOKENS_PER_S_UPPER: forecast.tokens_per_s.lower,
         PREDICTED_HBM: forecast.memory_bytes_per_device / GIB,
+        DAYS_EXPECTED: forecast.days.expected,
+        DOLLARS_EXPECTED: forecast.dollars.expected if forecast.dollars else None,
     }
     return finite(named, at_s, step)
 
@@ -183,6 +190,8 @@ def of_ending(report: Report, at_s: float) -> list[MetricPoint]:
         named[MEDIAN_STEP_TIME] = measured.step_s.median
         named[TOKENS_PER_S] = measured.tokens_per_s
         named[MEDIAN_MFU] = measured.mfu.median if measured.mfu else None
+    if report.stage_totals:
+        named[STEPS_DOLLARS] = report.stage_totals.dollars
     if time:
         named[GOODPUT] = time.goodput
         named |= {BADPUT[cause]: time.badput_s[cause] for cause in BADPUT}

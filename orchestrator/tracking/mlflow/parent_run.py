@@ -16,7 +16,7 @@ from orchestrator.tracking.mlflow.metadata import (
 from orchestrator.tracking.mlflow.store import Status, Store, StoredRun
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER
 from orchestrator.types.run import Run, TrackedRun
-from orchestrator.types.study import StudyState, StudySubmission
+from orchestrator.types.study import StudyState, StudySubmission, kind_text
 
 STATUS: dict[StudyState, Status] = {
     "running": "RUNNING",
@@ -76,7 +76,9 @@ def _create(study: StudyJournal, opened: StudySubmission, store: Store) -> Store
         RUN_ID: opened.id,
         "orch.kind": "study",
         "orch.study": study.key,
-        "orch.scaling": config.scaling,
-        NOTE: f"**{study.key}**: {config.scaling} scaling, {trials}.\n\nJournal: `{study.path}`",
+        "orch.study_kind": config.kind,
+        "orch.scaling": config.scaling or "",
+        NOTE: f"**{study.key}**: {kind_text(config.scaling)}, {trials}.\n\nJournal: `{study.path}`",
     }
+    tags = {name: text for name, text in tags.items() if text}
     return store.create(study.key, opened.at_s, tags)

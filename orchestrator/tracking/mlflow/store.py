@@ -21,6 +21,7 @@ from orchestrator.tracking.mlflow.limits import (
     limited,
 )
 from orchestrator.tracking.mlflow.metrics import MetricPoint
+from orchestrator.tracking.mlflow.moved_database import mend
 from orchestrator.tracking.mlflow.tracking_uri import ARTIFACTS, DATABASE, is_server
 from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.types.tracking import Destination
@@ -71,7 +72,10 @@ class Store:
                 _quiet_migrations()
             if where.uri.startswith(SQLITE):
                 _check_own_beside(where)
-                _create_database(Path(where.uri.removeprefix(SQLITE)))
+                database = Path(where.uri.removeprefix(SQLITE))
+                _create_database(database)
+                if where.artifacts and _is_beside(where):
+                    mend(database, where.artifacts)
             self._client = MlflowClient(tracking_uri=where.uri)
             self.experiment = self._experiment()
 
@@ -144,7 +148,15 @@ class Store:
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Store a file as an artifact, in place of one of that name."""
         with in_plain_words(self.where, FILE_LIMIT_S):
-            self._client.log_artifact(run_id, str(path), folder)
+            if not _is_beside(self.where):
+                self._client.log_artifact(run_id, str(path), folder)
+                return
+            from mlflow.store.artifact import artifact_repository_registry  # noqa: PLC0415
+
+            # The client remembers a folder by the run's id alone, which a copy of the run has too.
+            uri = self._client.get_run(run_id).info.artifact_uri
+            repository: Any = artifact_repository_registry.get_artifact_repository(uri)
+            repository.log_artifact(path, folder)
 
     def set_status(self, run_id: str, status: Status, ended_at_s: float | None) -> None:
         """Set the status of a run, and the time when it ended."""
@@ -218,9 +230,9 @@ def _check_own_beside(where: Destination) -> None:
     It says where artifacts go, so whoever writes it decides who gets them. A database that the
     user names is the user's choice.
     """
-    database = Path(where.uri.removeprefix(SQLITE))
-    if where.artifacts != (database.parent / ARTIFACTS).as_uri() or database.name != DATABASE:
+    if not _is_beside(where):
         return
+    database = Path(where.uri.removeprefix(SQLITE))
     for path in (database, database.parent / ARTIFACTS):
         try:
             boundary.check_own(boundary.settled(path))
@@ -229,6 +241,12 @@ def _check_own_beside(where: Destination) -> None:
         except OSError as error:
             why = f"{path.name} {error.strerror}: set MLFLOW_TRACKING_URI to one of your own"
             raise NotRecorded(f"{where.label}: {why}") from error
+
+
+def _is_beside(where: Destination) -> bool:
+    """Whether a database and its artifacts lie beside the runs."""
+    database = Path(where.uri.removeprefix(SQLITE))
+    return where.artifacts == (database.parent / ARTIFACTS).as_uri() and database.name == DATABASE
 
 
 def _create_database(database: Path) -> None:

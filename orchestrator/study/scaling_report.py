@@ -10,7 +10,7 @@ from orchestrator.journal import StudyJournal
 from orchestrator.journal.run_journal import Clock
 from orchestrator.report import make_report
 from orchestrator.study.gap_explanation import explain_gaps
-from orchestrator.study.study_forecast import (
+from orchestrator.study.scaling_forecast import (
     SeriesKey,
     planned_trial,
     series_key,
@@ -19,7 +19,8 @@ from orchestrator.study.study_forecast import (
 )
 from orchestrator.types.plan import Plan
 from orchestrator.types.report import Measurement, Report, Spread
-from orchestrator.types.study import RepeatedTrial, Study, StudyReport, Trial, TrialReport
+from orchestrator.types.scaling import RepeatedTrial, ScalingReport, TrialReport
+from orchestrator.types.study import Study, Trial
 
 SCHEMA = 2
 
@@ -61,10 +62,11 @@ def read_trial_runs(journal: StudyJournal, clock: Clock = time.time) -> list[Tri
     return runs
 
 
-def make_study_report(key: str, study: Study, runs: Sequence[TrialRun]) -> StudyReport:
+def make_scaling_report(key: str, study: Study, runs: Sequence[TrialRun]) -> ScalingReport:
     """The results of the trials, each relative to the smallest of its series."""
+    assert study.scaling
     measured = {one.number: _measured_runs(one, runs) for one in study.trials}
-    return StudyReport(
+    return ScalingReport(
         schema=SCHEMA,
         study=key,
         name=study.name,

@@ -16,10 +16,16 @@ from orchestrator.render.page.drawings import (
 )
 from orchestrator.render.page.run_charts import expected_bars, resource_bars
 from orchestrator.render.page.templates import filled
-from orchestrator.render.study_report_screen import gap_explanation, notes, study_verdict, trial_row
-from orchestrator.render.study_screen import SCALINGS, key_title
+from orchestrator.render.scaling_report_screen import (
+    gap_explanation,
+    notes,
+    scaling_verdict,
+    trial_row,
+)
+from orchestrator.render.scaling_screen import SCALINGS
+from orchestrator.render.trials_text import key_title
 from orchestrator.types.plan import Estimate, Plan
-from orchestrator.types.study import PlannedTrial, StudyReport, TrialReport
+from orchestrator.types.scaling import PlannedTrial, ScalingReport, TrialReport
 
 # The colors of several series; a single one has the first.
 KINDS = ("measured", "matmul", "hbm", "ici", "dcn", "host")
@@ -40,14 +46,14 @@ class Series:
         return f"{what}, {self.name}" if self.name else what
 
 
-def study_page(report: StudyReport, plans: Mapping[int, Plan]) -> str:
+def scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
     """Return the page as HTML; `plans` has the plan of each trial by its number."""
     series = series_of(report)
     bars = compared_bars(report, plans)
     return filled(
         "study.html",
         title=report.study,
-        verdict=sentence(study_verdict(report)),
+        verdict=sentence(scaling_verdict(report)),
         headline=f"{report.name}: {len(report.trials)} trials, {SCALINGS[report.scaling]}",
         report=report,
         throughput=throughput(series) if series else None,
@@ -67,7 +73,7 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}"
 
 
-def series_of(report: StudyReport) -> list[Series]:
+def series_of(report: ScalingReport) -> list[Series]:
     """Return the series with a measured trial, each with its color."""
     groups: dict[str, list[TrialReport]] = {}
     for trial in report.trials:
@@ -172,13 +178,13 @@ def efficiency(series: Sequence[Series]) -> Plot:
 # --- tables and ledgers
 
 
-def trial_head(report: StudyReport) -> Row:
+def trial_head(report: ScalingReport) -> Row:
     names = key_names(report.vary, report.vary)
     return ("trial", *names, "runs", "step", "spread", "tokens/s/chip", "MFU", "efficiency",
             "predicted", "over")  # fmt: skip
 
 
-def compared_bars(report: StudyReport, plans: Mapping[int, Plan]) -> list[Bar]:
+def compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[Bar]:
     """Return the ledger of each comparable trial as one bar, with its measured step below."""
     bars: list[Bar] = []
     for trial in report.trials:
@@ -204,7 +210,7 @@ def ledger_bar(name: str, plan: Plan) -> Bar:
     return Bar(name=f"{name}: {what}", kind="latency", segments=parts)
 
 
-def chip_head(report: StudyReport) -> Row:
+def chip_head(report: ScalingReport) -> Row:
     names = key_names(report.vary, report.vary)
     return (*names, "chips", "at best", "expected", "MFU", "efficiency", "bottleneck")
 
@@ -216,7 +222,7 @@ def likeliest_text(share: Estimate) -> str:
     return percent(share.expected)
 
 
-def chip_rows(report: StudyReport) -> list[Row]:
+def chip_rows(report: ScalingReport) -> list[Row]:
     """Return the predictions for chips, where the trials themselves were rehearsed."""
     known = [(one, one.predicted) for one in report.trials if one.predicted and one.not_compared]
     return [

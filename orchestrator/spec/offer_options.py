@@ -30,7 +30,7 @@ FIELDS = {
 ON_DEMAND = "on-demand"
 
 
-class WrongWish(SpecError):
+class WrongOption(SpecError):
     """A date, budget, chip or price makes no sense. `key` is the option."""
 
     is_prose = True
@@ -95,8 +95,13 @@ def days_until(by: str | float | datetime.date | None, today: datetime.date) -> 
         return None
     days = _days(by, today)
     if days is None or not math.isfinite(days) or days <= 0:
-        raise WrongWish("--by", by, must)
+        raise WrongOption("--by", by, must)
     return days
+
+
+def days_to_deadline(deadline: str, today: datetime.date) -> float:
+    """Days from today until a deadline of a spec; none are left of one that is past."""
+    return max(_days(deadline, today) or 0.0, 0.0)
 
 
 def _days(by: str | float | datetime.date, today: datetime.date) -> float | None:
@@ -121,7 +126,7 @@ def dollars_of(budget: str | float | None) -> float | None:
         return None
     dollars = _dollars(budget) if isinstance(budget, str) else float(budget)
     if not math.isfinite(dollars) or dollars <= 0:
-        raise WrongWish("--budget", budget, must)
+        raise WrongOption("--budget", budget, must)
     return dollars
 
 
@@ -138,7 +143,9 @@ def wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(one.strip() for one in listed))
     for name in names or ("",):
         if name not in tpus():
-            raise WrongWish("--chips", name or "empty", f"TPUs of the catalog: {', '.join(tpus())}")
+            raise WrongOption(
+                "--chips", name or "empty", f"TPUs of the catalog: {', '.join(tpus())}"
+            )
     return names
 
 

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 
 from orchestrator.formatting import percent, scaled, seconds, span, to_digits
 from orchestrator.render.compare_screen import spread
-from orchestrator.render.report_text import NOT_COMPARED, run_verdict
+from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.render.resource_names import resource_name
+from orchestrator.render.scaling_screen import (
+    SCALINGS,
+    TrialEfficiency,
+    scaling_efficiency,
+)
 from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
-    fit,
     heading,
     indent,
     labelled,
@@ -18,22 +22,17 @@ from orchestrator.render.screen_parts import (
     screen,
     warning,
 )
-from orchestrator.render.study_screen import (
-    SCALINGS,
-    TrialEfficiency,
-    key_title,
-    scaling_efficiency,
-)
-from orchestrator.types.report import Report, Spread
+from orchestrator.render.trials_text import key_title
+from orchestrator.types.report import Spread
 from orchestrator.types.run import LIVE
-from orchestrator.types.study import RepeatedTrial, StudyExplanation, StudyReport, TrialReport
+from orchestrator.types.scaling import GapExplanation, RepeatedTrial, ScalingReport, TrialReport
 
 EMULATED_PODS = "emulated pods share this machine's cores, so more of them are slower each"
 EFFICIENCY = "EFFICIENCY is tokens per second and chip over the smallest trial's"
 TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
 
 
-def study_report_screen(report: StudyReport, next_command: str) -> Screen:
+def scaling_report_screen(report: ScalingReport, next_command: str) -> Screen:
     """Return a row for each trial, measured next to predicted, and what explains the gaps."""
     done = sum(one.done for one in report.trials)
     total = report.repeats * len(report.trials)
@@ -44,11 +43,11 @@ def study_report_screen(report: StudyReport, next_command: str) -> Screen:
         indent([trials(report)]),
         [*(labelled("note:", note) for note in notes(report)), *unfinished(report)],
         [gap_explanation(report.explanations)] if report.explanations else [],
-        [f"Study: {study_verdict(report)}", *next_step(next_command)],
+        [f"Study: {scaling_verdict(report)}", *next_step(next_command)],
     )
 
 
-def trials(report: StudyReport) -> Table:
+def trials(report: ScalingReport) -> Table:
     names = tuple(key_title(key, report.vary) for key in report.vary)
     head = ("", *names, "RUNS", "STEP", "SPREAD", "TOKENS/S/CHIP", "MFU", "EFFICIENCY",
             "PREDICTED", "OVER")  # fmt: skip
@@ -56,7 +55,7 @@ def trials(report: StudyReport) -> Table:
     return Table(rows=rows, columns=">" + ">" * len(report.vary) + ">>>>>>>>")
 
 
-def trial_row(report: StudyReport, trial: TrialReport) -> tuple[str, ...]:
+def trial_row(report: ScalingReport, trial: TrialReport) -> tuple[str, ...]:
     settings = tuple(trial.settings[key] for key in report.vary)
     start = (str(trial.number), *settings, f"{trial.done} / {report.repeats}")
     measured = trial.measured
@@ -98,7 +97,7 @@ def over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
     return f"{scaled(ratio, 2) if ratio >= TOO_WIDE else to_digits(ratio, 3)} x"
 
 
-def notes(report: StudyReport) -> list[str]:
+def notes(report: ScalingReport) -> list[str]:
     """Return why trials are not compared with a prediction, or with which one they are."""
     codes = sorted({one.not_compared for one in report.trials if one.not_compared})
     texts = [NOT_COMPARED[code] for code in codes]
@@ -113,7 +112,7 @@ def notes(report: StudyReport) -> list[str]:
     return texts
 
 
-def unfinished(report: StudyReport) -> list[Part]:
+def unfinished(report: ScalingReport) -> list[Part]:
     return [
         labelled("note:", f"{run} is {state}") if state in LIVE else warning(f"{run} is {state}")
         for trial in report.trials
@@ -121,7 +120,7 @@ def unfinished(report: StudyReport) -> list[Part]:
     ]
 
 
-def gap_explanation(explanations: Sequence[StudyExplanation]) -> str:
+def gap_explanation(explanations: Sequence[GapExplanation]) -> str:
     """Return the ledger lines that vary as the gaps between measured and predicted do."""
     if not explanations:
         return "No ledger line varies as the gap between measured and predicted does."
@@ -131,18 +130,11 @@ def gap_explanation(explanations: Sequence[StudyExplanation]) -> str:
     return f"{text} Nearly as well: {', '.join(others)}." if others else text
 
 
-def ledger_line(one: StudyExplanation) -> str:
+def ledger_line(one: GapExplanation) -> str:
     return one.line + (f" ({resource_name(one.resource)})" if one.resource else "")
 
 
-def verdict_text(report: Report | StudyReport) -> str:
-    """Return a run's or a study's name and verdict, as lines."""
-    if isinstance(report, StudyReport):
-        return fit(f"{report.study}: {study_verdict(report)}\n")
-    return fit(f"{report.run}: {run_verdict(report)}\n")
-
-
-def study_verdict(report: StudyReport) -> str:
+def scaling_verdict(report: ScalingReport) -> str:
     """Return a sentence about the measured efficiency of the largest trial."""
     measured = [(one, one.measured) for one in report.trials if one.measured]
     if not measured:

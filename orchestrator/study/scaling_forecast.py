@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from orchestrator.types.plan import Estimate, Plan
-from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
+from orchestrator.types.scaling import PlannedTrial, ScalingForecast, TrialForecast
+from orchestrator.types.study import Study, Trial
 
 SCHEMA = 2
 # Settings that make a trial larger. Trials that differ in others belong to different series.
@@ -14,10 +15,11 @@ TrialPlans = Mapping[int, Plan | str]  # by the number of the trial: its plan, o
 SeriesKey = tuple[tuple[str, str], ...]
 
 
-def forecast_study(study: Study, plans: TrialPlans) -> StudyForecast:
+def forecast_scaling(study: Study, plans: TrialPlans) -> ScalingForecast:
     """The forecast of each trial, relative to the smallest of its series."""
+    assert study.scaling
     smallest = smallest_plans(study, plans)
-    return StudyForecast(
+    return ScalingForecast(
         schema=SCHEMA,
         name=study.name,
         scaling=study.scaling,

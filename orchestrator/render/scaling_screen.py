@@ -1,23 +1,20 @@
 """Show a study's forecast: the predicted scaling, trial by trial."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.formatting import count, counted, dollars, percent, seconds
 from orchestrator.render.screen_parts import (
-    Part,
     Screen,
     Table,
-    fit,
     heading,
     indent,
     next_step,
     screen,
-    warning,
 )
-from orchestrator.render.warning_text import warning_texts
+from orchestrator.render.trials_text import key_title, refusals, warnings
 from orchestrator.types.plan import Estimate
-from orchestrator.types.study import PlannedTrial, Study, StudyForecast, Trial, TrialForecast
+from orchestrator.types.scaling import PlannedTrial, ScalingForecast, TrialForecast
 
 SCALINGS = {
     "strong": "strong scaling, with the same batch in every trial",
@@ -25,7 +22,7 @@ SCALINGS = {
 }
 
 
-def study_screen(forecast: StudyForecast, next_command: str = "") -> Screen:
+def scaling_screen(forecast: ScalingForecast, next_command: str = "") -> Screen:
     """Return a row for each trial: its step, its efficiency, its bottleneck and its cost."""
     rows = [head(forecast), *(row(forecast, one) for one in forecast.trials)]
     trials = counted(len(forecast.trials), "trial")
@@ -39,33 +36,12 @@ def study_screen(forecast: StudyForecast, next_command: str = "") -> Screen:
     )
 
 
-def study_intro(study: Study) -> str:
-    runs = counted(len(study.trials) * study.repeats, "run")
-    return fit(
-        f"{study.name}: a rehearsal of {runs}. No cluster is configured, so this machine runs small"
-        " copies, one after another; no chip is reserved.\n"
-    )
-
-
-def trial_line(study: Study, trial: Trial, repeat: int) -> str:
-    repeats = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
-    settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
-    return fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n")
-
-
-def head(forecast: StudyForecast) -> tuple[str, ...]:
+def head(forecast: ScalingForecast) -> tuple[str, ...]:
     names = tuple(key_title(key, forecast.vary) for key in forecast.vary)
     return ("", *names, "CHIPS", "BATCH", "STEP", "MFU", "EFFICIENCY", "BOTTLENECK", "COST")
 
 
-def key_title(key: str, keys: Iterable[str]) -> str:
-    """Return the last part of a key, or the whole key where two end alike."""
-    last = key.rpartition(".")[2]
-    alike = sum(one.rpartition(".")[2] == last for one in keys) > 1
-    return (key if alike else last).upper()
-
-
-def row(forecast: StudyForecast, trial: TrialForecast) -> tuple[str, ...]:
+def row(forecast: ScalingForecast, trial: TrialForecast) -> tuple[str, ...]:
     start = (str(trial.number), *(trial.settings[key] for key in forecast.vary))
     plan = trial.planned
     if plan is None:
@@ -87,42 +63,11 @@ def expected(estimate: Estimate, show: Callable[[float], str]) -> str:
     return show(estimate.likeliest)
 
 
-def legend(forecast: StudyForecast) -> str:
+def legend(forecast: ScalingForecast) -> str:
     planned: Sequence[PlannedTrial] = [one.planned for one in forecast.trials if one.planned]
     has_estimate = all(plan.step_s.expected is not None for plan in planned)
     what = "Expected values" if has_estimate else "Values at best, without known runs"
     return f"{what}. Efficiency is tokens per second and chip, over those of the smallest trial."
-
-
-def refusals(forecast: StudyForecast) -> list[Part]:
-    """Return why trials have no plan; trials with the same reason share a warning."""
-    reasons = ((one.number, one.infeasible) for one in forecast.trials if one.infeasible)
-    return [
-        warning(f"no plan for trial {', '.join(numbers)}: {why}")
-        for why, numbers in grouped(reasons).items()
-    ]
-
-
-def warnings(forecast: StudyForecast) -> list[Part]:
-    """Return the warnings of the plans; those of all plans name no trial."""
-    planned = [(one.number, one.planned) for one in forecast.trials if one.planned]
-    texts = (
-        (number, text)
-        for number, plan in planned
-        for text in warning_texts(plan.warnings, values=False)
-    )
-    return [
-        warning(text if len(numbers) == len(planned) else f"trial {', '.join(numbers)}: {text}")
-        for text, numbers in grouped(texts).items()
-    ]
-
-
-def grouped(texts: Iterable[tuple[int, str]]) -> dict[str, list[str]]:
-    """Return each text with the numbers of its trials."""
-    numbers: dict[str, list[str]] = {}
-    for number, text in texts:
-        numbers.setdefault(text, []).append(str(number))
-    return numbers
 
 
 @dataclass(frozen=True)
@@ -135,7 +80,7 @@ class TrialEfficiency:
     series: Mapping[str, str]
 
 
-def verdict(forecast: StudyForecast) -> str:
+def verdict(forecast: ScalingForecast) -> str:
     """Return the efficiency of the largest trial with a plan."""
     planned = [(one, one.planned) for one in forecast.trials if one.planned]
     missing = len(forecast.trials) - len(planned)

@@ -1,0 +1,117 @@
+"""A folder of runs that is copied or moved: it works there, and nothing is written where it was."""
+
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.journal import Journal
+from orchestrator.journal.relative_uri import absolute_uri, relative_uri
+from orchestrator.lifecycle.mlflow_ui import places_by_uri
+from orchestrator.tracking import destinations, read_sync_state
+from tests.records import (
+    destination_in,
+    empty_database,
+    finished_run,
+    problems_of,
+    record_once,
+    rows,
+    start_tracked_run,
+    storage,
+    train_steps,
+)
+from tests.test_journal_studies import opened_study
+
+__all__ = ["empty_database", "storage"]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every file of a folder, by its path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def study_of_one(storage: Path) -> Journal:
+    """A run of a study, whose pages MLflow has."""
+    study = opened_study(storage)
+    writer = start_tracked_run(
+        storage, journal.start_trial(study, 1, 1).run, 1, study=study.key, steps=3
+    )
+    train_steps(writer, range(3), 1)
+    writer.end_attempt("finished")
+    writer.end_run("succeeded")
+    (study.path / "report.html").write_text("<p>study")
+    assert problems_of(record_once(writer.journal)) == [None]
+    return writer.journal
+
+
+def artifact_uris(storage: Path) -> list[str]:
+    return [str(uri) for (uri,) in rows(storage, "SELECT artifact_uri FROM runs")]
+
+
+@pytest.mark.parametrize("kind", ["copied", "moved"])
+def test_runs_elsewhere_are_recorded_elsewhere(
+    kind: str, storage: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In the database beside them, with their artifacts, in the same MLflow runs."""
+    first = finished_run(storage)
+    assert problems_of(record_once(first)) == [None]
+    in_study = study_of_one(storage)
+    there = tmp_path_factory.mktemp("else where") / "runs"
+    ids = rows(storage, "SELECT run_uuid FROM runs ORDER BY 1")
+    before = digests(storage)
+    if kind == "copied":
+        shutil.copytree(storage, there)
+    else:
+        shutil.move(storage, there)
+    for one in (first, in_study):
+        elsewhere = Journal(there / one.key)
+        (elsewhere.path / "report.html").write_text("<p>new")
+        state = read_sync_state(elsewhere)
+        assert state
+        assert state.destination == destination_in(there)
+        assert state.recorded
+        tracked = elsewhere.run().tracking
+        assert tracked
+        assert tracked.uri == destination_in(there).uri
+        assert problems_of(record_once(elsewhere)) == [None]
+    assert list(places_by_uri(there)) == [destination_in(there).uri]
+    assert rows(there, "SELECT run_uuid FROM runs ORDER BY 1") == ids
+    assert [one for one in artifact_uris(there) if not one.startswith(f"{there.as_uri()}/")] == []
+    assert len(list(there.glob("mlflow-artifacts/*/artifacts/report.html"))) == 3
+    assert (digests(storage) if storage.exists() else before) == before
+
+
+def test_a_driver_records_where_its_storage_is(
+    storage: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What the command passes on names no path: the storage may be mounted elsewhere."""
+    run = start_tracked_run(storage).journal
+    passed = destinations.passed_on(run)
+    assert passed
+    assert str(storage) not in passed
+    there = shutil.copytree(storage, tmp_path_factory.mktemp("mounted") / "runs")
+    environment = {destinations.VARIABLE: passed}
+    assert destinations.chosen(Journal(there / run.key), environment) == destination_in(there)
+
+
+@pytest.mark.parametrize(
+    ("uri", "stored"),
+    [
+        ("sqlite:////data/runs/mlflow.db", "sqlite:///{storage}/mlflow.db"),
+        ("/data/runs/all.db", "{storage}/all.db"),
+        ("sqlite:////data/runs2/mlflow.db", "sqlite:////data/runs2/mlflow.db"),
+        ("sqlite:////other/data/runs/mlflow.db", "sqlite:////other/data/runs/mlflow.db"),
+        ("file:///data/runs/mlflow-artifacts", "{storage-uri}/mlflow-artifacts"),
+        ("http://server/data/runs/", "http://server/data/runs/"),
+        ("postgresql://db/data/runs/x", "postgresql://db/data/runs/x"),
+    ],
+)
+def test_an_address_inside_the_storage_is_relative_to_it(uri: str, stored: str) -> None:
+    """And no other, however alike it is."""
+    assert relative_uri(uri, Path("/data/runs")) == stored
+    assert absolute_uri(stored, Path("/data/runs")) == uri
+    elsewhere = absolute_uri(stored, Path("/a b"))
+    assert ("/a b/" in elsewhere or "/a%20b/" in elsewhere) == ("{storage" in stored)
