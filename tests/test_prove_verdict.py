@@ -44,7 +44,14 @@ def test_a_proof_fits_one_screen(keep: Keep, golden: HoldGolden) -> None:
     asked, plan, result = recorded()
     proven = keep(asked, plan, result)
     text = render.proof_screen(plan, proven.proof, 7_300.0, "orch submit x.yaml")
-    assert len(text.splitlines()) <= 70
+    assert len(text.splitlines()) <= 75
+    fits, forecast, pods = text.splitlines()[2:5]
+    assert fits.startswith("  fits      yes: ")
+    assert forecast.startswith("  forecast  agrees: peak 1.000")
+    assert pods == "  pods      as planned"
+    brief = render.proof_screen(plan, proven.proof, None, "x", "brief").splitlines()
+    assert brief[2:5] == [fits, forecast, pods]
+    assert len(brief) <= 9
     golden("proof_8b_2pod.txt", text)
 
 

@@ -13,7 +13,7 @@ from orchestrator.plan.feasibility import usable_axes
 from orchestrator.plan.passed_over import Reason, passed_over
 from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import rehearsal_screen, scaling_screen, trials_text
+from orchestrator.render import rehearsal_screen, trials_text
 from orchestrator.render.bars import bar, in_encoding
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.score_screen import score_screen
@@ -31,11 +31,12 @@ from orchestrator.render.screen_parts import (
     screen,
     warning,
 )
+from orchestrator.render.study_screens import forecast_screen
 from orchestrator.render.terminal import say
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
 from orchestrator.spec.load_study import load_study
-from orchestrator.study import forecast_scaling
+from orchestrator.study import forecast_of
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import TensorTreatments
@@ -368,7 +369,7 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     study = load_study(path)
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     shown = [
-        scaling_screen.scaling_screen(forecast_scaling(study, plans), "orch submit study.yaml"),
+        forecast_screen(forecast_of(study, plans), "orch submit study.yaml"),
         trials_text.study_intro(study),
         *(trials_text.trial_line(study, trial, 1) for trial in study.trials),
     ]

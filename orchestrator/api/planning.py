@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from orchestrator.calibrate import StoredProfile
     from orchestrator.export import ManifestKind
     from orchestrator.lifecycle.progress import Progress
-    from orchestrator.maxtext import ImportedSpec
+    from orchestrator.maxtext import ImportedSpec, MaxTextRun
     from orchestrator.prove.verdict import ProofResult
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.offers import DeadlineOdds, Offers
@@ -229,6 +229,16 @@ def import_maxtext(
     from orchestrator.maxtext import convert, read_recipe
 
     return convert(read_recipe([_source(one) for one in sources]), device, slices)
+
+
+def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> "MaxTextRun":
+    """The plan of a spec as a run of MaxText; `SpecError` lists what it has no words for."""
+    from orchestrator.maxtext import run_of
+    from orchestrator.spec.key_places import places
+
+    made = plan(_loaded(spec, overrides))
+    place_of = places(Path(spec), overrides) if isinstance(spec, (str, Path)) else lambda _: ""
+    return run_of(made, place_of)
 
 
 def _source(source: str | Path) -> tuple[str, str]:

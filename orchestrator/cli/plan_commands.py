@@ -161,6 +161,8 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @click.argument("other", required=False, type=FILE)
 @SET
 @JSON
+@BRIEF
+@FULL
 @click.option(
     "--trainer", metavar="NAME",
     help="Compile another trainer's program: package.module:build, for any JAX program.",
@@ -177,7 +179,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @interruptible("proving")
 def prove(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
-    hlo: Path | None, html: Path | None, search_remat: bool,
+    hlo: Path | None, html: Path | None, search_remat: bool, detail: Detail | None,
 ) -> None:  # fmt: skip
     """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
 
@@ -202,8 +204,9 @@ def prove(
     if trainer:
         overrides = (*overrides, f"run.trainer={trainer}")
     if other:
-        if hlo or html or search_remat:
-            raise click.UsageError("--hlo, --html and --search-remat go with the proof of one spec")
+        if hlo or html or search_remat or detail:
+            options = "--hlo, --html, --search-remat, --brief and --full"
+            raise click.UsageError(f"{options} go with the proof of one spec")
         show_proof_diff(spec, other, overrides, as_json=as_json)
         return
     from orchestrator.lifecycle import exit_codes
@@ -224,7 +227,9 @@ def prove(
         orch.write_schedule(found, html)
     proofs = [found.proof, *(one.proof for one in others)] if others else found.proof
     following = spec_command("submit", spec, overrides)
-    show(proofs, lambda: proof_screens(found, others, following), as_json=as_json)
+    show(
+        proofs, lambda: proof_screens(found, others, following, detail or "usual"), as_json=as_json
+    )
     exit_codes.leave(exit_codes.of_proofs(found.proof))
 
 

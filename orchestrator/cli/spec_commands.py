@@ -52,12 +52,26 @@ def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple
 
 
 @click.command()
+@click.argument("output", required=False, metavar="[OUTPUT]")
 @click.option("--study", "of_study", is_flag=True, help="Print the schema of a study.")
-def schema(of_study: bool) -> None:
+def schema(output: str | None, of_study: bool) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
-    Example: orch schema --study > study.schema.json
+    OUTPUT is what a command prints with --json: plan, plan-diff, offers, proof, run, status, report
+    or score. Its keys are always there.
+
+    \b
+    Example:
+      orch schema --study > study.schema.json
+      orch schema plan > plan.schema.json
     """
+    if output is not None:
+        if of_study:
+            raise click.UsageError("--study goes without OUTPUT")
+        from orchestrator.types.output_schemas import output_schema_text
+
+        echo(output_schema_text(output), nl=False)
+        return
     from orchestrator.spec.schema import schema_text, study_schema_text
 
     echo(study_schema_text() if of_study else schema_text(), nl=False)
@@ -65,7 +79,7 @@ def schema(of_study: bool) -> None:
 
 @click.group()
 def export() -> None:
-    """Print Kubernetes manifests, or write weights.
+    """Print Kubernetes manifests or MaxText's command, or write weights.
 
     cluster.kubernetes of a SPEC has the image, the queue and more of its manifests.
 
@@ -73,6 +87,7 @@ def export() -> None:
     Example:
       orch export ray specs/llama3_70b_4pod.yaml > cluster.yaml
       orch export rayjob my-run.yaml --set cluster.kubernetes.queue=tpus | kubectl apply -f -
+      orch export maxtext specs/llama3_8b_1slice.yaml > run.sh
       orch export huggingface my-run weights/
     """
 
@@ -94,6 +109,23 @@ def manifest_command(kind: "ManifestKind", about: str) -> click.Command:
 export.add_command(manifest_command("ray", "Print a RayCluster for orch submit --address."))
 export.add_command(manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends."))
 export.add_command(manifest_command("jobset", "Print a JobSet that runs SPEC without Ray."))
+
+
+@export.command("maxtext")
+@SPEC
+@SET
+@interruptible("planning")
+def to_maxtext(spec: Path, overrides: tuple[str, ...]) -> None:
+    """Print the script that runs the plan of SPEC with MaxText.
+
+    It has MaxText's keys, the compiler's flags and xpk's command. What MaxText has no words for is
+    refused by its key.
+
+    Example: orch export maxtext specs/llama3_8b_1slice.yaml > run.sh
+    """
+    from orchestrator.maxtext import script_of
+
+    echo(script_of(orch.export_maxtext(spec, overrides)), nl=False)
 
 
 @export.command()

@@ -6,7 +6,7 @@ from orchestrator.errors import Interrupted, OrchError
 from orchestrator.lifecycle.interrupts import OperationInterrupted
 from orchestrator.render.next_commands import as_typed
 from orchestrator.render.screen_parts import fit
-from orchestrator.render.terminal import ERROR, echo, is_live, say_error, show
+from orchestrator.render.terminal import ERROR, columns, echo, is_live, say_error, show
 
 
 def report(error: OrchError) -> None:
@@ -20,7 +20,7 @@ def report(error: OrchError) -> None:
     report_json(error)
     error.next_command = error.next_command or next_after(error)
     text = f"{ERROR} {error}"
-    say_error(fit(text, whole=error.quoted) if error.is_prose else text)
+    say_error(fit(text, columns(sys.stderr), whole=error.quoted) if error.is_prose else text)
 
 
 def report_abort(*, interrupted: bool) -> int:

@@ -1,6 +1,18 @@
-"""MaxText's recipes as specs. It knows MaxText's keys, xpk's options, and nothing of a plan."""
+"""MaxText's recipes as specs, and plans as its runs. It knows MaxText's keys and xpk's options."""
 
 from orchestrator.maxtext.conversion import ImportedSpec, convert
+from orchestrator.maxtext.exported_run import MaxTextRun, NotForMaxText, run_of
 from orchestrator.maxtext.recipe import Recipe, RecipeProblems, read_recipe
+from orchestrator.maxtext.run_script import script_of
 
-__all__ = ["ImportedSpec", "Recipe", "RecipeProblems", "convert", "read_recipe"]
+__all__ = [
+    "ImportedSpec",
+    "MaxTextRun",
+    "NotForMaxText",
+    "Recipe",
+    "RecipeProblems",
+    "convert",
+    "read_recipe",
+    "run_of",
+    "script_of",
+]

@@ -1,35 +1,24 @@
 """Turns a recipe into the content of a spec."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog import Chip
 from orchestrator.errors import SpecError
-from orchestrator.maxtext.model_shape import model_of
+from orchestrator.maxtext.model_shape import in_catalog, model_of
+from orchestrator.maxtext.names import AXES, CHIPS
 from orchestrator.maxtext.recipe import Recipe, RecipeProblems
+from orchestrator.maxtext.training_shape import Steps, remat_of_keys, steps_of, training_of
 from orchestrator.maxtext.used_keys import UsedKeys
-from orchestrator.network import maxtext_policies
-from orchestrator.network.rematerialization import Policy, remat_of
 
-TYPES = {"float32": "fp32", "bfloat16": "bf16"}
-QUANTIZED = ("fp8", "int8")
-PLACES = ("device", "offload", "remat")
-# Axes inside a slice, of ours and of MaxText's.
-AXES = {
-    "data": ("data",),
-    "fsdp": ("fsdp", "fsdp_transpose"),
-    "sequence": ("context", "sequence"),
-    "tensor": ("tensor", "tensor_sequence", "tensor_transpose"),
-    "expert": ("expert",),
-}
-# What xpk and MaxText call chips, as the catalog does.
-CHIPS = {"v4": "v4", "v5litepod": "v5e", "v5e": "v5e", "v5p": "v5p", "v6e": "v6e", "tpu7x": "tpu7x"}
-ADAM = ("adamw", "adam_pax")  # the same states, and one update of each weight
+SPEC_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 FUSED = ("autoselected", "flash", "cudnn_flash_te")
 COMPILER_PREFIX = "xla_"
+NEARLY_WHOLE = 1e-6  # sequences: shares of a device are rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +37,20 @@ def convert(recipe: Recipe, device: str | None = None, slices: int | None = None
     """
     keys = UsedKeys(recipe)
     pods = slices or recipe.slices or keys.whole("compile_topology_num_slices", 1)
-    name = device or recipe.device or keys["compile_topology"]
-    chip, topology = _slice(keys, name)
+    kind = device or recipe.device or keys["compile_topology"]
+    chip, topology = _slice(keys, kind)
+    steps = steps_of(keys)
+    model = in_catalog(model_of(keys))
     experiment = {
-        "model": model_of(keys),
-        **_batch(keys, chip, topology, pods),
-        **_training(keys),
-        "remat": _remat(keys),
+        "model": model,
+        **_batch(keys, catalog.topology(chip, topology).chips * chip.devices * pods, steps),
+        **training_of(keys, steps),
+        "remat": remat_of_keys(keys, latent="latent" in model, gated=model["gated"]),
     }
-    if options := _compiler_options(recipe):
+    if options := _compiler_options(recipe, chip):
         experiment["compiler_options"] = options
+    if seed := keys.whole("init_weights_seed"):
+        experiment["seed"] = seed
     resources = {
         "chip": chip.name,
         "topology": topology,
@@ -65,17 +58,20 @@ def convert(recipe: Recipe, device: str | None = None, slices: int | None = None
         "mesh": _mesh(keys, chip, topology, pods),
     }
     _check_attention(keys)
+    name = _name(keys, f"{model['name']}-{chip.name}-{pods}x")
     irrelevant = keys.check_rest()
     if keys.problems:
-        raise RecipeProblems(keys.problems)
-    spec = {"name": _name(experiment["model"], chip, pods), "experiment": experiment}
-    return ImportedSpec(
-        values={**spec, "resources": resources}, notes=tuple(keys.notes), irrelevant=irrelevant
-    )
+        raise RecipeProblems(keys.problems, keys.refused)
+    values = {"name": name, "experiment": experiment, "resources": resources}
+    if steps.run < steps.planned:
+        values["run"] = {"steps": steps.run}
+    return ImportedSpec(values=values, notes=tuple(keys.notes), irrelevant=irrelevant)
 
 
-def _name(model: Mapping[str, Any], chip: Chip, pods: int) -> str:
-    return f"{model['name']}-{chip.name}-{pods}x"
+def _name(keys: UsedKeys, otherwise: str) -> str:
+    """The run's name, where it may be that of a spec."""
+    name = str(keys["run_name"] or "")
+    return name if SPEC_NAME.fullmatch(name) else otherwise
 
 
 # --- the chips
@@ -136,100 +132,20 @@ def _sizes(keys: UsedKeys, link: str, devices: int) -> dict[str, int]:
     return {ours: prod(given[one] for one in names) for ours, names in AXES.items()}
 
 
-# --- the training
+# --- the batch and the compiler
 
 
-def _batch(keys: UsedKeys, chip: Chip, topology: str, pods: int) -> dict[str, Any]:
+def _batch(keys: UsedKeys, devices: int, steps: Steps) -> dict[str, Any]:
     """The global batch of MaxText's batch of a JAX device, and the tokens of all steps."""
-    devices = catalog.topology(chip, topology).chips * chip.devices * pods
-    microbatches = keys.whole("gradient_accumulation_steps", 1)
-    sequences = keys.number("per_device_batch_size") * devices * microbatches
-    if sequences != int(sequences) or sequences < 1:
-        keys.refuse("per_device_batch_size", f"{sequences:g} sequences a step are no whole number")
-    length, steps = keys.whole("max_target_length"), keys.whole("steps")
-    batch = {
-        "sequences": max(int(sequences), 1),
-        "length": length,
-        "microbatches": max(microbatches, 1),
-    }
-    return {"tokens": batch["sequences"] * length * max(steps, 1), "batch": batch}
-
-
-def _training(keys: UsedKeys) -> dict[str, Any]:
-    """The optimizer, its schedule, and the types."""
-    if keys["opt_type"] not in ADAM:
-        keys.refuse("opt_type", f"must be one of {', '.join(ADAM)}")
-    steps, rate = keys.whole("steps"), float(keys.number("learning_rate"))
-    optimizer = {
-        "peak_lr": rate,
-        "end_lr": rate * float(keys.number("cosine_learning_rate_final_fraction")),
-        "warmup_steps": int(steps * keys.number("warmup_steps_fraction")),
-        "beta1": float(keys.number("adam_b1")),
-        "beta2": float(keys.number("adam_b2")),
-        "epsilon": float(keys.number("adam_eps")),
-        "weight_decay": float(keys.number("adam_weight_decay")),
-        "z_loss": float(keys.number("z_loss_multiplier", 0.0)),
-    }
-    clip = keys.number("gradient_clipping_threshold")
-    if clip > 0:
-        optimizer["clip_norm"] = float(clip)
-    else:
-        keys.note("gradient_clipping_threshold=0: the plan's optimizer clips at a norm of 1")
-    return {"optimizer": optimizer, "precision": _precision(keys)}
-
-
-def _precision(keys: UsedKeys) -> dict[str, str]:
-    types = {"compute": _compute(keys), "parameters": _type(keys, "weight_dtype")}
-    keys.accept("grad_dtype")  # what is sent between devices is bf16 in either
-    first_moment = _type(keys, "mu_dtype") if keys.is_on("mu_dtype") else types["parameters"]
-    if first_moment != types["parameters"]:
-        keys.note(f"mu_dtype={keys['mu_dtype']}: the plan has both moments in the type of weights")
-    return {**types, "optimizer": types["parameters"]}
-
-
-def _compute(keys: UsedKeys) -> str:
-    """The type of matrix multiplications: quantized, or that of activations."""
-    of_activations, name = _type(keys, "dtype"), str(keys["quantization"] or "")
-    for quantized in QUANTIZED:
-        if name == quantized or name.startswith(f"{quantized}_"):
-            return quantized
-    if name:
-        keys.refuse("quantization", f"must be one of {', '.join(QUANTIZED)}, fp8_full, or off")
-    return of_activations
-
-
-def _type(keys: UsedKeys, key: str) -> str:
-    name = keys.word(key)
-    if name not in TYPES:
-        keys.refuse(key, f"must be one of {', '.join(TYPES)}")
-    return TYPES.get(name, "bf16")
-
-
-def _remat(keys: UsedKeys) -> Any:
-    """The policy, by name or tensor by tensor."""
-    name = keys.word("remat_policy")
-    tensors = {one: keys[one] for one in maxtext_policies.TENSORS if keys[one] is not None}
-    if name == "custom":
-        return _written(_custom(keys, tensors))
-    if name not in maxtext_policies.NAMED:
-        keys.refuse("remat_policy", f"must be one of {', '.join(maxtext_policies.NAMED)}, custom")
-        return "full"
-    if any(place in ("device", "offload") for one, place in tensors.items()):
-        keys.note(f"remat_policy={name}: the places of single tensors have no effect")
-    return _written(maxtext_policies.NAMED[name])
-
-
-def _custom(keys: UsedKeys, tensors: Mapping[str, Any]) -> Policy:
-    for tensor, place in tensors.items():
-        if place not in PLACES:
-            keys.refuse(tensor, f"must be one of {', '.join(PLACES)}")
-    known = {tensor: place for tensor, place in tensors.items() if place in PLACES}
-    return maxtext_policies.custom(known)
-
-
-def _written(policy: Policy) -> Any:
-    remat = remat_of(policy)
-    return remat if isinstance(remat, str) else asdict(remat)
+    microbatches = max(keys.whole("gradient_accumulation_steps", 1), 1)
+    wanted = keys.number("per_device_batch_size") * devices * microbatches
+    sequences = round(wanted)
+    if sequences < 1 or abs(wanted - sequences) > NEARLY_WHOLE:
+        keys.refuse("per_device_batch_size", f"{wanted:g} sequences a step are no whole number")
+        sequences = 1
+    length = keys.whole("max_target_length")
+    batch = {"sequences": sequences, "length": length, "microbatches": microbatches}
+    return {"tokens": sequences * length * steps.planned, "batch": batch}
 
 
 def _check_attention(keys: UsedKeys) -> None:
@@ -240,9 +156,13 @@ def _check_attention(keys: UsedKeys) -> None:
             keys.refuse(key, "is not served: only activations are offloaded")
 
 
-def _compiler_options(recipe: Recipe) -> dict[str, Any]:
+def _compiler_options(recipe: Recipe, chip: Chip) -> dict[str, Any]:
+    """The compiler's options, but for those that every plan on the chip has."""
+    known = {name: one.value for name, one in chip.libtpu.options.items()} if chip.libtpu else {}
     return {
         name: setting.value
         for name, setting in recipe.flags.items()
-        if name.startswith(COMPILER_PREFIX) and setting.value is not None
+        if name.startswith(COMPILER_PREFIX)
+        and setting.value is not None
+        and (name not in known or setting.value != known[name])
     }

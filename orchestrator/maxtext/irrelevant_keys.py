@@ -10,14 +10,14 @@ NAMES = frozenset(
     dense_init_scale dump_hlo dump_step enable_data_shuffling enable_diloco enable_dropout
     enable_goodput_recording enable_jax_profiler enable_tensorboard enable_tf_data_service
     enable_wandb eval_interval eval_per_device_batch_size eval_steps force_unroll gcs_metrics
-    grain_train_files grain_worker_count hardware hf_access_token hf_path init_weights_seed
+    grain_train_files grain_worker_count hardware hf_access_token hf_path
     inference_server input_data_sharding_logical_axes jax_cache_dir jax_debug_log_modules
     jax_distributed_initialization_timeout load_full_state_path log_config log_period
     logical_axis_rules matmul_precision max_corpus_chars max_num_checkpoints_to_keep mesh_axes
     metrics_file model_call_mode monitor_goodput monitor_step_time_deviation
     override_model_config param_scan_axis per_layer_metrics prng_impl profile_cleanly
     profile_periodically_period profiler profiler_steps record_internal_nn_metrics
-    reuse_example_batch run_name save_config_to_gcs save_checkpoint_on_completion
+    reuse_example_batch save_config_to_gcs save_checkpoint_on_completion
     save_checkpoint_on_start scan_layers sharding_tolerance skip_first_n_steps_for_profiler
     skip_jax_distributed_system stack_trace_interval_seconds stack_trace_to_cloud
     steps_per_eval target_eval_loss tokenize_eval_data tokenize_train_data tokenizer_path
@@ -30,7 +30,7 @@ NAMES = frozenset(
     float32_gate_logits normalize_embedding_logits max_position_embeddings
     use_multimodal rope_interleave mscale image_placeholder fused_qkv fused_mlp
     internal_compile internal_compile_num_devices compile_xla_flags compiled_trainstep_file
-    learning_rate_schedule_steps goodput_upload_interval_seconds num_vocab_tiling
+    adamw_mask goodput_upload_interval_seconds num_vocab_tiling
     use_splash_scheduler dq_reduction_steps use_max_logit_estimate fsdp_shard_on_exp
     shard_exp_on_fsdp enable_pathways_goodput enable_single_controller force_q_layout
     weight_quantization_calibration_method act_quantization_calibration_method

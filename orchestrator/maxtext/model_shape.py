@@ -1,9 +1,14 @@
 """The shape of a MaxText model in the words of a spec."""
 
-from math import log2
+from dataclasses import asdict, replace
+from math import log, log2
 from typing import Any
 
-from orchestrator.maxtext.used_keys import UsedKeys
+import msgspec
+
+from orchestrator import catalog
+from orchestrator.maxtext.used_keys import OFF, UsedKeys
+from orchestrator.types.model import Model
 
 # What a decoder block computes that no key says.
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -24,13 +29,37 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "embedding_scale": True,
         "norm_offset": True,
         "norm_placement": "both",
+        "qk_norm": "head",
         "window_pattern": "LLLLLG",
     },
-    "gpt_oss": {"window_pattern": "LG", "output_bias": True},
+    "gpt_oss": {"window_pattern": "LG", "output_bias": True, "activation": "clamped_swiglu"},
+    "deepseek": {},
 }
+# The gate of gpt-oss: x times the sigmoid of 1.702 x, where both are clipped.
+GPT_OSS_MLP, GPT_OSS_LIMIT = ["sigmoid", "linear"], 7
 # Gemma's largest scale scores by the width over the heads, not by the head's own.
 SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 LLAMA_3_1 = {"kind": "llama3", "factor": 8.0}
+ACTIVATIONS = ("silu", "gelu")
+# Keys that other blocks do not read.
+ONLY_IN = {
+    "use_qk_norm": ("qwen2", "qwen3", "qwen3_moe", "gemma3"),
+    "attention_bias": ("qwen2", "gpt_oss"),
+    "attn_logits_soft_cap": ("llama2", "gemma2", "gemma3", "deepseek"),
+    "mlp_bias": ("gpt_oss",),
+}
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek")
+# They are about DeepSeek's mixtures alone.
+OF_DEEPSEEK = ("shared_experts", "first_num_dense_layers", "n_routing_groups", "topk_routing_group")
+# They are about rope_type=yarn alone.
+YARN = (
+    "rope_factor",
+    "beta_fast",
+    "beta_slow",
+    "rope_truncate",
+    "rope_attention_scaling",
+    "original_max_position_embeddings",
+)
 
 
 def model_of(keys: UsedKeys) -> dict[str, Any]:
@@ -46,10 +75,12 @@ def model_of(keys: UsedKeys) -> dict[str, Any]:
         "tied": bool(keys["logits_via_embedding"]),
         "rope_theta": float(keys.number("rope_max_timescale")),
         "norm_epsilon": float(keys.number("normalization_layer_epsilon")),
-        **_mlp(keys),
+        **_mlp(keys, block),
         **_attention(keys, block),
         **_rotary(keys),
     }
+    if block == "deepseek":
+        model |= _latent(keys, model)
     model |= {key: value for key, value in BLOCKS[block].items() if key != "window_pattern"}
     if (block, sizes["layers"]) in SCALED_BY_WIDTH:
         model["attention_scale"] = (sizes["d_model"] / max(sizes["heads"], 1)) ** -0.5
@@ -58,7 +89,44 @@ def model_of(keys: UsedKeys) -> dict[str, Any]:
             keys.refuse(key, f"is not served in a {block} block")
     if keys.whole("num_experts") > 1:
         model["moe"] = _mixture(keys, block)
+    _check_block(keys, block)
     return model
+
+
+def _check_block(keys: UsedKeys, block: str) -> None:
+    """Refuse what is on and has no effect in such a block."""
+    for key, blocks in ONLY_IN.items():
+        if keys.is_on(key) and block not in blocks:
+            keys.refuse(key, f"has no effect in a {block} block")
+    if keys.whole("num_experts") > 1 and block not in MIXTURES:
+        keys.refuse("num_experts", f"has no effect in a {block} block")
+
+
+def in_catalog(values: dict[str, Any]) -> dict[str, Any]:
+    """The model of the catalog where it is one of them, with its name, else the same."""
+    try:
+        found = comparable(msgspec.convert(values, Model, strict=False))
+    except msgspec.ValidationError:  # whoever loads the spec says what is wrong
+        return values
+    for known in map(catalog.model, catalog.models()):
+        if known.mtp_layers == 0 and comparable(known) == found:
+            moe = asdict(known.moe) if known.moe else {}
+            said = {key: value for key, value in moe.items() if value is not None}
+            mixture = {"moe": said} if said else {}
+            return values | {"name": known.name, "d_ff": known.d_ff} | mixture
+    return values
+
+
+def comparable(model: Model) -> Model:
+    """A model without what MaxText computes alike: names, loads, and an MLP that no layer has."""
+    moe = model.moe
+    if moe is not None:
+        width = moe.d_ff or model.d_ff
+        has_mlp = moe.dense_layers > 0 or moe.every > 1
+        model = replace(model, d_ff=model.d_ff if has_mlp else width)
+        moe = replace(moe, d_ff=width, imbalance=1.0)
+    activation = model.activation or ("silu" if model.gated else "gelu")
+    return replace(model, name="model", mtp_layers=0, activation=activation, moe=moe)
 
 
 def _name(keys: UsedKeys) -> str:
@@ -85,30 +153,34 @@ def _sizes(keys: UsedKeys) -> dict[str, int]:
     }
 
 
-def _mlp(keys: UsedKeys) -> dict[str, Any]:
+def _mlp(keys: UsedKeys, block: str) -> dict[str, Any]:
     activations = keys["mlp_activations"]
     if not isinstance(activations, list) or not activations:
         keys.refuse("mlp_activations", "must be a list, such as ['silu','linear']")
         return {}
+    limit = keys["mlp_activations_limit"]
+    if block == "gpt_oss":
+        if activations != GPT_OSS_MLP or limit != GPT_OSS_LIMIT:
+            keys.refuse("mlp_activations", f"must be {GPT_OSS_MLP} with a limit of 7 in gpt_oss")
+        keys.accept("mlp_bias")  # that of its experts
+        return {"gated": True}
+    if limit not in OFF:
+        keys.refuse("mlp_activations_limit", f"is not served in a {block} block")
     gated = activations[1:] == ["linear"]
-    if not gated and len(activations) > 1:
-        keys.refuse("mlp_activations", "the second one must be linear")
-    if keys.is_on("mlp_activations_limit"):
-        keys.note("mlp_activations_limit: the plan's MLP is not clipped, which costs no time")
+    if (not gated and len(activations) > 1) or activations[0] not in ACTIVATIONS:
+        keys.refuse(
+            "mlp_activations", f"must be one of {', '.join(ACTIVATIONS)}, then linear or nothing"
+        )
     mlp: dict[str, Any] = {"gated": gated}
-    if activations[0] == "sigmoid":  # gpt-oss: x times sigmoid of 1.7 x
-        keys.note("mlp_activations: sigmoid is planned as silu, which costs as much")
-    elif (activations[0], gated) != ("silu", True):
+    if activations[0] != ("silu" if gated else "gelu"):
         mlp["activation"] = activations[0]
-    if keys.is_on("mlp_bias"):
-        mlp["mlp_bias"] = True
     return mlp
 
 
 def _attention(keys: UsedKeys, block: str) -> dict[str, Any]:
     kind, said = keys["attention_type"], dict[str, Any]()
-    if kind not in ("global", "local_sliding"):
-        keys.refuse("attention_type", "must be global or local_sliding")
+    if kind not in ("global", "local_sliding") and (block, kind) != ("deepseek", "mla"):
+        keys.refuse("attention_type", "must be global, local_sliding, or mla in a deepseek block")
     pattern = "L" if kind == "local_sliding" else BLOCKS[block].get("window_pattern")
     window = keys.whole("sliding_window_size")
     if window > 0 and pattern:
@@ -149,10 +221,32 @@ def _rotary(keys: UsedKeys) -> dict[str, Any]:
             "original_length": keys.whole("original_max_position_embeddings", 4096),
             "beta_fast": float(keys.number("beta_fast", 32)),
             "beta_slow": float(keys.number("beta_slow", 1)),
+            "truncate": keys["rope_truncate"] is not False,
         }
+        if not keys.is_on("rope_attention_scaling"):
+            said["rope_scaling"]["attention_factor"] = 1.0
     elif kind != "default":
         keys.refuse("rope_type", "must be default, llama3.1 or yarn")
-    keys.accept("rope_truncate", "rope_attention_scaling")  # they change no cost
+    keys.accept(*YARN)
+    return said
+
+
+def _latent(keys: UsedKeys, model: dict[str, Any]) -> dict[str, Any]:
+    """Latent attention, whose scores MaxText scales where sequences are stretched."""
+    latent = {
+        "kv_rank": keys.whole("kv_lora_rank", 512),
+        "nope_dim": keys.whole("qk_nope_head_dim", 128),
+        "rope_dim": keys.whole("qk_rope_head_dim", 64),
+        "value_dim": keys.whole("v_head_dim", 128),
+    }
+    if rank := keys.whole("q_lora_rank"):
+        latent["query_rank"] = rank
+    width = latent["nope_dim"] + latent["rope_dim"]
+    said: dict[str, Any] = {"latent": latent, "head_dim": width, "kv_heads": model["heads"]}
+    original = keys.whole("original_max_position_embeddings", 4096)
+    if keys.whole("max_position_embeddings", 163_840) > original:
+        growth = 0.1 * keys.number("mscale", 1) * log(max(keys.number("rope_factor", 40), 1)) + 1
+        said["attention_scale"] = max(width, 1) ** -0.5 * growth**2
     return said
 
 
@@ -160,7 +254,7 @@ def _mixture(keys: UsedKeys, block: str) -> dict[str, Any]:
     mixture: dict[str, Any] = {
         "experts": keys.whole("num_experts"),
         "top_k": keys.whole("num_experts_per_tok"),
-        "normalized": bool(keys["norm_topk_prob"]) or block in ("mixtral", "gpt_oss"),
+        "normalized": block != "deepseek" or keys["routed_score_func"] == "sigmoid",
         "scale": float(keys.number("routed_scaling_factor")),
         "balance_loss": float(keys.number("load_balance_loss_weight", 0.0)),
     }
@@ -175,9 +269,14 @@ def _mixture(keys: UsedKeys, block: str) -> dict[str, Any]:
         size = keys.whole(theirs, off)
         if size != off:
             mixture[ours] = size
+            if theirs in OF_DEEPSEEK and block != "deepseek":
+                keys.refuse(theirs, f"has no effect in a {block} block")
+    keys.accept("norm_topk_prob")  # the softmax of the chosen scores has a sum of one before it
     if keys["routed_score_func"]:
         mixture["router"] = keys["routed_score_func"]
-    if keys.is_on("routed_bias"):
+    if block == "gpt_oss":
+        mixture |= {"biases": keys.is_on("mlp_bias"), "router_bias": keys.is_on("routed_bias")}
+    elif keys.is_on("routed_bias"):
         mixture["balance_bias"] = float(keys.number("routed_bias_update_rate", 0.001))
     capacity = keys.number("capacity_factor")
     if capacity > 0:

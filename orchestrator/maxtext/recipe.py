@@ -24,6 +24,7 @@ VARIABLE = re.compile(
 )
 USE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-[^}]*)?\}|\$([A-Z][A-Z0-9_]*)")
 COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+BARE_LIST = re.compile(r"\[[a-z]\w*(?:,[a-z]\w*)*\]")
 DEPTH = 8
 DEEPEST = 16  # nested values
 LONGEST = 1 << 20  # characters of a line with the values of its variables
@@ -35,10 +36,10 @@ DEVICE, SLICES, BENCHMARK = ("device-type", "tpu-type"), "num-slices", "model-na
 
 
 class RecipeProblems(SpecError):
-    """All that keeps a recipe from being a spec, a line each."""
+    """All that keeps a recipe from being a spec, a line each, and the keys that are refused."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: Sequence[str], refused: Sequence[str] = ()) -> None:
+        self.problems, self.refused = tuple(problems), tuple(refused)
         super().__init__("\n".join(self.problems))
 
 
@@ -204,6 +205,8 @@ def value_of(text: str) -> Any:
     known = {"true": True, "false": False, "null": None, "": ""}
     if text.lower() in known:
         return known[text.lower()]
+    if BARE_LIST.fullmatch(text):  # a shell has taken its quotes
+        return text[1:-1].split(",")
     try:
         return ast.literal_eval(text)
     except NO_LITERAL:

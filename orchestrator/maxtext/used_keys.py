@@ -24,7 +24,6 @@ DEFAULTS: dict[str, Any] = {
     "base_num_kv_heads": 16,
     "base_num_query_heads": 16,
     "capacity_factor": -1.0,
-    "cosine_learning_rate_final_fraction": 0.1,
     "dcn_data_parallelism": -1,
     "decoder_block": "llama2",
     "dtype": "bfloat16",
@@ -35,6 +34,8 @@ DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
     "ici_fsdp_parallelism": -1,
     "learning_rate": 3e-5,
+    "learning_rate_final_fraction": 0.1,
+    "lr_schedule_type": "cosine",
     "logits_via_embedding": False,
     "max_target_length": 2048,
     "mlp_activations": ["silu", "linear"],
@@ -52,10 +53,12 @@ DEFAULTS: dict[str, Any] = {
     "vocab_size": 32_000,
     "warmup_steps_fraction": 0.1,
     "weight_dtype": "float32",
+    "wsd_decay_steps_fraction": 0.1,
+    "wsd_decay_style": "linear",
 }
 # What switches a key off: nothing is lost where such a key is not served.
 LARGEST, SHOWN = 1e18, 120
-OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], "default", "none", "disabled")
+OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], "default", "none", "disabled", "remat")
 
 
 @cache
@@ -66,13 +69,17 @@ def models() -> dict[str, dict[str, Any]]:
 
 
 class UsedKeys:
-    """The values of keys, what is wrong with them, and what else should be known."""
+    """The values of keys, what is wrong with them, and what else should be known.
+
+    `problems` are told to people; `refused` are the keys that most of them are about.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         name = str(recipe.get("model_name", "default"))
         self._given, self._model = recipe.keys, models().get(name, {})
         self._used: set[str] = set()
         self.problems: list[str] = []
+        self.refused: list[str] = []
         self.notes: list[str] = []
         if name not in (*models(), "default"):
             self.refuse("model_name", f"is not known; known: {', '.join(models())}")
@@ -123,8 +130,10 @@ class UsedKeys:
         setting = self._given.get(key)
         if setting is None and key in self._model:
             setting = Setting(self._model[key], f"model {self['model_name']}")
+        self.refused.append(key)
+        place = f"{setting.place}: " if setting and setting.place else ""
         written = shorten(f"{key}={setting.value}" if setting else key, SHOWN)
-        self.problems.append(f"{setting.place + ': ' if setting else ''}{written}: {why}")
+        self.problems.append(f"{place}{written}: {why}")
 
     def note(self, text: str) -> None:
         """What the spec says otherwise than the recipe."""

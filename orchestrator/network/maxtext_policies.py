@@ -14,11 +14,18 @@ TENSORS = {
     "k": "key",
     "v_proj": "value",
     "qkv_proj": "query key value",
+    "query_wa_proj": "latent",
+    "kv_wa_proj": "latent",
+    "mla_q": "latent",
+    "mla_kv": "latent",
     "context": "attention",
     "out_proj": "mlp_input",
     "mlpwi_0": "gate",
     "mlpwi_1": "up",
     "mlpwi": "gate up",
+    "moe_mlpwi_0": "gate",
+    "moe_mlpwi_1": "up",
+    "moe_mlpwo": "",
     "mlpwo": "",  # a layer's result: the next layer's input, which is always kept
     "decoder_layer_input": "",
 }

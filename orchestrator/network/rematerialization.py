@@ -94,6 +94,12 @@ def remat_of(one: Policy) -> Remat:
     return TensorTreatments(**treated)  # type: ignore[arg-type]
 
 
+def treatments(one: Policy, *, latent: bool, gated: bool) -> dict[str, Treatment]:
+    """What the policy does to the tensors that a model has."""
+    absent = {*(() if latent else ("latent",)), *(() if gated else ("gate",))}
+    return {name: one.treatment(name) for name in asdict(TensorTreatments()) if name not in absent}
+
+
 def text_of(remat: Remat) -> str:
     """The policy as a person writes it: `full`, or `{block_input: offload, query: keep}`."""
     if isinstance(remat, str):

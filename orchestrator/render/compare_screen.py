@@ -17,9 +17,9 @@ from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
+    closing,
     heading,
     labelled,
-    next_step,
     screen,
     section,
 )
@@ -39,7 +39,7 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
         section("memory per device", [memory(reports)]),
         section("where the time went", [time(reports)]),
         notes(reports),
-        [verdict(reports), *next_step(next_command)],
+        closing(verdict(reports), next_command),
     )
 
 

@@ -7,9 +7,9 @@ from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
+    closing,
     heading,
     indent,
-    next_step,
     screen,
     section,
 )
@@ -33,16 +33,15 @@ def doctor_screen(report: HealthReport) -> Screen:
 
 def verdict(report: HealthReport) -> list[Part]:
     if report.broken:
-        return [
-            f"Doctor: {report.broken} of {len(report.findings)} checks failed; fix these first."
-        ]
+        checks = f"{report.broken} of {len(report.findings)} checks failed"
+        return closing(f"Doctor: {checks}; fix these first.")
     limits = sum(finding.health == "limited" for finding in report.findings)
     has_extras = all(one.health != "limited" for one in report.findings if one.name == "extras")
     abilities, command = ("plan and run", "orch submit specs/tiny_2pod.yaml")
     if not has_extras:
         abilities, command = "plan", "orch init my-run.yaml"
     with_limits = f", with {counted(limits, 'limit')}" if limits else ""
-    return [f"Doctor: this machine can {abilities}{with_limits}.", *next_step(command)]
+    return closing(f"Doctor: this machine can {abilities}{with_limits}.", command)
 
 
 def run_doctor_screen(health: RunHealth, repair_command: str) -> Screen:
@@ -63,9 +62,9 @@ def _file_lines(findings: Sequence[FileFinding]) -> list[Part]:
 
 def _run_verdict(health: RunHealth, repair_command: str) -> list[Part]:
     if not health.findings:
-        return [f"Doctor: the files of {health.run} are as they were written."]
+        return closing(f"Doctor: the files of {health.run} are as they were written.")
     wrong = counted(len(health.findings), "file")
     can = "cannot go on" if health.stops else "can go on"
     verdict = f"Doctor: {wrong} of {health.run} not as written; the run {can}."
     repairable = any(one.repairable for one in health.findings)
-    return [verdict, *(next_step(repair_command) if repairable else [])]
+    return closing(verdict, repair_command if repairable else None)

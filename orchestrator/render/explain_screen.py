@@ -51,7 +51,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         expected(sheet.expectation) if sheet.expectation else [],
         section(sheet.goodput) if sheet.goodput else [],
         sources(sheet.sources),
-        [text("", summary_text(sheet.summary)), *next_step(next_command)],
+        [text("", summary_text(sheet.summary), style="bold"), *next_step(next_command)],
     )
 
 
@@ -81,7 +81,7 @@ def cite(source: str) -> str:
 
 
 def section(entry: DerivationSection) -> list[Part]:
-    parts: list[Part] = [entry.title]
+    parts: list[Part] = [text("", entry.title, style="bold")]
     for line in entry.lines:
         parts += derivation(line)
     for verdict in entry.verdicts:
@@ -105,7 +105,7 @@ def result(value: str) -> str:
 
 
 def quotes(entry: QuotedFigures) -> list[Part]:
-    parts: list[Part] = [text("Published: ", entry.title)]
+    parts: list[Part] = [text("Published: ", entry.title, style="bold")]
     for figure in entry.figures:
         parts += quote(figure)
     return parts
@@ -142,7 +142,7 @@ def realized(sheet: Explanation) -> list[Part]:
     """Return the differences between the derivation and the plan, or why there is no plan."""
     if sheet.no_plan is not None:
         return [*sheet.no_plan.splitlines()]
-    parts: list[Part] = ["Where the realizable plan differs"]
+    parts: list[Part] = [text("", "Where the realizable plan differs", style="bold")]
     for words in difference_texts(sheet.differences) if sheet.differences else ():
         parts += compared(words)
     return parts
@@ -159,7 +159,7 @@ def compared(words: DifferenceText) -> list[Part]:
 
 def expected(step: ExpectedStep) -> list[Part]:
     """Return each part of the expected step, and its interval."""
-    parts: list[Part] = ["The expected step, from published runs"]
+    parts: list[Part] = [text("", "The expected step, from published runs", style="bold")]
     for entry in step.parts:
         parts += expected_part(entry, step.source)
     total = " + ".join(seconds(entry.computed.value) for entry in step.parts)
@@ -197,7 +197,7 @@ def runs(rows: tuple[str, ...]) -> str:
 
 def sources(cited: tuple[Citation, ...]) -> list[Part]:
     return [
-        "Sources",
+        text("", "Sources", style="bold"),
         *(text(f"  {cite(one.key)} ", f"{one.title}; {one.where}; {one.date}", 6) for one in cited),
     ]
 

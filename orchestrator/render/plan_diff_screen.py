@@ -20,8 +20,8 @@ from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
+    closing,
     heading,
-    next_step,
     screen,
     section,
 )
@@ -60,7 +60,7 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
         [heading(f"{reference(first)} and {reference(second)}")],
         section("differences", differences(diff)),
         *compared,
-        [verdict(diff), *next_step(next_command)],
+        closing(verdict(diff), next_command),
     )
 
 

@@ -15,9 +15,9 @@ from orchestrator.render.screen_parts import (
     Screen,
     Table,
     Title,
+    closing,
     indent,
     next_step,
-    paragraph,
     screen,
     warning,
 )
@@ -66,7 +66,7 @@ def plan_screen(
         *ledgers(plan, full=detail == "full"),
         table,
         [warning(text) for text in warning_texts(others)],
-        [paragraph(verdict(plan), "bold"), *next_step(next_command)],
+        closing(verdict(plan), next_command),
     )
 
 

@@ -3,7 +3,7 @@
 from orchestrator.formatting import in_memory, percent, seconds, with_unit
 from orchestrator.render.plan_diff_screen import change
 from orchestrator.render.schedule_screen import short_line
-from orchestrator.render.screen_parts import Part, Screen, Table, heading, screen, section
+from orchestrator.render.screen_parts import Part, Screen, Table, closing, heading, screen, section
 from orchestrator.types.codec import short
 from orchestrator.types.proof import Proof
 from orchestrator.types.proof_diff import LineSeconds, ProofDiff, ProofFigure
@@ -34,7 +34,7 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
         [heading(f"{reference(names[0], first)} and {reference(names[1], second)}")],
         section("per device and step", figures(diff)),
         section("lines whose seconds differ most", lines(diff)),
-        [verdict(diff)],
+        closing(verdict(diff)),
     )
 
 

@@ -9,10 +9,12 @@ from orchestrator.network.rematerialization import text_of
 from orchestrator.render.plan_text import headline
 from orchestrator.render.schedule_screen import schedule_parts
 from orchestrator.render.screen_parts import (
+    Detail,
     Part,
     Screen,
     Table,
     Title,
+    closing,
     indent,
     labelled,
     next_step,
@@ -42,19 +44,54 @@ SMALL = 1e-3  # of the largest collective on a link: smaller ones are left to --
 HEAD = ("", "compiled", "forecast", "forecast/compiled")
 
 
-def proof_screen(plan: Plan, proof: Proof, age_s: float | None, next_command: str | None) -> Screen:
-    """Return the verdict with everything that it rests on, and what to do next."""
-    return screen(
+def proof_screen(
+    plan: Plan,
+    proof: Proof,
+    age_s: float | None,
+    next_command: str | None,
+    detail: Detail = "usual",
+) -> Screen:
+    """Return the verdict, then everything that it rests on, and what to do next."""
+    top: list[list[Part]] = [
         [Title(left=headline(plan), right=f"proof of plan {short(plan.digest)}")],
+        indent(verdict_lines(proof)),
+    ]
+    if detail == "brief":
+        return screen(*top, advice(proof), next_step(next_command))
+    full = detail == "full"
+    return screen(
+        *top,
         indent(compilation(proof, age_s)),
-        memory(proof),
-        collectives(proof),
+        memory(proof, full=full),
+        collectives(proof, full=full),
         indent(dcn_check(proof)),
         flops(proof),
         schedule_parts(plan, proof.schedule),
         advice(proof),
-        [verdict(proof), *next_step(next_command)],
+        closing(verdict(proof), next_command),
     )
+
+
+def verdict_lines(proof: Proof) -> list[Part]:
+    """Return whether it fits, whether the forecast agrees, and what crosses pods."""
+    peak, limit = in_memory(proof.peak_hbm_bytes_per_device), in_memory(proof.hbm_bytes_per_device)
+    rows = [("fits", f"{'yes' if proof.fits else 'no'}: {peak} of {limit} per device")]
+    rows.append(("forecast", compared(proof)))
+    if proof.crossings:
+        rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
+    good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
+    styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
+    return [Table(rows=rows, columns="<w", row_styles=styles)]
+
+
+def compared(proof: Proof) -> str:
+    """Return whether the forecast agrees, with its peak and FLOPs over the compiled ones."""
+    if proof.agrees is None:
+        return agreement(proof)
+    peak = ratio(proof.forecast_peak_hbm_bytes_per_device, proof.peak_hbm_bytes_per_device)
+    flops_ratio = ratio(proof.forecast_flops_per_device, proof.flops_per_device)
+    answer = "agrees" if proof.agrees else "does not agree"
+    return f"{answer}: peak {peak} and FLOPs {flops_ratio} of the compiled"
 
 
 def compilation(proof: Proof, age_s: float | None) -> list[Part]:
@@ -65,7 +102,7 @@ def compilation(proof: Proof, age_s: float | None) -> list[Part]:
     return [Table(rows=[("compiled", when), ("by", versions), ("took", cost)], columns="<w")]
 
 
-def memory(proof: Proof) -> list[Part]:
+def memory(proof: Proof, *, full: bool) -> list[Part]:
     """Return the memory at its peak, line by line, then the largest buffers."""
     rows = [
         (
@@ -83,31 +120,35 @@ def memory(proof: Proof) -> list[Part]:
     if host or on_host:
         rows.append(("on the host", in_memory(host), figure(on_host), ratio(on_host, host)))
     where = f"the peak is at {proof.peak_at}"
-    table = Table(rows=[HEAD, *rows], columns="<>><")
-    return section("memory per device", [table, where, *largest(proof.buffers)])
+    sizes = [0, *(line.compiled for line in proof.ledger)]
+    sizes += [0] * (1 + len(rows) - len(sizes))
+    table = Table(rows=[HEAD, *rows], columns="<>><", bars=sizes)
+    buffers = proof.buffers if full else proof.buffers[:LARGEST]
+    return section("memory per device", [table, where, *largest(buffers)])
 
 
 def largest(buffers: tuple[Buffer, ...]) -> list[Part]:
     rows = [
         (in_memory(buffer.bytes), buffer.name, buffer.shape)
-        for buffer in buffers[:LARGEST]
+        for buffer in buffers
         if buffer.bytes >= GIB / 100
     ]
     return section("largest buffers", [Table(rows=rows, columns="><<")], 0) if rows else []
 
 
-def collectives(proof: Proof) -> list[Part]:
+def collectives(proof: Proof, *, full: bool) -> list[Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
     most: dict[str, float] = {}
+    least = 0 if full else SMALL
     for one in proof.collectives:
         most[one.link] = max(size(one), most.get(one.link, 0.0))
-    rows = [collective_row(one) for one in proof.collectives if size(one) >= SMALL * most[one.link]]
+    rows = [collective_row(one) for one in proof.collectives if size(one) >= least * most[one.link]]
     if not rows:
         return []
     added = [
         (one.what, f"{one.link} {' x '.join(one.axes)}", f"+{with_unit(one.bytes_per_step, 'B')}")
         for one in proof.changes
-        if one.bytes_per_step >= SMALL * most.get(one.link, 0)
+        if one.bytes_per_step >= least * most.get(one.link, 0)
     ]
     head = ("", "", "compiled", "forecast", "ratio")
     return [
@@ -257,10 +298,13 @@ def agreement(proof: Proof) -> str:
 
 
 def proof_screens(
-    found: "ProofResult", others: "Sequence[ProofResult] | None", next_command: str
+    found: "ProofResult",
+    others: "Sequence[ProofResult] | None",
+    next_command: str,
+    detail: Detail = "usual",
 ) -> list[str]:
     """Return a verdict; below it those on plans that recompute less, where they were asked for."""
-    shown = proof_screen(found.plan, found.proof, found.age_s, next_command)
+    shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
     if others is None:
         return [shown]
     return [shown, "\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others])]

@@ -15,10 +15,10 @@ from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
+    closing,
     heading,
     indent,
     labelled,
-    next_step,
     screen,
     warning,
 )
@@ -43,7 +43,7 @@ def scaling_report_screen(report: ScalingReport, next_command: str) -> Screen:
         indent([trials(report)]),
         [*(labelled("note:", note) for note in notes(report)), *unfinished(report)],
         [gap_explanation(report.explanations)] if report.explanations else [],
-        [f"Study: {scaling_verdict(report)}", *next_step(next_command)],
+        closing(f"Study: {scaling_verdict(report)}", next_command),
     )
 
 

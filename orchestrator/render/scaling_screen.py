@@ -7,9 +7,9 @@ from orchestrator.formatting import count, counted, dollars, percent, seconds
 from orchestrator.render.screen_parts import (
     Screen,
     Table,
+    closing,
     heading,
     indent,
-    next_step,
     screen,
 )
 from orchestrator.render.trials_text import key_title, refusals, warnings
@@ -32,7 +32,7 @@ def scaling_screen(forecast: ScalingForecast, next_command: str = "") -> Screen:
         indent([Table(rows=rows, columns=columns)]),
         indent([legend(forecast)]),
         [*refusals(forecast), *warnings(forecast)],
-        [verdict(forecast), *next_step(next_command)],
+        closing(verdict(forecast), next_command),
     )
 
 

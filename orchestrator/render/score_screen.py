@@ -8,9 +8,9 @@ from orchestrator.render.screen_parts import (
     Screen,
     Table,
     Title,
+    closing,
     indent,
     labelled,
-    next_step,
     screen,
 )
 from orchestrator.types.score import (
@@ -36,7 +36,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         goodput(score),
         indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
-        [verdict(summary), *next_step(next_command)],
+        closing(verdict(summary), next_command),
     )
 
 

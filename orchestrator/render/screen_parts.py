@@ -247,7 +247,12 @@ def warning(text: str) -> Text:
 
 def next_step(command: str | None) -> list[Part]:
     """Return the command to type next, if there is one."""
-    return [Command(text=f"Next: {command}")] if command else []
+    return [Command(text=f"Next: {command}", style="bold")] if command else []
+
+
+def closing(sentence: str, command: str | None = None) -> list[Part]:
+    """Return the last lines of a screen: its verdict in a sentence, and what to type next."""
+    return [paragraph(sentence, "bold"), *next_step(command)]
 
 
 def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:

@@ -37,7 +37,7 @@ def status_screen(status: Status, next_command: str) -> Screen:
         indent(facts(status)),
         section("attempts", attempts(status)) if status.attempts else [],
         [warning(problem) for problem in status.problems],
-        [labelled("Run:", verdict(status)), *next_step(next_command)],
+        [labelled("Run:", verdict(status), "bold"), *next_step(next_command)],
     )
 
 

@@ -4,10 +4,10 @@ from orchestrator.formatting import count, percent, seconds
 from orchestrator.render.screen_parts import (
     Screen,
     Table,
+    closing,
     heading,
     indent,
     labelled,
-    next_step,
     screen,
     warning,
 )
@@ -34,7 +34,7 @@ def sweep_report_screen(report: SweepReport, next_command: str) -> Screen:
         indent([Table(rows=rows, columns=">" + ">" * len(report.vary) + "<>>>>")]),
         [labelled("note:", one) for one in notes(report)],
         [warning(f"{run} is {state}") for run, state in failed(report)],
-        [f"Sweep: {sweep_verdict(report)}", *next_step(next_command)],
+        closing(f"Sweep: {sweep_verdict(report)}", next_command),
     )
 
 

@@ -5,10 +5,10 @@ from orchestrator.render.scaling_screen import expected
 from orchestrator.render.screen_parts import (
     Screen,
     Table,
+    closing,
     heading,
     indent,
     labelled,
-    next_step,
     screen,
 )
 from orchestrator.render.trials_text import key_title, refusals, warnings
@@ -28,7 +28,7 @@ def sweep_screen(forecast: SweepForecast, next_command: str = "") -> Screen:
         indent([Table(rows=rows, columns=">" * len(head(forecast)))]),
         [labelled("note:", one) for one in notes(forecast)],
         [*refusals(forecast), *warnings(forecast)],
-        [verdict(forecast), *next_step(next_command)],
+        closing(verdict(forecast), next_command),
     )
 
 

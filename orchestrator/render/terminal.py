@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TextIO
 
 from orchestrator.render.bars import in_encoding
-from orchestrator.render.screen_parts import Screen, visible, visible_json, with_style
+from orchestrator.render.screen_parts import WIDTH, Screen, visible, visible_json, with_style
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 ERROR = "error:"  # how refusals begin
@@ -26,13 +26,19 @@ def is_styled(stream: TextIO) -> bool:
     return is_live(stream) and not os.environ.get("NO_COLOR")
 
 
+def columns(stream: TextIO) -> int:
+    """The width of texts there: a terminal's, or what COLUMNS says; else WIDTH."""
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        return WIDTH
+    return min(shutil.get_terminal_size().columns, WIDEST)
+
+
 def say(*texts: str) -> None:
     """Print; a screen fills a terminal's width, and has styles where the terminal shows them."""
-    fills = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = min(shutil.get_terminal_size().columns, WIDEST)
+    width, styled = columns(sys.stdout), is_styled(sys.stdout)
     for text in texts:
-        if fills and isinstance(text, Screen):
-            write(text.on_terminal(width, styled=is_styled(sys.stdout)), sys.stdout)
+        if isinstance(text, Screen) and (styled or width != WIDTH):
+            write(text.on_terminal(width, styled=styled), sys.stdout)
         else:
             echo(text, nl=False)
 

@@ -1,8 +1,9 @@
 """Values to JSON and back, and their digests."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,8 +17,21 @@ def to_json(value: Any) -> bytes:
 
 
 def to_pretty_json(value: Any) -> str:
-    """The canonical text, indented, with a final newline."""
-    return msgspec.json.format(to_json(value), indent=2).decode() + "\n"
+    """The canonical text with every key, indented, with a final newline."""
+    return msgspec.json.format(to_json(whole(value)), indent=2).decode() + "\n"
+
+
+def whole(value: Any) -> Any:
+    """A value as mappings and lists, with the keys that it has by default: a decoder leaves them
+    to the class, and the encoder then leaves them out.
+    """
+    if is_dataclass(value):
+        return {field.name: whole(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: whole(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [whole(one) for one in value]
+    return value
 
 
 def from_json(text: bytes | str, kind: type[T]) -> T:

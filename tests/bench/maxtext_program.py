@@ -26,8 +26,8 @@ if not hasattr(xla_metadata, "must_fuse_call"):
     xla_metadata.must_fuse_call = MagicMock()  # type: ignore[attr-defined]
 # A run without data, storage and checkpoints: only its step counts.
 ALONE = (
-    "enable_checkpointing=false", "dataset_type=synthetic", "run_name=bench", "log_config=false",
-    "base_output_directory=out", "skip_jax_distributed_system=true", "use_iota_embed=true",
+    "log_config=false", "base_output_directory=out", "skip_jax_distributed_system=true",
+    "use_iota_embed=true",
 )  # fmt: skip
 
 

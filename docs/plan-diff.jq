@@ -1,0 +1,6 @@
+# The difference of two plans (`orch plan SPEC OTHER --json`) as a table in Markdown.
+def cell: if . == null then "-" elif type == "number" then (. * 1000 | round / 1000) else . end | tostring;
+def row: "| \(.key) | \(.first | cell) | \(.second | cell) |";
+"| | \(.plans[0].name) | \(.plans[1].name) |", "|---|---|---|",
+(.requested[] | row), (.decided[] | row),
+(.figures[] | select(.key | test("^(fits|step_s.expected|mfu.expected|days.expected|dollars.expected)$")) | row)

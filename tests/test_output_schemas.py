@@ -1,0 +1,103 @@
+"""What commands print with `--json` is what the published schemas say: each key, and no other."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import orchestrator as api
+from orchestrator.prove import proof_cache
+from orchestrator.prove.verdict import prove
+from orchestrator.score.goodput_score import goodput_scores, recovery_scores
+from orchestrator.types import codec
+from orchestrator.types.output_schemas import OUTPUTS, output_schema
+from tests.conftest import ROOT, RunOrch
+from tests.journals import step, tiny_plan
+from tests.proofs import recorded
+from tests.reports import finished_run
+
+TINY = ROOT / "specs" / "tiny_2pod.yaml"
+
+
+def faults(name: str, value: object) -> list[str]:
+    """What the schema says against the JSON of a value."""
+    printed = json.loads(codec.to_pretty_json(value))
+    return [
+        f"{'.'.join(map(str, one.path))}: {one.message}"
+        for one in Draft202012Validator(output_schema(name)).iter_errors(printed)
+    ]
+
+
+def keys_of(schema: object) -> set[str]:
+    """The keywords of a schema, at any depth."""
+    if isinstance(schema, list):
+        return set().union(*map(keys_of, schema))
+    if not isinstance(schema, dict):
+        return set()
+    inner = [value for key, value in schema.items() if key not in ("properties", "$defs")]
+    named = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]
+    return {*schema}.union(*map(keys_of, [*inner, *named]))
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_schema_is_one_of_json_schema_and_says_all_keys(name: str) -> None:
+    schema = output_schema(name)
+    Draft202012Validator.check_schema(schema)
+    sections = [schema, *schema["$defs"].values()]
+    objects = [one for one in sections if "properties" in one]
+    assert all(one["required"] == [*one["properties"]] for one in objects)
+    assert not any(one["additionalProperties"] for one in objects)
+    assert keys_of(schema).isdisjoint({"notation", "computed", "default", "examples"})
+
+
+def test_a_schema_refuses_another_key_and_a_missing_one() -> None:
+    printed = json.loads(codec.to_pretty_json(api.plan(TINY)))
+    validator = Draft202012Validator(output_schema("plan"))
+    for changed in (printed | {"another": 1}, {k: v for k, v in printed.items() if k != "mesh"}):
+        assert not validator.is_valid(changed)
+
+
+@pytest.mark.parametrize("stem", ["tiny_2pod", "own_sources"])
+def test_a_plan_is_as_its_schema_says(stem: str, orch: RunOrch) -> None:
+    """Also what the spec leaves to defaults is printed."""
+    done = orch("plan", f"specs/{stem}.yaml", "--json")
+    printed = json.loads(done.stdout)
+    assert not [*Draft202012Validator(output_schema("plan")).iter_errors(printed)]
+    assert printed["optimizer"]["beta2"] == 0.95
+
+
+def test_plans_side_by_side_and_offers_are_as_their_schemas_say() -> None:
+    other = api.load(TINY, ["resources.pods=4", "experiment.remat=none"])
+    assert not faults("plan-diff", api.diff(TINY, other))
+    assert not faults("offers", api.offers(TINY, by="30d", chips="v5e"))
+
+
+def test_a_proof_is_as_its_schema_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for peak in (None, 1e12):
+        asked, plan, entry = recorded(peak=peak)
+        proof_cache.save(plan, entry)
+        assert not faults("proof", prove(asked, plan).proof)
+
+
+def test_runs_are_as_their_schemas_say(tmp_path: Path) -> None:
+    finished_run(tmp_path, "done", plan=tiny_plan(), steps=[step(index) for index in range(8)])
+    assert not [fault for run in api.runs(tmp_path) for fault in faults("run", run)]
+    assert not faults("status", api.status("done", tmp_path))
+    assert not faults("report", api.report("done", tmp_path))
+
+
+def test_a_score_is_as_its_schema_says() -> None:
+    """Also with the parts that the project's own runs alone have."""
+    score = replace(api.score(ROOT / "tests" / "unseen_runs.csv"), goodput=goodput_scores())
+    assert not faults("score", replace(score, recoveries=recovery_scores()))
+
+
+def test_the_command_prints_a_schema(orch: RunOrch) -> None:
+    assert json.loads(orch("schema", "plan").stdout) == output_schema("plan")
+    assert json.loads(orch("schema").stdout)["$id"].startswith("urn:orch:schema:spec")
+    wrong = orch("schema", "plans")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "plan-diff" in wrong.stderr
