@@ -1,11 +1,22 @@
-"""Environment variables that set up real devices, in a person's shell or in a pod.
+"""Environment variables of processes: those that set up real devices, and those that emulate some.
 
-A process that emulates devices, or compiles for others, must not inherit them.
+A process that emulates devices, or compiles for others, must not inherit what a person's shell or a
+pod says of real ones.
 """
 
 from collections.abc import Collection, Mapping
 
+import platformdirs
+
 PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
+COMPILED = "ORCH_COMPILED"  # the folder in which processes share the programs that they compile
+# Without these glibc returns memory to the system after each step, and the system clears it again
+# page by page: a sixth of a small step, which no chip takes.
+MEMORY_SETTINGS = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**40),
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+}
 
 
 def without_device_settings(
@@ -14,3 +25,13 @@ def without_device_settings(
     """The environment without them, except for the prefixes to keep."""
     dropped = tuple(prefix for prefix in PREFIXES if prefix not in keep)
     return {name: text for name, text in environment.items() if not name.startswith(dropped)}
+
+
+def emulated_devices(environment: Mapping[str, str], count: int) -> dict[str, str]:
+    """The environment of a process that emulates that many devices."""
+    return without_device_settings(environment) | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+        COMPILED: str(platformdirs.user_cache_path("orch") / "compiled"),
+        **MEMORY_SETTINGS,
+    }

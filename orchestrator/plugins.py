@@ -26,11 +26,6 @@ PROGRAM = re.compile(
 )
 
 
-def trainer_names() -> list[str]:
-    """Every trainer with a name of its own: the built-in ones, then the installed ones."""
-    return list(_registered("trainer", TRAINERS))
-
-
 def trainer_entry_point(name: str) -> EntryPoint:
     """The entry point of a trainer. It is not imported, because planning needs no JAX."""
     return _find("trainer", name, TRAINERS)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from orchestrator.device_settings import emulated_devices
 from orchestrator.journal import Journal
 from orchestrator.launch.backend import (
     AttemptEvent,
@@ -31,7 +32,6 @@ from orchestrator.launch.backend import (
     Slice,
     WorkerArgs,
 )
-from orchestrator.plan import rehearsal
 from orchestrator.ports import free_port
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -130,7 +130,7 @@ class ProcessAttempt:
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         """Start one process for each host of the slices."""
         hosts = self._plan.hosts_per_slice
-        devices = rehearsal.environment(self._plan.devices_per_host)
+        environment = emulated_devices(os.environ, self._plan.devices_per_host)
         command = [
             sys.executable,
             "-m",
@@ -139,12 +139,12 @@ class ProcessAttempt:
         ]
         ranks = [name for name in slices for _ in range(hosts)]
         if len(ranks) > 1:  # JAX joins them here; a worker without JAX needs no such thing
-            devices |= {"COORDINATOR": f"127.0.0.1:{free_port()}", "PROCESSES": str(len(ranks))}
+            environment |= {"COORDINATOR": f"127.0.0.1:{free_port()}", "PROCESSES": str(len(ranks))}
         for rank, name in enumerate(ranks):
             process = subprocess.Popen(
                 [*command, codec.to_json(args).decode(), str(rank)],
                 cwd=ROOT,
-                env={**os.environ, **devices, "TPU_NAME": name},
+                env=environment | {"TPU_NAME": name},
             )
             self._workers.append((name, process))
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from orchestrator.calibrate import (
 from orchestrator.calibrate.measure import this_machine, trainer_source
 from orchestrator.cli.machine_commands import calibrate as command
 from orchestrator.cli.plan_commands import plan as planning
+from orchestrator.device_settings import emulated_devices
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.requests import Provenance
-from orchestrator.plan import rehearsal
 from orchestrator.plan.calibrated import with_profile
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
@@ -98,13 +99,12 @@ def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(
 
 def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the measuring processes compile as the tests do: their environment is their own."""
-    plain = rehearsal.environment
 
-    def environment(devices: int) -> dict[str, str]:
-        made = plain(devices)
+    def environment(inherited: Mapping[str, str], count: int) -> dict[str, str]:
+        made = emulated_devices(inherited, count)
         return made | {"XLA_FLAGS": f"{made['XLA_FLAGS']} {QUICK_XLA_FLAGS}"}
 
-    monkeypatch.setattr(rehearsal, "environment", environment)
+    monkeypatch.setattr(processes, "emulated_devices", environment)
 
 
 def test_a_failed_measurement_is_one_message() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal, tracking
-from orchestrator.drive.driver import Driver, run_to_end
+from orchestrator.drive.driver import Driver, drive, run_to_end
 from orchestrator.launch.backend import AttemptEvent, find_backend
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 from tests.fake_worker import FAILURES, WORKER
 from tests.file_tracker import NAME, FileTracker, read_lines
+from tests.journals import run_request
 from tests.process_backend import ProcessBackend
 
 STEPS = 6
@@ -206,6 +207,17 @@ def test_a_rehearsal_on_plain_processes_is_tracked_in_a_file(tmp_path: Path) -> 
     result = tracking.Recorder({}).record(recorded)
     assert (result.problem, result.run_id) == (None, "it")
     assert read_lines(lines) == before
+
+
+def test_what_a_driver_prints_is_in_the_log_of_its_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs: list[Path] = []
+    monkeypatch.setattr("orchestrator.drive.driver.redirect_output", logs.append)
+    monkeypatch.setattr("orchestrator.drive.driver.run_to_end", lambda _: 0)
+    run = journal.create_run(tmp_path, run_request(), "it").journal
+    assert drive(run, ProcessBackend(), resumes=False, pods=None) == 0
+    assert logs == [run.paths.driver_log(run.state().writer)]
 
 
 def test_backends_and_trackers_are_found_by_name() -> None:

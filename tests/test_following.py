@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
@@ -142,6 +143,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
     monkeypatch.setattr(display, "is_live", lambda _: live)
     monkeypatch.setattr(status_line, "start_line", DrawnLine)
     monkeypatch.setattr(DrawnLine, "texts", [])
+    monkeypatch.setattr(DrawnLine, "shares", [])
     shown = Display()
     following = follower(recorded, FakeJobs(), progress=shown)
     following.look()
@@ -156,6 +158,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
     ]
     expected = ["run: the driver starts", "run: step 3 of 3"]
     assert list(dict.fromkeys(DrawnLine.texts)) == (expected if live else [])
+    assert list(dict.fromkeys(DrawnLine.shares)) == ([None, 2 / 3] if live else [])
     assert printed.err == ""
 
 
@@ -163,10 +166,15 @@ class DrawnLine:
     """Stands for the line that rich draws."""
 
     texts: ClassVar[list[str]] = []
-    task_ids = (0,)
+    shares: ClassVar[list[float | None]] = []
+
+    def __init__(self) -> None:
+        self.tasks = [SimpleNamespace(id=0, total=None, completed=0.0)]
 
     def update(self, _: int, description: str) -> None:
         self.texts.append(description)
+        [task] = self.tasks
+        self.shares.append(task.completed / task.total if task.total else None)
 
     def start(self) -> None: ...
 

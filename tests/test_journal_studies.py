@@ -155,7 +155,7 @@ def test_a_damaged_study_is_an_error(tmp_path: Path) -> None:
     study = opened_study(tmp_path)
     text = study.submission_path.read_text(encoding="utf-8")
     study.submission_path.write_text(
-        text.replace('"schema": 2,\n  "steps"', '"schema": 9,\n  "steps"')
+        text.replace('"schema": 3,\n  "steps"', '"schema": 9,\n  "steps"')
     )
     with pytest.raises(JournalUnreadable, match="its schema is 9"):
         study.submission()

@@ -64,7 +64,7 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(
     assert run.tracking
     tracked = (run.tracking.run_id, "FINISHED")
     assert rows(tmp_path, "SELECT run_uuid, status FROM runs") == [tracked]
-    assert [at for at, _ in points(tmp_path, "perf/mfu")] == list(range(1, 6))
+    assert [at for at, _ in points(tmp_path, "mfu/measured")] == list(range(1, 6))
     status = orch_process("status", path.name, "--storage", str(tmp_path))
     assert "succeeded, a rehearsal" in status.stdout
 

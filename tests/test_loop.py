@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from orchestrator import plugins
 from orchestrator.errors import (
     CheckpointFailed,
     DataUnusable,
@@ -17,7 +18,6 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
-from orchestrator.plugins import trainer_names
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Step
 from orchestrator.types.run_options import CheckpointOptions
@@ -266,7 +266,7 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
     )
 
 
-@pytest.mark.parametrize("name", trainer_names())
+@pytest.mark.parametrize("name", [*plugins.TRAINERS])
 def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> None:
     """Found by its name, on all devices; its whole state is saved and restored."""
     plan = plan_of(data=4, fsdp=4, trainer=name, compiler_options=QUICK_COMPILE)

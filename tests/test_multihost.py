@@ -18,13 +18,22 @@ from trainers.checkpoint import step_folders
 Told = dict[str, Any]
 
 
-def two_processes(folder: Path, *, stop_at: int = STEPS + 1) -> list[Told]:
+def two_processes(folder: Path, *, stop_at: int = STEPS + 1, compiled: str = "") -> list[Told]:
     """Run both; the outcome of each."""
     port = free_port()
     environment = os.environ | {"XLA_FLAGS": QUICK_XLA_FLAGS}  # the devices are its own
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.one_of_two", str(rank), str(port), folder, str(stop_at)],
+            [
+                sys.executable,
+                "-m",
+                "tests.one_of_two",
+                str(rank),
+                str(port),
+                folder,
+                str(stop_at),
+                compiled,
+            ],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -59,6 +68,18 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     together = first[0]["losses"][:6] + second[0]["losses"]
     assert together == pytest.approx(losses(alone), rel=1e-5)
     assert second[0]["losses"][:2] == first[0]["losses"][6:]
+
+
+def test_one_process_compiles_for_both_and_for_the_next_run(tmp_path: Path) -> None:
+    """The losses are those of processes that compile for themselves, to the bit."""
+    alone = two_processes(tmp_path / "alone", stop_at=3)
+    shared = str(tmp_path / "compiled")
+    first = two_processes(tmp_path / "first", stop_at=3, compiled=shared)
+    second = two_processes(tmp_path / "second", stop_at=3, compiled=shared)
+    assert alone[0]["compiled"] == alone[1]["compiled"] != []
+    assert (first[0]["compiled"], first[1]["compiled"]) == (alone[0]["compiled"], [])
+    assert (second[0]["compiled"], second[1]["compiled"]) == ([], [])
+    assert [one["losses"] for one in (*first, *second)] == [alone[0]["losses"]] * 4
 
 
 def test_each_process_sums_the_shards_that_it_wrote(tmp_path: Path) -> None:

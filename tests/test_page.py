@@ -13,10 +13,11 @@ from orchestrator.journal.counted_steps import counted_steps
 from orchestrator.journal.step_table import table_of
 from orchestrator.render.page import RunPage, run_page
 from orchestrator.render.page.drawings import Axis, Bar, BarChart, BarPart, round_step
-from orchestrator.render.page.run_charts import thinned
+from orchestrator.render.page.run_charts import speed_over_steps, thinned
 from orchestrator.render.page.templates import environment, filled
 from orchestrator.resources import resource
-from orchestrator.types.run import Run
+from orchestrator.tracking.mlflow.tracking_uri import run_link
+from orchestrator.types.run import Run, TrackedRun
 from tests.conftest import RunOrch
 from tests.journals import reason, tiny_plan
 from tests.reports import Steps, compare, finished_run, preempted_run, timed
@@ -37,6 +38,34 @@ def page(**changes: object) -> str:
     """The page of a real run of two attempts."""
     run, steps = preempted_run()
     return run_page(shown(replace(run, **changes), steps))  # type: ignore[arg-type]
+
+
+def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
+    """The axis of MFU ends at what was measured and expected, with the band of the expected one."""
+    run, steps = preempted_run()
+    shown_page = shown(run, steps)
+    mfu = replace(PLAN.forecast.mfu, lower=0.9, expected=0.041, low=0.03, high=0.05)
+    plan = replace(PLAN, forecast=replace(PLAN.forecast, mfu=mfu))
+    table = replace(shown_page.steps, mfu=shown_page.steps.mfu * 0.037 / 0.4)
+    plot = speed_over_steps(plan, shown_page.report, table)
+    assert 0.05 < plot.y.high < 0.06
+    assert [curve.kind for curve in plot.curves].count("lower") == 0
+    assert ("expected", (0.0, 0.03, 0.05)) in [(band.kind, band.points[0]) for band in plot.bands]
+    near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
+    plot = speed_over_steps(near, shown_page.report, table)
+    assert [curve.kind for curve in plot.curves].count("lower") == 1
+
+
+def test_a_page_links_to_its_mlflow_run() -> None:
+    database = TrackedRun(tracker="mlflow", uri="sqlite:////runs/mlflow.db", run_id="abc")
+    assert run_link(database) == "http://127.0.0.1:5080/#/runs/abc"
+    server = replace(database, uri="https://mlflow.example/")
+    assert run_link(server) == "https://mlflow.example/#/runs/abc"
+    assert run_link(replace(database, tracker="files")) is None
+    run, steps = preempted_run()
+    linked = replace(run, tracking=database)
+    text = run_page(shown(linked, steps, mlflow=run_link(database)))
+    assert '<a href="http://127.0.0.1:5080/#/runs/abc">abc</a>' in text
 
 
 class Reader(HTMLParser):

@@ -13,10 +13,11 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator import spec as specs
+from orchestrator.device_settings import emulated_devices
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import Rehearsal, environment, rehearse
+from orchestrator.plan.rehearsal import Rehearsal, rehearse
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import MeshRequest, Pods, Spec
@@ -193,7 +194,7 @@ def test_an_emulated_step_finds_the_memory_of_the_last_one() -> None:
     """A thread that takes, fills and gives back 64 MiB again has no page of it cleared again."""
     faults = {}
     for kept in (False, True):
-        started = os.environ | (environment(1) if kept else {})
+        started = emulated_devices(os.environ, 1) if kept else os.environ
         done = subprocess.run(
             [sys.executable, "-c", TAKEN_AGAIN], env=started, capture_output=True, check=True
         )

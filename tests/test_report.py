@@ -275,4 +275,4 @@ def test_orch_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path
     assert "1 of 2 runs have no step after warm-up" in empty
     unknown = orch("compare", "nobody", "--storage", str(tmp_path))
     assert unknown.returncode == 2
-    assert f"no run in {tmp_path} begins with 'nobody'; known: " in unknown.stderr
+    assert f"in {tmp_path} begins with 'nobody'; known: " in unknown.stderr

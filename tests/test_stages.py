@@ -16,12 +16,15 @@ from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
+from orchestrator.spec import load
 from orchestrator.spec.problem import SpecProblems
+from orchestrator.spec.spec_text import spec_text
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
 from orchestrator.types.spec import DataSource
+from tests.conftest import ROOT
 from tests.reports import compare, run_of, timed
 from tests.staged import STAGED, TOY_STEPS, staged_plan, staged_spec, toy_stages
 from tests.test_token_sets import counting_set
@@ -367,3 +370,27 @@ def test_another_batch_keeps_the_order_of_the_data(tmp_path: Path) -> None:
     train(shrunk, assignment)
     expected = [texts[2][rows].astype(np.float32).mean() for rows in (slice(0, 2), slice(2, 4))]
     assert seen == pytest.approx(expected, rel=1e-6)
+
+
+# --- the file
+
+
+def test_a_staged_spec_is_written_as_it_is_read(tmp_path: Path) -> None:
+    """What changes from stage to stage, so that inheritance gives the same."""
+    for path in (ROOT / "specs").glob("*stages.yaml"):
+        spec = load(path)
+        assert staged_spec(tmp_path, spec_text(spec)) == spec
+    spec = staged_spec(tmp_path)
+    assert staged_spec(tmp_path, spec_text(spec)) == spec
+
+
+def test_an_override_reaches_into_a_stage(tmp_path: Path) -> None:
+    """By its number, counted from 0; a stage that is not there is a problem."""
+    staged_spec(tmp_path)
+    path = tmp_path / "staged.yaml"
+    changed = load(path, ("experiment.stages.1.tokens=40960", "experiment.stages.1.batch=8"))
+    assert changed.experiment.stages[1].tokens == 40960
+    assert changed.experiment.stages[1].batch.sequences == 8
+    with pytest.raises(SpecProblems) as caught:
+        load(path, ("experiment.stages.7.tokens=40960",))
+    assert [one.code for one in caught.value.problems] == ["override-inside-value"]

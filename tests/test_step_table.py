@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.journal import Journal, StepReader, step_log
 from orchestrator.journal.counted_steps import counted_rows, counted_steps
-from orchestrator.journal.step_table import StepTable, joined, read_table, table_of
+from orchestrator.journal.step_table import BY_ROW, StepTable, joined, read_table, table_of
 from orchestrator.report import make_report
 from orchestrator.types.run import TimedStep
 from tests.conftest import ROOT, RunOrch
@@ -35,9 +35,9 @@ def long_run(storage: Path, steps: int) -> Journal:
 
 
 def same(one: StepTable, other: StepTable) -> bool:
-    names = [name for name in vars(one) if name != "startups"]
+    names = [name for name in vars(one) if name not in BY_ROW]
     equal = [np.array_equal(vars(one)[n], vars(other)[n], equal_nan=True) for n in names]
-    return all(equal) and one.startups == other.startups
+    return all(equal) and all(getattr(one, name) == getattr(other, name) for name in BY_ROW)
 
 
 def test_a_table_has_what_a_reader_reads(tmp_path: Path) -> None:

@@ -107,3 +107,10 @@ def test_a_single_run_of_a_study_can_be_removed(orch: RunOrch, tmp_path: Path) -
     assert orch("rm", run, *at(study), "--yes").stdout == f"removed {run}\n"
     assert study.status().done == 0
     assert journal.start_trial(study, 1, 1).run == f"{run}.2"
+
+
+def test_orch_compare_says_that_a_study_has_no_run_yet(orch: RunOrch, tmp_path: Path) -> None:
+    study = opened_study(tmp_path)
+    shown = orch("compare", study.key, *at(study))
+    assert (shown.returncode, "no run" in shown.stdout) == (0, True)
+    assert json.loads(orch("compare", study.key, *at(study), "--json").stdout) == []

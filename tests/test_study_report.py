@@ -23,6 +23,7 @@ from orchestrator.render.page import scaling_page
 from orchestrator.report.gap import reference
 from orchestrator.study import make_scaling_report, read_trial_runs
 from orchestrator.study.gap_explanation import explain_gaps
+from orchestrator.tracking.mlflow.study_points import study_points
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import Tracked
 from orchestrator.types.run import EndState
@@ -203,7 +204,7 @@ class Rehearsals:
 
     def run_rehearsal(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
         """Write the journal of a run that ended so."""
-        assert proof is None
+        assert not proof
         assert origin.documents["spec.yaml"].startswith(b"name: tiny\n")
         assert Path(origin.folder, "base.yaml").exists()  # where its relative paths begin
         self.runs.append(key)
@@ -301,3 +302,22 @@ def test_detach_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match="--detach is for one run"):
         submitted(more=("--detach",))
+
+
+def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
+    """Measured, expected and roofline at each number of pods; of a rehearsal the measured alone."""
+    report = scaling_report(tmp_path, lambda *_: 0.5)
+    points = {(one.name, one.step): one.value for one in study_points(report, 9.0)}
+    trials = [one for one in report.trials if one.measured and one.predicted]
+    for trial, pods in zip(trials, (1, 2, 4), strict=True):
+        assert trial.measured
+        assert trial.predicted
+        assert trial.measured.mfu
+        assert points["scaling/measured", pods] == trial.measured.mfu.median
+        assert points["scaling/expected", pods] == trial.predicted.mfu.expected
+        assert points["scaling/roofline", pods] == trial.predicted.mfu.lower
+        rate = trial.measured.tokens_per_s_per_chip.median
+        assert points["speed/measured", pods] == rate * trial.chips
+    alone = replace(report, trials=tuple(replace(t, not_compared="cpu_rehearsal") for t in trials))
+    names = {one.name for one in study_points(alone, 9.0)}
+    assert names == {"scaling/measured", "speed/measured"}

@@ -11,15 +11,15 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import LossNotFinite
 from orchestrator.journal import StudyJournal, StudyRequest
-from orchestrator.lifecycle.pages import report_of_study
 from orchestrator.plan.planner import make_plan
 from orchestrator.render.study_screens import forecast_screen, study_report_screen
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.load_study import load_study
-from orchestrator.study import forecast_of
+from orchestrator.study import forecast_of, report_of_study
 from orchestrator.study.early_stop import Losses, checks, diverged, judge, passing
 from orchestrator.study.sweep_report import curve, last_loss
 from orchestrator.study.trial_losses import settle
+from orchestrator.tracking.mlflow.study_points import study_points
 from orchestrator.types.run import Attempt
 from orchestrator.types.stop_rule import StopRule
 from orchestrator.types.study import Study, Trial
@@ -332,6 +332,14 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
     shown = orch("status", done.key, *at).stdout
     assert "sweep" in shown.splitlines()[0]
     assert "scaling" not in shown
+
+
+def test_mlflow_has_the_loss_of_each_trial(done: StudyJournal) -> None:
+    points = study_points(report_of_study(done), 9.0)
+    assert {(one.name, one.step, one.value) for one in points} == {
+        ("sweep/loss", 1, 5.0), ("sweep/loss", 2, 4.0), ("sweep/loss", 3, 6.0),
+        ("sweep/loss", 4, 8.0), ("sweep/loss", 5, 3.0),
+    }  # fmt: skip
 
 
 def test_orch_compare_takes_a_sweep(orch: RunOrch, done: StudyJournal) -> None:

@@ -49,7 +49,7 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     assert points(storage, metrics.LOSS)[7] == (7, 9.0 / 8)
     warm = [index for index in range(20) if index != 0]
     assert [at for at, _ in points(storage, metrics.MFU)] == warm
-    assert [at for at, _ in points(storage, metrics.MFU_PREDICTED)] == list(range(20))
+    assert [at for at, _ in points(storage, metrics.MFU_ROOFLINE)] == list(range(20))
     assert points(storage, metrics.MEASURED_HBM) == [(0, 3.0)]
     assert duplicate_points(storage) == []
 
@@ -226,7 +226,9 @@ def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
 
 
 def test_only_known_names_are_recorded(storage: Path) -> None:
-    """Every metric that is sent stands in the table of names, but for a trainer's own."""
+    """Every metric that is sent is in the table of names, but for a trainer's own; a run without
+    stages has all but theirs.
+    """
     record_once(finished_run(storage))
     sent = {str(key) for [key] in rows(storage, "SELECT DISTINCT key FROM metrics")}
     assert sent <= set(metrics.ALL)

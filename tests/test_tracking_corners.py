@@ -26,6 +26,19 @@ def test_each_byte_that_comes_counts() -> None:
             connected.recv_into(bytearray(1))
 
 
+def test_a_socket_waits_no_longer_than_it_did_without_limits() -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.05)
+    with ours, theirs, limits.limited(3.0, 10, "it"):
+        connected = limits.LimitedSocket(ours)
+        with pytest.raises(TimeoutError) as waited:
+            connected.recv_into(bytearray(1))
+        assert not isinstance(waited.value, limits.LimitReached)
+        connected.settimeout(None)
+        theirs.sendall(b"x")
+        assert connected.recv_into(bytearray(1)) == 1
+
+
 @pytest.mark.parametrize(
     ("header", "sent"), [("Accept-Encoding", "identity"), ("User-Agent", "gzip")]
 )

@@ -26,7 +26,7 @@ from tests.trouble import Server, Trouble, served
 
 __all__ = ["empty_database", "storage"]
 
-ALL_STEPS = (metrics.LOSS, metrics.STEP_TIME, metrics.MFU_PREDICTED)
+ALL_STEPS = (metrics.LOSS, metrics.STEP_TIME, metrics.MFU_ROOFLINE)
 
 
 def check_whole(storage: Path, key: str, steps: int) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from orchestrator import plugins
 from orchestrator.errors import UnknownName
 from orchestrator.network.mesh_axes import AXES
-from orchestrator.plugins import trainer_names
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
 from tests.trainer_plans import TINY, plan_of
@@ -20,7 +20,7 @@ from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
 
-TRAINERS = trainer_names()
+TRAINERS = [*plugins.TRAINERS]
 # Each axis at one or two. Axes alone, pairs of them and all together are quick enough for always.
 MIXTURES = [
     pytest.param(

@@ -20,6 +20,7 @@ from tests.records import empty_database, finished_run, record_once, storage
 __all__ = ["empty_database", "storage"]
 
 LIMIT_S = 300  # a server is many imports, on a machine that does other work too
+VIEWS = ("At a glance (rehearsals)", "Measured against predicted (rehearsals)")
 DRAWN = "document.querySelectorAll('.js-plotly-plot .main-svg').length"
 # MLflow opens a panel of its own at the first visit, over half of the page.
 NO_ASSISTANT = """for (const key of ['fab.autoOpenedOnFirstLoad', 'panelOpen'])
@@ -51,7 +52,7 @@ def drawn(chrome: Browser, links: dict[str, str]) -> Iterator[tuple[str, Page]]:
     """Each promised view by its name, opened from its link, when its charts have data."""
     page = chrome.page()
     page.size(1600, 1300)
-    for name in ("Scaling", "Measured against predicted"):
+    for name in VIEWS:
         page.open("about:blank")
         page.open(links[name])
         page.wait("document.body.innerText.length > 0", LIMIT_S)

@@ -10,7 +10,14 @@ import pytest
 from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import metrics, views
 from orchestrator.tracking.mlflow.store import Store
-from tests.records import destination_in, empty_database, rows, storage
+from tests.records import (
+    destination_in,
+    empty_database,
+    finished_run,
+    record_once,
+    rows,
+    storage,
+)
 
 __all__ = ["empty_database", "storage"]
 
@@ -37,7 +44,36 @@ def test_every_chart_is_of_one_kind() -> None:
 
 def test_the_promised_views_are_shipped() -> None:
     """By name."""
-    assert {"Scaling", "Measured against predicted"} <= {view.name for view in SHIPPED}
+    names = [view.name for view in SHIPPED]
+    assert names[0] == "At a glance"
+    assert {"Scaling", "Measured against predicted"} <= set(names)
+    assert [f"{name} (rehearsals)" for name in names[: len(names) // 2]] == names[len(names) // 2 :]
+
+
+def test_charts_of_chips_and_of_rehearsals_are_apart() -> None:
+    """Each view shows the runs of one kind, by a tag that every run and study has."""
+    filters = {
+        view.rehearsals: json.loads(views.stored_view(view)["state"])["searchFilter"]
+        for view in SHIPPED
+    }
+    assert filters == {
+        False: "tags.`orch.rehearsal` = 'no'", True: "tags.`orch.rehearsal` = 'yes'",
+    }  # fmt: skip
+
+
+def test_only_views_with_runs_have_links(storage: Path) -> None:
+    record_once(finished_run(storage, "a-rehearsal", rehearsal=True))
+    store = Store(destination_in(storage))
+    shown = views.views_with_runs(store, SHIPPED)
+    assert shown
+    assert all(view.rehearsals for view in shown)
+
+
+def test_a_first_look_shows_measured_expected_and_roofline_in_one_chart() -> None:
+    [mfu] = SHIPPED[0].sections[0].charts
+    assert mfu.lines == ["mfu/measured", "mfu/expected", "mfu/roofline"]
+    card = views.card(mfu, "key")
+    assert card["displayName"] == card["nodeLevelSystemMetricConfiguration"]["metric"] == mfu.title
 
 
 def test_views_are_set_the_same_each_time(storage: Path) -> None:

@@ -39,6 +39,12 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         scores = state["scores"] - plan.optimizer.peak_lr * gradient
         return {"step": state["step"] + 1, "scores": scores}, metrics
 
+    def evaluate(state: State, batch: State) -> State:
+        read = jnp.where(batch["tokens"] < 0, ~batch["tokens"], batch["tokens"])
+        own = token_losses(state["scores"], read)
+        counted = batch["tokens"][:, 1:] >= 0
+        return {"loss_sum": jnp.where(counted, own, 0).sum(), "tokens": counted.sum()}
+
     return Program(
         plan=plan,
         mesh=mesh,
@@ -51,11 +57,16 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         arrange=lambda tokens: {"tokens": tokens.astype(np.int32)},
         init=jax.jit(start, out_shardings=shardings),
         step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole)),
+        evaluate=jax.jit(evaluate, out_shardings=whole),
         model_flops_per_step=float(batch.tokens),
     )
 
 
 def mean_loss(scores: jax.Array, tokens: jax.Array) -> jax.Array:
+    return token_losses(scores, tokens).mean()
+
+
+def token_losses(scores: jax.Array, tokens: jax.Array) -> jax.Array:
     """Cross entropy of each next token."""
     chances = jax.nn.log_softmax(scores)
-    return -chances[tokens[:, :-1], tokens[:, 1:]].mean()
+    return -chances[tokens[:, :-1], tokens[:, 1:]]

@@ -25,7 +25,7 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
-from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.types.run_options import CheckpointOptions, EvaluationOptions
 from trainers.loop import Assignment, train
 
 LAST = 10  # steps whose mean loss is compared with a limit
@@ -67,6 +67,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--emulate", action="store_true", help="rehearse on emulated CPU devices")
     parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints to keep")
+    parser.add_argument("--evaluate", type=int, metavar="N", help="steps between evaluations")
+    parser.add_argument("--held-out", metavar="MANIFEST", help="the token set of evaluations")
+    parser.add_argument("--held-out-sequences", type=int, default=512, help="of an evaluation")
     parser.add_argument("--show", type=int, default=10, help="steps between lines shown")
     parser.add_argument("--profile", metavar="A:B", help="trace steps A to B - 1")
     parser.add_argument("--peak-flops-per-s", type=float, help="of one device; then MFU is shown")
@@ -115,8 +118,23 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
             peak_flops_per_s=options.peak_flops_per_s,
             folder=options.spec.parent,
             verify_data=options.verify_data,
+            evaluation=_evaluation(plan, options),
         )
         return train(plan, assignment)
+
+
+def _evaluation(plan: Plan, options: argparse.Namespace) -> EvaluationOptions | None:
+    """When to evaluate, and on what: paths of options begin here, not at the spec."""
+    if options.evaluate is None:
+        return None
+    if (options.held_out is None) != (plan.data.kind == "synthetic"):
+        raise SpecError("--held-out: the manifest of a token set, and none for synthetic data")
+    path = options.held_out and str(Path(options.held_out).absolute())
+    if min(options.evaluate, options.held_out_sequences) < 1:
+        raise SpecError("--evaluate and --held-out-sequences: must be at least 1")
+    return EvaluationOptions(
+        path=path, every=options.evaluate, sequences=options.held_out_sequences
+    )
 
 
 def _record_path(run: Path) -> Path:
@@ -137,6 +155,12 @@ def _recorder(
             _show_startup(step.startup, step.step_s)
         if step.index % every == 0 or step.index == last:
             print(_line(step), flush=True)
+        if evaluation := step.own_evaluation:
+            print(
+                f"held-out loss {evaluation.loss:.6f}, perplexity {evaluation.perplexity:.4g},"
+                f" of {evaluation.tokens:,} tokens in {evaluation.evaluation_s:.1f} s",
+                flush=True,
+            )
 
     return emit
 

@@ -45,6 +45,9 @@ class Program:
              flat dict of replicated fp32 scalars with at least `METRICS`. Its gradient is of the
              mean loss over all tokens of the batch. `step.lower(state, batch)` on the shapes above
              is what is compiled ahead of time, with `plan.compiler_options`.
+    evaluate jitted: (state, batch) -> sums over the predicted tokens of a batch, replicated scalars
+             `loss_sum` and `tokens`; None where the trainer has no evaluation. A token of the batch
+             may be below zero: ~token is then read, and not predicted.
     published
              how a Hugging Face checkpoint of an architecture (the `model_type` of its config.json)
              stores the leaves of `state["parameters"]`; None where the trainer does not say
@@ -63,6 +66,7 @@ class Program:
     init: Callable[[int], dict[str, Tree]]
     step: jax.stages.Wrapped
     model_flops_per_step: float
+    evaluate: jax.stages.Wrapped | None = None
     published: Callable[[str], Sequence[PublishedWeight]] | None = None
     table_rows: Mapping[str, int] = field(default_factory=dict)
 

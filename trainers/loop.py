@@ -15,12 +15,15 @@ import jax
 from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
-from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.types.run_options import CheckpointOptions, EvaluationOptions
 from trainers.checkpoint.checkpoints import Checkpoints, newest_step
 from trainers.checkpoint.save_log import SaveLog
+from trainers.compile_cache import share_compiled_programs
 from trainers.contract import Program, build, load, place
 from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
+from trainers.data.held_out import HeldOut, held_out
 from trainers.data.prefetch import Prefetched
+from trainers.evaluation import Evaluator, compiled_evaluation
 from trainers.huggingface.read import new_state
 from trainers.meter import Meter
 from trainers.multihost import StopVote, barrier, listen_on_node_address
@@ -48,6 +51,8 @@ class Assignment:
     verify_data       reads a token set through and checks its sums before the first step
     data_progress     how far the run is in its data, if its batch may have changed since it began
     saves             which checkpoints count; all in `directory/checkpoints` where it is None
+    evaluation        when the loss of held-out text is measured; never where it is None
+    progressed        is called after each batch of an evaluation
     """
 
     directory: Path
@@ -62,6 +67,8 @@ class Assignment:
     verify_data: bool = False
     data_progress: DataProgress | None = None
     saves: SaveLog | None = None
+    evaluation: EvaluationOptions | None = None
+    progressed: Callable[[], None] = lambda: None
 
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
@@ -71,6 +78,7 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
     to be whole, the run goes back to the stage of the one before.
     """
     listen_on_node_address()
+    share_compiled_programs()
     done = newest_step(assignment.directory / CHECKPOINTS, assignment.saves)
     while True:
         stage = plan.stage_of(done)
@@ -102,7 +110,8 @@ def run(program: Program, assignment: Assignment) -> Outcome:
     batches = batch_source(original, assignment.folder, verify=assignment.verify_data)
     keep = assignment.checkpoint.keep
     every = assignment.checkpoint.every or plan.forecast.goodput.every_steps
-    identity = _identity(original, batches)
+    text = _held_out(plan, assignment)
+    identity = _identity(original, batches, text)
     with (
         Checkpoints(
             directory / CHECKPOINTS,
@@ -114,8 +123,11 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         XprofTrace(directory / "profile", assignment.profile_steps) as trace,
     ):
         compiled, compile_s = _compiled(program)
+        evaluator, evaluator_s = _evaluator(program, text, assignment)
         barrier("every process has compiled")
-        state, startup = _first_state(program, checkpoints, compile_s, assignment.folder)
+        state, startup = _first_state(
+            program, checkpoints, compile_s + evaluator_s, assignment.folder
+        )
         barrier("every process has its state")
         begun = startup.steps_done
         if begun < plan.first_step:  # the checkpoint between two stages was not whole
@@ -124,7 +136,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         steps = range(begun, max(begun, assignment.steps))
         with Prefetched(lambda step: _batch(program, batches, step), steps) as feed:
             meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
-            loop = _Loop(compiled, feed, meter, checkpoints, every, trace)
+            loop = _Loop(compiled, feed, meter, checkpoints, every, trace, evaluator)
             done = loop.run(state, steps, StopVote(assignment.stop))
         return Outcome(steps_done=done, stopped=done < assignment.steps, startup=startup)
 
@@ -139,6 +151,7 @@ class _Loop:
     checkpoints: Checkpoints
     every: int
     trace: XprofTrace
+    evaluator: Evaluator | None
 
     def run(self, state: State, steps: range, vote: StopVote) -> int:
         """Do the steps until the vote says stop; returns how many steps of the run are done."""
@@ -147,6 +160,7 @@ class _Loop:
             with self.trace.step(done, self.meter.flush):
                 state = self._step(state, done)
             done += 1
+            self._evaluate(state, done)
             self.checkpoints.check()
             if done % self.every == 0:
                 self._save(state, done)
@@ -161,6 +175,12 @@ class _Loop:
         state, metrics = self.compiled(state, batch)
         self.meter.add_step(index, metrics)
         return state
+
+    def _evaluate(self, state: State, done: int) -> None:
+        """Before a save, so that whoever continues from it has the evaluation too."""
+        evaluator = self.evaluator
+        if evaluator is not None and evaluator.is_due(done):
+            self.meter.evaluate(lambda: evaluator.evaluate(state, done))
 
     def _save(self, state: State, done: int) -> None:
         """Save the state, once its last step is known to be finite."""
@@ -188,6 +208,31 @@ def _compiled(program: Program) -> tuple[jax.stages.Compiled, float]:
         reason = str(error).splitlines()[0]
         raise SpecError(f"compiler_options: the compiler here refuses them: {reason}") from error
     return compiled, clock() - began
+
+
+def _held_out(plan: Plan, assignment: Assignment) -> HeldOut | None:
+    if assignment.evaluation is None:
+        return None
+    verify = assignment.verify_data
+    return held_out(plan, assignment.evaluation, assignment.folder, verify=verify)
+
+
+def _evaluator(
+    program: Program, text: HeldOut | None, assignment: Assignment
+) -> tuple[Evaluator | None, float]:
+    """What evaluates, and the seconds to compile its forward pass."""
+    options, began = assignment.evaluation, clock()
+    if options is None or text is None:
+        return None, 0.0
+    made = Evaluator(
+        program=program,
+        compiled=compiled_evaluation(program),
+        text=text,
+        every=options.every,
+        last=assignment.steps,
+        progressed=assignment.progressed,
+    )
+    return made, clock() - began
 
 
 def _first_state(
@@ -236,9 +281,12 @@ def _remaining_batches(
     )
 
 
-def _identity(plan: Plan, batches: BatchSource) -> dict[str, str | int]:
-    """What decides which tokens a step sees: with another, a resumed run would be another run."""
-    return {
+def _identity(plan: Plan, batches: BatchSource, text: HeldOut | None) -> dict[str, str | int]:
+    """What decides which tokens a step sees: with another, a resumed run would be another run. So
+    is one whose evaluations are of other text.
+    """
+    evaluated: dict[str, str | int] = {"held_out": text.digest} if text else {}
+    return evaluated | {
         "data": batches.digest,
         "seed": plan.seed,
         "sequences": plan.batch.sequences,

@@ -2,19 +2,19 @@
 
 The metrics of a step are read when the next one is already on the device, so the device never waits
 for the meter. A step ends when its metrics can be read. Memory is read after the first step of an
-attempt, and where the loop pauses anyway: before it saves, and at the end.
+attempt, and where the loop pauses anyway: after evaluations, before it saves, and at the end.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
 from orchestrator.errors import LossNotFinite
 from orchestrator.plan import flops
-from orchestrator.types.run import Startup, Step
+from orchestrator.types.run import Evaluation, Startup, Step
 from trainers.contract import METRICS, Program
 
 
@@ -57,6 +57,7 @@ class Meter:
         self._peak_flops_per_s = peak_flops_per_s
         self._startup: Startup | None = startup
         self._pending: PendingStep | None = None
+        self._evaluation: Evaluation | None = None
         self._data_s = self._checkpoint_s = 0.0
         self._last_end = clock()
 
@@ -71,6 +72,18 @@ class Meter:
             metric.copy_to_host_async()
         self._measure_pending(with_memory=self._startup is not None)
         self._pending = PendingStep(index=index, metrics=metrics)
+
+    def evaluate(self, measure: Callable[[], Evaluation]) -> None:
+        """Wait for the step on the device, and measure the loss of held-out text after it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            raise ValueError("no step is on the device")
+        step = self._measured(pending, with_memory=False)
+        self._evaluation = measure()
+        self._last_end = self._clock()
+        if not math.isfinite(self._evaluation.loss):
+            raise LossNotFinite(f"step {step.index + 1}: its loss on held-out text is not finite")
+        self._emit(replace(step, evaluation=self._evaluation, peak_hbm_bytes=self._memory()))
 
     def flush(self) -> None:
         """Wait for the step on the device, if there is one, and measure it and the memory."""
@@ -99,6 +112,7 @@ class Meter:
             peak_hbm_bytes=self._memory() if with_memory else None,
             trainer_metrics={name: values[name] for name in values if name not in METRICS},
             startup=self._startup,
+            evaluation=self._evaluation,
             **rates,
         )
         self._startup, self._data_s, self._checkpoint_s = None, 0.0, 0.0

@@ -91,8 +91,8 @@ def follow_logs(
 def report(run: str, storage: str | Path = RUNS) -> "Report | ScalingReport | SweepReport":
     """A run, or a study, measured against predicted."""
     from orchestrator import journal
-    from orchestrator.lifecycle.pages import report_of_study
     from orchestrator.report import make_report
+    from orchestrator.study import report_of_study
 
     record = journal.find_run_or_study(Path(storage), run)
     if isinstance(record, journal.StudyJournal):

@@ -123,18 +123,20 @@ def diff(first: SpecSource, second: SpecSource) -> "PlanDiff":
     """The difference between the plans of two specs, decision by decision and line by line."""
     from orchestrator.plan.diff_plans import diff_plans
 
-    specs = _loaded(first), _loaded(second)
+    specs = _without_stages(_loaded(first)), _without_stages(_loaded(second))
     return diff_plans(specs, (plan(specs[0]), plan(specs[1])))
 
 
 def explain(spec: SpecSource, overrides: Sequence[str] = (), *, mfu: float = 0.4) -> "Explanation":
-    """The derivation of a spec's figures, formula by formula, beside published figures.
+    """The derivation of a spec's figures, formula by formula, beside published figures. With stages
+    it is about the one with most tokens.
 
     `mfu` is the model FLOPs utilization that the training time assumes.
     """
     from orchestrator.explain import explain
+    from orchestrator.plan.stages import longest_stage
 
-    return explain(_loaded(spec, overrides), mfu=mfu)
+    return explain(longest_stage(_loaded(spec, overrides)), mfu=mfu)
 
 
 def prove(
@@ -293,11 +295,14 @@ def study(
 
 
 def _without_stages(spec: "Spec") -> "Spec":
-    """The spec, which is to have one program."""
+    """The spec, which is to have one plan and one program."""
     from orchestrator.errors import SpecError
 
     if spec.experiment.stages:
-        raise SpecError(f"{spec.name} has stages, each with a program of its own: prove_stages")
+        raise SpecError(
+            f"{spec.name} has stages, each with a plan of its own: `orch plan`, `orch prove` and"
+            " `orch.prove_stages` show all"
+        )
     return spec
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.device_settings import without_device_settings
+from orchestrator.device_settings import emulated_devices, without_device_settings
 from orchestrator.errors import MeasurementFailed
-from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Measurements
@@ -89,12 +88,12 @@ def start(
     command: list[str], plan: Plan | None, number: int, folder: Path
 ) -> subprocess.Popen[bytes]:
     """Start one process; the first one's output goes into the log."""
-    # Without a plan the devices of this machine are measured, which TPU_ describes.
-    environment = without_device_settings(os.environ, keep=("TPU_",))
     if plan:
         command = [*command, str(number)]
-        environment |= rehearsal.environment(plan.devices_per_host)
+        environment = emulated_devices(os.environ, plan.devices_per_host)
         environment["MEGASCALE_SLICE_ID"] = str(number * plan.pods // plan.hosts)
+    else:  # the devices of this machine are measured, which TPU_ describes
+        environment = without_device_settings(os.environ, keep=("TPU_",))
     with (folder / LOG if number == 0 else Path(os.devnull)).open("wb") as log:
         return subprocess.Popen(
             command,

@@ -1,6 +1,7 @@
 """The driver of a run: it starts attempt after attempt until the run has ended."""
 
 import sys
+import traceback
 from dataclasses import dataclass, field
 from math import prod
 
@@ -44,7 +45,21 @@ def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None
     writer = claim_run(journal, resumes=resumes)
     redirect_output(journal.paths.driver_log(writer.number))
     with tracking.BackgroundRecorder(journal):
-        return run_to_end(Driver(writer, backend, pods))
+        code = run_to_end(Driver(writer, backend, pods))
+        run = journal.run()
+        if run.ended_at_s is not None and not run.rehearsal:  # its submitter keeps a rehearsal's
+            keep_report(journal)
+        return code
+
+
+def keep_report(journal: Journal) -> None:
+    """Keep the report with the run. Whatever is wrong with it, the run has ended as it has."""
+    from orchestrator.lifecycle import pages  # noqa: PLC0415  drawing takes imports that runs need not
+
+    try:
+        pages.keep_report(journal)
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
 
 
 def run_to_end(driver: "Driver") -> int:

@@ -79,6 +79,8 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
             peak_flops_per_s=_peak_flops_per_s(plan),
             data_progress=_data_progress(journal, submission.plan_digest),
             saves=saves,
+            evaluation=spec.run.evaluation,
+            progressed=beats.count_step,
         )
         train(plan, assignment)
 
@@ -125,6 +127,8 @@ def printed(
         if step.startup or clock() - printed_at_s >= PRINT_EVERY_S:
             printed_at_s = clock()
             print(f"step {step.index + 1}: {step.step_s:.3g} s, loss {step.loss:.4f}", flush=True)
+        if evaluation := step.own_evaluation:
+            print(f"step {step.index + 1}: held-out loss {evaluation.loss:.4f}", flush=True)
 
     return emit_and_print
 

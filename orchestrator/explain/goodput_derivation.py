@@ -3,7 +3,7 @@
 from orchestrator.explain.formula import Formula, Worksheet
 from orchestrator.goodput.inputs import SPEC
 from orchestrator.types.explanation import DerivationSection, Input
-from orchestrator.types.goodput import GoodputForecast
+from orchestrator.types.goodput import EvaluationCost, GoodputForecast
 from orchestrator.types.plan import Plan
 
 TITLE = "Goodput: the share of time that trains"
@@ -22,6 +22,16 @@ FORMULAS = (
     Formula("share of time in saves", "saving", "stepping * w / every", ""),
     Formula("goodput", "goodput", "stepping * (1 - missing)", ""),
 )
+WITH_EVALUATION = (
+    *FORMULAS[:-1],
+    Formula(
+        "share of steps and evaluations in steps",
+        "training",
+        "every_steps / (every_steps + as_steps)",
+        "",
+    ),
+    Formula("goodput", "goodput", "stepping * training * (1 - missing)", ""),
+)
 
 
 def goodput_section(plan: Plan) -> DerivationSection | None:
@@ -29,7 +39,8 @@ def goodput_section(plan: Plan) -> DerivationSection | None:
     forecast = plan.forecast.goodput
     if forecast.stated or forecast.seconds_between_failures is None:
         return None
-    return Worksheet(goodput_inputs(forecast)).section(TITLE, FORMULAS)
+    formulas = WITH_EVALUATION if forecast.inputs.evaluation else FORMULAS
+    return Worksheet(goodput_inputs(forecast)).section(TITLE, formulas)
 
 
 def goodput_inputs(forecast: GoodputForecast) -> tuple[Input, ...]:
@@ -45,10 +56,20 @@ def goodput_inputs(forecast: GoodputForecast) -> tuple[Input, ...]:
         ("write", save.write_s.value, "seconds", "storage_bytes_per_s"),
         ("every", forecast.every_s, "seconds between saves", ""),
         ("missing", inputs.missing_pods.value, "share of pods", "waiting_s"),
+        *evaluation_rows(inputs.evaluation),
     )
     return tuple(
         Input(symbol=symbol, value=value, meaning=meaning, source=source_of(forecast, key))
         for symbol, value, meaning, key in rows
+    )
+
+
+def evaluation_rows(cost: EvaluationCost | None) -> tuple[tuple[str, float, str, str], ...]:
+    if cost is None:
+        return ()
+    return (
+        ("every_steps", cost.every_steps, "steps between evaluations", ""),
+        ("as_steps", cost.in_steps, "steps that would take as long as an evaluation", ""),
     )
 
 

@@ -12,7 +12,7 @@ from orchestrator.catalog.recovery_times import RecoveryTime, recovery
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.uncertainty import changed, exactly, total
 from orchestrator.types.failure_options import FailureOptions
-from orchestrator.types.goodput import GoodputInputs, SaveCost, Uncertain
+from orchestrator.types.goodput import EvaluationCost, GoodputInputs, SaveCost, Uncertain
 from orchestrator.types.recovery import (
     SPARE_WAIT_S,
     heartbeat_interval_s,
@@ -60,7 +60,9 @@ class DailyFailures:
     sources: tuple[str, ...]
 
 
-def goodput_inputs(machines: Machines, run: RunOptions, state: State) -> GoodputInputs:
+def goodput_inputs(
+    machines: Machines, run: RunOptions, state: State, evaluation: EvaluationCost | None = None
+) -> GoodputInputs:
     """The inputs of a run on these machines with this state."""
     resources = machines.resources
     daily, save = daily_failures(machines), save_cost(machines, state)
@@ -92,6 +94,7 @@ def goodput_inputs(machines: Machines, run: RunOptions, state: State) -> Goodput
             "restart_s": (restart_source,),
             "storage_bytes_per_s": (storage(resources.failures)[1],),
         },
+        evaluation=evaluation,
     )
 
 

@@ -8,6 +8,7 @@ from orchestrator.goodput.odds import DEVIATIONS
 from orchestrator.goodput.renewal import Rhythm
 from orchestrator.goodput.uncertainty import exactly, with_causes
 from orchestrator.types.goodput import (
+    EvaluationCost,
     GoodputForecast,
     GoodputInputs,
     GoodputLine,
@@ -24,11 +25,12 @@ OTHERS = ("failures_per_day", "blocking_s", "write_s")
 def goodput_forecast(inputs: GoodputInputs, step_s: float, steps: int) -> GoodputForecast:
     """The goodput of a run of so many steps, each of which should take `step_s`."""
     rhythm = rhythm_of(inputs, {})
-    best_steps = best_every(rhythm, step_s, steps)
+    with_evaluation_s = step_s / (1 - rhythm.evaluating)
+    best_steps = best_every(rhythm, with_evaluation_s, steps)
     every = inputs.every_steps or best_steps
-    every_s = every * step_s
+    every_s = every * with_evaluation_s
     share = rhythm.share(every_s)
-    interval = with_causes(share, ends(inputs, every_s, steps * step_s), 1.0)
+    interval = with_causes(share, ends(inputs, every_s, steps * with_evaluation_s), 1.0)
     stated = inputs.stated
     if stated is not None:
         interval = exactly(stated)
@@ -38,12 +40,12 @@ def goodput_forecast(inputs: GoodputInputs, step_s: float, steps: int) -> Goodpu
         low=interval.low,
         high=interval.high,
         stated=stated is not None,
-        lines=() if stated is not None else tuple(lines(inputs, rhythm, every_s)),
+        lines=() if stated is not None else tuple(lines(inputs, rhythm, every_s, step_s)),
         seconds_between_failures=rhythm.between_failures_s if known else None,
         every_steps=every,
         every_s=every_s,
         best_every_steps=best_steps,
-        best=stated if stated is not None else rhythm.share(best_steps * step_s),
+        best=stated if stated is not None else rhythm.share(best_steps * with_evaluation_s),
         needed_bytes_per_s=inputs.save.bytes / every_s,
         inputs=inputs,
     )
@@ -62,7 +64,13 @@ def rhythm_of(inputs: GoodputInputs, instead: dict[str, float]) -> Rhythm:
         blocking_s=value("blocking_s", inputs.save.blocking_s),
         write_s=value("write_s", inputs.save.write_s),
         missing=value("missing_pods", inputs.missing_pods),
+        evaluating=evaluating_share(inputs.evaluation),
     )
+
+
+def evaluating_share(cost: EvaluationCost | None) -> float:
+    """The share of the time in steps and evaluations that evaluations take."""
+    return cost.in_steps / (cost.every_steps + cost.in_steps) if cost else 0.0
 
 
 def recovery_part(inputs: GoodputInputs, kind: LossKind) -> Uncertain:
@@ -105,7 +113,9 @@ def best_every(rhythm: Rhythm, step_s: float, steps: int) -> int:
     return max(min(best, steps), 1)
 
 
-def lines(inputs: GoodputInputs, rhythm: Rhythm, every_s: float) -> Iterator[GoodputLine]:
+def lines(
+    inputs: GoodputInputs, rhythm: Rhythm, every_s: float, step_s: float
+) -> Iterator[GoodputLine]:
     """All losses. With the share that trains they are one."""
     per_day = inputs.failures_per_day.value
     saving, share = rhythm.saving_share(every_s), rhythm.stepping_share(every_s)
@@ -118,6 +128,8 @@ def lines(inputs: GoodputInputs, rhythm: Rhythm, every_s: float) -> Iterator[Goo
         formula="stepping x blocking / every",
         inputs={"stepping": share, "blocking": blocks_s, "every": every_s},
     )
+    if inputs.evaluation:
+        yield evaluation_line(inputs.evaluation, share, rhythm.evaluating, step_s)
     if not per_day:
         return
     recovering = rhythm.recovering_share()
@@ -133,18 +145,40 @@ def lines(inputs: GoodputInputs, rhythm: Rhythm, every_s: float) -> Iterator[Goo
         sources=inputs.sources["storage_bytes_per_s"],
     )
     if missing := inputs.missing_pods.value:
+        trained = share * (1 - rhythm.evaluating)
         yield GoodputLine(
             kind="fewer_pods",
-            share=share * missing,
-            each_s=share * missing * DAY_S / struck,
+            share=trained * missing,
+            each_s=trained * missing * DAY_S / struck,
             per_day=struck,
-            formula="stepping x missing",
-            inputs={"stepping": share, "missing": missing},
+            formula="training x missing",
+            inputs={"training": trained, "missing": missing},
             sources=inputs.sources["waiting_s"],
         )
     for kind in RECOVERY:
         if recovery_part(inputs, kind).value:
             yield recovery_line(inputs, rhythm, kind)
+
+
+def evaluation_line(
+    cost: EvaluationCost, stepping: float, evaluating: float, step_s: float
+) -> GoodputLine:
+    """What evaluations take: their forward passes, at the rate of a step's FLOPs."""
+    each_s = cost.in_steps * step_s
+    return GoodputLine(
+        kind="evaluation",
+        share=stepping * evaluating,
+        each_s=each_s,
+        per_day=stepping * evaluating * DAY_S / each_s,
+        formula="batches x step x forward_flops / step_flops, every so many steps",
+        inputs={
+            "batches": cost.batches,
+            "step": step_s,
+            "forward_flops": cost.forward_flops,
+            "step_flops": cost.step_flops,
+            "every": cost.every_steps,
+        },
+    )
 
 
 def recovery_line(inputs: GoodputInputs, rhythm: Rhythm, kind: LossKind) -> GoodputLine:

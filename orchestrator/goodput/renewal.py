@@ -24,6 +24,7 @@ class Rhythm:
     """Seconds: between failures, of a recovery, that a save blocks, and until it counts.
 
     `missing` is the share of pods that a run goes on without, on average: a step then takes longer.
+    `evaluating` is the share of the time in steps and evaluations that the latter take.
     """
 
     between_failures_s: float
@@ -31,6 +32,7 @@ class Rhythm:
     blocking_s: float
     write_s: float
     missing: float = 0.0
+    evaluating: float = 0.0
 
     def blocks_s(self, interval_s: float) -> float:
         """How long steps wait for a save: also for the one before, where that is still written."""
@@ -38,10 +40,11 @@ class Rhythm:
 
     def share(self, interval_s: float) -> float:
         """The share of time that trains, with that many seconds of steps between saves."""
-        return max(self.stepping_share(interval_s) * (1 - self.missing), LEAST_SHARE)
+        training = (1 - self.evaluating) * (1 - self.missing)
+        return max(self.stepping_share(interval_s) * training, LEAST_SHARE)
 
     def stepping_share(self, interval_s: float) -> float:
-        """The share of time in steps that count, on however many pods."""
+        """The share of time in steps and evaluations that count, on however many pods."""
         blocks_s, between_s = self.blocks_s(interval_s), self.between_failures_s
         if between_s == inf:
             return interval_s / (interval_s + blocks_s)

@@ -8,6 +8,7 @@ from orchestrator.journal.run_state import RunState
 from orchestrator.types.run import (
     Attempt,
     AttemptReason,
+    Evaluation,
     ProcessIdentity,
     ReasonCode,
     RecentSteps,
@@ -45,6 +46,10 @@ class StepSummary:
     def steps_done(self) -> int:
         return self.last_steps[-1].step.index + 1 if self.last_steps else 0
 
+    @property
+    def evaluation(self) -> Evaluation | None:
+        return self.last_steps[-1].step.evaluation if self.last_steps else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
@@ -71,6 +76,12 @@ class Observation:
         """The steps of the newest attempt that did one."""
         stepped = [number for number, summary in self.steps.items() if summary.last_steps]
         return self.steps[max(stepped)] if stepped else StepSummary()
+
+    @property
+    def newest_evaluation(self) -> Evaluation | None:
+        """The newest evaluation, of the newest attempt that has one."""
+        of_attempts = [self.steps[number].evaluation for number in sorted(self.steps, reverse=True)]
+        return next((one for one in of_attempts if one), None)
 
 
 def build_run(key: str, journal: str, state: RunState, observed: Observation) -> Run:
@@ -102,6 +113,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         steps=submission.steps,
         steps_done=steps.steps_done,
         last_step=last,
+        evaluation=observed.newest_evaluation,
         since_last_step_s=max(0.0, observed.now_s - last.at_s) if last else None,
         since_last_heartbeat_s=silence_s(state, observed),
         recent=recent_steps(steps.last_steps),

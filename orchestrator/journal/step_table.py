@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from orchestrator.journal import line_files, step_log
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types import codec
-from orchestrator.types.run import Attempt, Startup, TimedStep, WrittenSteps
+from orchestrator.types.run import Attempt, Evaluation, Startup, TimedStep, WrittenSteps
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+T = TypeVar("T")
 Mask = NDArray[np.bool_]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -36,6 +37,7 @@ class _Step(msgspec.Struct, gc=False):
     mfu: float | None = None
     peak_hbm_bytes: Count | None = None
     startup: Startup | None = None
+    evaluation: Evaluation | None = None
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -50,7 +52,8 @@ _LINES = msgspec.json.Decoder(_Line)
 class StepTable:
     """Steps, a row for each, in the order in which they were done. What is unknown is NaN.
 
-    `startups` has that of the first step of an attempt, by its row.
+    `startups` has that of the first step of an attempt, by its row, and `evaluations` those after a
+    step, by its row.
     """
 
     at_s: Floats
@@ -64,6 +67,7 @@ class StepTable:
     mfu: Floats
     peak_hbm_bytes: Floats
     startups: Mapping[int, Startup]
+    evaluations: Mapping[int, Evaluation]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -79,17 +83,27 @@ class StepTable:
         """The table of some rows, given by a mask or by their numbers."""
         if chosen.dtype == bool and chosen.all():
             return self
-        numbers = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        numbers: Integers = np.asarray(np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
         columns = {name: getattr(self, name)[numbers] for name in COLUMNS}
-        startups = {
-            int(place): startup
-            for row, startup in self.startups.items()
-            for place in np.flatnonzero(numbers == row)
-        }
-        return replace(self, **columns, startups=startups)
+        return replace(
+            self,
+            **columns,
+            startups=_of_rows(self.startups, numbers),
+            evaluations=_of_rows(self.evaluations, numbers),
+        )
 
 
-COLUMNS = tuple(field.name for field in fields(StepTable) if field.name != "startups")
+def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:
+    """What some rows of a table have, by their places among these rows."""
+    if not by_row or not len(numbers):
+        return {}
+    places = np.full(max(int(numbers.max()), *by_row) + 1, -1)
+    places[numbers] = np.arange(len(numbers))
+    return {int(places[row]): one for row, one in by_row.items() if places[row] >= 0}
+
+
+BY_ROW = ("startups", "evaluations")
+COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in BY_ROW)
 OF_STEPS = COLUMNS[1:]  # in the order of a `_Step`
 INTEGERS = ("index", "tokens")
 
@@ -109,12 +123,14 @@ def joined(tables: Iterable[StepTable]) -> StepTable:
     if not parts:
         return table_of(())
     startups: dict[int, Startup] = {}
+    evaluations: dict[int, Evaluation] = {}
     before = 0
     for part in parts:
         startups |= {before + row: startup for row, startup in part.startups.items()}
+        evaluations |= {before + row: one for row, one in part.evaluations.items()}
         before += len(part)
     columns = {name: np.concatenate([getattr(one, name) for one in parts]) for name in COLUMNS}
-    return StepTable(**columns, startups=startups)
+    return StepTable(**columns, startups=startups, evaluations=evaluations)
 
 
 def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[str]]:
@@ -169,7 +185,8 @@ def _decoded(lines: bytes) -> list[_Line]:
 
 def _line_of(timed: TimedStep) -> _Line:
     values = {name: getattr(timed.step, name) for name in OF_STEPS}
-    return _Line(timed.at_s, _Step(**values, startup=timed.step.startup))
+    step = timed.step
+    return _Line(timed.at_s, _Step(**values, startup=step.startup, evaluation=step.evaluation))
 
 
 class _Rows:
@@ -178,6 +195,7 @@ class _Rows:
     def __init__(self) -> None:
         self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
         self._startups: dict[int, Startup] = {}
+        self._evaluations: dict[int, Evaluation] = {}
         self._rows = 0
 
     def add(self, lines: Sequence[_Line]) -> None:
@@ -188,6 +206,12 @@ class _Rows:
             self._parts[name].append(_column(name, list(map(attrgetter(name), steps))))
         opening = enumerate(map(attrgetter("startup"), steps), self._rows)
         self._startups |= {row: startup for row, startup in opening if startup}
+        evaluated = enumerate(map(attrgetter("evaluation"), steps), self._rows)
+        self._evaluations |= {
+            row: one
+            for row, one in evaluated
+            if one and one.steps_done == steps[row - self._rows].index + 1
+        }
         self._rows += len(lines)
 
     def done(self) -> StepTable:
@@ -196,7 +220,7 @@ class _Rows:
         for name in COLUMNS:
             empty = _column(name, [])
             columns[name] = np.concatenate([empty, *self._parts.pop(name)])
-        return StepTable(**columns, startups=self._startups)
+        return StepTable(**columns, startups=self._startups, evaluations=self._evaluations)
 
 
 def _column(name: str, values: list[Any]) -> NDArray[Any]:

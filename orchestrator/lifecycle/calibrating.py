@@ -34,7 +34,7 @@ def calibrated_rehearsal(
     stored = stored_profile(rehearsal.plan)
     if stored is None:
         with task(progress, TASK):
-            progress(Stage(task=TASK, stage="a minute for a new shape, more if it is busy"))
+            progress(Stage(task=TASK, stage="a step with few layers, about a minute"))
             stored = measure_plan(rehearsal.plan)
     document = to_pretty_json(stored.profile).encode()
     plan = with_profile(rehearsal.plan, stored.profile)

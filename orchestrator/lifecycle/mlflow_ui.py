@@ -22,7 +22,7 @@ from orchestrator.tracking.mlflow import server
 from orchestrator.tracking.mlflow.moved_database import mend
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
-from orchestrator.tracking.mlflow.views import links, set_views, views
+from orchestrator.tracking.mlflow.views import links, set_views, views, views_with_runs
 from orchestrator.types.progress_events import (
     ExperimentViews,
     NonFatalProblem,
@@ -114,7 +114,8 @@ def ready(address: str, places: list[Destination], progress: Progress, *, served
         try:
             store = Store(place)
             set_views(store, shipped)
-            of_experiment = tuple(links(address, store.experiment, shipped))
+            filled = views_with_runs(store, shipped)
+            of_experiment = tuple(links(address, store.experiment, filled))
         except NotRecorded as error:
             progress(NonFatalProblem(message=f"the comparisons are not set up: {error}"))
             of_experiment = ()

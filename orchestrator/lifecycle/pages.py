@@ -1,7 +1,6 @@
 """Write the report of a run or a study as one HTML page."""
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from orchestrator.render.page import (
     sweep_page,
 )
 from orchestrator.report import report_and_steps
-from orchestrator.study import TrialRun, make_scaling_report, make_sweep_report, read_trial_runs
-from orchestrator.study.trial_losses import trial_losses
+from orchestrator.study import read_trial_runs, report_of_runs
+from orchestrator.tracking.mlflow.tracking_uri import run_link
 from orchestrator.types.offers import Offers
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -37,19 +36,6 @@ class Page:
     path: Path
     report: Report | ScalingReport | SweepReport
     problems: tuple[str, ...] = ()
-
-
-def report_of_study(study: StudyJournal) -> ScalingReport | SweepReport:
-    """The measured scaling of a study beside the predicted one, or the losses of a sweep."""
-    return report_of_runs(study, read_trial_runs(study))
-
-
-def report_of_runs(study: StudyJournal, runs: Sequence[TrialRun]) -> ScalingReport | SweepReport:
-    """The report of a study by its kind."""
-    of = study.submission().study
-    if of.kind == "sweep":
-        return make_sweep_report(study.key, of, runs, trial_losses(study), study.stops())
-    return make_scaling_report(study.key, of, runs)
 
 
 def write_run_page(journal: Journal, out: Path | None = None) -> Page:
@@ -98,8 +84,15 @@ def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
         rehearsed=journal.full_plan(run) if run.rehearses else None,
         proof=proof,
         steps=steps,
+        mlflow=run_link(run.tracking) if run.tracking else None,
     )
     return run_page(page), found
+
+
+def keep_report(journal: Journal) -> None:
+    """Write the page of a run that has ended into its directory; its recorder sends it on."""
+    text, _ = page_of(journal, _proof(journal)[0])
+    _write(journal.path / PAGE, text)
 
 
 def _proof(journal: Journal) -> tuple[Proof | None, str | None]:

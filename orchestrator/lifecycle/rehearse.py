@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import tracking
-from orchestrator.errors import Superseded
+from orchestrator.errors import OrchError, Superseded
 from orchestrator.journal import Journal, RunRequest, Writer, create_run, request_cancel
 from orchestrator.launch.backend import LocalCluster, find_backend
 from orchestrator.lifecycle.follow import RunWatch
@@ -59,6 +59,17 @@ def run_rehearsal(
         error = drive(writer.journal, rehearsal.plan, signals, progress)
     _end_without_driver(writer, error, interrupted=bool(signals))
     return writer.run()
+
+
+def keep_report(journal: Journal) -> None:
+    """Keep the page of a rehearsal that did any step, and record it with the run."""
+    from orchestrator.lifecycle import pages, recording  # noqa: PLC0415  drawing takes imports
+
+    if not journal.run().steps_done:
+        return
+    with suppress(OrchError):  # the run has ended as it has; `orch report` says what is wrong
+        pages.keep_report(journal)
+        recording.record_files(journal)
 
 
 def _end_without_driver(writer: Writer, error: str | None, *, interrupted: bool) -> None:

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from orchestrator.journal import StudyJournal, find_run_or_study
-from orchestrator.lifecycle.pages import Page, report_of_study
+from orchestrator.lifecycle.pages import Page
 from orchestrator.render.next_commands import run_command
 from orchestrator.render.runs_screen import study_runs_screen
 from orchestrator.render.status_screen import next_run_command, status_screen
 from orchestrator.render.study_screens import study_report_screen, verdict_text
+from orchestrator.study import report_of_study
 from orchestrator.types.run import Status
 from orchestrator.types.study import StudyStatus
 

@@ -95,6 +95,7 @@ class RehearsalRunner:
         with interruptible("preparing the rehearsal"):
             run = self._run(study, trial)
         tracked = recording.tracked_at_end(Journal(Path(run.journal)))
+        rehearse.keep_report(Journal(Path(run.journal)))
         self.caller.progress(TrialEnded(run=run, tracked=tracked))
         return run
 

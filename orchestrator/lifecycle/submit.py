@@ -134,6 +134,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     caller.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proofs, provenance, options.key, progress)
     tracked = recording.tracked_at_end(Journal(Path(run.journal)))
+    rehearse.keep_report(Journal(Path(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
     return run
 

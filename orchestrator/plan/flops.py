@@ -270,6 +270,19 @@ def attention_recompute_flops(layout: Layout) -> Number:
     return attention_forward_flops(layout) * layout.remat.share(RESULT, "recompute")
 
 
+def forward_flops(layout: Layout) -> Number:
+    """All matmuls of a forward pass without a backward pass."""
+    passes = 1 + BACKWARD_OVER_FORWARD
+    of_experts = expert_padding_flops(layout) + expert_imbalance_flops(layout)
+    return (
+        blocks_forward_flops(layout)
+        + attention_forward_flops(layout)
+        + unembedding_forward_flops(layout)
+        + padding_forward_flops(layout)
+        + of_experts / passes
+    )
+
+
 def unembedding_forward_flops(layout: Layout) -> Number:
     """Logits: 2 tokens D V."""
     return matmul_flops(layout, layout.table_elements - layout.table_padding_elements)

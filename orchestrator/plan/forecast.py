@@ -18,8 +18,8 @@ from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.memory import phases
 from orchestrator.plan.step_work import step_work
-from orchestrator.plan.time import StepTime, device_peak, step_time, time_lines
-from orchestrator.types.goodput import GoodputForecast, GoodputInputs
+from orchestrator.plan.time import StepTime, device_peak, math_lines, step_time, time_lines
+from orchestrator.types.goodput import EvaluationCost, GoodputForecast, GoodputInputs
 from orchestrator.types.plan import (
     Estimate,
     Extrapolation,
@@ -29,6 +29,7 @@ from orchestrator.types.plan import (
     MemoryPhase,
     SoftwareRuns,
 )
+from orchestrator.types.run_options import EvaluationOptions
 from orchestrator.types.spec import Resources, Spec
 
 
@@ -145,7 +146,19 @@ def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:
         bytes=round(size * flops.parameters(layout.model)),
         bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
     )
-    return goodput_inputs(machines, spec.run, state)
+    return goodput_inputs(machines, spec.run, state, evaluation_cost(layout, spec.run.evaluation))
+
+
+def evaluation_cost(layout: Layout, options: EvaluationOptions | None) -> EvaluationCost | None:
+    """The forward passes of an evaluation, beside the FLOPs of a step."""
+    if options is None:
+        return None
+    return EvaluationCost(
+        every_steps=options.every,
+        batches=ceil(options.sequences / int(layout.sequences)),
+        forward_flops=plain(flops.forward_flops(layout)),
+        step_flops=plain(sum(line.inputs["flops"] for line in math_lines(layout))),
+    )
 
 
 def typical(step_s: Estimate) -> float:

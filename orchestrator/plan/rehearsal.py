@@ -18,6 +18,7 @@ from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.plan import Plan
+from orchestrator.types.run_options import EvaluationOptions
 from orchestrator.types.spec import (
     Batch,
     DataSource,
@@ -40,13 +41,6 @@ D_MODEL = 128
 HEAD_DIM = 16
 FEWEST_EXPERTS = 8
 SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
-# Without these glibc returns memory to the system after each step, and the system clears it again
-# page by page: a sixth of a small step, which no chip takes.
-MEMORY_SETTINGS = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**40),
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-}
 # The axes that get more than one device first, if there are too few for all.
 PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
@@ -59,12 +53,6 @@ class Rehearsal:
     plan: Plan
     steps: int
     changes: tuple[str, ...]
-
-
-def environment(devices: int) -> dict[str, str]:
-    """The environment of a process that emulates that many devices."""
-    count = f"--xla_force_host_platform_device_count={devices}"
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count, **MEMORY_SETTINGS}
 
 
 def rehearse(
@@ -100,6 +88,7 @@ def rehearse(
             spec.run,
             steps=steps,
             checkpoint=replace(spec.run.checkpoint, every=max(steps // SAVES, 1)),
+            evaluation=_evaluation(spec.run.evaluation, experiment, steps),
         ),
     )
     copy = make_plan(small)
@@ -277,6 +266,19 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         compiler_options={},
         data=full.data if same_vocab else DataSource(separator=_separator(full.data, model)),
         start=full.start if _is_small(plan) else None,
+    )
+
+
+def _evaluation(
+    full: EvaluationOptions | None, experiment: Experiment, steps: int
+) -> EvaluationOptions | None:
+    """Evaluations of a batch, as often as saves; of synthetic text where that is trained on."""
+    sources = (experiment.data, *(stage.data for stage in experiment.stages))
+    return full and replace(
+        full,
+        path=full.path if any(one.kind == "tokens" for one in sources) else None,
+        every=min(full.every, max(steps // SAVES, 1)),
+        sequences=min(full.sequences, experiment.batch.sequences),
     )
 
 

@@ -17,6 +17,15 @@ def stage_specs(spec: Spec) -> list[Spec]:
     return [_stage_spec(spec, stage) for stage in spec.experiment.stages]
 
 
+def longest_stage(spec: Spec) -> Spec:
+    """The stage with most tokens as a spec, with its number in its name; or a spec without any."""
+    specs = stage_specs(spec)
+    if not specs:
+        return spec
+    number, longest = max(enumerate(specs, start=1), key=lambda one: one[1].experiment.tokens)
+    return replace(longest, name=f"{spec.name}, stage {number} of {len(specs)}")
+
+
 def _stage_spec(spec: Spec, stage: TrainingStage) -> Spec:
     experiment = replace(
         spec.experiment,

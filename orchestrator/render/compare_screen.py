@@ -149,6 +149,8 @@ def different_experiments(reports: Sequence[Report]) -> str:
 
 def verdict(reports: Sequence[Report]) -> str:
     """Return which run is the fastest, where they can be compared."""
+    if not reports:
+        return "Compare: the study has no run yet."
     measured = [(one, one.measured) for one in reports if one.measured]
     missing = len(reports) - len(measured)
     if missing:

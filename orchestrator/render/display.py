@@ -35,7 +35,7 @@ class Display:
                 self.status.update(self.text.stage(event))
                 self.say_stage(f"{event.task}: {event.stage}")
             case events.UnitsDone():
-                self.status.update(self.text.count(event))
+                self.status.update(self.text.count(event), share_of(event.done, event.total))
                 self.say_count(event)
             case events.TaskEnded():
                 self.status.clear()
@@ -48,7 +48,7 @@ class Display:
                 for line in self.text.lines(event):
                     with self.status.hidden():
                         echo(line)
-                self.status.update(self.text.status)
+                self.status.update(self.text.status, self.text.share)
 
     def say_stage(self, text: str) -> None:
         if not self.status.live and text != self.stage:
@@ -59,6 +59,10 @@ class Display:
         if not self.status.live and time.monotonic() - self.counted_at_s >= COUNT_EVERY_S:
             echo(self.text.count(event), err=True)
             self.counted_at_s = time.monotonic()
+
+
+def share_of(done: int, total: int | None) -> float | None:
+    return done / total if total else None
 
 
 def say_end(event: object) -> None:

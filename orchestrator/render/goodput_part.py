@@ -24,6 +24,7 @@ LOSSES: dict[LossKind, str] = {
     "waiting": "waiting for a slice",
     "restart": "starting processes",
     "restore": "restoring",
+    "evaluation": "evaluating",
     "fewer_pods": "running on fewer pods",
     "stage_changes": "changes of stages",
 }

@@ -41,6 +41,7 @@ class ProgressText:
 
     def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
         self.other_plans, self.detach, self.status = other_plans, detach, ""
+        self.share: float | None = None  # of the run that is followed
         self.task, self.started_s, self.shown_at_s = "", 0.0, 0.0
         self.attempt, self.state = 0, ("", "")
 
@@ -120,11 +121,12 @@ class ProgressText:
             case progress_events.FollowStarted(task=task, attempts=attempts):
                 self.task, self.attempt, self.state = task, attempts, ("", "")
                 self.started_s, self.shown_at_s = time.monotonic(), 0.0
-                self.status = f"{task}: {run_lines.WAITING_FOR_DRIVER}"
+                self.status, self.share = f"{task}: {run_lines.WAITING_FOR_DRIVER}", None
             case progress_events.NodesUp(up=up, total=total):
                 return [f"node {up} of {total} is up"]
             case progress_events.RunUpdate(run=run, steps=steps):
                 self.status = f"{self.task}: {run_lines.waiting_for(run)}"
+                self.share = run.steps_done / run.steps if run.steps_done else None
                 return [*self._new_state(run), *self._new_attempt(run), *self._new(steps, run)]
             case progress_events.StopSent(how=how):
                 return [STOPPING[how]]

@@ -23,6 +23,7 @@ CAUSES: dict[Badput, str] = {
     "data_loading_sync": "waiting for data",
     "unproductive_checkpoint_save_time": "saving checkpoints",
     "unproductive_checkpoint_restore_time": "restoring checkpoints",
+    "evaluation": "evaluating held-out text",
     "wasted_progress_from_disruption": "repeated steps",
     "infrastructure_recovery_from_disruption": "recovering from disruptions",
     "other": "everything else",

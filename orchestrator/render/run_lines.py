@@ -16,7 +16,10 @@ WAITING: dict[State, str] = {
 
 def step_line(one: Step, steps: int) -> str:
     width = len(str(steps))
-    return f"step {one.index + 1:{width}} of {steps}  loss {one.loss:.4f}  {seconds(one.step_s)}"
+    held_out = one.own_evaluation
+    more = f"  held-out loss {held_out.loss:.4f}" if held_out else ""
+    took = seconds(one.step_s)
+    return f"step {one.index + 1:{width}} of {steps}  loss {one.loss:.4f}  {took}{more}"
 
 
 def startup_line(one: Step) -> str | None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from orchestrator.formatting import count, counted, elapsed, percent, seconds
+from orchestrator.formatting import count, counted, elapsed, percent, seconds, to_digits
 from orchestrator.journal.run_logs import list_logs
 from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.render.next_commands import run_command
@@ -21,7 +21,7 @@ from orchestrator.render.screen_parts import (
     warning,
 )
 from orchestrator.types.codec import short
-from orchestrator.types.run import LIVE, Attempt, Run, Status
+from orchestrator.types.run import LIVE, Attempt, Evaluation, Run, Status
 
 ERROR_WIDTH = 100
 
@@ -45,6 +45,7 @@ def facts(status: Status) -> list[Part]:
     rows = [
         ("why", first_line(status.detail)),
         ("steps", steps(status)),
+        ("held-out", held_out(status.evaluation)),
         ("pods", pods(status)),
         ("step time", step_time(status)),
         ("MFU", mfu_and_forecast(status)),
@@ -68,6 +69,15 @@ def steps(status: Status) -> str:
     if status.since_last_step_s is not None:
         text += f", the last {elapsed(status.since_last_step_s)} ago"
     return text
+
+
+def held_out(newest: Evaluation | None) -> str | None:
+    """Return the newest loss and perplexity of held-out text."""
+    if newest is None:
+        return None
+    perplexity = to_digits(newest.perplexity, 4)
+    after = f"after step {count(newest.steps_done)}, took {seconds(newest.evaluation_s)}"
+    return f"loss {newest.loss:.4f}, perplexity {perplexity}, {after}"
 
 
 def pods(status: Status) -> str:

@@ -14,7 +14,7 @@ from orchestrator.report.stage_reports import rows_of, stage_reports, stage_tota
 from orchestrator.report.where_time_went import goodput
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.report import MemoryReport, NotCompared, Report
+from orchestrator.types.report import EvaluationReport, MemoryReport, NotCompared, Report
 from orchestrator.types.run import Run
 
 SCHEMA = 5
@@ -75,6 +75,7 @@ def compare_run(
         attempts=len(run.attempts),
         first_loss=float(counted.loss[0]) if len(counted) else None,
         last_loss=float(counted.loss[-1]) if len(counted) else None,
+        evaluation=evaluations(counted_steps(steps)),
         forecast=prediction_of(plan),
         measured=measured,
         not_compared=not_compared,
@@ -88,6 +89,15 @@ def compare_run(
         stage_totals=stage_totals(stages),
         problems=run.problems,
     )
+
+
+def evaluations(steps: StepTable) -> EvaluationReport | None:
+    """The evaluations of all steps that count; None where there is none."""
+    made = [steps.evaluations[row] for row in sorted(steps.evaluations)]
+    if not made:
+        return None
+    best = min(made, key=lambda one: one.loss)
+    return EvaluationReport(count=len(made), first=made[0], best=best, last=made[-1])
 
 
 def _memory(run: Run, plan: Plan, steps: StepTable, proof: Proof | None) -> MemoryReport:

@@ -50,7 +50,8 @@ def _count_startup(account: _Account, attempt: Attempt, table: StepTable, usual_
     for row, startup in table.startups.items():
         first_s = float(table.step_s[row])
         if row == 0:
-            before_s = float(table.at_s[0]) - first_s - attempt.started_at_s
+            evaluated_s = sum(one.evaluation_s for at, one in table.evaluations.items() if at == 0)
+            before_s = float(table.at_s[0]) - evaluated_s - first_s - attempt.started_at_s
             account.add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
         restores = startup.steps_done > 0
         state: Badput = "unproductive_checkpoint_restore_time" if restores else "training_prep"
@@ -62,6 +63,12 @@ def _count_steps(account: _Account, table: StepTable, usual_s: float, counted: M
     """The steps; of the first of an attempt, only as long as a usual one takes."""
     step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
     account.add("wasted_progress_from_disruption", float(step_s[~counted].sum()))
+    evaluations = table.evaluations.items()
+    account.add(
+        "wasted_progress_from_disruption",
+        sum(one.evaluation_s for row, one in evaluations if not counted[row]),
+    )
+    account.add("evaluation", sum(one.evaluation_s for row, one in evaluations if counted[row]))
     data_s, saving_s = table.data_s[counted], table.checkpoint_s[counted]
     account.add("data_loading_sync", float(np.maximum(data_s, 0.0).sum()))
     account.add("unproductive_checkpoint_save_time", float(np.maximum(saving_s, 0.0).sum()))

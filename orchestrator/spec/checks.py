@@ -20,7 +20,7 @@ LATENT_KEYS = ("kv_rank", "nope_dim", "rope_dim", "value_dim")
 # What latent attention does not have → what it is without.
 UNLIKE_LATENT = {"qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
 MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
-PATHS = ("run.storage", "experiment.start.huggingface")
+PATHS = ("run.storage", "run.evaluation.path", "experiment.start.huggingface")
 PLUGINS = (
     ("run.trainer", "unknown-trainer", plugins.trainer_entry_point),
     ("cluster.backend", "unknown-backend", plugins.backend_entry_point),
@@ -74,6 +74,18 @@ def _data_is_consistent(spec: ResolvedSpec) -> None:
     keys = ("kind", "path", "separator")
     data = {key: spec[f"experiment.data.{key}"] for key in keys}
     _report(spec, "experiment", data_faults(spec, data))
+
+
+def _evaluation_has_its_path(spec: ResolvedSpec) -> None:
+    """One that trains on tokens, in any stage, is evaluated on tokens."""
+    key, path = "run.evaluation.path", spec["run.evaluation.path"]
+    stages = [one for one in spec["experiment.stages"] or () if isinstance(one, dict)]
+    sources = [one["data"] for one in stages if isinstance(one.get("data"), dict)]
+    kinds = {spec["experiment.data.kind"], *(one.get("kind") for one in sources)}
+    if "tokens" in kinds and path is None and spec["run.evaluation"] is not None:
+        spec.report(key, "data-path-missing")
+    if "tokens" not in kinds and path is not None:
+        spec.report(key, "data-path-unused")
 
 
 def data_faults(spec: ResolvedSpec, data: dict[str, Any]) -> Iterator[Fault]:
@@ -251,6 +263,7 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fill_a_batch,
     _learning_rate_falls,
     _data_is_consistent,
+    _evaluation_has_its_path,
     _paths_are_of_a_file_system,
     _remat_names_tensors_of_the_model,
     _pods_are_in_order,

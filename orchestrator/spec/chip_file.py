@@ -98,7 +98,7 @@ def _node(value: Any, path: tuple[str, ...], positions: Positions) -> Node:
     if isinstance(value, dict):
         return _mapping(value, path, positions)
     if isinstance(value, list):
-        return Sequence(place, tuple(_node(item, path, positions) for item in value))
+        return Sequence(place, [_node(item, path, positions) for item in value])
     if isinstance(value, str):
         return Scalar(place, value, plain=False)
     return Scalar(place, str(value).lower() if isinstance(value, bool) else str(value), plain=True)

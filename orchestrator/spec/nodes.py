@@ -64,7 +64,7 @@ class Mapping:
 @dataclass(frozen=True)
 class Sequence:
     place: SpecPosition
-    items: tuple["Node", ...]
+    items: list["Node"]
 
 
 Node = Scalar | Mapping | Sequence | Broken
@@ -126,7 +126,7 @@ class _Builder:
         if isinstance(event, yaml.ScalarEvent):
             return Scalar(place, event.value, plain=not event.style)
         if isinstance(event, yaml.SequenceStartEvent):
-            return Sequence(place, tuple(self._items(depth)))
+            return Sequence(place, list(self._items(depth)))
         return self._mapping(place, depth)
 
     def _items(self, depth: int) -> Iterator[Node]:

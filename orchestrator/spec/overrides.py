@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from orchestrator.spec.expectations import shown
 from orchestrator.spec.nodes import Broken, Entry, Mapping, Node, Scalar, parse_value
+from orchestrator.spec.nodes import Sequence as Items
 from orchestrator.spec.problem import Problem, SpecPosition, SpecProblems, SpecText
 
 FLAG = "--set"
@@ -39,11 +40,22 @@ def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> li
     for depth, key in enumerate(keys):
         if isinstance(inside, Broken):
             return []
+        entered = value if depth == len(keys) - 1 else None
+        if isinstance(inside, Items) and key.isdigit() and int(key) < len(inside.items):
+            inside = _enter_item(inside, int(key), entered)
+            continue
         if not isinstance(inside, Mapping):
             return [_no_mapping(place, keys[:depth], inside)]
         place = _at(start, len(".".join(keys[:depth])) + (depth > 0))
-        inside = _enter(inside, key, place, value if depth == len(keys) - 1 else None)
+        inside = _enter(inside, key, place, entered)
     return []
+
+
+def _enter_item(items: Items, number: int, value: Node | None) -> Node:
+    """Put the value in place of an entry of a list, counted from 0, or go on to the one there."""
+    node = value or items.items[number]
+    items.items[number] = node
+    return node
 
 
 def _enter(mapping: Mapping, key: str, place: SpecPosition, value: Node | None) -> Node:

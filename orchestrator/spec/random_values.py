@@ -58,7 +58,7 @@ def random_key(key: str, node: Node) -> RandomKey | Problem:
     items = entry.node.items if isinstance(entry.node, nodes.Sequence) else ()
     for distribution in get_args(Distribution):
         if name == distribution == "choice" and items:
-            return RandomKey(key, entry.node.place, distribution, choices=items)
+            return RandomKey(key, entry.node.place, distribution, choices=tuple(items))
         if name == distribution and (bounds := _bounds(items)):
             if bounds[0] < bounds[1] and (name == "uniform" or bounds[0] > 0):
                 return RandomKey(key, entry.node.place, distribution, bounds)

@@ -10,8 +10,9 @@ from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.spec.notation import AUTO
 from orchestrator.spec.schema import KEYS_IN_FILES
+from orchestrator.spec.stages import SCHEDULE
 from orchestrator.types.model import Model
-from orchestrator.types.spec import Pods, Spec
+from orchestrator.types.spec import Pods, Spec, TrainingStage
 
 LINE = 10_000  # a text is never wrapped
 COMPUTED_KEYS = ("chip_definition", "overrides")
@@ -56,6 +57,27 @@ def _section(value: Any) -> dict[str, Any]:
     }
 
 
+def _stages(stages: Sequence[TrainingStage]) -> list[dict[str, Any]]:
+    """Every stage with what changes in it; the first is as the experiment."""
+    return [_stage(one, stages[max(n - 1, 0)]) for n, one in enumerate(stages)]
+
+
+def _stage(stage: TrainingStage, before: TrainingStage) -> dict[str, Any]:
+    written: dict[str, Any] = {"tokens": stage.tokens}
+    for section in ("batch", "optimizer", "data"):
+        now, earlier = getattr(stage, section), getattr(before, section)
+        keys = [
+            key.name for key in fields(now) if getattr(now, key.name) != getattr(earlier, key.name)
+        ]
+        if section == "optimizer" and stage.restarts_schedule:
+            keys += [key for key in SCHEDULE if key not in keys]
+        if section == "data" and keys:
+            keys = [key.name for key in fields(now) if getattr(now, key.name) is not None]
+        if keys:
+            written[section] = {key: _written(key, getattr(now, key)) for key in keys}
+    return written
+
+
 def _default(key: Field[Any]) -> Any:
     if key.default_factory is not MISSING:
         return key.default_factory()
@@ -72,7 +94,7 @@ def _written(key: str, value: Any) -> Any:
     if is_dataclass(value):
         return _section(value)
     if isinstance(value, tuple):
-        return list(value)
+        return _stages(value) if key == "stages" else list(value)
     if value is None:  # a default is left out: only what a plan chooses is written so
         return AUTO
     return f"{value:g}s" if key in KEYS_IN_FILES else value

@@ -46,8 +46,8 @@ def varied_keys(vary: Entry) -> tuple[list[VariedKey], list[Problem]]:
             sections = ", ".join(SECTIONS)
             faults.append(place.problem("vary-key", f"study.vary.{key}", expected=sections))
         elif isinstance(node, Sequence) and node.items:
-            faults += _repeated(key, node.items)
-            varied.append(VariedKey(key, place, node.items))
+            faults += _repeated(key, tuple(node.items))
+            varied.append(VariedKey(key, place, tuple(node.items)))
         elif isinstance(found := random_key(key, node), RandomKey):
             varied.append(VariedKey(key, place, random=found))
         else:

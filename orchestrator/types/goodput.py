@@ -6,7 +6,7 @@ from typing import Literal
 # Where time goes that trains nothing. `fewer_pods`: what a run on fewer pods does not do meanwhile.
 LossKind = Literal[
     "saving", "lost_steps", "detection", "waiting", "restart", "restore", "fewer_pods",
-    "stage_changes",
+    "stage_changes", "evaluation",
 ]  # fmt: skip
 
 
@@ -36,6 +36,23 @@ class SaveCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationCost:
+    """An evaluation every so many steps: `batches` of forward passes, each with `forward_flops` of
+    the `step_flops` that a device executes in a step.
+    """
+
+    every_steps: int
+    batches: int
+    forward_flops: float
+    step_flops: float
+
+    @property
+    def in_steps(self) -> float:
+        """The steps that would take as long: FLOPs of a forward pass take as long as others."""
+        return self.batches * self.forward_flops / self.step_flops
+
+
+@dataclass(frozen=True, kw_only=True)
 class GoodputInputs:
     """What a forecast of goodput starts from; the seconds of a step come on top.
 
@@ -62,6 +79,7 @@ class GoodputInputs:
     failures_known: bool
     assumed: bool
     sources: dict[str, tuple[str, ...]]
+    evaluation: EvaluationCost | None = None
 
     @property
     def rented(self) -> float:

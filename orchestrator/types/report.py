@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.types.outlook import Outlook
-from orchestrator.types.run import Prediction, State, StateReason
+from orchestrator.types.run import Evaluation, Prediction, State, StateReason
 
 PredictionKind = Literal["lower", "expected", "unoverlapped"]
 
@@ -15,7 +15,8 @@ NotCompared = Literal["cpu_rehearsal"]
 Badput = Literal[
     "tpu_initialization", "training_prep", "program_startup", "data_loading_sync",
     "unproductive_checkpoint_save_time", "unproductive_checkpoint_restore_time",
-    "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption", "other",
+    "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption", "evaluation",
+    "other",
 ]  # fmt: skip
 
 
@@ -122,6 +123,16 @@ class MemoryReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationReport:
+    """Evaluations of a run, by their steps. `best` has the lowest loss, the first of several."""
+
+    count: int
+    first: Evaluation
+    best: Evaluation
+    last: Evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageReport:
     """What a stage of a run took: `steps_s` of its steps that count, and what these cost.
 
@@ -186,6 +197,7 @@ class Report:
     attempts: int
     first_loss: float | None
     last_loss: float | None
+    evaluation: EvaluationReport | None
     forecast: Prediction
     measured: Measurement | None
     not_compared: NotCompared | None

@@ -1,11 +1,13 @@
 """What happened in a run: its state, attempts and steps. Plain values without predictions."""
 
 from dataclasses import dataclass, field
+from math import exp, inf
 from typing import Literal
 
 from orchestrator.types.outlook import Outlook
 from orchestrator.types.plan import Estimate
 
+MOST_EXPONENT = 700.0  # of a number that a float can hold
 # `lost` is a run that has not ended and that no process drives any more.
 State = Literal[
     "submitted", "pending", "starting", "running", "stopping",
@@ -83,6 +85,23 @@ class Startup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The mean loss over `tokens` predicted tokens of held-out text, after the first `steps_done`
+    steps of the run. It took `evaluation_s`.
+    """
+
+    steps_done: int
+    loss: float
+    tokens: int
+    evaluation_s: float
+
+    @property
+    def perplexity(self) -> float:
+        """The number of equally likely tokens that would be as uncertain."""
+        return exp(self.loss) if self.loss < MOST_EXPONENT else inf
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One measured step; `index` counts from 0.
 
@@ -91,6 +110,8 @@ class Step:
     devices. The first step of an attempt carries its `startup`: it includes warm-up and has no
     rates. `mfu` is None where the peak of the device is unknown. `peak_hbm_bytes` is the most
     that a device of the writing process has used so far, on the steps that measured it.
+    `evaluation` is the newest of its attempt and stage: that after this step, if there is one. Its
+    seconds belong to no step.
     """
 
     index: int
@@ -107,6 +128,13 @@ class Step:
     peak_hbm_bytes: int | None = None
     trainer_metrics: dict[str, float] = field(default_factory=dict)
     startup: Startup | None = None
+    evaluation: Evaluation | None = None
+
+    @property
+    def own_evaluation(self) -> Evaluation | None:
+        """The evaluation after this very step."""
+        newest = self.evaluation
+        return newest if newest and newest.steps_done == self.index + 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +255,9 @@ class Run:
     """A run at `read_at_s`, derived from its journal.
 
     `pods` and `plan_digest` are those of the newest attempt; `steps_done` and `last_step` those of
-    the newest attempt that did a step. `resumed_at` is the number of the first attempt since
-    somebody last resumed the run. `problems` lists damaged or unexpected files of the journal.
+    the newest attempt that did a step; `evaluation` is the newest. `resumed_at` is the number of
+    the first attempt since somebody last resumed the run. `problems` lists damaged or unexpected
+    files of the journal.
     """
 
     run: str
@@ -251,6 +280,7 @@ class Run:
     steps: int
     steps_done: int
     last_step: TimedStep | None
+    evaluation: Evaluation | None
     since_last_step_s: float | None
     since_last_heartbeat_s: float
     recent: RecentSteps | None

@@ -49,6 +49,31 @@ class RetryLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """When the loss on text that the run does not train on is measured."""
+
+    path: Annotated[
+        Text | None,
+        about(
+            "The path of the manifest of a token set of its own, relative to the spec; for kind"
+            " tokens alone. Synthetic data has sequences of another seed.",
+            "held-out/manifest.json",
+        ),
+    ] = None
+    every: Annotated[
+        PositiveInteger,
+        about("The number of steps between evaluations; the last step has one too."),
+    ] = 1000
+    sequences: Annotated[
+        PositiveInteger,
+        about(
+            "The number of sequences of an evaluation: the first of the token set, each time the"
+            " same, of `experiment.batch.length` tokens.",
+        ),
+    ] = 512
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """How the run is carried out; outside every digest."""
 
@@ -77,6 +102,13 @@ class RunOptions:
         ),
     ] = "runs/"
     checkpoint: CheckpointOptions = CheckpointOptions()
+    evaluation: Annotated[
+        EvaluationOptions | None,
+        about(
+            "The loss and perplexity of held-out text while training; none when left out.",
+            {"path": "held-out/manifest.json", "every": 500, "sequences": 256},
+        ),
+    ] = None
     retries: RetryLimits = RetryLimits()
     hang_limit_s: Annotated[
         PositiveNumber,

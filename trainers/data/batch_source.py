@@ -10,7 +10,7 @@ import numpy as np
 from orchestrator.errors import DataUnusable
 from orchestrator.types.plan import Plan
 from trainers.data.synthetic import Synthetic
-from trainers.data.tokens import ShuffledWindows, TokenSet
+from trainers.data.tokens import ShuffledWindows, open_for
 
 
 class BatchSource(Protocol):
@@ -35,12 +35,7 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
     if plan.data.kind == "synthetic":
         number = stage.number - 1 if stage else 0
         return Synthetic(plan.model.vocab, plan.batch.length, plan.seed, number)
-    source = TokenSet.open(folder / _manifest_path(plan), verify=verify)
-    if source.manifest.vocab > plan.model.vocab:
-        raise DataUnusable(
-            f"{source.path}: tokens of {source.manifest.tokenizer!r} reach"
-            f" {source.manifest.vocab - 1}, against a model vocabulary of {plan.model.vocab}"
-        )
+    source = open_for(plan.model.vocab, folder / _manifest_path(plan), verify=verify)
     return ShuffledWindows(
         source,
         plan.batch.sequences,

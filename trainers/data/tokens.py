@@ -68,6 +68,17 @@ class TokenSet:
         return piece.astype(np.int32)
 
 
+def open_for(vocab: int, path: Path, *, verify: bool = False) -> TokenSet:
+    """Open the set of that manifest for a model with so many words."""
+    source = TokenSet.open(path, verify=verify)
+    if source.manifest.vocab > vocab:
+        raise DataUnusable(
+            f"{path}: tokens of {source.manifest.tokenizer!r} reach {source.manifest.vocab - 1},"
+            f" against a model vocabulary of {vocab}"
+        )
+    return source
+
+
 @dataclass(frozen=True)
 class ShuffledWindows:
     """Batches of `sequences` windows of a token set, from `first_token` on.

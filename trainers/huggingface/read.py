@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from orchestrator.errors import DataUnusable, SpecError
+from orchestrator.errors import DataUnusable
 from orchestrator.network.published import PublishedWeight
 from trainers.contract import Program
 from trainers.huggingface.folder import WeightFolder
+from trainers.huggingface.stored_weights import stored_shapes, stored_weights
 
 Tree = dict[str, Any]
 # Arrays that no network has, by the ends of their names: caches that old releases stored.
@@ -37,12 +38,7 @@ def new_state(program: Program, folder: Path) -> Tree:
 
 def weights_of(program: Program, source: WeightFolder) -> Sequence[PublishedWeight]:
     """How the folder stores the program's parameters; `DataUnusable` unless it has them all."""
-    if program.published is None:
-        raise SpecError(
-            f"experiment.start: trainer {program.plan.trainer} does not say how checkpoints store"
-            " its parameters"
-        )
-    weights = program.published(source.model_type)
+    weights = stored_weights(program, source.model_type)
     check(weights, source)
     return weights
 
@@ -57,7 +53,7 @@ def with_published(tree: Tree, weights: Sequence[PublishedWeight], folder: Weigh
 
 def check(weights: Sequence[PublishedWeight], folder: WeightFolder) -> None:
     """`DataUnusable` unless the folder has these weights and no others."""
-    expected = _published_shapes(weights)
+    expected = stored_shapes(weights)
     if absent := sorted(expected.keys() - folder.names()):
         raise DataUnusable(f"{folder.path}: the model has weights that it lacks: {_shown(absent)}")
     others = sorted(folder.names() - expected.keys())
@@ -69,14 +65,6 @@ def check(weights: Sequence[PublishedWeight], folder: WeightFolder) -> None:
             raise DataUnusable(
                 f"{folder.path}: {name} is {list(folder.shape(name))}, against {list(shape)}"
             )
-
-
-def _published_shapes(weights: Sequence[PublishedWeight]) -> dict[str, tuple[int, ...]]:
-    return {
-        weight.name_at(index): weight.published_shape
-        for weight in weights
-        for index in np.ndindex(*weight.stacked)
-    }
 
 
 def _is_tied_head(names: list[str], expected: Mapping[str, Any], folder: WeightFolder) -> bool:

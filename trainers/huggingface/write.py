@@ -29,6 +29,7 @@ from trainers.contract import load
 from trainers.huggingface.checkpoint_arrays import CheckpointArray, Region
 from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE
 from trainers.huggingface.safetensors_file import NewFile, Shape, new_file
+from trainers.huggingface.stored_weights import stored_shapes, stored_weights
 from trainers.mesh import abstract_mesh_of
 
 DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
@@ -57,20 +58,14 @@ def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
 def weights_of(plan: Plan, config: Mapping[str, Any]) -> Sequence[PublishedWeight]:
     """How a config's architecture stores the parameters of a plan's trainer."""
     program = load(plan.trainer).program(plan, abstract_mesh_of(plan))
-    if program.published is None:
-        raise SpecError(f"trainer {plan.trainer} does not say how checkpoints store its parameters")
-    return program.published(str(config["model_type"]))
+    return stored_weights(program, str(config["model_type"]))
 
 
 def _fill(
     folder: Path, request: WeightsRequest, checkpoint: Path, weights: Sequence[PublishedWeight]
 ) -> WeightsResult:
     dtype = DTYPES[request.dtype]
-    shapes = {
-        weight.name_at(index): weight.published_shape
-        for weight in weights
-        for index in np.ndindex(*weight.stacked)
-    }
+    shapes = stored_shapes(weights)
     files = list(_files(folder, shapes, dtype))
     arrays = {name: array for file in files for name, array in file.arrays.items()}
     for done, weight in enumerate(weights):

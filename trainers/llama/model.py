@@ -54,7 +54,8 @@ def batch_loss(
     x, shard = together_in_backward(x, shard)
     table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
-    how = Logits(plan.optimizer.z_loss, plan.model.vocab, network.logit_cap, "documents" in batch)
+    gaps = "documents" in batch or runtime.some_predict_nothing
+    how = Logits(plan.optimizer.z_loss, plan.model.vocab, network.logit_cap, gaps)
     return token_loss(tokens, table, targets.reshape(-1), how), routed
 
 

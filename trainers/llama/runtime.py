@@ -29,6 +29,8 @@ class Runtime:
     grouped: Grouped
     # Of this chip's positions and of all positions, where a batch has several documents in a row.
     documents: Documents | None = None
+    # Whether targets may be `NO_WORD`, though each row is one document.
+    some_predict_nothing: bool = False
 
     @property
     def network(self) -> Network:

@@ -1,5 +1,6 @@
 """The step, one `shard_map` manual over all mesh axes, and its Program."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         arrange=partial(arrange, plan.mesh[SEQUENCE], plan.data.separator),
         init=jax.jit(start, out_shardings=_shardings(state), compiler_options=ONCE),
         step=_jitted(runtime_of(plan, mesh), mesh, state),
+        evaluate=_jitted_evaluation(runtime_of(plan, mesh), mesh, state),
         published=partial(published_weights, decoder(plan.model)),
         table_rows={table.name: plan.model.vocab for table in decoder(plan.model).tables},
         model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
@@ -91,11 +93,13 @@ def batch_leaves(plan: Plan) -> tuple[str, ...]:
 
 def arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
     """Each word and the word after it, positions in zigzag order. Where a separator ends documents,
-    also the number of each word's document; no word comes after a separator.
+    also the number of each word's document; no word comes after a separator. Of tokens below zero
+    ~token is read, and not predicted.
     """
     places = zigzag.order(tokens.shape[1] - 1, ways)
     words = tokens.astype(np.int32)
-    inputs, targets = words[:, :-1], words[:, 1:]
+    read = np.where(words < 0, ~words, words)
+    inputs, targets = read[:, :-1], np.maximum(words[:, 1:], NO_WORD)
     if separator is None:
         return {"inputs": inputs[:, places], "targets": targets[:, places]}
     ends = inputs == separator
@@ -178,6 +182,45 @@ def train_step(
     return state, metrics
 
 
+def _jitted_evaluation(
+    runtime: Runtime, mesh: Mesh | AbstractMesh, state: Tree
+) -> jax.stages.Wrapped:
+    body = jax.shard_map(
+        partial(evaluate, replace(runtime, some_predict_nothing=True)),
+        mesh=mesh,
+        in_specs=(_state_specs(runtime.plan), TOKENS),
+        out_specs=P(),
+        axis_names=set(MESH),
+        check_vma=False,
+    )
+    return jax.jit(body, out_shardings=NamedSharding(mesh, P()))
+
+
+def evaluate(
+    runtime: Runtime, state: dict[str, Tree], batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """The cross-entropy of a batch, summed over its predicted tokens, and their number. It takes
+    microbatches one after another, as a step does, and keeps nothing for a backward pass.
+    """
+
+    def step(total: jax.Array, micro: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+        loss, _ = batch_loss(runtime, state["parameters"], micro)
+        return total + loss.cross_entropy, None
+
+    entropy, _ = jax.lax.scan(step, jnp.float32(0), microbatches(runtime.plan, batch))
+    own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
+    return {
+        "loss_sum": all_reduce(entropy, MESH),
+        "tokens": all_reduce(own, (*BATCH, SEQUENCE)),
+    }
+
+
+def microbatches(plan: Plan, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The rows of each leaf by microbatch."""
+    count = plan.batch.microbatches
+    return jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
+
+
 def accumulate_gradients(
     runtime: Runtime, weights: Tree, batch: dict[str, jax.Array], tokens: jax.Array | int
 ) -> tuple[Sums, Tree]:
@@ -195,7 +238,7 @@ def accumulate_gradients(
     def step(total: Tree, micro: dict[str, jax.Array]) -> tuple[Tree, None]:
         return jax.tree.map(jnp.add, total, one(micro)), None
 
-    cut = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
+    cut = microbatches(runtime.plan, batch)
     shapes = jax.eval_shape(one, jax.tree.map(lambda rows: rows[0], cut))
     start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     (sums, gradients), _ = jax.lax.scan(step, start, cut)

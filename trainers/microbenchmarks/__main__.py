@@ -17,6 +17,7 @@ from orchestrator.parent import end_with_parent
 from orchestrator.types import codec
 from orchestrator.types.chip_profile import Measurements, Timing
 from orchestrator.types.plan import Plan
+from trainers.compile_cache import share_compiled_programs
 from trainers.microbenchmarks.operations import device_timings, timed
 from trainers.microbenchmarks.steps import step_timing
 from trainers.multihost import barrier
@@ -51,6 +52,7 @@ def measure(result: str, *how: str) -> None:
 def rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:
     """A large matmul on all cores, in the first process alone; the step in all together."""
     plan = codec.from_json(Path(path).read_bytes(), Plan)
+    share_compiled_programs()
     if plan.hosts > 1:
         jax.distributed.initialize(
             address, plan.hosts, int(process), coordinator_bind_address=address

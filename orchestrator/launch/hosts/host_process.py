@@ -16,11 +16,10 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.device_settings import without_device_settings
+from orchestrator.device_settings import emulated_devices
 from orchestrator.launch import this_host
 from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order
 from orchestrator.parent import end_with_parent
-from orchestrator.plan import rehearsal
 from orchestrator.ports import LOOPBACK, NODE_ADDRESS, free_port
 from orchestrator.types import codec
 
@@ -92,7 +91,7 @@ class Host:
         """This environment; where devices are emulated, without a shell's settings of real ones."""
         if self.devices is None:
             return dict(os.environ)
-        return without_device_settings(os.environ) | rehearsal.environment(self.devices)
+        return emulated_devices(os.environ, self.devices)
 
 
 def environment(order: Order, rank: int) -> dict[str, str]:

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.device_settings import without_device_settings
+from orchestrator.device_settings import emulated_devices
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import process_tree
 from orchestrator.launch.ray.process_messages import ClusterRequest
 from orchestrator.launch.ray.slices import EmulatedHost
-from orchestrator.plan import rehearsal
 from orchestrator.types import codec
 
 END_LIMIT_S = 30.0
@@ -101,7 +100,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32), encoding="ascii")
-    return without_device_settings(os.environ) | {
+    return emulated_devices(os.environ, devices) | {
         process_tree.MARK: mark,
         "SPT_NOENV": "1",  # keeps Ray's processes from writing their title over the mark
         "RAY_AUTH_MODE": "token",
@@ -114,7 +113,6 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         **LIMITS,
         "RAY_worker_niceness": "0",  # otherwise any other work on the machine comes first
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-        **rehearsal.environment(devices),
     }
 
 

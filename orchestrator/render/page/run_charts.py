@@ -27,6 +27,7 @@ from orchestrator.types.report import Goodput, Measurement, Report
 
 SMALL = 0.012  # of the step: smaller resources share a bar
 MOST_POINTS = 240
+FAR = 2.0  # a roofline so many times above all else is left out of the plot of MFU
 
 
 def color(resource_name: str) -> str:
@@ -165,23 +166,43 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     warm = steps.rows(steps.warm)
     if report.measured and report.measured.mfu and report.ratios:
         known = warm.rows(~np.isnan(warm.mfu))
-        return over_steps(steps, known, known.mfu, "MFU", percent, predicted_mfu(plan, steps))
+        predicted = predicted_mfu(plan, steps, float(known.mfu.max()))
+        return over_steps(
+            steps, known, known.mfu, "MFU", percent, predicted, expected_mfu(plan, steps)
+        )
     return over_steps(steps, warm, warm.step_s, "seconds a step", seconds)
 
 
 def loss_over_steps(steps: StepTable) -> Plot:
-    return over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, from_0=False)
+    held_out = tuple(
+        (float(one.steps_done), one.loss) for _, one in sorted(steps.evaluations.items())
+    )
+    curves = [Curve(name="held-out", kind="expected", points=held_out)] if held_out else []
+    return over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
 
 
-def predicted_mfu(plan: Plan, steps: StepTable) -> list[Curve]:
+def predicted_mfu(plan: Plan, steps: StepTable, measured: float) -> list[Curve]:
+    """Return lines of the expected MFU and of the roofline, which is left out where it lies so far
+    above that the others would be flat.
+    """
     mfu, last = plan.forecast.mfu, last_step(steps)
-    lines = [("roofline", mfu.lower, "lower")]
+    lines = []
+    if mfu.expected is None or mfu.lower <= FAR * max(measured, mfu.high or mfu.expected):
+        lines.append(("roofline", mfu.lower, "lower"))
     if mfu.expected is not None:
         lines.append(("expected", mfu.expected, "expected"))
     return [
         Curve(name=f"{name} {percent(value)}", kind=kind, points=((0, value), (last, value)))
         for name, value, kind in lines
     ]
+
+
+def expected_mfu(plan: Plan, steps: StepTable) -> list[Band]:
+    """Return the band in which MFU is expected."""
+    mfu, last = plan.forecast.mfu, last_step(steps)
+    if mfu.low is None or mfu.high is None:
+        return []
+    return [Band(kind="expected", points=((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high)))]
 
 
 def last_step(steps: StepTable) -> float:
@@ -195,6 +216,7 @@ def over_steps(
     name: str,
     show: Callable[[float], str],
     predicted: Sequence[Curve] = (),
+    expected: Sequence[Band] = (),
     *,
     from_0: bool = True,
 ) -> Plot:
@@ -202,8 +224,10 @@ def over_steps(
     kept = thinned(shown.index.astype(float) + 1.0, values)
     ends = [y for _, low, _, high in kept for y in (low, high)]
     ends += [y for curve in predicted for _, y in curve.points]
+    ends += [high for band in expected for *_, high in band.points]
     y_axis = from_zero(ends) if from_0 else around(ends)
     measured = Curve(name="measured", kind="measured", points=tuple((x, y) for x, _, y, _ in kept))
+    spread = tuple((x, low, high) for x, low, _, high in kept)
     lines = [*restarts(steps, y_axis), *predicted]
     return Plot(
         x=Axis(0.0, max(last_step(steps), 1.0)),
@@ -213,7 +237,7 @@ def over_steps(
         show_x=count,
         show_y=show,
         curves=[*lines, measured],
-        bands=[Band(kind="measured", points=tuple((x, low, high) for x, low, _, high in kept))],
+        bands=[*expected, Band(kind="measured", points=spread)],
         keyed=bool(lines),
     )
 

@@ -33,7 +33,8 @@ Row = tuple[str, ...]
 @dataclass(frozen=True, kw_only=True)
 class RunPage:
     """What the page of a run shows. `plan` is the one that ran, `rehearsed` the plan for chips of
-    which it is a small copy; `proof` is of the plan for chips.
+    which it is a small copy; `proof` is of the plan for chips, and
+    `mlflow` where the MLflow UI shows the run.
     """
 
     run: Run
@@ -42,6 +43,7 @@ class RunPage:
     rehearsed: Plan | None
     proof: Proof | None
     steps: StepTable
+    mlflow: str | None = None
 
     @property
     def full(self) -> Plan:
@@ -65,6 +67,7 @@ def run_page(page: RunPage) -> str:
         verdict=run_verdict(report),
         headline=headline(page.full),
         run=page.run,
+        mlflow=page.mlflow,
         report=report,
         plan=page.plan,
         full=page.full,
@@ -111,6 +114,11 @@ def figures(report: Report) -> Iterator[tuple[str, str, str]]:
             yield "deadline", percent(report.outlook.odds), "likely to hold"
     if report.first_loss is not None and report.last_loss is not None:
         yield "loss", f"{report.last_loss:.3f}", f"from {report.first_loss:.3f}"
+    if evaluation := report.evaluation:
+        best = f"{evaluation.best.loss:.3f} after step {count(evaluation.best.steps_done)}"
+        yield "held-out loss", f"{evaluation.last.loss:.3f}", f"best {best}"
+        perplexity = to_digits(evaluation.last.perplexity, 4)
+        yield "perplexity", perplexity, f"of {scaled(evaluation.last.tokens)} held-out tokens"
 
 
 def goodput_rows(goodput: Goodput) -> list[Row]:

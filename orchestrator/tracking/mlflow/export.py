@@ -6,6 +6,7 @@ written after the points it counts. So a sync may be repeated by anybody, and in
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import journal as journals
@@ -108,6 +109,8 @@ class RunExport:
     # --- params and tags
 
     def _send_description(self, stored: StoredRun, run: Run) -> None:
+        tracked = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
+        run = replace(run, tracking=tracked)
         new = description(self._journal, run, parent_of(self._journal, run, self._store))
         if self._tags.get(DESCRIBED) == new.digest:
             return

@@ -24,6 +24,8 @@ from orchestrator.types.spec import Spec
 
 # Tags that a later sync reads again.
 RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"
+# What the filters of the views read: the charts of chips and of rehearsals are apart.
+REHEARSAL = "orch.rehearsal"
 DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
 NOTE, PARENT, COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
 LONGEST_TAG = 8_000
@@ -88,6 +90,7 @@ def proof_of(journal: Journal, run: Run) -> Proof | None:
 def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) -> dict[str, str]:
     tags = {
         "orch.run": run.run,
+        REHEARSAL: yes_or_no(run.rehearsal),
         "orch.kind": "rehearsal" if run.rehearsal else "real",
         "orch.state": run.state,
         "orch.why": first_line(run.detail),
@@ -114,6 +117,10 @@ def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) 
     return {name: _fitting(text) for name, text in tags.items() if text}
 
 
+def yes_or_no(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
 def _fitting(text: str) -> str:
     """A tag that is short enough for MLflow. A cut one says so."""
     ending = " ... (cut here; the journal has all of it)"
@@ -136,6 +143,9 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
         peak, allowed = proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device
         verdict = "fits" if proof.fits else "does not fit"
         lines.append(f"Compiled: {verdict}, {peak / GIB:.2f} of {allowed / GIB:.2f} GiB.")
+    if run.tracking and run.state not in LIVE:
+        query = f"path={REPORT}&run_uuid={run.tracking.run_id}"
+        lines.append(f"Report: [{REPORT}](get-artifact?{query}), among the artifacts.")
     lines.append(f"Journal: `{run.journal}`, shown by `orch status {run.run}`")
     return "\n\n".join(lines)
 

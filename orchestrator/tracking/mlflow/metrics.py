@@ -20,8 +20,8 @@ from orchestrator.types.run import Attempt, TimedStep
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
 
 STEP_TIME = "perf/step_time_seconds"
-MFU = "perf/mfu"
-MFU_PREDICTED = "perf/mfu_predicted"
+# MLflow cuts the title of a chart after some thirty letters: these stand beside each other in it.
+MFU, MFU_EXPECTED, MFU_ROOFLINE = "mfu/measured", "mfu/expected", "mfu/roofline"
 STEP_TIME_PREDICTED = "perf/step_time_seconds_predicted"
 TFLOPS = "perf/per_device_tflops_per_sec"
 TOKENS = "perf/per_device_tokens_per_sec"
@@ -31,19 +31,16 @@ MEASURED_HBM = "perf/peak_hbm_gib"
 LOSS = "learning/loss"
 GRAD_NORM = "learning/grad_norm"
 LEARNING_RATE = "learning/lr"
-STAGE = "learning/stage"
 # A trainer's own metrics keep their names, in a section of their own.
 TRAINER = "trainer/"
 
 OF_STEPS = (
-    STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_PREDICTED, TFLOPS, TOKENS, DATA_WAIT, CHECKPOINT_WAIT,
-    MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE, STAGE,
+    STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_EXPECTED, MFU_ROOFLINE, TFLOPS, TOKENS,
+    DATA_WAIT, CHECKPOINT_WAIT, MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
 )  # fmt: skip
 
 PODS, CHIPS = "plan/pods", "plan/chips"
 BATCH_TOKENS = "plan/batch_tokens"
-MFU_ROOFLINE = "predicted/mfu_roofline"
-MFU_EXPECTED = "predicted/mfu_expected"
 MFU_UNOVERLAPPED = "predicted/mfu_unoverlapped"
 STEP_TIME_LOWER = "predicted/step_time_seconds_lower"
 STEP_TIME_EXPECTED = "predicted/step_time_seconds_expected"
@@ -53,9 +50,8 @@ PREDICTED_HBM = "predicted/peak_hbm_gib"
 DAYS_EXPECTED, DOLLARS_EXPECTED = "predicted/days_expected", "predicted/dollars_expected"
 
 OF_PLANS = (
-    PODS, CHIPS, BATCH_TOKENS, MFU_ROOFLINE, MFU_EXPECTED, MFU_UNOVERLAPPED, STEP_TIME_LOWER,
-    STEP_TIME_EXPECTED, STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM, DAYS_EXPECTED,
-    DOLLARS_EXPECTED,
+    PODS, CHIPS, BATCH_TOKENS, MFU_UNOVERLAPPED, STEP_TIME_LOWER, STEP_TIME_EXPECTED,
+    STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM, DAYS_EXPECTED, DOLLARS_EXPECTED,
 )  # fmt: skip
 
 PEAK_HBM = "proof/peak_hbm_gib"
@@ -64,12 +60,11 @@ COMPILE_TIME = "proof/compile_seconds"
 
 OF_PROOFS = (PEAK_HBM, HBM_MARGIN, COMPILE_TIME)
 
-MEDIAN_MFU = "summary/mfu"
+MEDIAN_MFU = "mfu/median"
 MEDIAN_STEP_TIME = "summary/step_time_seconds"
 TOKENS_PER_S = "summary/tokens_per_second"
 FINAL_LOSS = "summary/loss"
 GOODPUT = "summary/goodput"
-STEPS_DOLLARS = "summary/dollars_of_steps"
 # The median step over the predicted one: 1 is as predicted, 2 is twice as long.
 OVER_PREDICTED: dict[PredictionKind, str] = {
     against: f"summary/step_time_over_{against}" for against in get_args(PredictionKind)
@@ -78,10 +73,29 @@ BADPUT: dict[Badput, str] = {cause: f"summary/badput_{cause}_seconds" for cause 
 
 OF_ENDINGS = (
     MEDIAN_MFU, MEDIAN_STEP_TIME, *OVER_PREDICTED.values(), TOKENS_PER_S, FINAL_LOSS, GOODPUT,
-    STEPS_DOLLARS, *BADPUT.values(),
+    *BADPUT.values(),
 )  # fmt: skip
 
-ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS)
+# Of the run of a study, with the number of pods as the step; of several series each has its name
+# behind.
+OF_PODS: dict[str, str] = {what: f"scaling/{what}" for what in ("measured", "expected", "roofline")}
+SPEED_OF_PODS: dict[str, str] = {what: f"speed/{what}" for what in OF_PODS}
+# Of the run of a sweep, with the number of the trial as the step.
+SWEEP_LOSS = "sweep/loss"
+
+OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)
+
+# Only a run in stages has these.
+STAGE, STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
+
+OF_STAGES = (STAGE, STEPS_DOLLARS)
+
+# Only a run with evaluations has these.
+EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME = "eval/loss", "eval/perplexity", "eval/seconds"
+
+OF_EVALUATIONS = (EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME)
+
+ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS, *OF_STUDIES, *OF_STAGES, *OF_EVALUATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +127,8 @@ def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
         STEP_TIME: step.step_s,
         STEP_TIME_PREDICTED: forecast.step_s.lower,
         MFU: step.mfu,
-        MFU_PREDICTED: forecast.mfu.lower,
+        MFU_EXPECTED: forecast.mfu.expected,
+        MFU_ROOFLINE: forecast.mfu.lower,
         TFLOPS: flops_per_s and flops_per_s * of_device / 1e12,
         TOKENS: tokens_per_s and tokens_per_s * of_device,
         DATA_WAIT: step.data_s,
@@ -124,6 +139,10 @@ def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
         LEARNING_RATE: step.learning_rate,
         STAGE: plan.stage.number if plan.stage else None,
     }
+    if evaluation := step.own_evaluation:
+        named[EVAL_LOSS] = evaluation.loss
+        named[EVAL_PERPLEXITY] = evaluation.perplexity
+        named[EVAL_TIME] = evaluation.evaluation_s
     own = {TRAINER + trainer_metric_name(name): x for name, x in step.trainer_metrics.items()}
     return finite(named | own, timed.at_s, step.index)
 
@@ -155,8 +174,6 @@ def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
         PODS: plan.pods,
         CHIPS: plan.chips,
         BATCH_TOKENS: plan.batch.tokens,
-        MFU_ROOFLINE: forecast.mfu.lower,
-        MFU_EXPECTED: forecast.mfu.expected,
         MFU_UNOVERLAPPED: forecast.mfu.unoverlapped,
         STEP_TIME_LOWER: forecast.step_s.lower,
         STEP_TIME_EXPECTED: forecast.step_s.expected,

@@ -5,19 +5,26 @@ from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal, StudyJournal, boundary
+from orchestrator.study import report_of_study
 from orchestrator.tracking.mlflow.metadata import (
     ARTIFACTS,
     NOTE,
+    REHEARSAL,
     REPORT,
     RUN_ID,
     short_copy,
     version_of,
+    yes_or_no,
 )
 from orchestrator.tracking.mlflow.store import Status, Store, StoredRun
+from orchestrator.tracking.mlflow.study_points import study_points
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER
-from orchestrator.types.run import Run, TrackedRun
+from orchestrator.types import codec
+from orchestrator.types.run import LIVE, Run, TrackedRun
 from orchestrator.types.study import StudyState, StudySubmission, kind_text
+from orchestrator.types.sweep import SweepReport
 
+CURVES = "orch.curves"
 STATUS: dict[StudyState, Status] = {
     "running": "RUNNING",
     "stopped": "FAILED",
@@ -43,7 +50,25 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     if parent.status != status:
         store.set_status(parent.id, status, None)
     _send_page(study, parent, store)
+    if run.state not in LIVE:
+        _send_points(study, parent, store)
     return parent.id
+
+
+def _send_points(study: StudyJournal, parent: StoredRun, store: Store) -> None:
+    """Send the curves of the study where they have changed."""
+    report = report_of_study(study)
+    ended = [one.ended_at_s for one in study.status().runs if one.ended_at_s]
+    points = study_points(report, max(ended, default=study.submission().at_s))
+    digest = codec.digest(points)
+    if parent.tags.get(CURVES) == digest:
+        return
+    best = report.best if isinstance(report, SweepReport) else None
+    settings = next(
+        (one.settings for one in study.submission().study.trials if one.number == best), {}
+    )
+    named = {"orch.best": ", ".join(f"{key} {text}" for key, text in settings.items())}
+    store.log(parent.id, points, tags={CURVES: digest} | {k: v for k, v in named.items() if v})
 
 
 def _send_page(study: StudyJournal, parent: StoredRun, store: Store) -> None:
@@ -76,6 +101,7 @@ def _create(study: StudyJournal, opened: StudySubmission, store: Store) -> Store
         RUN_ID: opened.id,
         "orch.kind": "study",
         "orch.study": study.key,
+        REHEARSAL: yes_or_no(opened.rehearsal),
         "orch.study_kind": config.kind,
         "orch.scaling": config.scaling or "",
         NOTE: f"**{study.key}**: {kind_text(config.scaling)}, {trials}.\n\nJournal: `{study.path}`",

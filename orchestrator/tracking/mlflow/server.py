@@ -21,9 +21,8 @@ from pathlib import Path
 from orchestrator.errors import OrchError
 from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.tracking.mlflow.store import SETTINGS
+from orchestrator.tracking.mlflow.tracking_uri import USUAL_PORT
 
-# The same port each time, where it is free: a browser keeps a page's settings by address.
-USUAL_PORT = 5080
 # A server is up to 15 processes and takes up to half a minute, longer on a busy machine.
 START_LIMIT_S, POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
 API = "/api/2.0/mlflow/experiments/search?max_results=1"

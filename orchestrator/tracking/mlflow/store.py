@@ -106,11 +106,14 @@ class Store:
                     return None
                 raise
 
-    def tagged(self, tag: str, value: str) -> list[StoredRun]:
+    def tagged(self, tag: str, value: str, most: int = 1_000) -> list[StoredRun]:
         """The runs that carry a tag, oldest first."""
         with in_plain_words(self.where):
             runs = self._client.search_runs(
-                [self.experiment], f"tags.`{tag}` = '{value}'", order_by=["start_time ASC"]
+                [self.experiment],
+                f"tags.`{tag}` = '{value}'",
+                max_results=most,
+                order_by=["start_time ASC"],
             )
             return [_stored(run) for run in runs]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.errors import SpecError
+from orchestrator.types.run import TrackedRun
 from orchestrator.types.run_options import TrackingOptions
 from orchestrator.types.tracking import Destination
 
@@ -12,6 +13,8 @@ TRACKER = "mlflow"
 VARIABLE = "MLFLOW_TRACKING_URI"
 DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"
 SERVERS = ("http", "https", "databricks")
+# The same port each time, where it is free: a browser keeps a page's settings by address.
+USUAL_PORT = 5080
 ELSEWHERE = "put them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 
 
@@ -40,6 +43,15 @@ def destination(
         experiment=tracking.experiment,
         artifacts=None if served else (beside / ARTIFACTS).as_uri(),
     )
+
+
+def run_link(tracked: TrackedRun) -> str | None:
+    """Where the MLflow UI shows a run: its server, or the one that `orch ui` starts."""
+    if tracked.tracker != TRACKER:
+        return None
+    served = scheme(tracked.uri) in ("http", "https")
+    server = tracked.uri.rstrip("/") if served else f"http://127.0.0.1:{USUAL_PORT}"
+    return f"{server}/#/runs/{tracked.run_id}"
 
 
 def scheme(uri: str) -> str:

@@ -5,6 +5,7 @@ MLflow's version is pinned and a browser test opens the views. Nothing else depe
 """
 
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from orchestrator.tracking.mlflow.metadata import REHEARSAL, yes_or_no
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.types.tracking import ViewLink
@@ -21,7 +23,10 @@ TAG = "mlflow.sharedViewState."
 LONGEST_TAG = 20_000
 MOST_COLUMNS = 2
 # MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
-GENERATED = ("learning", "perf", "plan", "predicted", "proof", "summary", "trainer")
+GENERATED = (
+    "eval", "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed",
+    "summary", "sweep", "trainer",
+)  # fmt: skip
 # MLflow always has these, and puts them last.
 BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
 # The page as MLflow opens it, but ordered by a metric: otherwise MLflow folds a study's runs under
@@ -49,14 +54,17 @@ PAGE: dict[str, Any] = {
 class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics over the steps as `lines`, as `bars` of each run, or a point of each run at `x`, `y`.
 
-    MLflow titles a chart by its metrics alone, so the section above it explains it.
+    `points` shows where the lines have values. MLflow titles bars of several metrics, and points,
+    by their metrics alone, so the section above them explains them; other charts have a `title`.
     """
 
+    title: str = ""
     lines: list[str] = []
     bars: list[str] = []
     x: str | None = None
     y: str | None = None
     scale: Literal["linear", "log"] = "linear"
+    points: bool = False
 
     @property
     def metrics(self) -> list[str]:
@@ -75,11 +83,17 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     sections: list[Section]
+    rehearsals: bool = False
+
+    @property
+    def filter(self) -> str:
+        """Which runs it shows: a CPU's seconds say nothing beside chips' microseconds."""
+        return f"tags.`{REHEARSAL}` = '{yes_or_no(self.rehearsals)}'"
 
     @property
     def key(self) -> str:
         """The view's name in links."""
-        return "orch-" + self.name.lower().replace(" ", "-")
+        return "orch-" + re.sub("[^a-z]+", "-", self.name.lower()).strip("-")
 
     @property
     def charts(self) -> list[Chart]:
@@ -93,8 +107,20 @@ class Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def views() -> list[View]:
-    """The views that this project ships."""
-    return msgspec.json.decode(SHIPPED.read_bytes(), type=Views).views
+    """The views that this project ships, for runs on chips and then for rehearsals."""
+    shipped = msgspec.json.decode(SHIPPED.read_bytes(), type=Views).views
+    return [*shipped, *(of_rehearsals(one) for one in shipped)]
+
+
+def of_rehearsals(view: View) -> View:
+    """The same charts for rehearsals."""
+    return msgspec.structs.replace(view, name=f"{view.name} (rehearsals)", rehearsals=True)
+
+
+def views_with_runs(store: Store, shipped: list[View]) -> list[View]:
+    """The views that show any run."""
+    kinds = {kind: bool(store.tagged(REHEARSAL, yes_or_no(kind), most=1)) for kind in (False, True)}
+    return [view for view in shipped if kinds[view.rehearsals]]
 
 
 def set_views(store: Store, shipped: list[View]) -> None:
@@ -135,7 +161,8 @@ def state(view: View) -> dict[str, Any]:
     ]
     sections += [section(name, identity(name), shown=False) for name in GENERATED + BUILT_IN]
     cards = [card(chart, keys[one.name]) for one in view.sections for chart in one.charts]
-    return {**PAGE, "compareRunSections": sections, "compareRunCharts": cards}
+    page = PAGE | {"searchFilter": view.filter}
+    return {**page, "compareRunSections": sections, "compareRunCharts": cards}
 
 
 def section(name: str, key: str, *, shown: bool) -> dict[str, Any]:
@@ -158,15 +185,20 @@ def card(chart: Chart, section_key: str) -> dict[str, Any]:
         "isGenerated": False,
         "runsCountToCompare": 20,
     }
+    if chart.title and not chart.x:
+        shared["displayName"] = chart.title
     if chart.lines:
+        # MLflow shows the title of several lines where they seem to be those of a node.
+        named = {"metric": chart.title, "type": "node"} if chart.title else None
         return shared | {
+            "nodeLevelSystemMetricConfiguration": named,
             "type": "LINE",
             "metricKey": chart.lines[0],
             "selectedMetricKeys": chart.lines,
             "xAxisKey": "step",
             "scaleType": chart.scale,
             "lineSmoothness": 0,
-            "displayPoints": False,  # points would hide the dashes of a second line
+            "displayPoints": chart.points,  # else they would hide the dashes of a second line
         }
     if chart.bars:
         return shared | {
