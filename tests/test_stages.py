@@ -12,6 +12,7 @@ import orchestrator as orch
 from orchestrator.errors import SpecError
 from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.journal.events import AttemptStarted
+from orchestrator.lifecycle import proving
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
@@ -23,7 +24,7 @@ from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
 from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import DataSource
+from orchestrator.types.spec import DataSource, Spec
 from tests.conftest import ROOT
 from tests.reports import compare, run_of, timed
 from tests.staged import STAGED, TOY_STEPS, staged_plan, staged_spec, toy_stages
@@ -394,3 +395,18 @@ def test_an_override_reaches_into_a_stage(tmp_path: Path) -> None:
     with pytest.raises(SpecProblems) as caught:
         load(path, ("experiment.stages.7.tokens=40960",))
     assert [one.code for one in caught.value.problems] == ["override-inside-value"]
+
+
+def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan with the spec of its stage, in order."""
+    asked: list[tuple[int, int, str]] = []
+
+    def proved(spec: Spec, one: Plan, *_: object) -> str:
+        asked.append((spec.experiment.batch.length, one.batch.length, one.digest))
+        return one.digest
+
+    monkeypatch.setattr(proving, "prove", proved)
+    found = proving.prove_each_stage(staged_spec(tmp_path), plan)
+    digests = [one.digest for one in plan.stages]
+    assert asked == [(128, 128, digests[0]), (1024, 1024, digests[1]), (1024, 1024, digests[2])]
+    assert [str(one) for one in found] == digests

@@ -133,7 +133,8 @@ def frontier(found: Offers, planned: Sequence[Offer]) -> list[Part]:
     rows = [HEAD, *(offer_row(one, found) for one in shown)]
     named = " that no other undercuts" if any(one.on_frontier for one in shown) else ""
     title = f"{counted(len(shown), 'offer')}{named}:"
-    return [title, *indent([Table(rows=rows, columns=COLUMNS)])]
+    styles = {row: "bold" for row, cells in enumerate(rows) if row and cells[-1]}
+    return [heading(title), Table(rows=rows, columns=COLUMNS, row_styles=styles)]
 
 
 def choices(found: Offers) -> dict[str, Offer | None]:

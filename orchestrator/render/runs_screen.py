@@ -34,7 +34,7 @@ def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = 
     for key, head in heads.items():
         groups.setdefault(key, [head])
     rows = [HEAD, *(row for group in groups.values() for row in group)]
-    return screen([Table(rows=rows, columns=COLUMNS)])
+    return screen([Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"})])
 
 
 def study_row(status: StudyStatus) -> Row:

@@ -8,7 +8,6 @@ import msgspec
 
 from orchestrator import catalog
 from orchestrator.catalog import Chip
-from orchestrator.spec import huggingface
 from orchestrator.spec.checks import check, check_topology
 from orchestrator.spec.chip_file import read_chip
 from orchestrator.spec.instance import instance_of
@@ -94,6 +93,8 @@ def _config_model(resolved: ResolvedSpec, folder: Path) -> tuple[Model | None, l
     model = resolved["experiment.model"]
     if not isinstance(model, dict) or HUGGINGFACE not in model:
         return None, []
+    from orchestrator.spec import huggingface  # noqa: PLC0415  most specs name a model
+
     try:
         return huggingface.model_of(folder / model[HUGGINGFACE], model.get("name")), []
     except SpecProblems as error:
