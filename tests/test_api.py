@@ -83,7 +83,7 @@ def test_the_notebook_example_runs() -> None:
 def test_commands_print_what_the_api_returns(command, value, orch) -> None:  # type: ignore[no-untyped-def]
     done = orch(*command, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(codec.to_pretty_json(value()))
+    assert json.loads(done.stdout) == json.loads(codec.to_pretty_json(codec.whole(value())))
 
 
 def test_runs_are_looked_at_and_removed(orch: RunOrch, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_runs_beside_a_command_ends_with_it(
             "journal.find_run_or_study",
             "writing the report; nothing is left running",
         ),
-        (("compare", "it"), "journal.find_run", "comparing; nothing is left running"),
+        (("compare", "it"), "journal.find_runs", "comparing; nothing is left running"),
     ],
 )
 def test_each_command_that_takes_long_says_what_was_interrupted(

@@ -69,6 +69,7 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(
     assert "succeeded, a rehearsal" in status.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
     """Once is a clean stop: a last checkpoint of exactly the steps that were done. Until then all
     that listens does so on loopback, and whoever connects there ends nothing.

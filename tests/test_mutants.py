@@ -143,6 +143,7 @@ def test_forever():
 """
 
 
+@pytest.mark.slow
 def test_mutants_are_killed_by_tests_and_by_time(tmp_path: Path) -> None:
     """A line that only a child process executes is seen by the test that starts it."""
     (tmp_path / "link").symlink_to(tmp_path)

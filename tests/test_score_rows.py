@@ -157,7 +157,12 @@ CELLS = [
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from(sorted(LLAMA)), st.sampled_from(CELLS), min_size=1, max_size=3)
+    st.dictionaries(
+        st.sampled_from(sorted(LLAMA.keys() - {"line"})),  # the reader writes that one
+        st.sampled_from(CELLS),
+        min_size=1,
+        max_size=3,
+    )
 )
 def test_any_row_is_scored_or_refused(change: dict[str, str]) -> None:
     """Whatever its cells contain."""

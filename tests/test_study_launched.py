@@ -63,11 +63,11 @@ class Cluster:
         launch: ClusterLaunch,
         jobs: str,
         made_of: Provenance,
-        proof: None,
+        proofs: list[object],
         key: str,
         *_: object,
     ) -> tuple[Journal, str]:
-        assert (jobs, proof) == ("jobs", None)
+        assert (jobs, proofs) == ("jobs", [])
         assert made_of.environment["cluster"] == "there:1"
         self.taken.append(key.rpartition("-trial-")[2])
         steps = [one.step for one in timed(0.0, range(launch.steps), 0.5)]
@@ -134,11 +134,11 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
         """Its first run goes on, until somebody follows it for the second time."""
 
         def start(
-            self, launch: ClusterLaunch, jobs: str, made_of: Provenance, proof: None, key: str,
-            *_: object,
+            self, launch: ClusterLaunch, jobs: str, made_of: Provenance, proofs: list[object],
+            key: str, *_: object,
         ) -> tuple[Journal, str]:  # fmt: skip
             if left:
-                return super().start(launch, jobs, made_of, proof, key)
+                return super().start(launch, jobs, made_of, proofs, key)
             self.taken.append(key.rpartition("-trial-")[2])
             fields = {"spec": launch.spec, "plan": launch.plan, "study": made_of.study}
             writer = journal.create_run(launch.storage, run_request(**fields, rehearsal=False), key)

@@ -79,7 +79,7 @@ def schema(output: str | None, of_study: bool) -> None:
 
 @click.group()
 def export() -> None:
-    """Print Kubernetes manifests or MaxText's command, or write weights.
+    """Print manifests or MaxText's script, or write weights.
 
     cluster.kubernetes of a SPEC has the image, the queue and more of its manifests.
 

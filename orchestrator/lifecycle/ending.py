@@ -19,8 +19,10 @@ def report(error: OrchError) -> None:
 
     report_json(error)
     error.next_command = error.next_command or next_after(error)
-    text = f"{ERROR} {error}"
-    say_error(fit(text, columns(sys.stderr), whole=error.quoted) if error.is_prose else text)
+    refused = not isinstance(error, Interrupted)
+    text = f"{ERROR} {error}" if refused else str(error)
+    text = fit(text, columns(sys.stderr), whole=error.quoted) if error.is_prose else text
+    say_error(text) if refused else echo(text, err=True)
 
 
 def report_abort(*, interrupted: bool) -> int:

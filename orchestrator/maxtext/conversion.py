@@ -12,7 +12,7 @@ from orchestrator.errors import SpecError
 from orchestrator.maxtext.model_shape import in_catalog, model_of
 from orchestrator.maxtext.names import AXES, CHIPS
 from orchestrator.maxtext.recipe import Recipe, RecipeProblems
-from orchestrator.maxtext.training_shape import Steps, remat_of_keys, steps_of, training_of
+from orchestrator.maxtext.training_shape import StepCounts, remat_of_keys, steps_of, training_of
 from orchestrator.maxtext.used_keys import UsedKeys
 
 SPEC_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -135,7 +135,7 @@ def _sizes(keys: UsedKeys, link: str, devices: int) -> dict[str, int]:
 # --- the batch and the compiler
 
 
-def _batch(keys: UsedKeys, devices: int, steps: Steps) -> dict[str, Any]:
+def _batch(keys: UsedKeys, devices: int, steps: StepCounts) -> dict[str, Any]:
     """The global batch of MaxText's batch of a JAX device, and the tokens of all steps."""
     microbatches = max(keys.whole("gradient_accumulation_steps", 1), 1)
     wanted = keys.number("per_device_batch_size") * devices * microbatches

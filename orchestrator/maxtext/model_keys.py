@@ -4,12 +4,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.maxtext.model_shape import (
-    GPT_OSS_LIMIT,
-    GPT_OSS_MLP,
-    comparable,
-    model_of,
-)
+from orchestrator.maxtext.model_shape import GPT_OSS_LIMIT, GPT_OSS_MLP, comparable, model_of
 from orchestrator.maxtext.recipe import Recipe, Setting
 from orchestrator.maxtext.used_keys import DEFAULTS, UsedKeys, models
 from orchestrator.types.model import Model, RopeScaling

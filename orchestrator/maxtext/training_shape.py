@@ -16,14 +16,14 @@ ADAM = ("adamw", "adam_pax")  # the same states, and one update of each weight
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepCounts:
     """The steps that the schedule of the learning rate is made for, and those that are run."""
 
     planned: int
     run: int
 
 
-def steps_of(keys: UsedKeys) -> Steps:
+def steps_of(keys: UsedKeys) -> StepCounts:
     """Each is the other's where one is -1."""
     run, planned = keys.whole("steps"), keys.whole("learning_rate_schedule_steps", -1)
     planned = run if planned == -1 else planned
@@ -32,10 +32,10 @@ def steps_of(keys: UsedKeys) -> Steps:
         keys.refuse("steps", "must be positive")
     if run > planned:
         keys.note(f"the last {run - planned} steps have a learning rate of 0: they are left out")
-    return Steps(planned=max(planned, 1), run=max(min(run, planned), 1))
+    return StepCounts(planned=max(planned, 1), run=max(min(run, planned), 1))
 
 
-def training_of(keys: UsedKeys, steps: Steps) -> dict[str, Any]:
+def training_of(keys: UsedKeys, steps: StepCounts) -> dict[str, Any]:
     """The optimizer, its schedule, and the types."""
     if keys["opt_type"] not in ADAM:
         keys.refuse("opt_type", f"must be one of {', '.join(ADAM)}")
@@ -55,7 +55,7 @@ def training_of(keys: UsedKeys, steps: Steps) -> dict[str, Any]:
     return {"optimizer": optimizer, "precision": _precision(keys)}
 
 
-def _schedule(keys: UsedKeys, steps: Steps) -> dict[str, Any]:
+def _schedule(keys: UsedKeys, steps: StepCounts) -> dict[str, Any]:
     """How the learning rate rises and falls, over all steps of the schedule."""
     rate, kind = float(keys.number("learning_rate")), keys.word("lr_schedule_type")
     last = float(f"{rate * keys.number(_final_fraction(keys)):.{DIGITS}g}")

@@ -16,15 +16,7 @@ from orchestrator.formatting import (
 )
 from orchestrator.plan.diff_plans import SUM
 from orchestrator.render.resource_names import resource_name
-from orchestrator.render.screen_parts import (
-    Part,
-    Screen,
-    Table,
-    closing,
-    heading,
-    screen,
-    section,
-)
+from orchestrator.render.screen_parts import Part, Screen, Table, closing, heading, screen, section
 from orchestrator.types.codec import short
 from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
 

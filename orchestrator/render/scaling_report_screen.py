@@ -6,11 +6,7 @@ from orchestrator.formatting import percent, scaled, seconds, span, to_digits
 from orchestrator.render.compare_screen import spread
 from orchestrator.render.report_text import NOT_COMPARED
 from orchestrator.render.resource_names import resource_name
-from orchestrator.render.scaling_screen import (
-    SCALINGS,
-    TrialEfficiency,
-    scaling_efficiency,
-)
+from orchestrator.render.scaling_screen import SCALINGS, TrialEfficiency, scaling_efficiency
 from orchestrator.render.screen_parts import (
     Part,
     Screen,

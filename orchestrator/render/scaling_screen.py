@@ -4,14 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.formatting import count, counted, dollars, percent, seconds
-from orchestrator.render.screen_parts import (
-    Screen,
-    Table,
-    closing,
-    heading,
-    indent,
-    screen,
-)
+from orchestrator.render.screen_parts import Screen, Table, closing, heading, indent, screen
 from orchestrator.render.trials_text import key_title, refusals, warnings
 from orchestrator.types.plan import Estimate
 from orchestrator.types.scaling import PlannedTrial, ScalingForecast, TrialForecast

@@ -64,11 +64,11 @@ def echo_json(text: str | bytes) -> None:
 
 
 def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_json: bool) -> None:
-    """Print a value as indented JSON, or its screens."""
+    """Print a value as indented JSON with every key, or its screens."""
     if as_json:
         from orchestrator.types import codec  # noqa: PLC0415  screens need no JSON
 
-        echo_json(codec.to_pretty_json(value))
+        echo_json(codec.to_pretty_json(codec.whole(value)))
     else:
         texts = screens()
         say(*([texts] if isinstance(texts, str) else texts))

@@ -6,13 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from orchestrator.types.spec import DataSource, Optimizer
-from orchestrator.types.spec_fields import (
-    Microbatches,
-    Name,
-    PositiveInteger,
-    Text,
-    about,
-)
+from orchestrator.types.spec_fields import Microbatches, Name, PositiveInteger, Text, about
 
 Sequences = Annotated[int, Meta(ge=1, le=10_000_000)]
 Length = Annotated[int, Meta(ge=1, le=100_000_000)]

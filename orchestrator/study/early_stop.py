@@ -42,7 +42,7 @@ class Losses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class EarlyStop:
     """Why a trial stops after a step: its loss there exceeds a limit, which `others` set."""
 
     code: StopCode
@@ -60,7 +60,7 @@ def checks(rule: StopRule, steps: int) -> Iterator[int]:
         at = at * rule.reduction if rule.rule == "halving" else at + rule.every
 
 
-def judge(rule: StopRule, steps: int, trial: Losses, others: Sequence[Losses]) -> Verdict | None:
+def judge(rule: StopRule, steps: int, trial: Losses, others: Sequence[Losses]) -> EarlyStop | None:
     """The first check that a trial does not pass, as far as its losses go."""
     for at in checks(rule, steps):
         if trial.steps_done < at:
@@ -70,13 +70,13 @@ def judge(rule: StopRule, steps: int, trial: Losses, others: Sequence[Losses]) -
     return None
 
 
-def judge_at(rule: StopRule, at: int, trial: Losses, others: Sequence[Losses]) -> Verdict | None:
+def judge_at(rule: StopRule, at: int, trial: Losses, others: Sequence[Losses]) -> EarlyStop | None:
     """Why a trial stops at a check; None where it goes on."""
     loss, first = trial.mean(at - rule.every, at), trial.mean(0, 1)
     if loss is None:
         return None
     if first is not None and loss > (limit := rule.diverged_at * first):
-        return Verdict(code="diverged", step=at, loss=loss, limit=limit, others=0)
+        return EarlyStop(code="diverged", step=at, loss=loss, limit=limit, others=0)
     reached = [one.mean(at - rule.every, at) for one in others if one.steps_done >= at]
     known = sorted(one for one in reached if one is not None)
     if rule.rule == "diverged" or len(known) < rule.after_trials:
@@ -89,7 +89,7 @@ def judge_at(rule: StopRule, at: int, trial: Losses, others: Sequence[Losses]) -
         limit = known[passing(len(known) + 1, rule.reduction) - 1]
     if loss <= limit:
         return None
-    return Verdict(code=code, step=at, loss=loss, limit=limit, others=len(known))
+    return EarlyStop(code=code, step=at, loss=loss, limit=limit, others=len(known))
 
 
 def passing(trials: int, reduction: int) -> int:
@@ -97,12 +97,12 @@ def passing(trials: int, reduction: int) -> int:
     return max(1, math.ceil(trials / reduction))
 
 
-def diverged(run: Run) -> Verdict | None:
+def diverged(run: Run) -> EarlyStop | None:
     """That a run ended because its loss was not finite."""
     error = run.attempts[-1].error if run.attempts else None
     if run.state != "failed" or not (error or "").startswith(LossNotFinite.__name__):
         return None
-    return Verdict(code="not_finite", step=run.steps_done, loss=None, limit=None, others=0)
+    return EarlyStop(code="not_finite", step=run.steps_done, loss=None, limit=None, others=0)
 
 
 def judged(
@@ -110,7 +110,7 @@ def judged(
     steps: int,
     trial: int,
     losses: Mapping[int, Losses],
-) -> Verdict | None:
+) -> EarlyStop | None:
     """The verdict on one trial among all, by their numbers."""
     if rule is None or trial not in losses:
         return None

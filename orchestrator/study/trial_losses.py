@@ -6,7 +6,7 @@ from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import Journal, StudyJournal
 from orchestrator.journal.counted_steps import counted_steps
 from orchestrator.journal.step_table import read_table
-from orchestrator.study.early_stop import Losses, Verdict, diverged, judged
+from orchestrator.study.early_stop import EarlyStop, Losses, diverged, judged
 from orchestrator.types.run import Run
 from orchestrator.types.sweep import TrialStop
 
@@ -48,7 +48,7 @@ def settle(study: StudyJournal, trial: int, run: Run) -> TrialStop | None:
     return study.record_stop(_stop(trial, run, verdict)) if verdict else None
 
 
-def _stop(trial: int, run: Run, verdict: Verdict) -> TrialStop:
+def _stop(trial: int, run: Run, verdict: EarlyStop) -> TrialStop:
     return TrialStop(
         trial=trial,
         run=run.run,

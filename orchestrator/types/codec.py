@@ -17,8 +17,8 @@ def to_json(value: Any) -> bytes:
 
 
 def to_pretty_json(value: Any) -> str:
-    """The canonical text with every key, indented, with a final newline."""
-    return msgspec.json.format(to_json(whole(value)), indent=2).decode() + "\n"
+    """The canonical text, indented, with a final newline. What is read back has the same digest."""
+    return msgspec.json.format(to_json(value), indent=2).decode() + "\n"
 
 
 def whole(value: Any) -> Any:

@@ -247,7 +247,9 @@ def _check_own_beside(where: Destination) -> None:
 
 
 def _is_beside(where: Destination) -> bool:
-    """Whether a database and its artifacts lie beside the runs."""
+    """Whether it is a database that lies, with its artifacts, beside the runs."""
+    if not where.uri.startswith(SQLITE):
+        return False
     database = Path(where.uri.removeprefix(SQLITE))
     return where.artifacts == (database.parent / ARTIFACTS).as_uri() and database.name == DATABASE
 
