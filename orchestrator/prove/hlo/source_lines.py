@@ -57,7 +57,7 @@ class SourceTables:
 
 
 def once_each(stack: list[SourceLine]) -> list[SourceLine]:
-    """The calls, the outermost first, without what a loop's body repeats of those around the loop."""
+    """The calls, the outermost first, without those that a loop's body repeats."""
     calls: list[SourceLine] = []
     for place in stack:
         if place in calls:
