@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC
+from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC, STAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @JSON
 @BRIEF
 @FULL
+@STAGE
 @click.option(
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
 def plan(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
     alternatives: int, profile: str | None, html: Path | None, detail: Detail | None,
-    **wishes: str | None,
+    stage: int | None, **wishes: str | None,
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
     With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
-    every trial and show the predicted scaling; exit 2 if a trial has no plan.
+    every trial and show the predicted scaling; exit 2 if a trial has no plan. With --stage, plan
+    one stage of a spec.
 
     With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
     rent: days, dollars and odds of each.
@@ -63,20 +65,22 @@ def plan(
     for option, given in options.items():
         if given and (other or is_study):
             raise click.UsageError(f"{option} goes with the plan of one spec")
+    if is_study and stage:
+        raise click.UsageError("--stage goes with a spec that has stages")
     if other:
-        show_diff(spec, other, overrides, as_json=as_json)
+        show_diff(spec, other, overrides, stage=stage, as_json=as_json)
     elif is_study:
         show_study(spec, overrides, as_json=as_json)
     else:
         show_plan(
             spec, overrides, wishes, alternatives=alternatives, profile=profile, html=html,
-            detail=detail or "usual", as_json=as_json,
+            detail=detail or "usual", stage=stage, as_json=as_json,
         )  # fmt: skip
 
 
 def show_plan(
     spec: Path, overrides: tuple[str, ...], wishes: dict[str, str | None], *, alternatives: int,
-    profile: str | None, html: Path | None, detail: Detail, as_json: bool,
+    profile: str | None, html: Path | None, detail: Detail, stage: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the plan of a spec, or offers: where they are asked for, or its slices are open."""
     from orchestrator.lifecycle.plan_screens import plans_screen
@@ -84,19 +88,29 @@ def show_plan(
     loaded = orch.load(spec, overrides)
     wished = html or any(value is not None for value in wishes.values())
     if wished or loaded.resources.has_open_topology:
-        if alternatives or profile:
-            raise click.UsageError("--alternatives and --profile go with the plan of chosen slices")
+        if alternatives or profile or stage:
+            options = "--alternatives, --profile and --stage"
+            raise click.UsageError(f"{options} go with the plan of chosen slices")
         show_offers(spec, loaded, wishes, html, as_json=as_json)
         return
-    if alternatives and loaded.experiment.stages:
-        raise click.UsageError("--alternatives goes with the plan of a spec without stages")
-    plans = orch.plans(loaded, 1 + alternatives, profile=profile)
-    following = spec_command("explain", spec, overrides)
-    odds = orch.deadline_odds(loaded, plans[0])
+    if alternatives and needs_stage(loaded, stage):
+        raise click.UsageError("each stage has runners-up of its own: name one with --stage N")
+    plans = orch.plans(loaded, 1 + alternatives, profile=profile, stage=stage)
+    following = spec_command("explain", spec, overrides, *stage_option(stage))
+    odds = None if stage else orch.deadline_odds(loaded, plans[0])
     found: object = plans if alternatives else plans[0]
     if odds and as_json and not alternatives:
         found = fields_of(plans[0]) | {"deadline": odds}
     show(found, lambda: plans_screen(plans, following, detail, odds), as_json=as_json)
+
+
+def needs_stage(spec: "Spec", stage: int | None) -> bool:
+    """Whether a spec has stages, of which none is named."""
+    return bool(spec.experiment.stages) and stage is None
+
+
+def stage_option(stage: int | None) -> tuple[str, ...]:
+    return ("--stage", str(stage)) if stage else ()
 
 
 def fields_of(plan: "Plan") -> dict[str, object]:
@@ -116,11 +130,13 @@ def show_offers(
     exit_codes.leave(exit_codes.of_offers(found))
 
 
-def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
+def show_diff(
+    first: Path, second: Path, overrides: tuple[str, ...], *, stage: int | None, as_json: bool
+) -> None:
     from orchestrator.render.plan_diff_screen import plan_diff_screen
 
-    found = orch.diff(first, orch.load(second, overrides))
-    following = spec_command("plan", second, overrides)
+    found = orch.diff(first, orch.load(second, overrides), stage=stage)
+    following = spec_command("plan", second, overrides, *stage_option(stage))
     show(found, lambda: plan_diff_screen(found, following), as_json=as_json)
 
 
@@ -139,20 +155,23 @@ def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None
 @SPEC
 @SET
 @JSON
+@STAGE
 @click.option(
     "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
     metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
 )  # fmt: skip
 @interruptible("working it out")
-def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
+def explain(
+    spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float, stage: int | None
+) -> None:
     """Derive the figures of SPEC, formula by formula. Published figures are shown too.
 
     Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
     from orchestrator.render.explain_screen import explain_screen
 
-    found = orch.explain(spec, overrides, mfu=mfu)
-    following = spec_command("plan", spec, overrides)
+    found = orch.explain(spec, overrides, mfu=mfu, stage=stage)
+    following = spec_command("plan", spec, overrides, *stage_option(stage))
     show(found, lambda: explain_screen(found, following), as_json=as_json)
 
 
@@ -163,6 +182,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @JSON
 @BRIEF
 @FULL
+@STAGE
 @click.option(
     "--trainer", metavar="NAME",
     help="Compile another trainer's program: package.module:build, for any JAX program.",
@@ -180,13 +200,15 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 def prove(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
     hlo: Path | None, html: Path | None, search_remat: bool, detail: Detail | None,
+    stage: int | None,
 ) -> None:  # fmt: skip
     """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
 
     It compiles the trainer's own step for the plan's topology, compares memory, collectives and
     FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
-    cached, so the same question is answered at once. With OTHER, both programs are shown side by
-    side; --set and --trainer then change OTHER alone.
+    cached, so the same question is answered at once. A spec with stages has a program for each;
+    --stage proves one. With OTHER, both programs are shown side by side; --set and --trainer then
+    change OTHER alone.
 
     \b
     Exit status:
@@ -207,22 +229,24 @@ def prove(
         if hlo or html or search_remat or detail:
             options = "--hlo, --html, --search-remat, --brief and --full"
             raise click.UsageError(f"{options} go with the proof of one spec")
-        show_proof_diff(spec, other, overrides, as_json=as_json)
+        show_proof_diff(spec, other, overrides, stage=stage, as_json=as_json)
+        return
+    loaded = orch.load(spec, overrides)
+    if needs_stage(loaded, stage):
+        if html or search_remat:
+            raise click.UsageError(
+                "--html and --search-remat are about one program: name a stage with --stage N"
+            )
+        show_stage_proofs(spec, loaded, hlo, detail or "usual", as_json=as_json)
         return
     from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.proof_screen import proof_screens, stage_proof_screens
+    from orchestrator.render.proof_screen import proof_screens
 
-    display, loaded = Display(), orch.load(spec, overrides)
-    if loaded.experiment.stages:
-        if html or search_remat:
-            raise click.UsageError("--html and --search-remat go with a spec without stages")
-        stages = orch.prove_stages(loaded, hlo=hlo, progress=display)
-        following = spec_command("submit", spec, overrides)
-        stage_proofs = [one.proof for one in stages]
-        show(stage_proofs, lambda: stage_proof_screens(stages, following), as_json=as_json)
-        exit_codes.leave(exit_codes.of_proofs(*stage_proofs))
-    found = orch.prove(loaded, hlo=hlo, progress=display)
-    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
+    display = Display()
+    found = orch.prove(loaded, hlo=hlo, progress=display, stage=stage)
+    others = (
+        orch.prove_less_recompute(loaded, progress=display, stage=stage) if search_remat else None
+    )
     if html:
         orch.write_schedule(found, html)
     proofs = [found.proof, *(one.proof for one in others)] if others else found.proof
@@ -233,13 +257,30 @@ def prove(
     exit_codes.leave(exit_codes.of_proofs(found.proof))
 
 
+def show_stage_proofs(
+    path: Path, spec: "Spec", hlo: Path | None, detail: Detail, *, as_json: bool
+) -> None:
+    """Show the verdict on every stage."""
+    from orchestrator.lifecycle import exit_codes
+    from orchestrator.render.proof_screen import stage_proof_screens
+
+    found = orch.prove_stages(spec, hlo=hlo, progress=Display())
+    following = spec_command("submit", path, spec.overrides)
+    proofs = [one.proof for one in found]
+    show(proofs, lambda: stage_proof_screens(found, following, detail), as_json=as_json)
+    exit_codes.leave(exit_codes.of_proofs(*proofs))
+
+
 def show_proof_diff(
-    first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool
+    first: Path, second: Path, overrides: tuple[str, ...], *, stage: int | None, as_json: bool
 ) -> None:
     from orchestrator.lifecycle import exit_codes
     from orchestrator.render.proof_diff_screen import proof_diff_screen
 
-    found = orch.prove_diff(first, orch.load(second, overrides), progress=Display())
+    second_spec = orch.load(second, overrides)
+    if needs_stage(orch.load(first), stage) or needs_stage(second_spec, stage):
+        raise click.UsageError("two programs are compared: name a stage of both with --stage N")
+    found = orch.prove_diff(first, second_spec, progress=Display(), stage=stage)
     show(found, lambda: proof_diff_screen(found, (first.stem, second.stem)), as_json=as_json)
     exit_codes.leave(exit_codes.of_proofs(*found.proofs))
 
