@@ -18,7 +18,7 @@ FIGURES = (
     "tokens_per_s", "days", "chip_hours", "dollars", "dollars_per_chip_hour",
 )  # fmt: skip
 OF_FIRST_STAGE = ("batch", "optimizer", "data")  # what a spec with stages repeats
-FIGURES_OF_STAGES = ("fits", "days", "chip_hours", "dollars", "dollars_per_chip_hour")
+TOTALS = ("fits", "days", "chip_hours", "dollars", "dollars_per_chip_hour")
 GOODPUT = ("expected", "low", "high", "every_steps", "best_every_steps")
 
 SUM = "sum"  # the line that ends a phase
@@ -29,35 +29,40 @@ Lines = dict[tuple[str, str], float]
 
 def diff_plans(specs: tuple[Spec, Spec], plans: Pair) -> PlanDiff:
     """What differs between two plans, and what that does to each line of their forecasts. Stages
-    have figures, and no lines.
+    have figures, and no lines; where one plan alone has any, the whole runs are compared.
     """
     first, second = plans
-    figures = [_figures(plan) for plan in plans]
     staged = bool(first.stages or second.stages)
+    whole = bool(first.stages) != bool(second.stages)
+    figures = [_totals(plan) if whole else _figures(plan) for plan in plans]
     return PlanDiff(
         schema=SCHEMA,
         plans=(_reference(first), _reference(second)),
-        requested=differing(*(_requested(spec) for spec in specs)),
-        decided=differing(*(_decided(plan) for plan in plans)),
+        requested=differing(*(_requested(spec, whole=whole) for spec in specs)),
+        decided=() if whole else differing(*(_decided(plan) for plan in plans)),
         memory=() if staged else _merged("bytes", *(_memory(plan) for plan in plans)),
         time=() if staged else _merged("s", *(_time(plan) for plan in plans)),
         figures=tuple(_pairs(*figures)),
-        bounds=(_longest(first).forecast.bound, _longest(second).forecast.bound),
+        bounds=(first.forecast.bound, second.forecast.bound),
     )
-
-
-def _longest(plan: Plan) -> Plan:
-    """The stage that takes longest, or the plan itself."""
-    return max(plan.each_stage, key=lambda one: one.forecast.days.likeliest)
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
     """The forecast's figures; of a run in stages those of all together, and of each."""
+    if plan.stages:
+        return _totals(plan) | _by_stage(plan, _figures)
+    return _figures_of(plan, FIGURES)
+
+
+def _totals(plan: Plan) -> dict[str, Any]:
+    """The figures of a whole run, with stages or without."""
+    return _figures_of(plan, TOTALS)
+
+
+def _figures_of(plan: Plan, kept: tuple[str, ...]) -> dict[str, Any]:
     forecast = asdict(plan.forecast)
-    kept = FIGURES_OF_STAGES if plan.stages else FIGURES
     figures: dict[str, Any] = {key: forecast[key] for key in kept}
-    figures["goodput"] = {key: forecast["goodput"][key] for key in GOODPUT}
-    return _flat(figures) | _by_stage(plan, _figures)
+    return _flat(figures | {"goodput": {key: forecast["goodput"][key] for key in GOODPUT}})
 
 
 def _by_stage(plan: Plan, of: Callable[[Plan], dict[str, Any]]) -> dict[str, Any]:
@@ -85,13 +90,17 @@ def _reference(plan: Plan) -> PlanReference:
     )
 
 
-def _requested(spec: Spec) -> dict[str, Any]:
-    """What a spec requests; equal limits on pods are one number."""
+def _requested(spec: Spec, *, whole: bool) -> dict[str, Any]:
+    """What a spec requests; equal limits on pods are one number. Of a whole run stages are
+    counted.
+    """
     fields = asdict(spec)
+    if whole:
+        fields["experiment"]["stages"] = len(spec.experiment.stages) or None
     pods = spec.resources.pods
     if pods.min == pods.max:
         fields["resources"]["pods"] = pods.max
-    for section in OF_FIRST_STAGE if spec.experiment.stages else ():
+    for section in OF_FIRST_STAGE if whole or spec.experiment.stages else ():
         del fields["experiment"][section]
     return _flat({key: fields[key] for key in fields if key not in UNPLANNED})
 

@@ -114,11 +114,13 @@ def stage_spans(stages: Sequence[TrainingStage], plans: Sequence[Plan]) -> list[
 
 
 def total_forecast(stages: Sequence[Plan]) -> Forecast:
-    """The forecast of the first stage, with the time and the money of all.
+    """The forecast of the first stage, with the time and the money of all, and with what binds the
+    longest.
 
     What is unknown about one stage is unknown about all: ends of intervals add up.
     """
     first, all_of = stages[0].forecast, [one.forecast for one in stages]
+    longest = max(all_of, key=lambda one: one.days.likeliest)
     goodput = over_stages(
         [
             StagePart(goodput=one.goodput, steps_s=plan.total_steps * typical(one.step_s))
@@ -135,6 +137,8 @@ def total_forecast(stages: Sequence[Plan]) -> Forecast:
     return replace(
         first,
         fits=all(one.fits for one in all_of),
+        bound=longest.bound,
+        bound_by=longest.bound_by,
         goodput=goodput,
         days=plus(add([one.days for one in all_of]), changes_s / DAY_S),
         chip_hours=chip_hours,

@@ -175,8 +175,9 @@ def stages(diff: PlanDiff) -> list[Part]:
             values = figure(diff, f"stages.{stage - 1}.{of_key}")
             if values[0] != values[1]:
                 rows.append((f"stage {stage}", name, *shown(values, show), change(*values)))
-    same = ["the figures of every stage are the same"] if places else []
-    return [Table(rows=[HEAD, *rows], columns="<<>>>")] if rows else same
+    if rows:
+        return [Table(rows=[HEAD, *rows], columns="<<>>>")]
+    return ["the figures of every stage are the same"] if places else []
 
 
 def of_stage(key: str) -> tuple[int, str]:
@@ -230,8 +231,9 @@ def verdict(diff: PlanDiff) -> str:
     if at == "lower":
         text += ", both at best"
     before, after = diff.bounds
-    bound = f"{after}{f', not {before}' if before != after else ''}"
-    return f"{text}. {'Its longest stage' if staged else 'It'} is bound by {bound}."
+    if staged:
+        return f"{text}."
+    return f"{text}. It is bound by {after}{f', not {before}' if before != after else ''}."
 
 
 def ratio(diff: PlanDiff, key: str) -> float:
