@@ -101,10 +101,15 @@ def test_what_is_about_one_program_asks_for_its_stage(
     assert "--stage N" in done.stderr
 
 
-def test_two_programs_are_compared_stage_by_stage(path: Path, orch: RunOrch) -> None:
+def test_two_programs_are_compared_stage_by_stage(path: Path, plan: Plan, orch: RunOrch) -> None:
     done = orch("prove", str(path), str(path))
     assert done.returncode == 2
     assert "--stage N" in done.stderr
+    prove_nothing_but(plan)
+    done = orch("prove", str(path), str(path), "--stage", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    digests = {one["plan_digest"] for one in json.loads(done.stdout)["proofs"]}
+    assert digests == {plan.stages[2].digest}
 
 
 def test_runs_in_stages_are_compared(path: Path, plan: Plan, orch: RunOrch) -> None:
