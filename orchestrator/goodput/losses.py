@@ -106,8 +106,8 @@ def by_chance(per_day: float, run_s: float) -> Uncertain:
 def best_every(inputs: GoodputInputs, step_s: float, steps: int) -> int:
     """The whole number of steps between saves with the highest share, at most all steps.
 
-    A save is over before the next begins, also where the storage is as slow as it may be: steps that
-    wait for it cost more than those that are done again after a failure.
+    A save is over before the next begins, also where the storage is as slow as it may be: steps
+    that wait for it cost more than those that are done again after a failure.
     """
     rhythm = rhythm_of(inputs, {})
     if rhythm.between_failures_s == inf:
