@@ -32,6 +32,34 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> "Spec":
     return load_spec(Path(path), tuple(overrides))
 
 
+def examples() -> dict[str, str]:
+    """The example specs that travel with orch, by name, each with what it is about."""
+    from orchestrator.spec.examples import examples as all_examples
+
+    return all_examples()
+
+
+def create_spec(
+    path: str | Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
+) -> Path:
+    """Write the commented starter, an example, or the spec of a file as a new spec; its path.
+
+    Without a path the file is named after the example. An existing file is never overwritten.
+    """
+    from orchestrator.spec.examples import create
+
+    return create(Path(path) if path else None, example, overrides)
+
+
+def schema(name: str = "spec") -> str:
+    """The JSON Schema of a `spec`, a `study`, or a value that a command prints with --json."""
+    from orchestrator.spec.schema import schema_text, study_schema_text
+    from orchestrator.types.output_schemas import output_schema_text
+
+    texts = {"spec": schema_text, "study": study_schema_text}
+    return texts[name]() if name in texts else output_schema_text(name)
+
+
 def is_study(path: str | Path) -> bool:
     """Whether a YAML file describes a study rather than one spec."""
     from orchestrator.spec import is_study as describes_study

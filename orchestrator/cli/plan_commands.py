@@ -1,7 +1,7 @@
 """The commands that need no chip: plan, explain, prove, score."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import click
 
@@ -10,12 +10,7 @@ from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
-from orchestrator.render.screen_parts import Detail
-from orchestrator.render.terminal import echo, show
-
-if TYPE_CHECKING:
-    from orchestrator.types.plan import Plan
-    from orchestrator.types.spec import Spec
+from orchestrator.render.terminal import show, show_result
 
 
 @click.command()
@@ -37,9 +32,7 @@ if TYPE_CHECKING:
 @click.option("--html", type=FILE, metavar="FILE", help="Also write the offers as a page.")
 @interruptible("planning")
 def plan(
-    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool,
-    alternatives: int, profile: str | None, html: Path | None, detail: Detail | None,
-    **wishes: str | None,
+    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
@@ -57,82 +50,10 @@ def plan(
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
-    is_study = orch.is_study(spec)
-    options = {"--alternatives": alternatives, "--profile": profile, "--html": html}
-    options |= {f"--{name}": value for name, value in wishes.items()} | {f"--{detail}": detail}
-    for option, given in options.items():
-        if given and (other or is_study):
-            raise click.UsageError(f"{option} goes with the plan of one spec")
-    if other:
-        show_diff(spec, other, overrides, as_json=as_json)
-    elif is_study:
-        show_study(spec, overrides, as_json=as_json)
-    else:
-        show_plan(
-            spec, overrides, wishes, alternatives=alternatives, profile=profile, html=html,
-            detail=detail or "usual", as_json=as_json,
-        )  # fmt: skip
+    from orchestrator.api.spec_results import PlanOptions, plan_result
 
-
-def show_plan(
-    spec: Path, overrides: tuple[str, ...], wishes: dict[str, str | None], *, alternatives: int,
-    profile: str | None, html: Path | None, detail: Detail, as_json: bool,
-) -> None:  # fmt: skip
-    """Show the plan of a spec, or offers: where they are asked for, or its slices are open."""
-    from orchestrator.lifecycle.plan_screens import plans_screen
-
-    loaded = orch.load(spec, overrides)
-    wished = html or any(value is not None for value in wishes.values())
-    if wished or loaded.resources.has_open_topology:
-        if alternatives or profile:
-            raise click.UsageError("--alternatives and --profile go with the plan of chosen slices")
-        show_offers(spec, loaded, wishes, html, as_json=as_json)
-        return
-    if alternatives and loaded.experiment.stages:
-        raise click.UsageError("--alternatives goes with the plan of a spec without stages")
-    plans = orch.plans(loaded, 1 + alternatives, profile=profile)
-    following = spec_command("explain", spec, overrides)
-    odds = orch.deadline_odds(loaded, plans[0])
-    found: object = plans if alternatives else plans[0]
-    if odds and as_json and not alternatives:
-        found = fields_of(plans[0]) | {"deadline": odds}
-    show(found, lambda: plans_screen(plans, following, detail, odds), as_json=as_json)
-
-
-def fields_of(plan: "Plan") -> dict[str, object]:
-    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-
-
-def show_offers(
-    path: Path, spec: "Spec", wishes: dict[str, str | None], html: Path | None, *, as_json: bool
-) -> None:
-    from orchestrator.lifecycle import exit_codes
-    from orchestrator.lifecycle.plan_screens import wanted_offers_screen
-
-    found = orch.offers(spec, (), **wishes)
-    show(found, lambda: wanted_offers_screen(found, path, spec.overrides), as_json=as_json)
-    if html:
-        echo(f"wrote {orch.write_offers(found, html)}", err=as_json)
-    exit_codes.leave(exit_codes.of_offers(found))
-
-
-def show_diff(first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    from orchestrator.render.plan_diff_screen import plan_diff_screen
-
-    found = orch.diff(first, orch.load(second, overrides))
-    following = spec_command("plan", second, overrides)
-    show(found, lambda: plan_diff_screen(found, following), as_json=as_json)
-
-
-def show_study(spec: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.study_screens import forecast_screen
-
-    found = orch.study(spec, overrides, progress=Display())
-    code = exit_codes.of_forecast(found)
-    following = "" if code else spec_command("submit", spec, overrides)
-    show(found, lambda: forecast_screen(found, following), as_json=as_json)
-    exit_codes.leave(code)
+    result = plan_result(spec, other, overrides, PlanOptions(**options), Display())
+    show_result(result, as_json=as_json)
 
 
 @click.command()
@@ -179,7 +100,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @interruptible("proving")
 def prove(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
-    hlo: Path | None, html: Path | None, search_remat: bool, detail: Detail | None,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
 
@@ -201,47 +122,11 @@ def prove(
       orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
       orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
     """
-    if trainer:
-        overrides = (*overrides, f"run.trainer={trainer}")
-    if other:
-        if hlo or html or search_remat or detail:
-            options = "--hlo, --html, --search-remat, --brief and --full"
-            raise click.UsageError(f"{options} go with the proof of one spec")
-        show_proof_diff(spec, other, overrides, as_json=as_json)
-        return
-    from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.proof_screen import proof_screens, stage_proof_screens
+    from orchestrator.api.spec_results import ProveOptions, proof_result
 
-    display, loaded = Display(), orch.load(spec, overrides)
-    if loaded.experiment.stages:
-        if html or search_remat:
-            raise click.UsageError("--html and --search-remat go with a spec without stages")
-        stages = orch.prove_stages(loaded, hlo=hlo, progress=display)
-        following = spec_command("submit", spec, overrides)
-        stage_proofs = [one.proof for one in stages]
-        show(stage_proofs, lambda: stage_proof_screens(stages, following), as_json=as_json)
-        exit_codes.leave(exit_codes.of_proofs(*stage_proofs))
-    found = orch.prove(loaded, hlo=hlo, progress=display)
-    others = orch.prove_less_recompute(loaded, progress=display) if search_remat else None
-    if html:
-        orch.write_schedule(found, html)
-    proofs = [found.proof, *(one.proof for one in others)] if others else found.proof
-    following = spec_command("submit", spec, overrides)
-    show(
-        proofs, lambda: proof_screens(found, others, following, detail or "usual"), as_json=as_json
-    )
-    exit_codes.leave(exit_codes.of_proofs(found.proof))
-
-
-def show_proof_diff(
-    first: Path, second: Path, overrides: tuple[str, ...], *, as_json: bool
-) -> None:
-    from orchestrator.lifecycle import exit_codes
-    from orchestrator.render.proof_diff_screen import proof_diff_screen
-
-    found = orch.prove_diff(first, orch.load(second, overrides), progress=Display())
-    show(found, lambda: proof_diff_screen(found, (first.stem, second.stem)), as_json=as_json)
-    exit_codes.leave(exit_codes.of_proofs(*found.proofs))
+    overrides = (*overrides, f"run.trainer={trainer}") if trainer else overrides
+    result = proof_result(spec, other, overrides, ProveOptions(**options), Display())
+    show_result(result, as_json=as_json)
 
 
 @click.command()
