@@ -15,9 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def s3_bucket(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Bucket]:
+def s3_bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """A bucket of moto's server."""
     from moto.server import ThreadedMotoServer  # noqa: PLC0415  it takes seconds
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
