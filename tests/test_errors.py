@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import Usage
-from orchestrator.errors import OrchError
+from orchestrator.errors import OrchError, Usage
 from orchestrator.launch.provenance import TooMuchCode
 from orchestrator.lifecycle.error_reports import error_report
 from orchestrator.lifecycle.submit import ProofFailed

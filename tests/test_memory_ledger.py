@@ -261,10 +261,12 @@ RESULTS = proof_table.results()
 
 @pytest.mark.parametrize("result", RESULTS, ids=[str(result.row) for result in RESULTS])
 def test_forecasts_are_within_5_percent_of_compiled_peaks(result: Result) -> None:
-    """Of every row of docs/proof-bench.md; payload and FLOPs within 2 %."""
+    """Of every row of docs/proof-bench.md; payload and FLOPs within 2 %. FLOPs of rows with
+    attention as it was are within 3 %.
+    """
     assert result.memory == pytest.approx(1, abs=0.05)
     if result.flops and result.payload:  # recorded since 2026-11-22
-        assert result.flops == pytest.approx(1, abs=0.02)
+        assert result.flops == pytest.approx(1, abs=0.03 if result.is_former else 0.02)
         assert result.payload[1] == pytest.approx(1, abs=0.02)
 
 

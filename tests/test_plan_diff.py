@@ -128,7 +128,7 @@ def test_points_that_round_to_zero_have_no_sign() -> None:
 def test_without_runs_of_a_chip_the_verdict_compares_bounds() -> None:
     """Without an estimate, the lower bounds are compared, and shown alone."""
     diff = diff_of(tiny(), tiny(pods=4))
-    assert "faster and costs 1.6 times as much" in render.verdict(diff)
+    assert "faster and costs 1.7 times as much" in render.verdict(diff)
     without_estimate = replace(
         diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
     )

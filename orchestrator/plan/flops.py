@@ -5,13 +5,22 @@ recomputes, whole attention blocks, and copied heads.
 """
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import prod
 from typing import NamedTuple
+
+import numpy as np
 
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK, grouped_tile
+from orchestrator.plan.attention_blocks import (
+    LANES,
+    attention_block,
+    head_bytes,
+    partial_sums,
+    query_keys,
+)
+from orchestrator.plan.kernel_constants import grouped_tile
 from orchestrator.plan.layout import Layout, Number, is_of_experts
 from orchestrator.types.model import Model
 from orchestrator.types.plan import PlannedBatch
@@ -26,14 +35,15 @@ BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, o
 class Products(NamedTuple):
     """Matmuls of an attention kernel: along the width of queries, and along that of values."""
 
-    queries: int
-    values: int
+    queries: Number
+    values: Number
 
 
-# The splash kernel's forward makes scores and values. Its backward is two kernels, one for the
-# queries and one for keys and values: both compute the scores (queries) and their gradients
-# (values) again; then come the gradients of queries and keys, and those of values.
-FORWARD, BACKWARD = Products(1, 1), Products(4, 3)
+# The splash kernel's forward makes scores and values. Its backward makes the scores (queries) and
+# their gradients (values) again; then come the gradients of queries and keys, and those of values.
+# Where one kernel makes those of queries and another the others, both make the scores.
+FORWARD, AT_ONCE = Products(1, 1), Products(3, 2)
+OF_QUERIES, OF_KEYS_AND_VALUES = Products(2, 1), Products(2, 2)
 
 
 # --- of the model
@@ -169,48 +179,90 @@ def repeated_elements(layout: Layout, part: Sublayer, parallel: Sequence[Matmul]
     return layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
 
 
-def attention_flops(layout: Layout, products: Products) -> Number:
-    """A kernel's causal products of all layers, by whole blocks: each 2 S H for a query head and
-    token.
-
-    Positions lie in zigzag over `sequence`, so every device has the mean.
-    """
+def attention_forward_flops(layout: Layout) -> Number:
+    """Scores and values of all layers, by whole blocks."""
 
     def of_block(block: Block) -> Number:
-        queries, values = (
-            prod(layout.size(dimension) for dimension in tensor.dimensions)
-            for tensor in (block.attention.queries, block.attention.result)
-        )
-        width = products.queries * queries + products.values * values
-        return 2 * layout.step_tokens * computed_positions(layout, block.attention) * width
+        positions = forward_positions(layout, block.attention)
+        return attention_flops(layout, block.attention, positions, FORWARD)
 
     return layout.over_layers(of_block)
 
 
-def attention_forward_flops(layout: Layout) -> Number:
-    """Scores and values."""
-    return attention_flops(layout, FORWARD)
-
-
-def computed_positions(layout: Layout, attention: Attention) -> float:
-    """Positions that the kernel computes for a query, mean over the sequence.
-
-    It takes every block of keys that one of a block of queries sees, also the part of it that none
-    sees: 1 + b/S of the causal half.
-    """
-    length, size = layout.length, min(ATTENTION_BLOCK, layout.length)
-    if attention.scores.window is None:
-        return (length + size) / 2
-    blocks = length / size
-    most = min(
-        ceil((attention.scores.window - 1) / size) + 1, blocks
-    )  # of keys, for a block of queries
-    return size * (most - most * (most - 1) / (2 * blocks))
-
-
 def attention_backward_flops(layout: Layout) -> Number:
-    """Those of both backward kernels: 7/2 forward where all heads have one width."""
-    return attention_flops(layout, BACKWARD)
+    """Their gradients: 5/2 or 7/2 forward where all heads have one width."""
+
+    def of_block(block: Block) -> Number:
+        attention, size = block.attention, block_of(layout, block.attention)
+        sums = partial_sums_of(layout, attention)
+
+        def kernel(keys: Number, products: Products) -> Number:
+            positions = computed_positions(layout, attention, size, keys)
+            return attention_flops(layout, attention, positions, products)
+
+        apart = kernel(query_keys(size), OF_QUERIES) + kernel(size, OF_KEYS_AND_VALUES)
+        at_once = kernel(layout.length / np.maximum(sums, 1), AT_ONCE)
+        return np.where(sums > 0, at_once, apart)
+
+    return layout.over_layers(of_block)
+
+
+def attention_flops(
+    layout: Layout, attention: Attention, positions: Number, products: Products
+) -> Number:
+    """A kernel's products of one layer: each 2 x tokens x positions for a number of a head.
+
+    Positions lie in zigzag over `sequence`, so every device has the mean.
+    """
+    queries, values = (
+        prod(layout.size(dimension) for dimension in tensor.dimensions)
+        for tensor in (attention.queries, attention.result)
+    )
+    width = products.queries * queries + products.values * values
+    return 2 * layout.step_tokens * positions * width
+
+
+def forward_positions(layout: Layout, attention: Attention) -> Number:
+    """Positions that the forward kernel computes for a query, mean over the sequence."""
+    size = block_of(layout, attention)
+    return computed_positions(layout, attention, size, size)
+
+
+def computed_positions(
+    layout: Layout, attention: Attention, queries: Number, keys: Number
+) -> Number:
+    """The same by blocks of so many queries and keys, of which one divides the other.
+
+    A kernel takes every block of keys that one of a block of queries sees, also the part of it that
+    none sees: 1 + b/S of the causal half.
+    """
+    length, window = layout.length, attention.scores.window
+    if window is None:
+        return (length + np.maximum(queries, keys)) / 2
+    blocks = length / queries
+    before = np.minimum(np.ceil((window - 1) / keys) * keys, length)  # the first of the block
+    growing = np.minimum(before // queries + 1, blocks)  # blocks of queries that see all before
+    all_before = queries * growing * (growing - 1) / 2 + (blocks - growing) * before
+    return queries + all_before / blocks
+
+
+def block_of(layout: Layout, attention: Attention) -> Number:
+    """Positions that the kernels take at a time, or would where they cannot take the sequence."""
+    window, head = attention.scores.window, head_of(layout, attention)
+    size = attention_block(layout.length, layout.ways("length"), window, head)
+    return np.where(size > 0, size, min(LANES, layout.length))
+
+
+def partial_sums_of(layout: Layout, attention: Attention) -> Number:
+    """Gradients of each query that one backward kernel writes, or 0 where there are two kernels."""
+    window, head = attention.scores.window, head_of(layout, attention)
+    return partial_sums(layout.length, block_of(layout, attention), window, head)
+
+
+def head_of(layout: Layout, attention: Attention) -> int:
+    """Bytes of the wider head of queries and values."""
+    heads = attention.queries, attention.result
+    return head_bytes((one.dimensions[-1].size for one in heads), layout.compute_bytes)
 
 
 def attention_recompute_flops(layout: Layout) -> Number:

@@ -12,7 +12,6 @@ import numpy as np
 # 4 x peak / HBM rate tokens: 664 on v5p, 896 on v4, 962 on v5e, 1,250 on tpu7x, 2,242 on v6e.
 LOSS_CHUNK_BYTES = 256 * 2**20
 LOSS_CHUNK_TOKENS = 1024
-ATTENTION_BLOCK = 512  # queries or keys that the attention kernel takes at a time, at most
 TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them
 # Rows of experts that our grouped matmul takes at a time, at most and at least. A tile that two
 # experts share is computed for both.

@@ -3,6 +3,7 @@
 import numpy as np
 
 from orchestrator.network.description import MLP, Attention, Block, LatentAttention, Mixture, Tensor
+from orchestrator.plan.flops import partial_sums_of
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory_lines import FP32_BYTES, line, named, split_ways, stream_bytes
 from orchestrator.types.plan import LedgerLine
@@ -213,7 +214,8 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
 
     Keys and values of latent attention are as many, and have gradients too.
 
-    The gradients of the MLP's inputs wait for their product.
+    One kernel writes the gradient of q for each block of keys. The gradients of the MLP's inputs
+    wait for their product.
     """
     return [
         line("gathered_weights", "gathered weights", "size x attention",
@@ -225,6 +227,9 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,
              heads=backward_heads(layout, block.attention)),
+        line("working_activations", "gradients of queries", "size x sums x queries",
+             size=layout.compute_bytes, sums=partial_sums_of(layout, block.attention),
+             queries=layout.stored_tensor_elements(block.attention.queries)),
     ]  # fmt: skip
 
 

@@ -9,16 +9,15 @@ from dataclasses import replace
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.plan import flops
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
 from orchestrator.plan.layout import Layout
 from orchestrator.plan.time import matmul_line, rated_line
 from orchestrator.score.flop_counts import attention_share
 from orchestrator.score.published_runs import PublishedRun
 from orchestrator.types.plan import ATTENTION_LINES, LedgerLine
 
-# One backward kernel computes the scores and their gradients once; two kernels, once each.
-FUSED_BACKWARD = flops.Products(3, 2)
-FUSED_BLOCK = 2048  # every published recipe with one backward kernel takes so many at a time
+# Tokens at a time where a run does not say: those of kernels by default, and those of every
+# published recipe with one backward kernel.
+USUAL_BLOCK, FUSED_BLOCK = 512, 2048
 # Without a kernel, forward passes over the passes of one square: forward and backward, and the
 # scores again; or all of the forward pass again.
 SQUARES, SQUARES_AGAIN = 3.5, 4.0
@@ -38,25 +37,30 @@ def attention_as_run(
     others = [line for line in lines if line.kind not in ATTENTION_LINES]
     if run.software.kernel == "none":
         return [*others, square_line(layout), scores_line(layout)]
-    return [*others, *(kernel_line(run, line) for line in lines if line.kind in ATTENTION_LINES)]
+    return [
+        *others,
+        *(kernel_line(run, layout, line) for line in lines if line.kind in ATTENTION_LINES),
+    ]
 
 
-def kernel_line(run: PublishedRun, line: LedgerLine) -> LedgerLine:
+def kernel_line(run: PublishedRun, layout: Layout, line: LedgerLine) -> LedgerLine:
     """A line of attention, scaled from the trainer's kernel to the run's."""
-    factor = computed_share(run)
-    if line.kind == "attention" and run.software.kernel == "splash-fused":
-        factor *= fused_share(run)
+    factor = computed_share(run, layout)
+    if line.kind == "attention":
+        forward = flops.attention_forward_flops(layout)
+        ours = (forward + flops.attention_backward_flops(layout)) / forward
+        factor *= passes_of(run) / float(ours)
     return scaled(line, factor)
 
 
-def fused_share(run: PublishedRun) -> float:
-    """Products of forward and one backward kernel, over those with two backward kernels."""
+def passes_of(run: PublishedRun) -> float:
+    """Products of forward and backward kernels, over those of the forward kernel."""
+    at_once = run.software.kernel == "splash-fused"
+    backward = (flops.AT_ONCE,) if at_once else (flops.OF_QUERIES, flops.OF_KEYS_AND_VALUES)
     attention = decoder(run.model).blocks[0].attention
-    fused, apart = (
-        (1 + products.queries) * attention.score_width + (1 + products.values) * attention.width
-        for products in (FUSED_BACKWARD, flops.BACKWARD)
-    )
-    return fused / apart
+    queries, values = attention.score_width, attention.width
+    gradients: float = sum(one.queries * queries + one.values * values for one in backward)
+    return 1 + gradients / (queries + values)
 
 
 def scaled(line: LedgerLine, factor: float) -> LedgerLine:
@@ -67,29 +71,34 @@ def scaled(line: LedgerLine, factor: float) -> LedgerLine:
     return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
 
 
-def computed_share(run: PublishedRun) -> float:
+def computed_share(run: PublishedRun, layout: Layout) -> float:
     """Attention that the kernel computes, over that of the trainer's for whole sequences.
 
     It takes whole blocks, also along a window.
     """
-    ours = (run.length + min(ATTENTION_BLOCK, run.length)) / 2
+    ours = computed_by_ours(layout)
     block = min(block_of(run), run.length)
     whole = (run.length + block) / 2 / ours
     local = min((run.window.tokens + block) / ours, whole) if run.window else whole
     return attention_share(run, local, whole)
 
 
+def computed_by_ours(layout: Layout) -> float:
+    """Positions that the trainer's forward kernel computes for a query, mean over the sequence."""
+    attention = layout.network.blocks[0].attention
+    return float(flops.forward_positions(layout, attention))
+
+
 def block_of(run: PublishedRun) -> int:
     """Tokens that the kernel takes at a time."""
-    assumed = FUSED_BLOCK if run.software.kernel == "splash-fused" else ATTENTION_BLOCK
+    assumed = FUSED_BLOCK if run.software.kernel == "splash-fused" else USUAL_BLOCK
     return run.attention_block or assumed
 
 
 def square_line(layout: Layout) -> LedgerLine:
     """The whole square of scores, as matmuls."""
     again = layout.remat.share(RESULT, "recompute")
-    seen = layout.length + min(ATTENTION_BLOCK, layout.length)
-    square = flops.attention_forward_flops(layout) * 2 * layout.length / seen
+    square = flops.attention_forward_flops(layout) * layout.length / computed_by_ours(layout)
     count = (SQUARES_AGAIN if again else SQUARES) * square
     formula = "forward flops of the whole square, 3.5 or 4 times"
     return matmul_line(layout, "scores and values", formula, count)

@@ -12,12 +12,19 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from orchestrator.errors import SpecError
 from orchestrator.network.description import Scores
-from orchestrator.plan.kernel_constants import ATTENTION_BLOCK
+from orchestrator.plan.attention_blocks import (
+    LANES,
+    attention_block,
+    head_bytes,
+    partial_sums,
+    query_keys,
+)
 from trainers.llama import zigzag
 from trainers.llama.axes import SEQUENCE
 from trainers.llama.blockwise import Documents
 
-LANES = 128
+# Keys of a block whose scores are made at a time: more of them need more of the fast memory.
+FORWARD_KEYS, BACKWARD_KEYS = 512, 256
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,11 @@ def splash(
     length: int, ways: int, kind: Scores, *, interpret: bool = False
 ) -> Callable[..., jax.Array]:
     """`attend` of `trainers.llama.attention`."""
-    blocks = _blocks(length, ways)
+    if not attention_block(length, ways, kind.window, 0):
+        raise SpecError(
+            f"splash attention takes {LANES} positions at a time:"
+            f" {length // ways} a chip do not divide"
+        )
 
     def attend(
         q: jax.Array,
@@ -73,7 +84,7 @@ def splash(
             mask,
             head_shards=1,
             q_seq_shards=ways,
-            block_sizes=blocks,
+            block_sizes=_blocks(length, ways, kind.window, _head_bytes(q, v)),
             residual_checkpoint_name="attention",
             attn_logits_soft_cap=kind.cap,
             interpret=interpret,
@@ -106,23 +117,27 @@ def _shard(kernel: Any, ways: int) -> Any:
     return jax.tree.map(part, kernel)
 
 
-def _blocks(length: int, ways: int) -> Any:
-    queries, keys = _block(length // ways), _block(length)
+def _head_bytes(q: jax.Array, v: jax.Array) -> int:
+    return head_bytes((q.shape[-1], v.shape[-1]), q.dtype.itemsize)
+
+
+def _blocks(length: int, ways: int, window: int | None, bytes_of_head: int) -> Any:
+    block = int(attention_block(length, ways, window, bytes_of_head))
+    sums = int(partial_sums(length, block, window, bytes_of_head))
+    keys = length // sums if sums else block
     return kernels.BlockSizes(
-        block_q=queries,
-        block_kv=keys,
-        block_q_dq=queries,
-        block_kv_dq=keys,
-        block_q_dkv=queries,
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=_at_a_time(block, FORWARD_KEYS),
+        block_q_dkv=block,
         block_kv_dkv=keys,
+        block_kv_dkv_compute=_at_a_time(keys, BACKWARD_KEYS),
+        block_q_dq=None if sums else block,
+        block_kv_dq=None if sums else int(query_keys(block)),
+        use_fused_bwd_kernel=bool(sums),
     )
 
 
-def _block(positions: int) -> int:
-    """The largest block that divides them."""
-    fitting = [size for size in range(LANES, ATTENTION_BLOCK + 1, LANES) if positions % size == 0]
-    if not fitting:
-        raise SpecError(
-            f"splash attention takes {LANES} positions at a time: {positions} a chip do not divide"
-        )
-    return fitting[-1]
+def _at_a_time(block: int, most: int) -> int:
+    """The most that divide a block, up to a limit."""
+    return max(size for size in range(LANES, most + 1, LANES) if block % size == 0)

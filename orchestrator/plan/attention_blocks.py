@@ -1,0 +1,69 @@
+"""How many queries and keys the TPU's attention kernels take at a time: the trainer uses these
+blocks, and the ledgers count with them.
+
+A larger block keeps the matrix units busier, computes more that no query sees, and needs more of
+the fast memory. By the compiler's bundles of instructions on v6e, forward and backward pass take
+17 cycles for 1,000 pairs of a query and a key with blocks of 512, and 10 with blocks of 1,024 and
+one backward kernel (docs/proof.md). These blocks fit the fast memory that the compiler gives a
+kernel by default on every TPU of the catalog, with documents and a cap.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+LANES = 128  # of which every block is a multiple
+BLOCK = 1024
+HEAD_BYTES = 512  # of the widest head with which blocks of that size fit: 256 in bf16
+# Along a window, what a block has outside it is computed as well.
+WINDOW_BLOCK, LEAST_WINDOW = 512, 2048
+# One backward kernel writes the gradient of every query once for each block of keys, to be added
+# up. From LONG positions on it takes more keys at a time, where heads leave room for them; beyond
+# so many sums, two kernels take less memory.
+LONG, LONG_KEYS, LONG_HEAD_BYTES = 8192, 2048, 256
+MOST_PARTIAL_SUMS = 8
+QUERY_KEYS = 512  # keys that a kernel of the queries' gradients alone takes at a time
+
+
+def attention_block(length: int, ways: Any, window: int | None, head_bytes: float) -> Any:
+    """Positions of a block; 0 where the kernels cannot take the sequence.
+
+    They divide what lies on one device in one piece, which over several devices is half of its
+    positions; or else all of its positions. `head_bytes` are those of the wider head.
+    """
+    narrow = window is not None and window < min(LEAST_WINDOW, length)
+    most = WINDOW_BLOCK if narrow else BLOCK
+    while most * head_bytes > BLOCK * HEAD_BYTES and most > LANES:
+        most //= 2
+    in_piece = _largest_block(length // np.where(ways > 1, 2 * ways, 1), most)
+    return np.where(in_piece > 0, in_piece, _largest_block(length // ways, most))
+
+
+def partial_sums(length: int, block: Any, window: int | None, head_bytes: float) -> Any:
+    """Blocks of keys of a backward pass in one kernel, or 0 where one kernel makes the gradients of
+    the queries and another those of keys and values. In one kernel, blocks outside a window are
+    fetched and their gradients of zero are written.
+    """
+    fits = length >= LONG and length % LONG_KEYS == 0 and head_bytes <= LONG_HEAD_BYTES
+    keys = np.where(fits & (block == BLOCK), LONG_KEYS, np.maximum(block, 1))
+    sees_all = window is None or window >= length
+    return np.where(sees_all & (length // keys <= MOST_PARTIAL_SUMS), length // keys, 0)
+
+
+def query_keys(block: Any) -> Any:
+    """Keys of a kernel that makes the gradients of queries alone, by blocks of so many queries."""
+    return np.maximum(_largest_block(block, QUERY_KEYS), np.minimum(block, LANES))
+
+
+def head_bytes(widths: Iterable[int], compute_bytes: int) -> int:
+    """Bytes of the widest head, as the fast memory stores it."""
+    return -(-max(widths) // LANES) * LANES * compute_bytes
+
+
+def _largest_block(positions: Any, most: int) -> Any:
+    """The largest that divides them, or 0."""
+    block = np.zeros_like(positions)
+    for size in range(LANES, most + 1, LANES):
+        block = np.where(positions % size == 0, size, block)
+    return block
