@@ -257,6 +257,8 @@ def test_the_loss_takes_as_many_tokens_as_hide_its_tables_gradient(
     plan = plan_of(wide, chip=chip, topology=topology)
     logits = total(phases(plan)["loss"], "logits")
     assert (plan.loss_chunk_tokens, logits) == (tokens, tokens * wide.vocab * 4)
+    wider = plan_of(replace(MODEL, vocab=262144), chip=chip, topology=topology)
+    assert total(phases(wider)["loss"], "logits") == GIB  # no more, as 1,024 tokens have them
 
 
 @pytest.mark.parametrize("policy", POLICIES)

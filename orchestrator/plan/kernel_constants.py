@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-# The loss takes tokens whose fp32 logits are so many bytes at a time, and at least the
-# `loss_chunk_tokens` of the plan's chip.
-LOSS_CHUNK_BYTES = 256 * 2**20
+# The loss takes tokens whose fp32 logits are so many bytes at a time, or the `loss_chunk_tokens` of
+# the plan's chip, where they are more. Beyond LEAST_LOSS_CHUNK_TOKENS it takes no more than
+# MOST_LOSS_CHUNK_BYTES of logits, which are memory that a policy could use.
+LOSS_CHUNK_BYTES, MOST_LOSS_CHUNK_BYTES = 256 * 2**20, 2**30
 LEAST_LOSS_CHUNK_TOKENS = 1024
 LOSS_CHUNK_SLACK = 1.1  # so much less than what balances the chunk will do
 TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them
@@ -29,6 +30,14 @@ def loss_chunk_tokens(peak_flops_per_s: float, hbm_bytes_per_s: float) -> int:
     """
     balanced = 4 * peak_flops_per_s / hbm_bytes_per_s
     return max(LEAST_LOSS_CHUNK_TOKENS, 2 ** ceil(log2(balanced / LOSS_CHUNK_SLACK)))
+
+
+def loss_chunk_bytes(tokens: int, token_bytes: Any) -> Any:
+    """Bytes of logits that the loss makes at a time, where a token's are `token_bytes`."""
+    wanted = np.maximum(LOSS_CHUNK_BYTES, tokens * token_bytes)
+    return np.minimum(
+        wanted, np.maximum(MOST_LOSS_CHUNK_BYTES, LEAST_LOSS_CHUNK_TOKENS * token_bytes)
+    )
 
 
 def grouped_tile(rows: Any, experts: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES
+from orchestrator.plan.kernel_constants import loss_chunk_bytes
 from trainers.llama.axes import TENSOR
 from trainers.llama.collectives import all_gather
 
@@ -114,5 +114,5 @@ def _of_group(logits: jax.Array, hit: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _chunk_tokens(tokens: int, words: int, least: int) -> int:
     """The most tokens that divide all, with logits within the bytes that the plan counts."""
-    most = max(least, LOSS_CHUNK_BYTES // (LOGIT_BYTES * words))
+    most = int(loss_chunk_bytes(least, LOGIT_BYTES * words)) // (LOGIT_BYTES * words)
     return max(size for size in range(1, min(tokens, most) + 1) if tokens % size == 0)
