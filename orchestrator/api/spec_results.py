@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.api import planning
 from orchestrator.errors import refuse_options
-from orchestrator.render.next_commands import spec_command
+from orchestrator.render.next_commands import spec_command, stage_option
 from orchestrator.render.screen_parts import Detail
 from orchestrator.render.terminal import CommandResult
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 ONE_SPEC = "the plan of one spec"
 CHOSEN_SLICES = "the plan of chosen slices"
 ONE_PROOF = "the proof of one spec"
-NO_STAGES = "a spec without stages"
+ONE_STAGE = "one stage: name it with --stage N"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The options of `orch plan`, named as they are typed. The second five are about offers."""
+    """The options of `orch plan`, named as they are typed. The last five are about offers."""
 
     alternatives: int = 0
     profile: str | None = None
     detail: Detail | None = None
+    stage: int | None = None
     by: str | None = None
     budget: str | None = None
     chips: str | None = None
@@ -57,6 +58,7 @@ class ProveOptions:
     html: Path | None = None
     search_remat: bool = False
     detail: Detail | None = None
+    stage: int | None = None
 
 
 def plan_result(
@@ -67,12 +69,11 @@ def plan_result(
     progress: "Progress",
 ) -> CommandResult:
     """The plan of a spec, what it differs in from another, a study's forecast, or offers."""
-    is_study = planning.is_study(spec)
-    if other or is_study:
-        refuse_options(options.typed, ONE_SPEC)
     if other:
-        return _plan_diff(spec, other, overrides)
-    if is_study:
+        refuse_options(options.typed | {"--stage": None}, ONE_SPEC)
+        return _plan_diff(spec, other, overrides, options.stage)
+    if planning.is_study(spec):
+        refuse_options(options.typed, ONE_SPEC)
         return _study_forecast(spec, overrides, progress)
     loaded = planning.load(spec, overrides)
     if options.has_offers(loaded):
@@ -84,21 +85,28 @@ def _plans(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
     """The plan of a spec, and its runners-up where they are asked for."""
     from orchestrator.lifecycle.plan_screens import plan_fields, plans_screen
 
-    if spec.experiment.stages:
-        refuse_options({"--alternatives": options.alternatives}, NO_STAGES)
-    plans = planning.plans(spec, 1 + options.alternatives, profile=options.profile)
-    following = spec_command("explain", path, spec.overrides)
-    odds, detail = planning.deadline_odds(spec, plans[0]), options.detail or "usual"
+    stage = options.stage
+    if has_many_plans(spec, stage):
+        refuse_options({"--alternatives": options.alternatives}, ONE_STAGE)
+    plans = planning.plans(spec, 1 + options.alternatives, profile=options.profile, stage=stage)
+    following = spec_command("explain", path, spec.overrides, *stage_option(stage))
+    odds = None if stage else planning.deadline_odds(spec, plans[0])
+    detail = options.detail or "usual"
     value = plans if options.alternatives else plan_fields(plans[0], odds)
     return CommandResult(value, lambda: plans_screen(plans, following, detail, odds))
+
+
+def has_many_plans(spec: "Spec", stage: int | None) -> bool:
+    """Whether a spec has stages, of which none is chosen."""
+    return bool(spec.experiment.stages) and stage is None
 
 
 def _offers(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
     from orchestrator.lifecycle import exit_codes
     from orchestrator.lifecycle.plan_screens import offers_for_spec_screen
 
-    given = {"--alternatives": options.alternatives, "--profile": options.profile}
-    refuse_options(given, CHOSEN_SLICES)
+    names = ("--alternatives", "--profile", "--stage")
+    refuse_options({name: options.typed[name] for name in names}, CHOSEN_SLICES)
     found = planning.offers(
         spec, by=options.by, budget=options.budget, chips=options.chips, prices=options.prices
     )
@@ -110,11 +118,13 @@ def _offers(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
     )
 
 
-def _plan_diff(first: Path, second: Path, overrides: Sequence[str]) -> CommandResult:
+def _plan_diff(
+    first: Path, second: Path, overrides: Sequence[str], stage: int | None
+) -> CommandResult:
     from orchestrator.render.plan_diff_screen import plan_diff_screen
 
-    found = planning.diff(first, planning.load(second, overrides))
-    following = spec_command("plan", second, overrides)
+    found = planning.diff(first, planning.load(second, overrides), stage=stage)
+    following = spec_command("plan", second, overrides, *stage_option(stage))
     return CommandResult(found, lambda: plan_diff_screen(found, following))
 
 
@@ -140,11 +150,11 @@ def proof_result(
     if other:
         given = {"--hlo": options.hlo, f"--{options.detail}": options.detail}
         refuse_options(pages | given, ONE_PROOF)
-        return _proof_diff(spec, other, overrides, progress)
+        return _proof_diff(spec, other, overrides, options.stage, progress)
     loaded = planning.load(spec, overrides)
     following = spec_command("submit", spec, overrides)
-    if loaded.experiment.stages:
-        refuse_options(pages, NO_STAGES)
+    if has_many_plans(loaded, options.stage):
+        refuse_options(pages, ONE_STAGE)
         return _stage_proofs(loaded, options, following, progress)
     return _proof(loaded, options, following, progress)
 
@@ -156,10 +166,10 @@ def _proof(
     from orchestrator.lifecycle import exit_codes
     from orchestrator.render.proof_screen import proof_screens
 
-    found = planning.prove(spec, hlo=options.hlo, progress=progress)
+    found = planning.prove(spec, hlo=options.hlo, progress=progress, stage=options.stage)
     others = None
     if options.search_remat:
-        others = planning.prove_less_recompute(spec, progress=progress)
+        others = planning.prove_less_recompute(spec, progress=progress, stage=options.stage)
     if options.html:
         planning.write_schedule(found, options.html)
     return CommandResult(
@@ -179,18 +189,23 @@ def _stage_proofs(
     proofs = [one.proof for one in stages]
     return CommandResult(
         proofs,
-        lambda: stage_proof_screens(stages, following),
+        lambda: stage_proof_screens(stages, following, options.detail or "usual"),
         exit_code=exit_codes.of_proofs(*proofs),
     )
 
 
 def _proof_diff(
-    first: Path, second: Path, overrides: Sequence[str], progress: "Progress"
+    first: Path,
+    second: Path,
+    overrides: Sequence[str],
+    stage: int | None,
+    progress: "Progress",
 ) -> CommandResult:
     from orchestrator.lifecycle import exit_codes
     from orchestrator.render.proof_diff_screen import proof_diff_screen
 
-    found = planning.prove_diff(first, planning.load(second, overrides), progress=progress)
+    changed = planning.load(second, overrides)
+    found = planning.prove_diff(first, changed, progress=progress, stage=stage)
     return CommandResult(
         found,
         lambda: proof_diff_screen(found, (first.stem, second.stem)),

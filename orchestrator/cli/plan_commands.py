@@ -6,10 +6,10 @@ from typing import Any, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC
+from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC, STAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
-from orchestrator.render.next_commands import spec_command
+from orchestrator.render.next_commands import spec_command, stage_option
 from orchestrator.render.terminal import show, show_result
 
 
@@ -20,6 +20,7 @@ from orchestrator.render.terminal import show, show_result
 @JSON
 @BRIEF
 @FULL
+@STAGE
 @click.option(
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
@@ -37,7 +38,8 @@ def plan(
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
     With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
-    every trial and show the predicted scaling; exit 2 if a trial has no plan.
+    every trial and show the predicted scaling; exit 2 if a trial has no plan. With --stage, plan
+    one stage of a spec.
 
     With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
     rent: days, dollars and odds of each.
@@ -60,20 +62,23 @@ def plan(
 @SPEC
 @SET
 @JSON
+@STAGE
 @click.option(
     "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
     metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
 )  # fmt: skip
 @interruptible("working it out")
-def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -> None:
+def explain(
+    spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float, stage: int | None
+) -> None:
     """Derive the figures of SPEC, formula by formula. Published figures are shown too.
 
     Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
     from orchestrator.render.explain_screen import explain_screen
 
-    found = orch.explain(spec, overrides, mfu=mfu)
-    following = spec_command("plan", spec, overrides)
+    found = orch.explain(spec, overrides, mfu=mfu, stage=stage)
+    following = spec_command("plan", spec, overrides, *stage_option(stage))
     show(found, lambda: explain_screen(found, following), as_json=as_json)
 
 
@@ -84,6 +89,7 @@ def explain(spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float) -
 @JSON
 @BRIEF
 @FULL
+@STAGE
 @click.option(
     "--trainer", metavar="NAME",
     help="Compile another trainer's program: package.module:build, for any JAX program.",
@@ -106,8 +112,9 @@ def prove(
 
     It compiles the trainer's own step for the plan's topology, compares memory, collectives and
     FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
-    cached, so the same question is answered at once. With OTHER, both programs are shown side by
-    side; --set and --trainer then change OTHER alone.
+    cached, so the same question is answered at once. A spec with stages has a program for each;
+    --stage proves one. With OTHER, both programs are shown side by side; --set and --trainer then
+    change OTHER alone.
 
     \b
     Exit status:
