@@ -1,6 +1,5 @@
 """Trainer llama: the numbers. Loss and gradients are those of a plain reference, on any mesh."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
 from tests import trainer_reference
-from tests.trainer_plans import TINY, plan_of
+from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import (
     QUICK_COMPILE,
     StepOutcome,
@@ -78,14 +77,6 @@ def check_against_reference(plan: Plan, tolerance: float = GRADIENT_TOLERANCE) -
     squares = sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradients))
     assert taken.metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=tolerance)
     return taken
-
-
-def few(cases: Iterable[Any]) -> list[Any]:
-    """Every third case; the others take minutes together, and belong to `make test-slow`."""
-    return [
-        pytest.param(case, marks=() if number % 3 == 0 else pytest.mark.slow)
-        for number, case in enumerate(cases)
-    ]
 
 
 @pytest.mark.parametrize("mesh", ALONE, ids=named)

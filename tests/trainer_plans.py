@@ -1,10 +1,12 @@
 """Small plans for tests of trainers, written by hand: no search is involved."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
 import msgspec
+import pytest
 
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, link_of, ways
 from orchestrator.plan import flops
@@ -16,6 +18,14 @@ from tests.goodputs import NO_LOSS
 TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)
 FP32 = Precision(parameters="fp32", compute="fp32", gradients="fp32", optimizer="fp32")
 QUICK = Optimizer(peak_lr=1e-2, warmup_steps=2, clip_norm=1.0)
+
+
+def few(cases: Iterable[Any]) -> list[Any]:
+    """Every third case; the others take minutes together, and belong to `make test-slow`."""
+    return [
+        pytest.param(case, marks=() if number % 3 == 0 else pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]
 
 
 def plan_of(

@@ -148,7 +148,7 @@ def export_weights(
 
     require("prove")
     from orchestrator.lifecycle.progress import silent
-    from orchestrator.lifecycle.weights import export_weights as export
+    from orchestrator.lifecycle.weight_export import export_weights as export
 
     return export(run, Path(storage), Path(out), dtype, step, progress or silent)
 
@@ -158,6 +158,6 @@ def pack(arguments: Sequence[str]) -> int:
     from orchestrator.extras import require
 
     require("prove")
-    from orchestrator.lifecycle.pack import pack as pack_tokens
+    from orchestrator.lifecycle.pack_tokens import pack as pack_tokens
 
     return pack_tokens(arguments)

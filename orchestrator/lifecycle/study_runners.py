@@ -10,9 +10,9 @@ from orchestrator.launch.backend import ClusterClient
 from orchestrator.launch.provenance import archive, versions
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.early_stop import stopping
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.requests import Caller, NamedCluster, Provenance, provenance_of
+from orchestrator.lifecycle.stop_trial import stopping
 from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
 from orchestrator.types.plan import Plan
