@@ -28,8 +28,8 @@ def loss_chunk_tokens(peak_flops_per_s: float, hbm_bytes_per_s: float) -> int:
     of 4 x peak / HBM rate tokens: 664 on v5p, 896 on v4, 962 on v5e, 1,250 on tpu7x, 2,242 on v6e.
     Fewer leave the matrix units without work, more only take memory.
     """
-    balanced = 4 * peak_flops_per_s / hbm_bytes_per_s
-    return max(LEAST_LOSS_CHUNK_TOKENS, 2 ** ceil(log2(balanced / LOSS_CHUNK_SLACK)))
+    balanced = 4 * peak_flops_per_s / hbm_bytes_per_s / LOSS_CHUNK_SLACK
+    return 1 << ceil(log2(min(max(balanced, LEAST_LOSS_CHUNK_TOKENS), MOST_LOSS_CHUNK_BYTES)))
 
 
 def loss_chunk_bytes(tokens: int, token_bytes: Any) -> Any:
