@@ -40,6 +40,10 @@ class SpecError(OrchError):
     exit_code = 2
 
 
+class Usage(SpecError):
+    """The words of a command make no sense."""
+
+
 class Interrupted(OrchError):
     """Ctrl-C during a long operation. The text says which one, and what it leaves behind."""
 

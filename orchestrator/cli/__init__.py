@@ -11,7 +11,7 @@ from orchestrator.cli import (
     run_commands,
     spec_commands,
 )
-from orchestrator.errors import OrchError, SpecError
+from orchestrator.errors import OrchError, Usage
 from orchestrator.lifecycle.ending import report, report_abort
 from orchestrator.render.terminal import report_output, report_unwritable
 
@@ -21,10 +21,6 @@ GROUPS = {
     "Look": ("report", "compare", "sync", "ui"),
     "Machine": ("doctor", "calibrate", "completion"),
 }
-
-
-class Usage(SpecError):
-    """The words of a command make no sense."""
 
 
 class Grouped(click.Group):
@@ -55,6 +51,19 @@ def orch() -> None:
 for module in (spec_commands, plan_commands, run_commands, look_commands, machine_commands):
     for command in module.COMMANDS:
         orch.add_command(command)
+
+
+def take_json(command: click.Command) -> None:
+    """Give --json to every command: one that prints no value prints its errors so."""
+    for inner in getattr(command, "commands", {}).values():
+        take_json(inner)
+    if not any("--json" in one.opts for one in command.params) and command.name != "pack":
+        about = "Print an error as JSON."
+        option = click.Option(["--json"], is_flag=True, expose_value=False, help=about)
+        command.params.append(option)
+
+
+take_json(orch)
 
 
 def help_command(error: click.ClickException) -> str:

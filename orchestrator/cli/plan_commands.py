@@ -14,7 +14,6 @@ from orchestrator.render.screen_parts import Detail
 from orchestrator.render.terminal import echo, show
 
 if TYPE_CHECKING:
-    from orchestrator.types.plan import Plan
     from orchestrator.types.spec import Spec
 
 
@@ -80,6 +79,7 @@ def show_plan(
 ) -> None:  # fmt: skip
     """Show the plan of a spec, or offers: where they are asked for, or its slices are open."""
     from orchestrator.lifecycle.plan_screens import plans_screen
+    from orchestrator.types.offers import PlanWithOdds
 
     loaded = orch.load(spec, overrides)
     wished = html or any(value is not None for value in wishes.values())
@@ -92,15 +92,10 @@ def show_plan(
         raise click.UsageError("--alternatives goes with the plan of a spec without stages")
     plans = orch.plans(loaded, 1 + alternatives, profile=profile)
     following = spec_command("explain", spec, overrides)
-    odds = orch.deadline_odds(loaded, plans[0])
-    found: object = plans if alternatives else plans[0]
-    if odds and as_json and not alternatives:
-        found = fields_of(plans[0]) | {"deadline": odds}
-    show(found, lambda: plans_screen(plans, following, detail, odds), as_json=as_json)
-
-
-def fields_of(plan: "Plan") -> dict[str, object]:
-    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+    odds = [orch.deadline_odds(loaded, one) for one in plans]
+    values = [*map(PlanWithOdds.of, plans, odds)]
+    found: object = values if alternatives else values[0]
+    show(found, lambda: plans_screen(plans, following, detail, odds[0]), as_json=as_json)
 
 
 def show_offers(
@@ -110,9 +105,10 @@ def show_offers(
     from orchestrator.lifecycle.plan_screens import wanted_offers_screen
 
     found = orch.offers(spec, (), **wishes)
+    page = orch.write_offers(found, html) if html else None
     show(found, lambda: wanted_offers_screen(found, path, spec.overrides), as_json=as_json)
-    if html:
-        echo(f"wrote {orch.write_offers(found, html)}", err=as_json)
+    if page:
+        echo(f"wrote {page}", err=as_json)
     exit_codes.leave(exit_codes.of_offers(found))
 
 
