@@ -1,7 +1,9 @@
-"""All errors that orch raises on purpose. Imports nothing.
+"""All errors that orch raises on purpose. This imports nothing of orch.
 
 The command line prints the text and exits with `exit_code`. Any other exception is a bug.
 """
+
+from collections.abc import Mapping
 
 
 class OrchError(Exception):
@@ -42,6 +44,13 @@ class SpecError(OrchError):
 
 class Usage(SpecError):
     """The words of a command make no sense."""
+
+
+def refuse_options(options: Mapping[str, object], goes_with: str) -> None:
+    """Refuse the first option that has a value: it goes with something else."""
+    for name, value in options.items():
+        if value:
+            raise Usage(f"{name} goes with {goes_with}")
 
 
 class Interrupted(OrchError):

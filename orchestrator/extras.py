@@ -14,6 +14,7 @@ PACKAGES = {
     "prove": ("jax", "optax", "orbax", "safetensors"),
     "run": ("jax", "optax", "orbax", "safetensors", "ray", "mlflow"),
     "score": ("scipy",),
+    "bucket": ("obstore",),
 }
 
 PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -13,6 +13,10 @@ import pytest
 from hypothesis import settings
 
 from orchestrator.cli import main
+from orchestrator.storage import bucket as buckets
+from orchestrator.storage import copies
+from orchestrator.storage.bucket import Bucket
+from tests.bucket_server import BucketServer
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -166,3 +170,33 @@ def golden(request: pytest.FixtureRequest) -> HoldGolden:
         assert text == path.read_text(encoding="utf-8")
 
     return hold
+
+
+@pytest.fixture
+def bucket_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
+    """A server that both kinds of buckets lead to, with no copy of them here yet."""
+    with BucketServer() as server:
+        monkeypatch.setenv(buckets.GCS_ENDPOINT, server.url)
+        monkeypatch.setenv(buckets.S3_ENDPOINT, server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        monkeypatch.setenv("ORCH_BUCKETS", str(tmp_path / "copies"))
+        monkeypatch.setattr(copies, "FRESH_S", 0.0)
+        monkeypatch.setattr(buckets, "WAITS_S", (0.01,) * 6)
+        buckets.bucket.cache_clear()
+        yield server
+        buckets.bucket.cache_clear()
+
+
+@pytest.fixture(params=["gs", "s3"])
+def bucket(request: pytest.FixtureRequest, bucket_server: BucketServer) -> Bucket:
+    """A bucket of Google Cloud Storage, and one of S3."""
+    assert bucket_server.url
+    return buckets.bucket(request.param, "bucket")
+
+
+@pytest.fixture
+def one_bucket(bucket_server: BucketServer) -> Bucket:
+    """A bucket of Google Cloud Storage."""
+    assert bucket_server.url
+    return buckets.bucket("gs", "bucket")

@@ -273,9 +273,15 @@ def test_an_output_that_takes_nothing_is_said(output: str, why: str) -> None:
 @pytest.mark.parametrize("option", [("--html", "x.html"), ("--hlo", "x"), ("--search-remat",)])
 def test_what_is_written_about_a_proof_is_about_one(orch: RunOrch, option: tuple[str, ...]) -> None:
     """Two programs side by side have no page and no text of their own."""
-    refused = orch("prove", FOUR_PODS, FOUR_PODS, *option)
+    refused = orch("prove", FOUR_PODS, FOUR_PODS, *option, "--json")
     assert refused.returncode == 2
-    assert "go with the proof of one spec" in refused.stderr
+    assert json.loads(refused.stdout)["code"] == "usage"
+
+
+def test_commands_parse_call_and_print() -> None:
+    """What they decide is in the API, which a notebook has too."""
+    files = (ROOT / "orchestrator" / "cli").glob("*.py")
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 1000
 
 
 def test_a_trainer_that_is_not_there_is_refused_before_it_is_compiled(orch: RunOrch) -> None:

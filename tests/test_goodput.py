@@ -187,6 +187,21 @@ def test_auto_takes_the_best_interval_and_its_spec_is_written_so(tmp_path: Path)
     assert load(path).run == spec.run
 
 
+def test_auto_leaves_slow_storage_its_time() -> None:
+    """Storage at half of its rate would make steps wait for each save of the interval that is best
+    at its whole rate: that interval is worse at the low end.
+    """
+    spec = load(ROOT / "specs/llama3_405b_8pod.yaml", ["run.checkpoint.every=auto"])
+    forecast = of(spec)
+    slow_s = forecast.inputs.save.write_s.high
+    step_s = forecast.every_s / forecast.every_steps
+    assert slow_s <= forecast.every_s < slow_s + step_s
+    often = replace(spec.run.checkpoint, every=forecast.every_steps // 2 + 1)
+    other = of(replace(spec, run=replace(spec.run, checkpoint=often)))
+    assert other.expected - forecast.expected < 0.02
+    assert forecast.low - other.low > 0.08
+
+
 def test_what_the_spec_says_of_failures_comes_first() -> None:
     """Rates, times and the rate of the storage; a known number has no interval."""
     base = spec_of()

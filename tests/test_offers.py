@@ -470,10 +470,12 @@ def test_what_the_command_proposes_can_be_pasted(orch: RunOrch, tmp_path: Path) 
         (("--by", ""), "wrong_option"),
         (("--budget", "-3"), "wrong_option"),
         (("--chips", "v9"), "wrong_option"),
-        (("--prices", "nowhere.yaml"), "unreadable"),
+        (("--prices", "nowhere.yaml"), "wrong_option"),
+        (("--prices", "."), "folder"),
         (("--by", "30d", "--alternatives", "2"), "usage"),
         (("--html", "x.html", "--profile", "1234"), "usage"),
         (("specs/tiny_2pod.yaml", "--by", "30d"), "usage"),
+        (("--by", "30d", "--stage", "1"), "usage"),
     ],
 )
 def test_wrong_optiones_end_in_their_code(

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.prove.hlo.execution_counts import UnknownTrips, execution_counts, trip_count
 from orchestrator.prove.hlo.op_flops import product_flops
 from orchestrator.prove.hlo.program import HloProgram, arrays, program_of
-from orchestrator.prove.hlo.source_lines import SourceLine, trainer_line
+from orchestrator.prove.hlo.source_lines import SourceLine, once_each, trainer_line
 from tests.programs import program
 
 
@@ -51,6 +51,13 @@ def test_an_instruction_knows_the_lines_it_comes_from() -> None:
     assert trainer_line(SourceLine("/jax/numpy.py", "where", 3)) == ""
     own = SourceLine("/home/me/my_package/my_module.py", "step", 7)
     assert trainer_line(own) == "my_package/my_module.py:7 (step)"
+
+
+def test_a_loops_body_does_not_repeat_the_calls_around_it() -> None:
+    """The compiler names the calls around a loop again for each operation of its body."""
+    step, loop, block = (SourceLine("a.py", name, 1) for name in ("step", "loop", "block"))
+    assert once_each([step, loop, step, loop, block]) == [step, loop, block]
+    assert once_each([step, loop, block, loop, step, loop]) == [step, loop]
 
 
 @pytest.mark.parametrize(

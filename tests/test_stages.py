@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import orchestrator as orch
-from orchestrator.errors import SpecError
 from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.journal.events import AttemptStarted
 from orchestrator.lifecycle import proving
@@ -192,11 +191,6 @@ def test_a_rehearsal_has_every_stage_on_its_own_axes(plan: Plan, tmp_path: Path)
     assert small.steps == small.plan.total_steps == 7
     assert [one.mesh for one in small.plan.stages] == [one.mesh for one in plan.stages]
     assert rehearse(staged_spec(tmp_path), plan, steps=1).steps == 3
-
-
-def test_one_program_is_asked_for_by_its_stage(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="prove_stages"):
-        orch.prove(staged_spec(tmp_path))
 
 
 # --- what is left, and what was done

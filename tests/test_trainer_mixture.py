@@ -1,8 +1,11 @@
 """Trainer llama with mixtures of experts: the numbers are those of a plain reference."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference,
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
+from trainers.llama.experts import taken
 from trainers.mesh import abstract_mesh_of
 
 MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)
@@ -92,3 +96,17 @@ def test_a_balance_bias_moves_against_the_load() -> None:
     load = np.array([taken.metrics[f"expert_load/{e}"] for e in range(8)])
     assert np.allclose(moved[0], -0.01 * np.sign(load - 1), atol=1e-6)
     assert not taken.gradients["layers"]["balance_bias"].any()
+
+
+def test_complete_rows_are_gathered_without_a_pass_for_the_missing() -> None:
+    """Both ways give the same rows and gradients; only the one for missing rows fills them."""
+    x, places = jnp.arange(12.0).reshape(6, 2), jnp.array([4, 0, 5, 1, 3, 2])
+    uses = jnp.argsort(places)[:, None]
+
+    def of(complete: bool) -> Any:
+        rows = partial(taken, complete)
+        return jax.value_and_grad(lambda x: (rows(x, places, uses) ** 2).sum())
+
+    assert jax.tree.all(jax.tree.map(np.array_equal, of(True)(x), of(False)(x)))
+    fills = ["FILL_OR_DROP" in str(jax.make_jaxpr(of(one))(x)) for one in (True, False)]
+    assert fills == [False, True]

@@ -32,6 +32,34 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> "Spec":
     return load_spec(Path(path), tuple(overrides))
 
 
+def examples() -> dict[str, str]:
+    """The example specs that travel with orch, by name, each with what it is about."""
+    from orchestrator.spec.examples import examples as all_examples
+
+    return all_examples()
+
+
+def create_spec(
+    path: str | Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
+) -> Path:
+    """Write the commented starter, an example, or the spec of a file as a new spec; its path.
+
+    Without a path the file is named after the example. An existing file is never overwritten.
+    """
+    from orchestrator.spec.examples import create
+
+    return create(Path(path) if path else None, example, overrides)
+
+
+def schema(name: str = "spec") -> str:
+    """The JSON Schema of a `spec`, a `study`, or a value that a command prints with --json."""
+    from orchestrator.spec.schema import schema_text, study_schema_text
+    from orchestrator.types.output_schemas import output_schema_text
+
+    texts = {"spec": schema_text, "study": study_schema_text}
+    return texts[name]() if name in texts else output_schema_text(name)
+
+
 def is_study(path: str | Path) -> bool:
     """Whether a YAML file describes a study rather than one spec."""
     from orchestrator.spec import is_study as describes_study
@@ -39,12 +67,19 @@ def is_study(path: str | Path) -> bool:
     return describes_study(Path(path))
 
 
-def plan(spec: SpecSource, overrides: Sequence[str] = (), *, profile: str | None = None) -> "Plan":
+def plan(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    profile: str | None = None,
+    stage: int | None = None,
+) -> "Plan":
     """The fastest realizable plan of a spec; `SpecError` says why there is none.
 
     `profile` names a chip profile that `calibrate` measured: the forecast then stands on it.
+    `stage` is the number of one stage, from 1: the plan is then that of the stage in its place.
     """
-    return plans(spec, 1, overrides, profile=profile)[0]
+    return plans(spec, 1, overrides, profile=profile, stage=stage)[0]
 
 
 def plans(
@@ -53,11 +88,13 @@ def plans(
     overrides: Sequence[str] = (),
     *,
     profile: str | None = None,
+    stage: int | None = None,
 ) -> "list[Plan]":
-    """The plan of a spec and its runners-up, at most `count`, fastest first."""
-    from orchestrator.plan.planner import make_plans
+    """The plan of a spec or of one stage and its runners-up, at most `count`, fastest first."""
+    from orchestrator.plan.planner import make_plans, make_stage_plans
 
-    made = make_plans(_loaded(spec, overrides), count)
+    loaded = _loaded(spec, overrides)
+    made = make_stage_plans(loaded, stage, count) if stage else make_plans(loaded, count)
     if profile is None:
         return made
     from orchestrator.calibrate import find
@@ -119,24 +156,34 @@ def write_offers(found: "Offers", path: str | Path) -> Path:
     return write_offers_page(found, Path(path))
 
 
-def diff(first: SpecSource, second: SpecSource) -> "PlanDiff":
-    """The difference between the plans of two specs, decision by decision and line by line."""
+def diff(first: SpecSource, second: SpecSource, *, stage: int | None = None) -> "PlanDiff":
+    """The difference between the plans of two specs, decision by decision and line by line.
+
+    Where either has stages, figures are compared stage by stage and no lines; `stage` is the
+    number of one stage, whose lines are compared.
+    """
     from orchestrator.plan.diff_plans import diff_plans
 
-    specs = _without_stages(_loaded(first)), _without_stages(_loaded(second))
-    return diff_plans(specs, (plan(specs[0]), plan(specs[1])))
+    (one, its_plan), (other, other_plan) = (_planned(spec, stage) for spec in (first, second))
+    return diff_plans((one, other), (its_plan, other_plan))
 
 
-def explain(spec: SpecSource, overrides: Sequence[str] = (), *, mfu: float = 0.4) -> "Explanation":
+def explain(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    mfu: float = 0.4,
+    stage: int | None = None,
+) -> "Explanation":
     """The derivation of a spec's figures, formula by formula, beside published figures. With stages
-    it is about the one with most tokens.
+    it is about the one with that number, or the one with most tokens.
 
     `mfu` is the model FLOPs utilization that the training time assumes.
     """
     from orchestrator.explain import explain
-    from orchestrator.plan.stages import longest_stage
+    from orchestrator.plan.stages import explained_stage
 
-    return explain(longest_stage(_loaded(spec, overrides)), mfu=mfu)
+    return explain(explained_stage(_loaded(spec, overrides), stage), mfu=mfu)
 
 
 def prove(
@@ -145,16 +192,16 @@ def prove(
     *,
     hlo: str | Path | None = None,
     progress: "Progress | None" = None,
+    stage: int | None = None,
 ) -> "ProofResult":
-    """The compiler's verdict on the plan of a spec, from the cache where it was asked before.
-    `prove_stages` is for a spec with stages.
+    """The compiler's verdict on the plan of a spec, from the cache where it was asked before. With
+    stages it is about the one with that number; `prove_stages` gives all.
 
     `hlo` is a folder that keeps the compiled program's text; the plan is then compiled anew.
     """
     from orchestrator.lifecycle.proving import prove_plan
 
-    loaded = _without_stages(_loaded(spec, overrides))
-    return prove_plan(loaded, plan(loaded), progress, Path(hlo) if hlo else None)
+    return prove_plan(*_program(spec, overrides, stage), progress, Path(hlo) if hlo else None)
 
 
 def prove_stages(
@@ -172,14 +219,21 @@ def prove_stages(
 
 
 def prove_diff(
-    first: SpecSource, second: SpecSource, *, progress: "Progress | None" = None
+    first: SpecSource,
+    second: SpecSource,
+    *,
+    progress: "Progress | None" = None,
+    stage: int | None = None,
 ) -> "ProofDiff":
-    """The compiled programs of two specs side by side: figures, and seconds by source line."""
+    """The compiled programs of two specs, or of one stage of each, side by side: figures, and
+    seconds by source line.
+    """
+    from orchestrator.lifecycle.proving import prove_plan
     from orchestrator.prove.diff_proofs import diff_proofs
 
-    return diff_proofs(
-        prove(first, progress=progress).proof, prove(second, progress=progress).proof
-    )
+    programs = [_program(spec, (), stage) for spec in (first, second)]
+    one, other = (prove_plan(spec, made, progress) for spec, made in programs)
+    return diff_proofs(one.proof, other.proof)
 
 
 def write_schedule(found: "ProofResult", path: str | Path) -> Path:
@@ -190,13 +244,18 @@ def write_schedule(found: "ProofResult", path: str | Path) -> Path:
 
 
 def prove_less_recompute(
-    spec: SpecSource, overrides: Sequence[str] = (), *, progress: "Progress | None" = None
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    progress: "Progress | None" = None,
+    stage: int | None = None,
 ) -> "list[ProofResult]":
-    """Verdicts on plans that recompute less than the plan of a spec, up to the first that fits."""
+    """Verdicts on plans that recompute less than the plan of a spec or of one stage, up to the
+    first that fits.
+    """
     from orchestrator.lifecycle.proving import prove_less_recompute as prove_plans
 
-    loaded = _without_stages(_loaded(spec, overrides))
-    return prove_plans(loaded, plan(loaded), progress)
+    return prove_plans(*_program(spec, overrides, stage), progress)
 
 
 def known_proof(plan: "Plan") -> "ProofResult | None":
@@ -294,16 +353,26 @@ def study(
     return plan_study(load_study(Path(path), tuple(overrides)), progress)
 
 
-def _without_stages(spec: "Spec") -> "Spec":
-    """The spec, which is to have one plan and one program."""
+def _program(spec: SpecSource, overrides: Sequence[str], stage: int | None) -> "tuple[Spec, Plan]":
+    """A spec and its plan, or one stage as a spec and its plan; they have one program."""
     from orchestrator.errors import SpecError
 
-    if spec.experiment.stages:
+    loaded = _loaded(spec, overrides)
+    if loaded.experiment.stages and not stage:
         raise SpecError(
-            f"{spec.name} has stages, each with a plan of its own: `orch plan`, `orch prove` and"
-            " `orch.prove_stages` show all"
+            f"{loaded.name} has {len(loaded.experiment.stages)} stages, each with a program of its"
+            " own: choose one with --stage N"
         )
-    return spec
+    return _planned(loaded, stage)
+
+
+def _planned(spec: SpecSource, stage: int | None) -> "tuple[Spec, Plan]":
+    """A spec and its plan, or one stage as a spec and its plan in the run."""
+    from orchestrator.plan.stages import stage_spec
+
+    loaded = _loaded(spec)
+    made = plan(loaded, stage=stage)
+    return (stage_spec(loaded, stage) if stage else loaded), made
 
 
 def _loaded(spec: SpecSource, overrides: Sequence[str] = ()) -> "Spec":

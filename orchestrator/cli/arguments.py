@@ -26,6 +26,10 @@ SET = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 BRIEF = click.option("--brief", "detail", flag_value="brief", help="Show the verdict alone.")
 FULL = click.option("--full", "detail", flag_value="full", help="Show every line of the ledgers.")
+STAGE = click.option(
+    "--stage", type=click.IntRange(1), metavar="N",
+    help="Look at one stage alone, in its place in the run.",
+)  # fmt: skip
 STORAGE = click.option(
     "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
     metavar="DIR", help="Where the runs are: run.storage of their specs.",

@@ -9,7 +9,7 @@ from orchestrator.cli.arguments import JSON, STORAGE, complete_key
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import run_command
-from orchestrator.render.terminal import echo, show
+from orchestrator.render.terminal import CommandResult, echo, show, show_result
 
 
 @click.command()
@@ -36,11 +36,11 @@ def doctor(
     if run is not None:
         health = orch.doctor_run(run, storage, repairs=repair)
         more = run_command("doctor", health.run, storage, "--repair")
-        show(health, lambda: run_doctor_screen(health, more), as_json=as_json)
-        raise SystemExit(1 if health.stops else 0)
-    found = orch.doctor(storage, address=address)
-    show(found, lambda: doctor_screen(found), as_json=as_json)
-    raise SystemExit(1 if found.broken else 0)
+        result = CommandResult(health, lambda: run_doctor_screen(health, more), int(health.stops))
+    else:
+        found = orch.doctor(storage, address=address)
+        result = CommandResult(found, lambda: doctor_screen(found), int(found.broken > 0))
+    show_result(result, as_json=as_json)
 
 
 @click.command()

@@ -2,20 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import orchestrator as orch
 from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
-from orchestrator.errors import SpecError
+from orchestrator.errors import SpecError, refuse_options
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import as_typed, run_command, spec_command
-from orchestrator.render.terminal import aside, say, show
+from orchestrator.render.terminal import aside, say, show, show_result
 
 if TYPE_CHECKING:
     from orchestrator.lifecycle.requests import Confirm
-    from orchestrator.lifecycle.studies import StudyResult
     from orchestrator.types.run import Run
     from orchestrator.types.study import StudyStatus
     from orchestrator.types.submit_options import Proposal
@@ -106,51 +105,36 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit my-run.yaml --address http://10.0.0.2:8265 --detach
     """
+    from orchestrator.lifecycle.run_results import run_result, study_result
+
     options = orch.SubmitOptions(prove=not no_prove, calibrate=not (no_calibrate or dry_run), **how)
     other_plans = spec_command("plan", spec, overrides, "--alternatives", "5")
     display = Display(other_plans, detach=options.detach)
     confirm = confirmation(yes=yes, dry_run=dry_run)
     if orch.is_study(spec):
-        if as_json:
-            raise SpecError("--json is for one run: see orch status STUDY --json")
+        refuse_options({"--json": as_json}, "one run; `orch status STUDY --json` shows a study")
         study = orch.submit_study(spec, overrides, options, confirm=confirm, progress=display)
-        finish_study(study)
-    if as_json and dry_run:
-        raise SpecError("--json describes a run, and --dry-run starts none: see orch plan --json")
+        show_result(study_result(study), as_json=False)
+        return
+    refuse_options({"--dry-run": dry_run and as_json}, "a screen; see `orch plan --json`")
     with aside(as_json):
         run = orch.submit(spec, overrides, options, confirm=confirm, progress=display)
-    finish(run, left=display.left, as_json=as_json)
+    show_result(run_result(run, left=display.left), as_json=as_json)
 
 
 def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     """A function that asks before chips are taken; None where nobody can answer."""
+    from orchestrator.render.ending_text import submission_question
 
     def confirm(proposal: "Proposal") -> bool:
         if dry_run:
             say(f"Nothing was submitted: --dry-run.\nNext: {as_typed('--dry-run')}\n")
             raise SystemExit(0)
         if proposal.address and not yes:
-            what = proposal.name if proposal.runs == 1 else "all of it"
-            click.confirm(f"Run {what} on {proposal.address}?", abort=True, err=True)
+            click.confirm(submission_question(proposal), abort=True, err=True)
         return True
 
     return confirm if yes or dry_run or sys.stdin.isatty() else None
-
-
-def finish(run: "Run", *, left: bool, as_json: bool, detached: bool = False) -> NoReturn:
-    """Show a run, and exit as it stands. One that was only submitted has no driver yet."""
-    from orchestrator.lifecycle import exit_codes
-
-    show(run, as_json=as_json)
-    raise SystemExit(0 if detached else exit_codes.of_run(run, left=left))
-
-
-def finish_study(result: "StudyResult") -> NoReturn:
-    from orchestrator.lifecycle import exit_codes, screens
-
-    code = exit_codes.OF_STUDY[result.outcome]
-    say(*screens.study_screens(result.study, as_typed() if code else ""))
-    raise SystemExit(code)
 
 
 @click.command(epilog=RUN_HELP)
@@ -175,10 +159,12 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
 
     Example: orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
     """
+    from orchestrator.lifecycle.run_results import run_result
+
     display, confirm = Display(detach=detach), confirmation(yes=yes)
     with aside(as_json):
         run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
-    finish(run_now, left=display.left, as_json=as_json, detached=detach)
+    show_result(run_result(run_now, left=display.left, detached=detach), as_json=as_json)
 
 
 @click.command(epilog=RUN_HELP)

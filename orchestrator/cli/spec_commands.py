@@ -11,6 +11,7 @@ from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import spec_command
+from orchestrator.render.spec_text import examples_screen, import_lines
 from orchestrator.render.terminal import echo, say, show
 
 if TYPE_CHECKING:
@@ -35,20 +36,11 @@ def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple
       orch init --from llama3_70b_4pod my-pods.yaml
       orch init --from my-pods.yaml --set resources.pods=2 my-two-pods.yaml
     """
-    from orchestrator.spec.examples import create, examples
-
     if as_list:
-        from orchestrator.render.screen_parts import Table, screen
-
-        say(screen([Table(rows=list(examples().items()), columns="<w")]))
+        say(examples_screen(orch.examples()))
         return
-    if path is None and example is None:
-        raise click.UsageError("name the file to write, for example my-run.yaml")
-    if overrides and example is None:
-        raise click.UsageError("--set goes with --from")
-    path = path or Path(f"{example}.yaml")
-    create(path, example, overrides)
-    echo(f"wrote {path}\nNext: {spec_command('plan', path, ())}")
+    written = orch.create_spec(path, example, overrides)
+    echo(f"wrote {written}\nNext: {spec_command('plan', written, ())}")
 
 
 @click.command()
@@ -66,16 +58,9 @@ def schema(output: str | None, of_study: bool) -> None:
       orch schema --study > study.schema.json
       orch schema plan > plan.schema.json
     """
-    if output is not None:
-        if of_study:
-            raise click.UsageError("--study goes without OUTPUT")
-        from orchestrator.types.output_schemas import output_schema_text
-
-        echo(output_schema_text(output), nl=False)
-        return
-    from orchestrator.spec.schema import schema_text, study_schema_text
-
-    echo(study_schema_text() if of_study else schema_text(), nl=False)
+    if of_study and output:
+        raise click.UsageError("--study goes without OUTPUT")
+    echo(orch.schema("study" if of_study else output or "spec"), nl=False)
 
 
 @click.group()
@@ -176,10 +161,8 @@ def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | Non
     from orchestrator.spec.spec_text import yaml_text
 
     found = orch.import_maxtext(sources, device=device_type, slices=slices)
-    for note in found.notes:
-        echo(f"note: {note}", err=True)
-    if found.irrelevant:
-        echo(f"not needed for a plan: {', '.join(found.irrelevant)}", err=True)
+    for line in import_lines(found.notes, found.irrelevant):
+        echo(line, err=True)
     echo(yaml_text([found.values]), nl=False)
 
 

@@ -1,7 +1,7 @@
 """The forecast of goodput: the share of time that trains, and what takes the rest."""
 
 from collections.abc import Iterator
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.odds import DEVIATIONS
@@ -26,7 +26,7 @@ def goodput_forecast(inputs: GoodputInputs, step_s: float, steps: int) -> Goodpu
     """The goodput of a run of so many steps, each of which should take `step_s`."""
     rhythm = rhythm_of(inputs, {})
     with_evaluation_s = step_s / (1 - rhythm.evaluating)
-    best_steps = best_every(rhythm, with_evaluation_s, steps)
+    best_steps = best_every(inputs, with_evaluation_s, steps)
     every = inputs.every_steps or best_steps
     every_s = every * with_evaluation_s
     share = rhythm.share(every_s)
@@ -103,12 +103,17 @@ def by_chance(per_day: float, run_s: float) -> Uncertain:
     return Uncertain(value=per_day, low=max(per_day - spread, 0.0), high=per_day + spread)
 
 
-def best_every(rhythm: Rhythm, step_s: float, steps: int) -> int:
-    """The whole number of steps between saves with the highest share, at most all steps."""
-    interval_s = rhythm.best_interval_s()
-    if interval_s == inf:
+def best_every(inputs: GoodputInputs, step_s: float, steps: int) -> int:
+    """The whole number of steps between saves with the highest share, at most all steps.
+
+    A save is over before the next begins, also where the storage is as slow as it may be: steps
+    that wait for it cost more than those that are done again after a failure.
+    """
+    rhythm = rhythm_of(inputs, {})
+    if rhythm.between_failures_s == inf:
         return DEFAULT_EVERY
-    least = max(int(interval_s / step_s), 1)
+    written = ceil(inputs.save.write_s.high / step_s)
+    least = max(int(rhythm.best_interval_s() / step_s), written, 1)
     best = max((least, least + 1), key=lambda every: rhythm.share(every * step_s))
     return max(min(best, steps), 1)
 

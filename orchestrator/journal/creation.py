@@ -12,7 +12,7 @@ from orchestrator.journal import event_chain, files, liveness
 from orchestrator.journal.events import Submitted
 from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.run_paths import FIRST_EVENT, RunPaths
 from orchestrator.journal.run_state import RunState, initial
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -108,7 +108,7 @@ def _publish(prepared: Path, storage: Path, request: RunRequest, key: str | None
         number += 1
         name = key or f"{request.spec.name}-{codec.short(request.plan.digest)}-{number}"
         try:
-            files.publish(prepared, storage / name)
+            files.publish(prepared, storage / name, FIRST_EVENT)
         except FileExistsError:
             if key:
                 raise RunExists(key, storage / name) from None

@@ -7,13 +7,18 @@ clock changes it. When another claim supersedes this one the file is removed, an
 
 import errno
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator import storage
 from orchestrator.journal import boundary, files, liveness
+from orchestrator.storage import copies
 
 MOST_BYTES = 64
+LEAST_S = 1.0
+_renewed: dict[Path, float] = {}
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -31,12 +36,15 @@ class DriverHeartbeat:
 def send(path: Path) -> None:
     """Write a heartbeat. It is the driver's first, or its file was removed by accident."""
     with files.writing(path):
-        _write_over(boundary.open_file(path, os.O_WRONLY | os.O_CREAT))
+        if not copies.replace(path, _content()):
+            _write_over(boundary.open_file(path, os.O_WRONLY | os.O_CREAT))
 
 
 def renew(path: Path) -> bool:
     """Write a heartbeat where there was one; False where its file is gone."""
     with files.writing(path):
+        if storage.is_copy(path):
+            return _renew_copy(path)
         try:
             opened = boundary.open_file(path, os.O_WRONLY)
         except FileNotFoundError:
@@ -45,10 +53,23 @@ def renew(path: Path) -> bool:
         return True
 
 
+def _renew_copy(path: Path) -> bool:
+    """Renew a heartbeat on a bucket, which takes one for an object a second."""
+    now_s = time.monotonic()
+    if now_s - _renewed.get(path, -LEAST_S) < LEAST_S:
+        return True
+    _renewed[path] = now_s
+    return copies.replace_same(path, _content())
+
+
+def _content() -> bytes:
+    return b"%020.3f\n" % liveness.uptime_s()
+
+
 def _write_over(opened: int) -> None:
     """Write in place, which needs no space once the file is there; then close the file."""
     try:
-        files.write_all(opened, b"%020.3f\n" % liveness.uptime_s())
+        files.write_all(opened, _content())
         os.utime(opened)
     except OSError as error:
         if error.errno not in FULL:
@@ -62,7 +83,8 @@ def _write_over(opened: int) -> None:
 def retire(path: Path) -> None:
     """Remove the heartbeat of a superseded claim, so that its ranks stop."""
     with files.writing(path), suppress(FileNotFoundError):
-        path.unlink()
+        if not copies.delete(path):
+            path.unlink()
 
 
 def read(path: Path) -> DriverHeartbeat | None:

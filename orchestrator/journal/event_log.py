@@ -50,12 +50,13 @@ def file_name(number: int) -> str:
 
 def exists(folder: Path, number: int) -> bool:
     """Whether there is a record of that number. Opening it asks the server, unlike a listing."""
+    path = folder / file_name(number)
     try:
-        with boundary.reading_file(folder / file_name(number)):
+        with files.reading(path), boundary.reading_file(path):
             return True
     except FileNotFoundError:
         return False
-    except OSError:
+    except JournalUnreadable:
         return True  # something has the name: reading it says what is wrong
 
 

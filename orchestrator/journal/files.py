@@ -1,5 +1,7 @@
 """Access to a journal's files and folders: each file is written whole or not at all.
 
+Those of a bucket are written there first, and read from a copy here that is brought up to date.
+
 This module and `line_files` change the disk through `os` alone: a test can interrupt each change.
 They open what others may have written through `boundary`.
 """
@@ -14,8 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from orchestrator import storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import boundary
+from orchestrator.storage import copies
 
 PARTIAL = ".partial"
 REMOVED = ".removed"
@@ -45,13 +49,24 @@ def writing(path: Path) -> Iterator[None]:
     except FileExistsError:
         raise
     except OSError as error:
-        why = f"{path}: the journal cannot be written: {_cause(error)}"
+        why = f"{storage.address(path)}: the journal cannot be written: {_cause(error)}"
         raise JournalUnwritable(why) from error
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn a failure to read into `JournalUnreadable`; `FileNotFoundError` passes."""
+    """Turn a failure to read into `JournalUnreadable`; `FileNotFoundError` passes.
+
+    A file of a bucket is brought up to date first.
+    """
+    with looking(path):
+        copies.refresh_file(path)
+        yield
+
+
+@contextmanager
+def looking(path: Path) -> Iterator[None]:
+    """The same, without a look at the bucket."""
     try:
         yield
     except FileNotFoundError:
@@ -61,7 +76,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _unreadable(path: Path, error: OSError) -> JournalUnreadable:
-    return JournalUnreadable(f"{path}: cannot be read: {error.strerror or error}")
+    return JournalUnreadable(f"{storage.address(path)}: cannot be read: {error.strerror or error}")
 
 
 def _cause(error: OSError) -> str:
@@ -81,6 +96,8 @@ def write_new(path: Path, content: bytes) -> None:
     """
     partial = _partial(path)
     with writing(path):
+        if copies.create(path, content):
+            return
         try:
             _write_whole(partial, content)
             _link(partial, path)
@@ -98,12 +115,18 @@ def write_once(path: Path, content: bytes) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Replace a file, whole or not at all. It is not synced: use it for what can be rebuilt."""
+    with writing(path):
+        if copies.replace(path, content):
+            return
     with _replacing(path) as partial:
         partial.write_bytes(content)
 
 
 def replace_durably(path: Path, content: bytes) -> None:
     """Replace a file by one that survives a power failure whole, or else the earlier one does."""
+    with writing(path):
+        if copies.replace(path, content):
+            return
     with _replacing(path) as partial:
         _write_whole(partial, content)
 
@@ -163,7 +186,7 @@ def read_all(
     folder: Path, names: Iterable[str], most: int
 ) -> Iterator[tuple[str, bytes | JournalUnreadable]]:
     """Files of a folder, opened once: the content of each, or why it cannot be read."""
-    with reading(folder), boundary.folder_of(folder) as opened:
+    with looking(folder), boundary.folder_of(folder) as opened:
         for name in names:
             try:
                 yield name, boundary.read_in(opened, name, most)
@@ -183,8 +206,9 @@ def check_size(file: IO[bytes]) -> None:
 def names(folder: Path) -> list[str]:
     """The names in a folder, in order; a folder that does not exist is empty."""
     try:
-        with reading(folder):
-            return boundary.names_in(folder)
+        with looking(folder):
+            copied = copies.names_in(folder)
+            return boundary.names_in(folder) if copied is None else copied
     except FileNotFoundError:
         return []
 
@@ -229,12 +253,15 @@ def building(storage: Path) -> Iterator[Path]:
         raise
 
 
-def publish(prepared: Path, path: Path) -> None:
+def publish(prepared: Path, path: Path, last: str) -> None:
     """Give a filled folder its name; `FileExistsError` when the name is taken.
 
-    A rename never replaces a folder that holds anything, and no journal is empty.
+    A rename never replaces a folder that holds anything, and no journal is empty. A bucket has no
+    renames: there the file of the name `last` is written last, and makes it a run or a study.
     """
     with writing(path):
+        if copies.publish(prepared, path, last):
+            return
         sync_folder(prepared)
         try:
             prepared.rename(path)
@@ -256,12 +283,15 @@ def hide(path: Path) -> Path:
 def set_aside(path: Path, suffix: str) -> None:
     """Rename a file, if it is there; what was set aside under that name before is replaced."""
     with writing(path), suppress(FileNotFoundError):
-        path.rename(path.with_name(f".{path.name}{suffix}"))
+        if not copies.set_aside(path, suffix):
+            path.rename(path.with_name(f".{path.name}{suffix}"))
 
 
 def delete(path: Path) -> None:
     """Remove a file, or a folder with its contents."""
     with writing(path):
+        if copies.delete(path):
+            return
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -282,6 +312,8 @@ def check_writable(folder: Path) -> None:
 
     `JournalUnwritable` names the folder as the caller gave it.
     """
+    if _check_bucket(folder):
+        return
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
     trial = parent / f".{uuid.uuid4().hex}{PARTIAL}"
     try:
@@ -293,6 +325,15 @@ def check_writable(folder: Path) -> None:
         raise JournalUnwritable(f"{folder}: {why}") from error
     finally:
         shutil.rmtree(trial, ignore_errors=True)
+
+
+def _check_bucket(folder: Path) -> bool:
+    """The same of a bucket; False where the folder is of none."""
+    try:
+        return copies.check_writable(folder)
+    except OSError as error:
+        why = f"runs cannot be stored there: {_cause(error)}"
+        raise JournalUnwritable(f"{storage.address(folder)}: {why}") from error
 
 
 def _exists(path: Path) -> bool:

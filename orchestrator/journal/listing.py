@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
-from orchestrator.journal import files, silence
+from orchestrator.journal import event_chain, event_log, files, liveness, silence
+from orchestrator.journal.events import Claimed
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.run_paths import FIRST_EVENT, RunPaths
+from orchestrator.journal.run_state import RunState
+from orchestrator.journal.run_status import HEARTBEAT_S
+from orchestrator.storage import copies, is_copy
 from orchestrator.types.run import LIVE, Run
 
 MAX_KEYS = 12  # in a message
@@ -38,8 +42,12 @@ def is_run(path: Path) -> bool:
 def holds(folder: Path, name: str) -> bool:
     """Whether a folder has such an entry, or may have: it cannot be examined."""
     try:
+        with files.looking(folder):
+            copied = copies.names_in(folder)
+        if copied is not None:
+            return name in copied
         os.lstat(folder / name)
-    except PermissionError:
+    except (PermissionError, JournalUnreadable):
         return True
     except OSError:
         return False
@@ -93,14 +101,31 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     _check_not_live(journal, journal.key, clock)
     silence.check_no_process(journal.key, state)
     silence.check_silence(journal, journal.key, state)
+    if is_copy(journal.path.absolute()):
+        _remove_objects(journal, state, clock)
+        return
     hidden = files.hide(journal.path.absolute())
     try:
         _check_not_live(Journal(hidden), journal.key, clock)  # a driver may just have claimed it
     except RunIsLive:
-        files.publish(hidden, journal.path.absolute())
+        files.publish(hidden, journal.path.absolute(), FIRST_EVENT)
         raise
     files.delete(hidden)
     files.sweep(journal.path.absolute().parent)
+
+
+def _remove_objects(journal: Journal, state: RunState, clock: Clock) -> None:
+    """Remove a run from a bucket, which renames nothing: claim it, so that no driver can, and
+    delete its first event before all others. A run is there while its first event is.
+    """
+    claimed = Claimed(at_s=clock(), driver=liveness.this_process(), heartbeat_s=HEARTBEAT_S)
+    content = event_chain.linked(claimed, state.digest)
+    try:
+        event_log.append(journal.paths.events, state.last + 1, content)
+    except FileExistsError as error:
+        raise RunIsLive(f"run {journal.key}: another process has just written to it") from error
+    with files.writing(journal.path):
+        copies.delete(journal.paths.root, first=FIRST_EVENT)
 
 
 def _check_not_live(journal: Journal, key: str, clock: Clock) -> None:
@@ -112,6 +137,11 @@ def _check_not_live(journal: Journal, key: str, clock: Clock) -> None:
 @contextmanager
 def shared_marker(storage: Path) -> Iterator[Path]:
     """A temporary folder in the storage: another machine that sees it shares this storage."""
+    copied = copies.trial(storage.absolute())
+    if copied is not None:
+        yield copied
+        files.delete(copied)
+        return
     with files.building(storage.absolute()) as folder:
         yield folder
         files.delete(folder)

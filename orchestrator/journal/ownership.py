@@ -16,6 +16,7 @@ from orchestrator.errors import (
     RunHasEnded,
     RunIsLive,
     Superseded,
+    UnknownRun,
 )
 from orchestrator.journal import (
     driver_heartbeat,
@@ -41,8 +42,10 @@ from orchestrator.journal.events import (
 from orchestrator.journal.heartbeat import primary_heartbeat
 from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal
+from orchestrator.journal.run_paths import FIRST_EVENT
 from orchestrator.journal.run_state import RunState, apply, violation
 from orchestrator.journal.run_status import HEARTBEAT_S, process_name
+from orchestrator.storage import copies, is_copy
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -263,6 +266,7 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         with suppress(FileExistsError):  # another process wrote first: look again
             event_chain.append(journal.paths, number, content)
             break
+    _check_not_removed(journal, number)
     with suppress(JournalUnwritable):  # the disk may be full now: the claim stands, and beats again
         driver_heartbeat.send(journal.paths.driver_heartbeat(number))
     driver_heartbeat.retire(journal.paths.driver_heartbeat(before.writer))
@@ -270,6 +274,19 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         files.sweep(folder)
     state = replace(apply(before, number, claimed), digest=event_chain.digest(content))
     return Writer(journal, state, clock=clock, before=before)
+
+
+def _check_not_removed(journal: Journal, number: int) -> None:
+    """A bucket removes a run object by object, the first event first: what is claimed after that is
+    no run any more.
+    """
+    path = journal.paths.root
+    if not is_copy(path):
+        return
+    copies.forget(path / FIRST_EVENT)
+    if not event_log.exists(journal.paths.events, 1):
+        copies.delete(journal.paths.events / event_log.file_name(number))
+        raise UnknownRun("run", journal.key, [], path.parent)
 
 
 def _unrecorded_save(journal: Journal, before: RunState) -> SavedCheckpoint | None:
@@ -294,7 +311,7 @@ def check_whole(journal: Journal, state: RunState) -> None:
 
 def check_checkpoints(journal: Journal, state: RunState) -> None:
     """Refuse to go on where checkpoints were saved and none of them is left."""
-    if state.saves and not any(journal.paths.checkpoint(one).is_dir() for one in state.saves):
+    if state.saves and not any(journal.has_checkpoint(one) for one in state.saves):
         last = f"the last one had {state.saves[-1].step:,} steps"
         why = f"no checkpoint is left of those that were saved, and {last}"
         raise journal.damaged(f"{journal.paths.checkpoints}: {why}")

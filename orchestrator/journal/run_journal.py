@@ -30,10 +30,11 @@ from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import RunState, apply, initial
 from orchestrator.journal.run_status import Observation, StepSummary, build_run, first_line
+from orchestrator.storage import address, copies
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
-from orchestrator.types.run import Prediction, Run, Status, TimedStep, TrackedRun
+from orchestrator.types.run import Prediction, Run, SavedCheckpoint, Status, TimedStep, TrackedRun
 from orchestrator.types.spec import Spec
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class Journal:
         """The run as it is now; `JournalUnreadable` when this is not the folder of a run."""
         state = self.state()
         observed = self._observe(state, clock)
-        return build_run(self.key, str(self.path.absolute()), state, observed)
+        return build_run(self.key, address(self.path.absolute()), state, observed)
 
     def status(self) -> Status:
         """The run with the forecast of its plan."""
@@ -86,7 +87,7 @@ class Journal:
 
     def damaged(self, what: str) -> JournalDamaged:
         """The error that a file is missing or not as it was written."""
-        command = shlex.join(["orch", "doctor", str(self.path)])
+        command = shlex.join(["orch", "doctor", address(self.path)])
         return JournalDamaged(what, next_command=command)
 
     # --- what it was made from
@@ -126,6 +127,14 @@ class Journal:
         if run.rehearses is None:
             return current
         return self.plan(run.rehearses).each_stage[current.stage.number - 1 if current.stage else 0]
+
+    def has_checkpoint(self, saved: SavedCheckpoint) -> bool:
+        """Whether anything is left of a checkpoint."""
+        with files.looking(self.paths.checkpoints):
+            copied = copies.names_in(self.paths.checkpoints)
+        if copied is not None:
+            return saved.folder in copied
+        return self.paths.checkpoint(saved).is_dir()
 
     def sums(self, state: RunState) -> dict[str, str]:
         """The sha256 of each file that an event has it of; a file stays as it was first written."""

@@ -7,6 +7,8 @@ from orchestrator.journal.boundary import settled
 from orchestrator.types.codec import short
 from orchestrator.types.run import SavedCheckpoint
 
+FIRST_EVENT = "events/000001.json"  # without it there is no run
+
 
 @dataclass(frozen=True)
 class RunPaths:

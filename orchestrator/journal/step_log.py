@@ -17,9 +17,10 @@ from typing import Self
 import msgspec
 
 from orchestrator.errors import Superseded
-from orchestrator.journal import line_files
+from orchestrator.journal import files, line_files
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_status import StepSummary
+from orchestrator.storage import segments
 from orchestrator.types import codec
 from orchestrator.types.run import Attempt, Step, TimedStep, WrittenSteps
 
@@ -42,7 +43,8 @@ class StepLog:
     def __init__(self, run: Path, attempt: int, *, clock: Callable[[], float] = time.time) -> None:
         path = RunPaths(run).steps(attempt)
         try:
-            self._lines = line_files.LineWriter(path)
+            with files.writing(path):
+                self._lines = segments.lines(path) or line_files.LineWriter(path)
         except FileExistsError as error:
             raise Superseded(f"{path}: another process writes these steps") from error
         self._clock, self._synced_s = clock, clock()
@@ -66,8 +68,12 @@ class StepLog:
         timed = TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
         self._lines.append(encode(timed))
         if now_s - self._synced_s >= SYNC_EVERY_S:
-            self._lines.sync()
-            self._synced_s = now_s
+            self.sync()
+
+    def sync(self) -> None:
+        """Make the steps survive a power failure, and show them to other machines."""
+        self._lines.sync()
+        self._synced_s = self._clock()
 
 
 def encode(timed: TimedStep) -> bytes:

@@ -21,6 +21,7 @@ from orchestrator.journal.listing import find_run, folders_in, holds, list_journ
 from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal, read_value
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
+from orchestrator.storage import copies
 from orchestrator.types import codec
 from orchestrator.types.run import LIVE, Run, TrackedRun
 from orchestrator.types.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
@@ -160,7 +161,9 @@ class StudyJournal:
     def tracking(self) -> TrackedRun | None:
         """Where a tracker keeps its record of the study; None while none is noted."""
         path = self.path / "tracking.json"
-        if not os.path.lexists(path):
+        with files.reading(path):
+            is_noted = os.path.lexists(path)
+        if not is_noted:
             return None
         return as_meant(read_value(path, TrackedRun), self.storage)
 
@@ -178,7 +181,7 @@ def open_study(
     journal = request.journal_in(storage)
     with suppress(FileExistsError), files.building(storage) as prepared:
         _fill(StudyJournal(prepared), request, documents, clock)
-        files.publish(prepared, journal.path)
+        files.publish(prepared, journal.path, journal.submission_path.name)
     files.sweep(storage)
     if (existing := journal.submission()).digest != request.digest:
         digest = codec.short(existing.digest)
@@ -235,7 +238,9 @@ def remove_study(journal: StudyJournal, clock: Clock = time.time) -> None:
     for one in starts:
         with suppress(JournalUnreadable):  # it was removed before, or never started
             remove_run(journal.trial_journal(one), clock)
-    files.delete(files.hide(journal.path.absolute()))
+    path = journal.path.absolute()
+    if not copies.delete(path, first=journal.submission_path.name):
+        files.delete(files.hide(path))
     files.sweep(journal.storage)
 
 

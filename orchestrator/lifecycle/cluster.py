@@ -46,7 +46,10 @@ class ClusterLaunch:
 def archive_of(journal: Journal) -> bytes | None:
     """The code that a run was submitted with; None where none travelled."""
     path = journal.paths.documents / ARCHIVE
-    return files.read(path, MOST_CODE_BYTES) if path.exists() else None
+    try:
+        return files.read(path, MOST_CODE_BYTES)
+    except FileNotFoundError:
+        return None
 
 
 def steps_of(spec: Spec, plan: Plan, requested: int | None) -> int:

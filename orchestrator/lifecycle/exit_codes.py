@@ -17,14 +17,12 @@ OF_STUDY: dict[Outcome, int] = {
 }
 
 
-def leave(code: int) -> None:
-    """End the command, unless it succeeded."""
-    if code:
-        raise SystemExit(code)
-
-
-def of_run(run: Run, *, left: bool) -> int:
-    """A live run is a success, unless an interrupt ended the following."""
+def of_run(run: Run, *, left: bool, detached: bool = False) -> int:
+    """A live run is a success, unless an interrupt ended the following. One that was only submitted
+    has no driver yet.
+    """
+    if detached:
+        return 0
     if left or run.state == "cancelled":
         return Interrupted.exit_code
     return 0 if run.state in LIVE or run.state == "succeeded" else 1

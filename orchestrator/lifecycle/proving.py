@@ -18,7 +18,8 @@ def prove_plan(
     """The compiler's verdict on a plan; `hlo` is a folder that keeps the program's text."""
     if hlo:
         _make_folder(hlo)
-    with task(progress or silent, TASK) as reached:
+    stage = f" stage {plan.stage.number} of {plan.stage.of}" if plan.stage else ""
+    with task(progress or silent, TASK + stage) as reached:
         return prove(spec, plan, reached, hlo)
 
 

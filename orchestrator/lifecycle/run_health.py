@@ -158,7 +158,7 @@ def _checkpoints(journal: Journal, state: RunState) -> Iterator[FileFinding]:
             kind="checkpoint",
             file=journal.paths.name_of(folder),
             what=f"its sums: {what}",
-            stops=not any(journal.paths.checkpoint(one).is_dir() for one in state.saves),
+            stops=not any(journal.has_checkpoint(one) for one in state.saves),
             repairable=False,
             advice="put it back: else a resume goes on from an earlier one that is left, or not at"
             " all, and the spec is to be submitted anew",

@@ -24,14 +24,6 @@ def status_screens(status: Status | StudyStatus, named: str, storage: Path) -> l
     return [study_runs_screen(status), "\n", measured]
 
 
-def study_screens(study: StudyJournal | None, next_command: str) -> list[str]:
-    """The scaling of a study that was carried out, as far as it is measured."""
-    if study is None:
-        return []
-    following = next_command or run_command("report", study.key, study.storage)
-    return [study_report_screen(report_of_study(study), following)]
-
-
 def page_text(page: Page) -> str:
     """What a report says, and where its page is."""
     where = page.path.absolute().as_uri()

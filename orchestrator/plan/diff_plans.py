@@ -1,6 +1,6 @@
 """The difference between two plans: what decides them, their ledgers and their figures."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -17,7 +17,8 @@ FIGURES = (
     "memory_bytes_per_device", "hbm_bytes_per_device", "fits", "step_s", "mfu", "mfu_6p",
     "tokens_per_s", "days", "chip_hours", "dollars", "dollars_per_chip_hour",
 )  # fmt: skip
-
+OF_FIRST_STAGE = ("batch", "optimizer", "data")  # what a spec with stages repeats
+TOTALS = ("fits", "days", "chip_hours", "dollars", "dollars_per_chip_hour")
 GOODPUT = ("expected", "low", "high", "every_steps", "best_every_steps")
 
 SUM = "sum"  # the line that ends a phase
@@ -27,25 +28,47 @@ Lines = dict[tuple[str, str], float]
 
 
 def diff_plans(specs: tuple[Spec, Spec], plans: Pair) -> PlanDiff:
-    """What differs between two plans, and what that does to each line of their forecasts."""
+    """What differs between two plans, and what that does to each line of their forecasts. Stages
+    have figures, and no lines; where one plan alone has any, the whole runs are compared.
+    """
     first, second = plans
-    figures = [_figures(plan) for plan in plans]
+    staged = bool(first.stages or second.stages)
+    whole = bool(first.stages) != bool(second.stages)
+    figures = [_totals(plan) if whole else _figures(plan) for plan in plans]
     return PlanDiff(
         schema=SCHEMA,
         plans=(_reference(first), _reference(second)),
-        requested=differing(*(_requested(spec) for spec in specs)),
-        decided=differing(*(_decided(plan) for plan in plans)),
-        memory=_merged("bytes", *(_memory(plan) for plan in plans)),
-        time=_merged("s", *(_time(plan) for plan in plans)),
+        requested=differing(*(_requested(spec, whole=whole) for spec in specs)),
+        decided=() if whole else differing(*(_decided(plan) for plan in plans)),
+        memory=() if staged else _merged("bytes", *(_memory(plan) for plan in plans)),
+        time=() if staged else _merged("s", *(_time(plan) for plan in plans)),
         figures=tuple(_pairs(*figures)),
         bounds=(first.forecast.bound, second.forecast.bound),
     )
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
+    """The forecast's figures; of a run in stages those of all together, and of each."""
+    if plan.stages:
+        return _totals(plan) | _by_stage(plan, _figures)
+    return _figures_of(plan, FIGURES)
+
+
+def _totals(plan: Plan) -> dict[str, Any]:
+    """The figures of a whole run, with stages or without."""
+    return _figures_of(plan, TOTALS)
+
+
+def _figures_of(plan: Plan, kept: tuple[str, ...]) -> dict[str, Any]:
     forecast = asdict(plan.forecast)
-    goodput = {key: forecast["goodput"][key] for key in GOODPUT}
-    return _flat({**{key: forecast[key] for key in FIGURES}, "goodput": goodput})
+    figures: dict[str, Any] = {key: forecast[key] for key in kept}
+    return _flat(figures | {"goodput": {key: forecast["goodput"][key] for key in GOODPUT}})
+
+
+def _by_stage(plan: Plan, of: Callable[[Plan], dict[str, Any]]) -> dict[str, Any]:
+    """What each stage has, under its place as in the plan's JSON: `stages.0.mfu.expected`."""
+    each = enumerate(plan.stages)
+    return {f"stages.{place}.{key}": value for place, one in each for key, value in of(one).items()}
 
 
 def differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:
@@ -67,16 +90,24 @@ def _reference(plan: Plan) -> PlanReference:
     )
 
 
-def _requested(spec: Spec) -> dict[str, Any]:
-    """What a spec requests; equal limits on pods are one number."""
+def _requested(spec: Spec, *, whole: bool) -> dict[str, Any]:
+    """What a spec requests; equal limits on pods are one number. Of a whole run stages are
+    counted.
+    """
     fields = asdict(spec)
+    if whole:
+        fields["experiment"]["stages"] = len(spec.experiment.stages) or None
     pods = spec.resources.pods
     if pods.min == pods.max:
         fields["resources"]["pods"] = pods.max
+    for section in OF_FIRST_STAGE if whole or spec.experiment.stages else ():
+        del fields["experiment"][section]
     return _flat({key: fields[key] for key in fields if key not in UNPLANNED})
 
 
 def _decided(plan: Plan) -> dict[str, Any]:
+    if plan.stages:
+        return _by_stage(plan, _decided)
     fields = asdict(plan)
     decided = _flat({key: fields[key] for key in DECIDED})
     torus = {f"{axis.name} lies on": axis.torus_text for axis in plan.axes if axis.spans}
@@ -85,7 +116,9 @@ def _decided(plan: Plan) -> dict[str, Any]:
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Every value of nested mappings under its dotted key."""
+    """Every value of nested mappings and lists of them under its dotted key."""
+    if isinstance(value, (list, tuple)) and all(isinstance(one, dict) for one in value):
+        value = {str(place): one for place, one in enumerate(value)}
     if not isinstance(value, dict):
         return {path: value}
     inside = [_flat(value[key], f"{path}.{key}" if path else key) for key in value]

@@ -132,8 +132,7 @@ def forecast_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
 def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """Failures cost much, or saves do; storage or host links cannot keep up with saves."""
     goodput, save = plan.forecast.goodput, plan.forecast.goodput.inputs.save
-    run_s = plan.total_steps * goodput.every_s / goodput.every_steps
-    if goodput.stated or not plan.ledger_describes_trainer or run_s < SHORT_S:
+    if not losses_matter(plan):
         return
     if not goodput.inputs.failures_known:
         yield plan_warning("failures_unknown", chip=plan.chip)
@@ -158,7 +157,13 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
             every_s=goodput.every_s,
             bytes=save.host_bytes_per_chip,
         )
-    if goodput.best - goodput.expected > WORTH_CHANGING:
+    yield from interval_warnings(plan)
+
+
+def interval_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """Another interval between saves is worth a change."""
+    goodput = plan.forecast.goodput
+    if losses_matter(plan) and goodput.best - goodput.expected > WORTH_CHANGING:
         yield plan_warning(
             "checkpoint_interval",
             every=goodput.every_steps,
@@ -166,6 +171,13 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
             goodput=goodput.expected,
             best_goodput=goodput.best,
         )
+
+
+def losses_matter(plan: Plan) -> bool:
+    """Whether a forecast of what trains nothing is about this run, and anybody minds it."""
+    if plan.forecast.goodput.stated or not plan.ledger_describes_trainer:
+        return False
+    return plan.run_s(plan.total_steps) >= SHORT_S
 
 
 def too_long(plan: Plan) -> Iterator[PlanWarning]:

@@ -34,7 +34,7 @@ from orchestrator.plan.search import (
     search,
     search_request,
 )
-from orchestrator.plan.stages import stage_specs, whole_plan
+from orchestrator.plan.stages import placed, stage_spec, stage_specs, whole_plan
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
@@ -59,6 +59,14 @@ def make_plans(spec: Spec, most: int) -> list[Plan]:
     if not ranked:
         raise infeasible(spec, request, result)
     return [write_plan(spec, request, result, one) for one in ranked]
+
+
+def make_stage_plans(spec: Spec, number: int, most: int) -> list[Plan]:
+    """The plan of one stage in its place in the run, and its runners-up."""
+    alone = stage_spec(spec, number)
+    others, before = list(stage_plans(spec)), number - 1
+    runs = ([*others[:before], one, *others[number:]] for one in make_plans(alone, most))
+    return [placed(spec, plans)[before] for plans in runs]
 
 
 def stage_plans(spec: Spec) -> Iterator[Plan]:

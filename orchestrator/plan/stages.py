@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.stages import StagePart, change_s, over_stages
 from orchestrator.plan.forecast import add, plus, typical
 from orchestrator.plan.identity import experiment_digest, plan_digest
-from orchestrator.plan.plan_warnings import run_warnings
+from orchestrator.plan.plan_warnings import interval_warnings, run_warnings
 from orchestrator.types.plan import Forecast, Plan, PlanWarning, StageSpan
 from orchestrator.types.spec import Spec, TrainingStage
 
@@ -17,13 +18,26 @@ def stage_specs(spec: Spec) -> list[Spec]:
     return [_stage_spec(spec, stage) for stage in spec.experiment.stages]
 
 
-def longest_stage(spec: Spec) -> Spec:
-    """The stage with most tokens as a spec, with its number in its name; or a spec without any."""
+def stage_spec(spec: Spec, number: int) -> Spec:
+    """The stage with that number as a spec."""
     specs = stage_specs(spec)
-    if not specs:
+    if not 1 <= number <= len(specs):
+        known = f"stages 1 to {len(specs)}" if specs else "no stages"
+        raise SpecError(f"stage {number}: {spec.name} has {known}")
+    return specs[number - 1]
+
+
+def explained_stage(spec: Spec, number: int | None) -> Spec:
+    """A stage as a spec, with its number in its name: that with most tokens where none is given.
+    A spec without stages is itself.
+    """
+    specs = stage_specs(spec)
+    if number is None and not specs:
         return spec
-    number, longest = max(enumerate(specs, start=1), key=lambda one: one[1].experiment.tokens)
-    return replace(longest, name=f"{spec.name}, stage {number} of {len(specs)}")
+    if number is None:
+        most = max(range(len(specs)), key=lambda place: specs[place].experiment.tokens)
+        number = most + 1
+    return replace(stage_spec(spec, number), name=f"{spec.name}, stage {number} of {len(specs)}")
 
 
 def _stage_spec(spec: Spec, stage: TrainingStage) -> Spec:
@@ -43,13 +57,18 @@ def _stage_spec(spec: Spec, stage: TrainingStage) -> Spec:
 
 def whole_plan(spec: Spec, plans: Sequence[Plan]) -> Plan:
     """The plan of a run in stages, from one for each as if it ran alone."""
+    return joined(spec, placed(spec, plans))
+
+
+def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
+    """The plans of all stages with their places in the run."""
     spans = stage_spans(spec.experiment.stages, plans)
     identity = experiment_digest(spec.experiment)
-    placed = [
+    stages = [
         replace(plan, spec_digest=identity, stage=span, warnings=own_warnings(plan))
         for plan, span in zip(plans, spans, strict=True)
     ]
-    return joined(spec, [replace(one, digest=plan_digest(one)) for one in placed])
+    return [replace(one, digest=plan_digest(one)) for one in stages]
 
 
 def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
@@ -64,7 +83,8 @@ def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
         warnings=(),
     )
     of_stages = [warning for one in stages for warning in one.warnings]
-    warnings = (*clearest(of_stages), *run_warnings(whole))
+    of_run = (*interval_warnings(whole), *run_warnings(whole))
+    warnings = (*clearest(of_stages), *of_run)
     return replace(whole, digest=plan_digest(whole), warnings=warnings)
 
 
@@ -94,11 +114,13 @@ def stage_spans(stages: Sequence[TrainingStage], plans: Sequence[Plan]) -> list[
 
 
 def total_forecast(stages: Sequence[Plan]) -> Forecast:
-    """The forecast of the first stage, with the time and the money of all.
+    """The forecast of the first stage, with the time and the money of all, and with what binds the
+    longest.
 
     What is unknown about one stage is unknown about all: ends of intervals add up.
     """
     first, all_of = stages[0].forecast, [one.forecast for one in stages]
+    longest = max(all_of, key=lambda one: one.days.likeliest)
     goodput = over_stages(
         [
             StagePart(goodput=one.goodput, steps_s=plan.total_steps * typical(one.step_s))
@@ -115,6 +137,8 @@ def total_forecast(stages: Sequence[Plan]) -> Forecast:
     return replace(
         first,
         fits=all(one.fits for one in all_of),
+        bound=longest.bound,
+        bound_by=longest.bound_by,
         goodput=goodput,
         days=plus(add([one.days for one in all_of]), changes_s / DAY_S),
         chip_hours=chip_hours,
@@ -129,11 +153,13 @@ def own_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
 
 
 def clearest(warnings: Sequence[PlanWarning]) -> list[PlanWarning]:
-    """Each warning once. Of those that differ in how much they say alone, the one that says most:
-    the interval between saves is one for all stages, and an axis is as far beyond as it gets.
+    """Each warning once, and an axis as far beyond as it gets. The interval between saves is one
+    for all stages: the run itself has that warning.
     """
     kept: dict[object, PlanWarning] = {}
     for one in warnings:
+        if one.code == "checkpoint_interval":
+            continue
         key = said_once(one)
         if key not in kept or weight(one) > weight(kept[key]):
             kept[key] = one
@@ -141,8 +167,6 @@ def clearest(warnings: Sequence[PlanWarning]) -> list[PlanWarning]:
 
 
 def said_once(warning: PlanWarning) -> object:
-    if warning.code == "checkpoint_interval":
-        return warning.code
     if warning.code == "extrapolation":
         return warning.code, warning.figures["axis"]
     return warning.code, tuple(warning.figures.items())
@@ -150,8 +174,6 @@ def said_once(warning: PlanWarning) -> object:
 
 def weight(warning: PlanWarning) -> float:
     figures = warning.figures
-    if warning.code == "checkpoint_interval":
-        return float(figures["best_goodput"]) - float(figures["goodput"])
     if warning.code == "extrapolation":
         value, low, high = (float(figures[key]) for key in ("value", "low", "high"))
         return value / high if value > high else low / value

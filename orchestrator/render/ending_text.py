@@ -4,6 +4,7 @@ from orchestrator.formatting import count, counted, elapsed
 from orchestrator.render.screen_parts import fit
 from orchestrator.types.run import LIVE, ProcessIdentity, Run
 from orchestrator.types.study import StudyStatus
+from orchestrator.types.submit_options import Proposal
 
 
 def cancelled_text(run: str, changes: list[tuple[Run, Run]], *, at_once: bool) -> str:
@@ -36,6 +37,12 @@ def cancel_effect(run: Run, *, at_once: bool) -> str:
 
 def driver_name(process: ProcessIdentity) -> str:
     return f"Its driver (process {process.pid} on {process.host})"
+
+
+def submission_question(proposal: Proposal) -> str:
+    """Return the question before a run or a study takes chips."""
+    what = proposal.name if proposal.runs == 1 else "all of it"
+    return f"Run {what} on {proposal.address}?"
 
 
 def removal_question(doomed: Run | StudyStatus) -> str:

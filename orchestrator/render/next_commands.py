@@ -18,6 +18,11 @@ def spec_command(name: str, spec: Path, overrides: Sequence[str], *more: str) ->
     return shlex.join(["orch", name, str(spec), *settings, *more])
 
 
+def stage_option(stage: int | None) -> tuple[str, ...]:
+    """The option that names a stage, where one is named."""
+    return ("--stage", str(stage)) if stage else ()
+
+
 def offer_command(spec: Path, overrides: Sequence[str], chosen: Sequence[str]) -> str:
     """The command that plans an offer, whose overrides take the place of those for other slices."""
     keys = {one.partition("=")[0] for one in chosen}

@@ -32,6 +32,11 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("cost", "dollars", dollars),
     ("goodput", "goodput", percent),
 )
+FIGURES_OF_STAGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("memory", "memory_bytes_per_device", in_memory),
+    ("step", "step_s", seconds),
+    ("days", "days", lasting),
+)
 ESTIMATES = ("lower", "expected", "unoverlapped")
 
 Row = tuple[str, ...]
@@ -42,8 +47,9 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
     first, second = diff.plans
     figures_section = section("figures", figures(diff))
     compared = [
-        section("memory per device", memory(diff)),
-        section("time per step", time(diff)),
+        section("memory per device", memory(diff) if diff.memory else []),
+        section("time per step", time(diff) if diff.time else []),
+        section("stages", stages(diff)),
         figures_section,
     ]
     if first.digest == second.digest:
@@ -68,11 +74,28 @@ def figures_differ(diff: PlanDiff) -> bool:
 def differences(diff: PlanDiff) -> list[Part]:
     """Return the keys that differ in the specs, then those that differ in the plans."""
     rows = [
-        (pair.key, as_written(pair.first), as_written(pair.second), origin)
-        for origin, pairs in (("spec", diff.requested), ("plan", diff.decided))
-        for pair in pairs
+        (pair.key, as_written(pair.first), as_written(pair.second), "spec")
+        for pair in diff.requested
+    ]
+    where: dict[Row, list[int]] = {}
+    for pair in diff.decided:
+        stage, key = of_stage(pair.key)
+        where.setdefault((key, as_written(pair.first), as_written(pair.second)), []).append(stage)
+    every = len(dict.fromkeys(of_stage(pair.key)[0] for pair in diff.figures)) - 1
+    rows += [
+        (key + in_stages(numbers, every), first, second, "plan")
+        for (key, first, second), numbers in where.items()
     ]
     return [Table(rows=[("", "first", "second", ""), *rows], columns="<>><")] if rows else []
+
+
+def in_stages(numbers: Sequence[int], every: int) -> str:
+    """Return which stages a difference is in; nothing where the plans have none."""
+    if not any(numbers):
+        return ""
+    if len(numbers) == every:
+        return " in every stage"
+    return f" in stage {', '.join(map(str, numbers))}"
 
 
 def as_written(value: bool | float | str | None) -> str:
@@ -141,9 +164,34 @@ def change(first: float, second: float) -> str:
     return change_by(second / first)
 
 
+def stages(diff: PlanDiff) -> list[Part]:
+    """Return the figures of each stage that differ: what is expected, or the lower bound."""
+    places = dict.fromkeys(stage for pair in diff.figures if (stage := of_stage(pair.key)[0]))
+    at = "expected" if any(figure(diff, "days.expected")) else "lower"
+    rows: list[Row] = []
+    for stage in places:
+        for name, key, show in FIGURES_OF_STAGES:
+            of_key = key if show is in_memory else f"{key}.{at}"
+            values = figure(diff, f"stages.{stage - 1}.{of_key}")
+            if values[0] != values[1]:
+                rows.append((f"stage {stage}", name, *shown(values, show), change(*values)))
+    if rows:
+        return [Table(rows=[HEAD, *rows], columns="<<>>>")]
+    return ["the figures of every stage are the same"] if places else []
+
+
+def of_stage(key: str) -> tuple[int, str]:
+    """Return the number of the stage that a key is about, 0 for none, and the rest of the key."""
+    first, _, rest = key.partition(".")
+    if first != "stages":
+        return 0, key
+    place, _, of = rest.partition(".")
+    return int(place) + 1, of
+
+
 def figures(diff: PlanDiff) -> list[Part]:
     rows: list[Row] = []
-    has_estimate = any(figure(diff, "step_s.expected"))
+    has_estimate = any(figure(diff, "days.expected"))
     for name, key, show in FIGURES:
         for estimate in ESTIMATES if has_estimate else ("lower",):
             values = figure(diff, f"{key}.{estimate}")
@@ -173,13 +221,18 @@ def verdict(diff: PlanDiff) -> str:
     if first.digest == second.digest:
         differ = "its figures differ" if figures_differ(diff) else "its figures are the same"
         return f"Both are one plan; {differ}."
-    at = "expected" if all(figure(diff, "step_s.expected")) else "lower"
-    text = f"The second is {faster(ratio(diff, f'tokens_per_s.{at}'))}"
+    at = "expected" if all(figure(diff, "days.expected")) else "lower"
+    staged = not all(figure(diff, f"tokens_per_s.{at}"))
+    text = f"The second is {faster(ratio(diff, f'tokens_per_s.{at}'))}" if not staged else ""
+    if staged:
+        text = f"The second takes {costs(ratio(diff, f'days.{at}'))} time"
     if all(figure(diff, "dollars.lower")):
         text += f" and costs {costs(ratio(diff, f'dollars.{at}'))}"
     if at == "lower":
         text += ", both at best"
     before, after = diff.bounds
+    if staged:
+        return f"{text}."
     return f"{text}. It is bound by {after}{f', not {before}' if before != after else ''}."
 
 

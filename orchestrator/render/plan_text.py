@@ -23,7 +23,8 @@ INTERVAL = "80 % interval"
 
 def headline(plan: Plan) -> str:
     chips = f"{count(plan.chips)} {plan.chip} chips"
-    return f"{plan.name}: {chips}, {counted(plan.pods, 'pod')} of {plan.topology}"
+    stage = f", stage {plan.stage.number} of {plan.stage.of}" if plan.stage else ""
+    return f"{plan.name}{stage}: {chips}, {counted(plan.pods, 'pod')} of {plan.topology}"
 
 
 def of_trainer(plan: Plan) -> str:

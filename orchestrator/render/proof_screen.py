@@ -310,14 +310,14 @@ def proof_screens(
     return [shown, "\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others])]
 
 
-def stage_proof_screens(found: "Sequence[ProofResult]", next_command: str) -> list[str]:
+def stage_proof_screens(
+    found: "Sequence[ProofResult]", next_command: str, detail: Detail = "usual"
+) -> list[str]:
     """Return the verdict on every stage, one after another."""
     screens: list[str] = []
     for one in found:
         following = next_command if one is found[-1] else None
-        stage = one.plan.stage
-        title = f"stage {stage.number} of {stage.of}\n" if stage else ""
-        screens += [title, proof_screen(one.plan, one.proof, one.age_s, following), "\n"]
+        screens += [proof_screen(one.plan, one.proof, one.age_s, following, detail), "\n"]
     return screens[:-1]
 
 

@@ -6,6 +6,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from orchestrator.render.bars import in_encoding
@@ -72,6 +74,27 @@ def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_jso
     else:
         texts = screens()
         say(*([texts] if isinstance(texts, str) else texts))
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command shows: a value for --json, its screens for people, a file that was written,
+    and the exit code.
+    """
+
+    value: object
+    screens: Callable[[], str | list[str]] = list
+    exit_code: int = 0
+    written: Path | None = None
+
+
+def show_result(result: CommandResult, *, as_json: bool) -> None:
+    """Show a result, and end the command with its exit code."""
+    show(result.value, result.screens, as_json=as_json)
+    if result.written:
+        echo(f"wrote {result.written}", err=as_json)
+    if result.exit_code:
+        raise SystemExit(result.exit_code)
 
 
 def aside(as_json: bool) -> AbstractContextManager[object]:

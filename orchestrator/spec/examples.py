@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from orchestrator.errors import OrchError, SpecError, UnknownName
+from orchestrator.errors import OrchError, SpecError, UnknownName, Usage, refuse_options
 from orchestrator.resources import resource
 from orchestrator.spec.expectations import is_legal, must
 from orchestrator.spec.load import load
@@ -30,13 +30,19 @@ def examples() -> dict[str, str]:
     return {path.stem: _summary(path) for path in sorted(resource("examples").glob("*.yaml"))}
 
 
-def create(path: Path, example: str | None = None, overrides: Sequence[str] = ()) -> None:
+def create(
+    path: Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
+) -> Path:
     """Write the starter, an example or another spec as a spec of that name, with its schema beside
     it. With overrides its text is made anew: it has them, and no comments.
 
-    An existing spec is never overwritten.
+    An existing spec is never overwritten. Without a path it is named after its example.
     """
+    if path is None and example is None:
+        raise Usage("name the file to write, for example my-run.yaml")
+    path = path or Path(f"{example}.yaml")
     if example is None:
+        refuse_options({"--set": overrides}, "--from")
         text = starter(path)
     elif overrides or example not in examples():
         text = _changed(_source(example), path, overrides)
@@ -50,6 +56,7 @@ def create(path: Path, example: str | None = None, overrides: Sequence[str] = ()
         raise OrchError(f"{path}: exists already; name another file") from None
     except OSError as error:
         raise OrchError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
 
 
 def write_schema(folder: Path) -> None:

@@ -155,6 +155,9 @@ def wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
 def prices_of(prices: str, chips: Sequence[Chip]) -> dict[str, float]:
     """Dollars of a chip-hour by chip: those of the catalog, or of a file."""
     if prices not in FIELDS:
+        if not Path(prices).exists():
+            must = f"{', '.join(FIELDS)}, or a YAML file with your prices"
+            raise WrongOption("--prices", prices, must)
         return read_prices(Path(prices))
     known = {chip.name: getattr(chip, FIELDS[prices]) for chip in chips}
     return {name: quantity.value for name, quantity in known.items() if quantity}

@@ -344,7 +344,8 @@ class Plan:
     `trainer` runs; the ledger describes the built-in trainer `llama` alone.
 
     With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
-    the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run.
+    the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run, and
+    `bound` and `bound_by` of the longest stage.
     """
 
     schema: int

@@ -70,7 +70,7 @@ def mixture_part(
 def shared_part(gather: Gathers, kind: MLP, layer: Parameters, x: jax.Array) -> jax.Array:
     """What the experts make that every token has."""
     names = [matmul.weight.name for matmul in kind.inputs]
-    products = [x @ one for one in gathered_side_by_side(gather.gather_matrix, layer, names)]
+    products = [x @ one for one in gathered_each(gather.gather_matrix, layer, names)]
     down = gather.gather_matrix(layer[kind.output.weight.name], 1)
     return activate(kind, products) @ down
 
@@ -125,7 +125,7 @@ def experts_part(
     """What this chip's experts make of rows [rows, D], which count by their weights [rows, 1]."""
     product = multiply(gather.grouped, sizes, layer["expert_down"].shape[0])
     names = [matmul.weight.name for matmul in kind.inputs]
-    matrices = gathered_side_by_side(gather.gather_experts, layer, names)
+    matrices = gathered_each(gather.gather_experts, layer, names)
     ones = jnp.ones_like(weights, rows.dtype)
     products = [
         product(rows, one) + biased(product, matmul, layer, ones)
@@ -146,10 +146,11 @@ def biased(
     return product(times, layer[matmul.bias.name][:, None].astype(times.dtype))
 
 
-def gathered_side_by_side(gather: Gather, layer: Parameters, names: list[str]) -> list[jax.Array]:
-    """Matrices [..., D/X, F/Y] with the same input, gathered as one."""
-    joined = jnp.concatenate([layer[name] for name in names], axis=-1)
-    return jnp.split(gather(joined, joined.ndim - 2), len(names), axis=-1)
+def gathered_each(gather: Gather, layer: Parameters, names: list[str]) -> list[jax.Array]:
+    """Matrices [..., D/X, F/Y] with the same input, each gathered by itself: joined, they would be
+    copied to join them, to part them, and to join their gradients.
+    """
+    return [gather(layer[name], layer[name].ndim - 2) for name in names]
 
 
 def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:

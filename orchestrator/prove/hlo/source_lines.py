@@ -47,13 +47,23 @@ class SourceTables:
         """The lines that led to an instruction, the outermost first: those of a trainer, and where
         there is none, those of packages other than the libraries that trace programs.
         """
-        stack = self.stack(frame)[::-1]
+        stack = once_each(self.stack(frame)[::-1])
         of_trainer = tuple(filter(None, map(trainer_line, stack)))
         return of_trainer or tuple(filter(None, map(package_line, stack)))
 
     def trainer_line(self, frame: int | None) -> str:
         """The innermost line of the trainer that led to an instruction; empty if there is none."""
         return next(filter(None, map(trainer_line, self.stack(frame))), "")
+
+
+def once_each(stack: list[SourceLine]) -> list[SourceLine]:
+    """The calls, the outermost first, without those that a loop's body repeats."""
+    calls: list[SourceLine] = []
+    for place in stack:
+        if place in calls:
+            del calls[calls.index(place) :]
+        calls.append(place)
+    return calls
 
 
 def trainer_line(place: SourceLine) -> str:

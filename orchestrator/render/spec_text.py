@@ -1,0 +1,18 @@
+"""Say which specs one can start from, and what an import leaves to its reader."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from orchestrator.render.screen_parts import Screen, Table, screen
+
+
+def examples_screen(examples: Mapping[str, str]) -> Screen:
+    """Return the examples, each with what it is about."""
+    return screen([Table(rows=list(examples.items()), columns="<w")])
+
+
+def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[str]:
+    """Return where an imported spec differs from its source, then the keys that do not matter."""
+    for note in notes:
+        yield f"note: {note}"
+    if irrelevant:
+        yield f"not needed for a plan: {', '.join(irrelevant)}"

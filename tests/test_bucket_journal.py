@@ -1,0 +1,232 @@
+"""The journal of a run on a bucket: created, claimed, written, read elsewhere, removed, resumed."""
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from orchestrator import journal, storage
+from orchestrator.errors import (
+    JournalDamaged,
+    JournalUnwritable,
+    RunExists,
+    RunIsLive,
+    Superseded,
+    UnknownRun,
+)
+from orchestrator.journal import ClaimWatch, Journal, StepLog, Writer, files, run_logs
+from orchestrator.journal.driver_heartbeat import read as read_heartbeat
+from orchestrator.storage import copies
+from orchestrator.storage.bucket import Bucket
+from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
+from tests.journals import Clock, reason, run_request, step, tiny_plan
+
+SHA = "0" * 64
+
+
+def runs(bucket: Bucket) -> Path:
+    return storage.folder(f"{bucket.scheme}://bucket/team/runs")
+
+
+def driven(folder: Path, steps: int = 3) -> tuple[Writer, Journal]:
+    """A run whose first attempt did some steps and saved a checkpoint after them."""
+    submitted = journal.create_run(folder, run_request())
+    writer = journal.claim_run(submitted.journal)
+    number = writer.start_attempt(tiny_plan(), ("slice-0",))
+    with StepLog(submitted.journal.path, number) as log:
+        for index in range(steps):
+            log.append(step(index, restored=0 if index == 0 else None))
+    assert writer.record_checkpoint(steps, SHA)
+    return writer, submitted.journal
+
+
+def elsewhere(where: Path) -> AbstractContextManager[None]:
+    """Within this context this is another machine, which has no copy yet."""
+    return patch.dict(os.environ, {"ORCH_BUCKETS": str(where / "another machine")})
+
+
+def test_another_machine_reads_the_same_run(bucket: Bucket, tmp_path: Path) -> None:
+    writer, record = driven(runs(bucket))
+    here = record.run(Clock())
+    assert here.steps_done == 3
+    assert here.journal == f"{bucket.scheme}://bucket/team/runs/{here.run}"
+    with elsewhere(tmp_path):
+        folder = runs(bucket)
+        [there], problems = journal.list_runs(folder)
+        assert problems == []
+        assert (there.run, there.id, there.state) == (here.run, here.id, "running")
+        assert there.steps_done == 3
+        found = journal.find_run(folder, here.run[:8])
+        assert [one.step.index for one in found.steps(there)] == [0, 1, 2]
+        assert found.spec() == record.spec()
+        assert found.plan(there.plan_digest) == tiny_plan()
+        request = journal.request_cancel(found)
+    assert writer.heartbeat() == request
+    writer.end_attempt("cancelled")
+    writer.end_run("cancelled", reason("on request", "cancel_requested"))
+    with elsewhere(tmp_path):
+        assert found.run().state == "cancelled"
+        assert found.run().problems == ()
+
+
+def test_a_key_has_one_run(one_bucket: Bucket, bucket_server: BucketServer) -> None:
+    first = journal.create_run(runs(one_bucket), run_request()).journal
+    second = journal.create_run(runs(one_bucket), run_request()).journal
+    assert (first.key[-2:], second.key[-2:]) == ("-1", "-2")
+    journal.create_run(runs(one_bucket), run_request(), key="mine")
+    with pytest.raises(RunExists):
+        journal.create_run(runs(one_bucket), run_request(), key="mine")
+    assert [one.key for one in journal.list_journals(runs(one_bucket))] == sorted(
+        [first.key, second.key, "mine"]
+    )
+    assert not [name for name in bucket_server.names() if "partial" in name]
+
+
+def test_a_run_that_was_not_written_whole_is_none(
+    bucket: Bucket, bucket_server: BucketServer
+) -> None:
+    """The first event comes last. A key that a dead submitter reserved is free after an hour."""
+    bucket_server.fault = lambda method, name: (
+        BROKEN if method == "PUT" and name.endswith("events/000001.json") else None
+    )
+    with pytest.raises(JournalUnwritable):
+        journal.create_run(runs(bucket), run_request(), key="mine")
+    bucket_server.fault = lambda _method, _name: None
+    assert journal.list_runs(runs(bucket)) == ([], [])
+    with pytest.raises(RunExists):
+        journal.create_run(runs(bucket), run_request(), key="mine")
+    reserved = f"bucket/team/runs/mine/{copies.RESERVED}"
+    bucket_server.objects[reserved].at_s -= copies.ABANDONED_S + 1
+    assert journal.create_run(runs(bucket), run_request(), key="mine").journal.run().run == "mine"
+
+
+def test_of_many_drivers_one_claims_a_run(one_bucket: Bucket) -> None:
+    record = journal.create_run(runs(one_bucket), run_request()).journal
+
+    def claim(_: int) -> Writer | None:
+        with suppress(RunIsLive):
+            return journal.claim_run(Journal(record.path))
+        return None
+
+    with ThreadPoolExecutor(4) as pool:
+        claims = [one for one in pool.map(claim, range(4)) if one]
+    assert [one.number for one in claims] == [2]
+    assert record.state().writer == 2
+
+
+def test_a_superseded_driver_stops_and_so_do_its_ranks(one_bucket: Bucket) -> None:
+    writer, record = driven(runs(one_bucket))
+    stale = Writer(record, record.state())
+    watch = ClaimWatch(record.path, writer.number, 1)
+    assert watch.lapse() is None
+    writer.end_attempt("failure", error="it broke")
+    with pytest.raises(Superseded):
+        stale.end_attempt("preemption")
+    writer.end_run("failed", reason("it broke"))
+    again = journal.claim_run(record, resumes=True)
+    with pytest.raises(Superseded):
+        writer.heartbeat()
+    lapse = watch.lapse()
+    assert lapse is not None
+    assert str(again.number) in lapse
+    assert read_heartbeat(record.paths.driver_heartbeat(writer.number)) is None
+
+
+def test_a_heartbeat_has_the_time_of_the_bucket(
+    one_bucket: Bucket, bucket_server: BucketServer
+) -> None:
+    _, record = driven(runs(one_bucket))
+    path = record.paths.driver_heartbeat(2)
+    name = f"bucket/team/runs/{record.path.name}/heartbeats/000002"
+    bucket_server.objects[name].at_s -= 1000
+    bucket_server.objects[name].generation += 1
+    beat = read_heartbeat(path)
+    assert beat is not None
+    assert abs(beat.at_s - bucket_server.objects[name].at_s) < 1.0
+
+
+def test_removing_a_run_leaves_nothing_and_no_driver(
+    one_bucket: Bucket, bucket_server: BucketServer
+) -> None:
+    writer, record = driven(runs(one_bucket))
+    with pytest.raises(RunIsLive):
+        journal.remove_run(record)
+    writer.end_attempt("failure", error="it broke")
+    writer.end_run("failed", reason("it broke"))
+    journal.remove_run(record)
+    assert bucket_server.names() == []
+    assert journal.list_runs(runs(one_bucket)) == ([], [])
+    with pytest.raises(UnknownRun):
+        journal.find_run(runs(one_bucket), record.key)
+    again = journal.create_run(runs(one_bucket), run_request(), key=record.key)
+    assert again.journal.run().attempts == ()
+
+
+def test_a_claim_on_a_run_that_is_being_removed_is_withdrawn(
+    one_bucket: Bucket, bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = journal.create_run(runs(one_bucket), run_request()).journal
+    state = record.state()
+    monkeypatch.setattr(Journal, "state", lambda _: state)
+    first = f"bucket/team/runs/{record.key}/events/000001.json"
+    original = files.write_new
+
+    def write_after_removal(path: Path, content: bytes) -> None:
+        bucket_server.objects.pop(first, None)
+        original(path, content)
+
+    monkeypatch.setattr(files, "write_new", write_after_removal)
+    with pytest.raises(UnknownRun):
+        journal.claim_run(record)
+    assert not [name for name in bucket_server.names() if "events/" in name]
+
+
+def test_a_missing_event_is_seen(one_bucket: Bucket, bucket_server: BucketServer) -> None:
+    writer, record = driven(runs(one_bucket))
+    writer.end_attempt("failure", error="it broke")
+    writer.end_run("failed", reason("it broke"))
+    del bucket_server.objects[f"bucket/team/runs/{record.key}/events/000003.json"]
+    assert any("000003.json: is missing" in one for one in record.run().problems)
+    with pytest.raises(JournalDamaged):
+        journal.claim_run(record, resumes=True)
+
+
+def test_logs_come_from_the_bucket(one_bucket: Bucket) -> None:
+    _, record = driven(runs(one_bucket))
+    one_bucket.create(f"team/runs/{record.key}/attempts/001/logs/rank-0.log/{0:015d}", b"a\nb\n")
+    [log, *_] = run_logs.list_logs(record.path, record.run(), attempt=1)
+    assert not log.empty
+    reader = run_logs.LogReader(log)
+    assert [one.line for one in reader.read()] == ["a", "b"]
+    one_bucket.create(f"team/runs/{record.key}/attempts/001/logs/rank-0.log/{4:015d}", b"c\n")
+    assert [one.line for one in reader.read()] == ["c"]
+
+
+def test_nothing_is_lost_or_doubled_through_faults(
+    bucket: Bucket, bucket_server: BucketServer
+) -> None:
+    """Every fifth request is lost on its way back, throttled or refused, from beginning to end."""
+    dice = random.Random(0)
+    bucket_server.fault = lambda _method, _name: (
+        dice.choice([LOST, THROTTLED, BROKEN]) if dice.random() < 0.2 else None
+    )
+    writer, record = driven(runs(bucket), steps=40)
+    writer.end_attempt("failure", error="it broke")
+    writer.end_run("failed", reason("it broke"))
+    resumed = journal.claim_run(record, resumes=True)
+    number = resumed.start_attempt(tiny_plan())
+    with StepLog(record.path, number) as log:
+        for index in range(40, 60):
+            log.append(step(index, restored=40 if index == 40 else None))
+    resumed.end_attempt("finished")
+    resumed.end_run("succeeded")
+    run = record.run()
+    assert (run.state, run.steps_done, run.problems) == ("succeeded", 60, ())
+    assert [one.step.index for one in record.steps(run)] == list(range(60))
+    begin = f"bucket/team/runs/{record.key}/events/"
+    assert bucket_server.names(begin) == [f"{begin}{number:06d}.json" for number in range(1, 11)]
+    assert bucket_server.faults > 5
