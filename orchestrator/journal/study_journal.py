@@ -128,11 +128,14 @@ class StudyJournal:
         return Journal(self.storage / start.run)
 
     def trial_run(self, start: TrialStart, clock: Clock = time.time) -> Run | None:
-        """The run of a trial; None where it never started or was removed."""
+        """The run of a trial; None where it never started, was removed, or is of no such study:
+        whoever removes or cancels this study must not lose another run.
+        """
         try:
-            return self.trial_journal(start).run(clock)
+            run = self.trial_journal(start).run(clock)
         except JournalUnreadable:
             return None
+        return run if run.study == self.key else None
 
     def status(self, clock: Clock = time.time) -> StudyStatus:
         """The state of the study, derived from its runs."""
@@ -236,7 +239,7 @@ def remove_study(journal: StudyJournal, clock: Clock = time.time) -> None:
     starts = journal.trial_starts()
     _check_idle(journal, starts, clock)
     for one in starts:
-        with suppress(JournalUnreadable):  # it was removed before, or never started
+        if journal.trial_run(one, clock):
             remove_run(journal.trial_journal(one), clock)
     path = journal.path.absolute()
     if not copies.delete(path, first=journal.submission_path.name):
