@@ -10,8 +10,8 @@ import orchestrator as orch
 from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
+from orchestrator.render.new_spec_text import examples_screen, import_lines
 from orchestrator.render.next_commands import spec_command
-from orchestrator.render.spec_text import examples_screen, import_lines
 from orchestrator.render.terminal import echo, say, show
 
 if TYPE_CHECKING:

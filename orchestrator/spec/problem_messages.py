@@ -93,8 +93,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is missing, must be the manifest of the token set",
         "for example path: tokens/manifest.json",
     ),
+    "no-such-bucket": (
+        "is no address of a bucket, must be a path, or gs:// or s3:// with a bucket and a prefix",
+        "for example gs://my-bucket/runs",
+    ),
     "no-file-system": (
-        "is an address, must be a path: buckets are not served",
+        "is an address, must be a path: a bucket holds runs, and no data or weights to begin with",
         "mount a file system on all hosts, for example /mnt/shared",
     ),
     "data-path-unused": (
