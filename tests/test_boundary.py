@@ -349,3 +349,14 @@ def test_a_command_shows_no_control_characters_of_others(tmp_path: Path, orch: R
         assert not [sign for sign in text if sign != "\n" and not sign.isprintable()]
     assert json.loads(shown[3].stdout)[0]["reason"]["detail"] == osc
     assert osc in json.loads(shown[4].stdout)["line"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "..", "x/../y"])
+def test_a_name_that_no_file_has_is_refused(tmp_path: Path, name: str) -> None:
+    """A record may name a file so; nothing above the folder is opened, and nothing else fails."""
+    (tmp_path / "y").write_text("y")
+    (tmp_path / "x").mkdir()
+    looks = (boundary.read_bytes, boundary.status_of, boundary.names_in, boundary.open_file)
+    for look in looks:
+        with pytest.raises(OSError, match="no file has such a name"):
+            look(Path(f"{tmp_path}/{name}"))

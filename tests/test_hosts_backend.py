@@ -302,6 +302,39 @@ def join_without_processes(
         Meeting(folder).join(state)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_only_the_user_and_the_owner_of_the_folder_give_orders(tmp_path: Path) -> None:
+    """Whoever else may write there would have the hosts run what they like."""
+    folder, somebody, admin = tmp_path / "meeting", 65534, 65533
+    folder.mkdir(mode=0o777)
+    meeting = Meeting(folder)
+    meeting.give(Order(number=1, run="theirs", claim=9))
+    os.chown(folder / "order-000001.json", somebody, -1)
+    assert meeting.order() is None
+    os.chown(folder, admin, -1)
+    os.chown(folder / "order-000001.json", admin, -1)
+    assert meeting.order() is not None
+    state = HostState(
+        host=HostName(slice_name="s", index=0), size=1, kind="k", address="10.9.9.9", free_port=1,
+        beat=1,
+    )  # fmt: skip
+    meeting.join(state)
+    assert meeting.hosts() == (state,)
+    os.chown(folder / "host-s-0.json", somebody, -1)
+    assert meeting.hosts() == ()
+
+
+def test_hosts_meet_in_a_relative_folder_and_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user names it on the command line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meeting").mkdir()
+    (tmp_path / "linked").symlink_to("meeting")
+    Meeting(Path("meeting")).give(order := Order(number=1, run="it", claim=1))
+    assert Meeting(Path("linked")).order() == Meeting(Path("meeting")).order() == order
+
+
 def test_the_environment_joins_ranks_and_slices() -> None:
     names = tuple(HostName(slice_name=f"s{n}", index=i) for n in range(2) for i in range(2))
     order = Order(

@@ -96,7 +96,7 @@ def test_a_file_of_steps_that_is_too_large_is_refused(
 
 def test_removing_a_study_removes_its_runs_and_no_other(tmp_path: Path) -> None:
     study = opened_study(tmp_path)
-    trial = claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run)
+    trial = claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run, study=study.key)
     trial.end_run("failed")
     claimed_run(tmp_path, key="another")
     journal.remove_study(study)
@@ -106,9 +106,9 @@ def test_removing_a_study_removes_its_runs_and_no_other(tmp_path: Path) -> None:
 def test_a_study_with_an_active_run_is_not_removed(tmp_path: Path) -> None:
     """Nothing of it is."""
     study = opened_study(tmp_path)
-    first = claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run)
+    first = claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run, study=study.key)
     first.end_run("failed")
-    second = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
+    second = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run, study=study.key)
     with pytest.raises(RunIsLive):
         journal.remove_study(study)
     assert study.path.exists()

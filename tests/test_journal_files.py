@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -211,3 +212,12 @@ def test_numbers_may_exceed_six_digits(tmp_path: Path) -> None:
     for number in (999_999, 1_000_000):
         event_log.append(tmp_path, number, b"{}")
     assert event_log.read(tmp_path).last == 1_000_000
+
+
+def test_a_run_that_is_removed_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Another command may remove it between two looks."""
+    run = failed_once(tmp_path)
+    shutil.rmtree(run.path)
+    for look in (run.spec, run.state, run.run, run.status):
+        with pytest.raises(JournalUnreadable, match=r"000001\.json"):
+            look()

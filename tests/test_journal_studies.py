@@ -1,5 +1,6 @@
 """The journal of a study: one per request, and its trials are named before they start."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -69,7 +70,7 @@ def test_trials_are_named_before_they_start(tmp_path: Path) -> None:
 def test_no_trial_starts_while_a_run_of_the_study_is_live(tmp_path: Path) -> None:
     study = opened_study(tmp_path)
     entry = journal.start_trial(study, 1, 1)
-    writer = claimed_run(tmp_path, key=entry.run)
+    writer = claimed_run(tmp_path, key=entry.run, study=study.key)
     with pytest.raises(RunIsLive, match=r"trial-1\.1 is starting"):
         journal.start_trial(study, 2, 1)
     writer.end_run("failed", reason("it was made to"))
@@ -140,7 +141,7 @@ def test_a_run_or_a_study_is_found(tmp_path: Path) -> None:
     """By key, by its beginning, or by path; an unknown key lists both."""
     study = opened_study(tmp_path)
     trial = journal.start_trial(study, 1, 1).run
-    claimed_run(tmp_path, key=trial)
+    claimed_run(tmp_path, key=trial, study=study.key)
     claimed_run(tmp_path, key="plain")
     assert journal.find_run_or_study(tmp_path, study.key) == study
     assert journal.find_run_or_study(tmp_path, study.key[:-2]) == study
@@ -166,3 +167,19 @@ def test_a_damaged_study_is_an_error(tmp_path: Path) -> None:
     study.submission_path.write_text("{}")
     with pytest.raises(JournalUnreadable, match="is not a StudySubmission"):
         study.submission()
+
+
+def test_a_study_does_not_own_the_runs_that_it_names(tmp_path: Path) -> None:
+    """Another user may have written it: a run says itself which study it is of, and stays."""
+    run = claimed_run(tmp_path, key="precious")
+    run.end_run("failed", reason("it was made to"))
+    study = opened_study(tmp_path)
+    named = ["precious", "..", "a\0b", "\ud800", ""]
+    for number, name in enumerate(named, start=1):
+        text = codec.to_json(TrialStart(at_s=0.0, trial=1, repeat=1, run="NAME", by=ME))
+        text = text.replace(b'"NAME"', json.dumps(name).encode())
+        (study.trials / f"{number:06d}.json").write_bytes(text)
+    assert study.status().runs == ()
+    assert journal.find_runs(tmp_path, study.key) == []
+    journal.remove_study(study)
+    assert [one.key for one in journal.list_journals(tmp_path)] == ["precious"]

@@ -48,7 +48,9 @@ def test_the_state_of_a_study_follows_from_its_runs(tmp_path: Path) -> None:
     study = opened_study(tmp_path)
     states = []
     for number, end in ((1, "failed"), (1, "succeeded"), (2, "succeeded")):
-        writer = claimed_run(tmp_path, key=journal.start_trial(study, number, 1).run)
+        writer = claimed_run(
+            tmp_path, key=journal.start_trial(study, number, 1).run, study=study.key
+        )
         states.append(study.status().state)
         writer.end_run(end)  # type: ignore[arg-type]
         states.append(study.status().state)
@@ -73,8 +75,10 @@ def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path
     study = opened_study(tmp_path)
     idle = orch("cancel", study.key, *at(study))
     assert idle.stdout.startswith(f"{study.key}: no run is active. Nothing to cancel.\nNext: ")
-    claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
-    writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
+    claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run, study=study.key).end_run(
+        "succeeded"
+    )
+    writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run, study=study.key)
     result = orch("cancel", study.key, *at(study))
     assert result.stdout.startswith(f"{writer.journal.key}: stop requested.\n")
     request = writer.heartbeat()
@@ -85,8 +89,10 @@ def test_orch_cancel_stops_the_live_run_of_a_study(orch: RunOrch, tmp_path: Path
 def test_orch_rm_removes_a_study_with_its_runs(orch: RunOrch, tmp_path: Path) -> None:
     study = opened_study(tmp_path)
     claimed_run(tmp_path, key="other").end_run("failed")
-    claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run).end_run("succeeded")
-    writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run)
+    claimed_run(tmp_path, key=journal.start_trial(study, 1, 1).run, study=study.key).end_run(
+        "succeeded"
+    )
+    writer = claimed_run(tmp_path, key=journal.start_trial(study, 2, 1).run, study=study.key)
     refused = orch("rm", study.key, *at(study), "--yes")
     assert refused.returncode == 1
     why = f"error: study {study.key}: a run of it goes on\nNext: orch cancel "

@@ -46,8 +46,10 @@ def compresses(connection: socket.socket) -> None:
 
 
 @contextmanager
-def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[int]]]:
-    """A server that answers each request like this, and how many there were."""
+def answering(
+    answer: Callable[[socket.socket], None], heard: list[bytes] | None = None
+) -> Iterator[tuple[str, list[int]]]:
+    """A server that answers each request like this, what it heard, and how many there were."""
     server, asked = socket.create_server(("127.0.0.1", 0)), [0]
 
     def serve() -> None:
@@ -61,7 +63,9 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, li
     def talk(connection: socket.socket) -> None:
         with connection:
             try:
-                connection.recv(65536)
+                request = connection.recv(65536)
+                if heard is not None:
+                    heard.append(request)
                 asked[0] += 1
                 answer(connection)
             except OSError:  # the client has gone: that is the point
@@ -93,6 +97,36 @@ def test_a_call_has_an_end(
     assert took_s < 10 * LIMIT_S
     assert asked[0] <= 2
     assert run.run().problems == ()
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+@pytest.mark.parametrize("by", ["password", "token"])
+def test_another_server_gets_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, by: str
+) -> None:
+    """The server that the user named sends the sync to one of somebody else's."""
+    user = {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "hunter22"}
+    token = {"MLFLOW_TRACKING_TOKEN": "hunter22"}
+    for name, value in (user if by == "password" else token).items():
+        monkeypatch.setenv(name, value)
+    named, foreign = list[bytes](), list[bytes]()
+
+    def answers(connection: socket.socket) -> None:
+        connection.sendall(HEAD + b"Content-Length: 2\r\n\r\n{}")
+
+    with answering(answers, foreign) as (elsewhere, _):
+        place = f"Location: {elsewhere.replace('127.0.0.1', 'localhost')}/x\r\n"
+        redirect = f"HTTP/1.1 {code} Moved\r\n{place}Content-Length: 0\r\n\r\n".encode()
+        with answering(lambda connection: connection.sendall(redirect), named) as (address, _):
+            run = finished_run(tmp_path)
+            begin(
+                run, Destination(tracker="mlflow", uri=address, experiment="orch", artifacts=None)
+            )
+            [result] = record_once(run)
+    assert result.problem
+    assert b"authorization:" in named[0].lower()
+    assert foreign
+    assert not any(b"authorization:" in one.lower() or b"hunter22" in one for one in foreign)
 
 
 def test_a_sync_has_an_end_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from orchestrator.errors import UnknownName
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
-from tests.trainer_plans import TINY, plan_of
+from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
@@ -62,7 +62,7 @@ def test_there_are_trainers() -> None:
     assert "data" not in TRAINERS
 
 
-@pytest.mark.parametrize("mesh", MIXTURES)
+@pytest.mark.parametrize("mesh", few(MIXTURES))
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_traces_on_every_mixture(name: str, mesh: dict[str, Any]) -> None:
     """Each axis at one or two, alone and mixed: the step traces, and keeps its state's shapes."""

@@ -42,6 +42,7 @@ def settled(folder: Path) -> Path:
 @contextmanager
 def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
     """A descriptor of a folder to which no link leads."""
+    _check_name(path)
     opened = os.open("/", _PASS)
     try:
         for name in path.parts[1:-1]:
@@ -50,6 +51,16 @@ def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
         yield opened
     finally:
         os.close(opened)
+
+
+def _check_name(path: Path) -> None:
+    """Refuse what no file can be named, as a record may name one."""
+    try:
+        named = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        named = False
+    if not named or ".." in path.parts:
+        raise OSError(errno.EINVAL, "no file has such a name")
 
 
 def _enter(folder: int, name: str, flags: int) -> int:
@@ -72,6 +83,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file. Whoever writes to it owns it, and it has one name only."""
+    _check_name(path)
     with folder_of(path.parent) as folder:
         return _open_in(folder, path.name, flags)
 
@@ -120,13 +132,28 @@ def appending_to(path: Path) -> IO[bytes]:
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file, which has at most so many bytes."""
+    _check_name(path)
     with folder_of(path.parent) as folder:
         return read_in(folder, path.name, most)
 
 
 def read_in(folder: int, name: str, most: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file in an open folder, which has at most so many bytes."""
-    with os.fdopen(_open_in(folder, name), "rb", buffering=0) as file:
+    return _read_whole(_open_in(folder, name), most)
+
+
+def read_trusted(path: Path, most: int) -> bytes:
+    """The content of a file that the user has written, or whoever owns the folder that it is in."""
+    with folder_of(path.parent) as folder:
+        opened = _open_in(folder, path.name)
+        if (owner := os.fstat(opened).st_uid) not in {os.geteuid(), os.fstat(folder).st_uid}:
+            os.close(opened)
+            raise ForeignFile(errno.EPERM, f"belongs to another user, {owner}")
+        return _read_whole(opened, most)
+
+
+def _read_whole(opened: int, most: int) -> bytes:
+    with os.fdopen(opened, "rb", buffering=0) as file:
         content = b"" if os.fstat(file.fileno()).st_size > most else _read_up_to(file, most + 1)
         if len(content) > most or os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
@@ -152,6 +179,7 @@ def names_in(folder: Path) -> list[str]:
 
 def status_of(path: Path) -> os.stat_result:
     """What the file system knows of a file or folder to which no link leads."""
+    _check_name(path)
     with folder_of(path.parent) as folder:
         found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):

@@ -202,7 +202,7 @@ class Journal:
         return f"{self.paths.events.name}/{event_log.file_name(1)}"
 
     def _initial(self, events: dict[int, AnyEvent | str]) -> RunState:
-        first = events[1]
+        first = events.get(1, f"{self._first}: is missing")
         if not isinstance(first, Submitted):
             why = first if isinstance(first, str) else f"{self._first}: is not a submission"
             raise JournalUnreadable(f"{self.path}: {why}")

@@ -21,7 +21,7 @@ from orchestrator.journal.listing import find_run, folders_in, holds, list_journ
 from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal, read_value
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
-from orchestrator.storage import copies
+from orchestrator.storage import address, copies
 from orchestrator.types import codec
 from orchestrator.types.run import LIVE, Run, TrackedRun
 from orchestrator.types.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
@@ -128,11 +128,14 @@ class StudyJournal:
         return Journal(self.storage / start.run)
 
     def trial_run(self, start: TrialStart, clock: Clock = time.time) -> Run | None:
-        """The run of a trial; None where it never started or was removed."""
+        """The run of a trial; None where it never started, was removed, or is of no such study:
+        whoever removes or cancels this study must not lose another run.
+        """
         try:
-            return self.trial_journal(start).run(clock)
+            run = self.trial_journal(start).run(clock)
         except JournalUnreadable:
             return None
+        return run if run.study == self.key else None
 
     def status(self, clock: Clock = time.time) -> StudyStatus:
         """The state of the study, derived from its runs."""
@@ -150,7 +153,7 @@ class StudyJournal:
             kind=submission.study.kind,
             scaling=submission.study.scaling,
             state="running" if _activity(self, starts, clock) else ended,
-            journal=str(self.path.absolute()),
+            journal=address(self.path.absolute()),
             submitted_at_s=submission.at_s,
             read_at_s=clock(),
             done=len(done),
@@ -236,7 +239,7 @@ def remove_study(journal: StudyJournal, clock: Clock = time.time) -> None:
     starts = journal.trial_starts()
     _check_idle(journal, starts, clock)
     for one in starts:
-        with suppress(JournalUnreadable):  # it was removed before, or never started
+        if journal.trial_run(one, clock):
             remove_run(journal.trial_journal(one), clock)
     path = journal.path.absolute()
     if not copies.delete(path, first=journal.submission_path.name):

@@ -7,6 +7,7 @@ Two kinds of ways stay beside the winners, since the ranking knows what this doe
 offloads nothing, and, where gradients cross slices, the fewest microbatches that accumulate them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,19 @@ def fastest_ways(layout: Layout, key: Ints, margin: float) -> tuple[Ways, LeastM
     return Ways(key[column], remat, np.asarray(layout.microbatches)[column]), least
 
 
+def joined(parts: Sequence[tuple[Ways, LeastMemory]]) -> tuple[Ways, LeastMemory]:
+    """The ways of parts of all keys, in their order."""
+    ways, least = zip(*parts, strict=True)
+    return Ways(
+        key=np.concatenate([one.key for one in ways]),
+        remat=np.concatenate([one.remat for one in ways]),
+        microbatches=np.concatenate([one.microbatches for one in ways]),
+    ), LeastMemory(
+        hbm_bytes=min(one.hbm_bytes for one in least),
+        host_bytes=min(one.host_bytes for one in least),
+    )
+
+
 def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     """Seconds of a step: what is computed again, HBM traffic of activations, and what else a
     policy costs, its collective at the rate of a whole torus axis.
@@ -105,10 +119,10 @@ def winners(costs: Floats, key: Ints, stay: Bools) -> Ints:
 
 def before(values: Floats, key: Ints) -> NDArray[np.float64]:
     """For each value the least of those before it with its key; infinite for the first."""
-    place = place_in_key(key)
-    table = np.full((int(key.max(initial=-1)) + 1, int(place.max(initial=-1)) + 2), np.inf)
-    table[key, place + 1] = values
-    return np.asarray(np.minimum.accumulate(table, axis=1)[key, place])
+    place, row = place_in_key(key), key - key[:1]
+    table = np.full((int(row.max(initial=-1)) + 1, int(place.max(initial=-1)) + 2), np.inf)
+    table[row, place + 1] = values
+    return np.asarray(np.minimum.accumulate(table, axis=1)[row, place])
 
 
 def place_in_key(key: Ints) -> Ints:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chip import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
 from orchestrator.network.rematerialization import AUTO, Policy, Treatments, policy, remat_of
-from orchestrator.plan.fastest_ways import LeastMemory, fastest_ways
+from orchestrator.plan.fastest_ways import LeastMemory, fastest_ways, joined
 from orchestrator.plan.feasibility import (
     Sizes,
     batch_range,
@@ -46,6 +47,7 @@ from orchestrator.types.spec import Experiment, MeshRequest, Remat, Spec
 # `remat: auto` leaves this share of HBM, and of the host's memory, free: so far the forecast may be
 # off (docs/proof-bench.md).
 MEMORY_MARGIN = 0.05
+CELLS = 2**18  # of an array that is priced at once: more of them leave the processor's cache
 
 
 @dataclass(frozen=True)
@@ -276,14 +278,15 @@ def price(
     keys, key_of_row = meshes_with_batch(factors, batch)
     key, microbatches = splits(request, keys, request.pods)
     treated = policy_array(policies, request.experiment.model)
-    ways, least = fastest_ways(
-        make_layout(
-            request, sizes_by_name(keys[key]), keys[key, -1], microbatches, treated[:, None],
-            NO_LINKS,
-        ),
-        key,
-        margin,
-    )  # fmt: skip
+    parts = []
+    for part in parts_of_keys(key, max(CELLS // len(policies), 1)):
+        key_of_column = key[part]
+        layout = make_layout(
+            request, sizes_by_name(keys[key_of_column]), keys[key_of_column, -1],
+            microbatches[part], treated[:, None], NO_LINKS,
+        )  # fmt: skip
+        parts.append(fastest_ways(layout, key_of_column, margin))
+    ways, least = joined(parts)
     row, way = matching(key_of_row, ways.key)
     remat = ways.remat[way]
     links = rows_of_links(find_links(request.torus, factors), row)
@@ -313,6 +316,12 @@ def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints
     key = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
     listed = [counts[int(k)] for k in per_replica]
     return key, np.array([n for numbers in listed for n in numbers], np.int64)
+
+
+def parts_of_keys(key: Ints, size: int) -> list[slice]:
+    """Columns in parts of about a size, each with all columns of its keys."""
+    starts = np.searchsorted(key, key[::size]).tolist()
+    return [slice(*ends) for ends in pairwise(sorted({*starts, len(key)}))] or [slice(0, 0)]
 
 
 def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:

@@ -6,12 +6,14 @@ and a count has one now and then.
 
 import sys
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from orchestrator.render.status_line import StatusLine
 from orchestrator.render.terminal import echo, is_live, say
 
 if TYPE_CHECKING:
+    from orchestrator.render.progress_text import ProgressText
     from orchestrator.types.progress_events import UnitsDone
 
 COUNT_EVERY_S = 2.0
@@ -21,11 +23,16 @@ class Display:
     """Called with each event. `left` says whether a run goes on that is no longer followed."""
 
     def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
-        from orchestrator.render.progress_text import ProgressText  # noqa: PLC0415  slow
-
-        self.text = ProgressText(other_plans, detach=detach)
+        self.other_plans, self.detach = other_plans, detach
         self.status = StatusLine(live=is_live(sys.stderr))
         self.left, self.stage, self.counted_at_s = False, "", time.monotonic()
+
+    @cached_property
+    def text(self) -> "ProgressText":
+        """The words for events, which not every command has."""
+        from orchestrator.render.progress_text import ProgressText  # noqa: PLC0415  slow
+
+        return ProgressText(self.other_plans, detach=self.detach)
 
     def __call__(self, event: object) -> None:
         from orchestrator.types import progress_events as events  # noqa: PLC0415  slow

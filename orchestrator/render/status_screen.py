@@ -20,6 +20,7 @@ from orchestrator.render.screen_parts import (
     section,
     warning,
 )
+from orchestrator.storage import folder
 from orchestrator.types.codec import short
 from orchestrator.types.plan import StageSpan
 from orchestrator.types.run import LIVE, Attempt, Evaluation, Run, Status
@@ -221,6 +222,6 @@ def next_run_command(run: Run, named: str, storage: Path) -> str:
         return run_command("logs", named, storage, "-f")
     if run.state == "succeeded":
         return run_command("report", named, storage)
-    logs = list_logs(Path(run.journal), run, attempt=None)
+    logs = list_logs(folder(run.journal), run, attempt=None)
     unclear = run.state == "failed" and not run.steps_done and any(not log.empty for log in logs)
     return run_command("logs" if unclear else "resume", named, storage)

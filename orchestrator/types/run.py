@@ -321,3 +321,12 @@ class Status(Run):
     stage: StageSpan | None
     forecast: Prediction | None
     outlook: Outlook | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a log, without its line end."""
+
+    attempt: int | None
+    rank: int | None
+    line: str

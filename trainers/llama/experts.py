@@ -27,6 +27,7 @@ class Rows(NamedTuple):
     choice: jax.Array  # [rows] of T k
     row: jax.Array  # [T, k] of rows
     sizes: jax.Array | None  # [E] of groups, one expert after another; None where all are equal
+    complete: bool  # every choice has a row, and every row a choice
 
     @property
     def dropped(self) -> jax.Array:
@@ -39,7 +40,8 @@ def dropless_rows(experts: jax.Array, count: int) -> Rows:
 
     experts [T, k]
     """
-    own = count // jax.lax.axis_size(EXPERT)
+    ways = jax.lax.axis_size(EXPERT)
+    own = count // ways
     flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
     is_own = (flat >= 0) & (flat < own)
     expert = jnp.where(is_own, flat, own)
@@ -48,7 +50,7 @@ def dropless_rows(experts: jax.Array, count: int) -> Rows:
     sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
     choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
     row = jnp.where(is_own, jnp.argsort(order), room)
-    return Rows(choice, row.reshape(experts.shape), sizes)
+    return Rows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
 
 
 def limited_rows(experts: jax.Array, count: int, rows: int) -> Rows:
@@ -70,7 +72,7 @@ def limited_rows(experts: jax.Array, count: int, rows: int) -> Rows:
     choice += jnp.arange(sequences)[:, None, None] * choices
     filled = jnp.arange(rows) < load[..., None]
     choice = jnp.where(filled, choice, sequences * choices).swapaxes(0, 1).reshape(-1)
-    return Rows(choice, row.reshape(-1, top_k), None)
+    return Rows(choice, row.reshape(-1, top_k), None, complete=False)
 
 
 def through_experts(
@@ -85,32 +87,40 @@ def through_experts(
     by the weights before their last matmul, so that the backward pass does not need its result.
     """
     top_k = weights.shape[1]
+    take = partial(taken, rows.complete)
     sent = take(x, rows.choice // top_k, rows.row)
     of_rows = take(weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1))
     back = take(transform(sent, of_rows), rows.row.reshape(-1), rows.choice[:, None])
     return back.reshape(*weights.shape, -1).sum(1, dtype=jnp.float32).astype(x.dtype)
 
 
-@jax.custom_vjp
-def take(x: jax.Array, places: jax.Array, uses: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def taken(complete: bool, x: jax.Array, places: jax.Array, uses: jax.Array) -> jax.Array:
     """Rows of x [n, D] at `places` [m], zero beyond the last -> [m, D].
 
     `uses` [n, r] are the results that each row of x goes to: its gradient is the sum of theirs, so
-    nothing is scattered.
+    nothing is scattered. Where all are `complete`, none lies beyond the last: the compiler would
+    read and write everything once more to put zeros there.
     """
+    if complete:
+        return x.at[places].get(mode="promise_in_bounds")
     return x.at[places].get(mode="fill", fill_value=0)
 
 
-def _take_forward(x: jax.Array, places: jax.Array, uses: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return take(x, places, uses), uses
+def _taken_forward(
+    complete: bool, x: jax.Array, places: jax.Array, uses: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return taken(complete, x, places, uses), uses
 
 
-def _take_backward(uses: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None, None]:
-    parts = gradient.at[uses].get(mode="fill", fill_value=0)  # [n, r, D]
+def _taken_backward(
+    complete: bool, uses: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
+    parts = taken(complete, gradient, uses, uses)  # [n, r, D]
     return parts.sum(1, dtype=jnp.float32).astype(gradient.dtype), None, None
 
 
-take.defvjp(_take_forward, _take_backward)
+taken.defvjp(_taken_forward, _taken_backward)
 
 
 def multiply(grouped: Grouped, sizes: jax.Array | None, count: int) -> Multiply:

@@ -3,8 +3,10 @@
 Each host replaces one file with its state again and again. A driver gives orders, numbered and
 created exclusively: of two drivers that give an order of one number, one fails and looks again.
 Nobody lists the folder to learn of an order, because a directory may be cached for a minute.
+Only files of the user and of the folder's owner count: others may be able to write there.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -98,6 +100,10 @@ class Meeting:
     folder: Path
     newest: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        """Follow the links to the folder, which are the user's own."""
+        self.folder = Path(os.path.realpath(self.folder))
+
     def join(self, state: HostState) -> None:
         """Show the state of a host."""
         files.replace(self.folder / f"host-{state.host}.json", codec.to_json(state))
@@ -135,7 +141,10 @@ class Meeting:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
+    """What a file says; None where it cannot be read now, or somebody else has written it: an
+    order says what hosts run.
+    """
     try:
-        return codec.from_json(files.read(path, boundary.MAX_RECORD_BYTES), kind)
-    except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError):
+        return codec.from_json(boundary.read_trusted(path, boundary.MAX_RECORD_BYTES), kind)
+    except (OSError, msgspec.DecodeError):
         return None
