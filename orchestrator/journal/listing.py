@@ -13,7 +13,7 @@ from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT, RunPaths
 from orchestrator.journal.run_state import RunState
 from orchestrator.journal.run_status import HEARTBEAT_S
-from orchestrator.storage import copies, is_copy
+from orchestrator.storage import copies, folder, is_address, is_copy
 from orchestrator.types.run import LIVE, Run
 
 MAX_KEYS = 12  # in a message
@@ -74,6 +74,8 @@ def find_run(storage: Path, name: str) -> Journal:
     known = {journal.key: journal for journal in list_journals(storage)}
     if name in known:
         return known[name]
+    if is_address(name) and is_run(folder(name)):
+        return Journal(folder(name))
     if os.sep in name or name in {".", ".."}:
         if is_run(path := Path(os.path.realpath(name))):  # a link that the user names is theirs
             return Journal(path)

@@ -97,6 +97,14 @@ class Bucket:
         """The bytes of an object, and what is known of it; `FileNotFoundError` where it is none."""
         return self._tried(name, lambda: self._read(name, None))
 
+    def has(self, name: str) -> bool:
+        """Whether there is an object of that name."""
+        try:
+            self._tried(name, lambda: _obstore().head(self._quick, name))
+        except FileNotFoundError:
+            return False
+        return True
+
     def read_if_changed(self, name: str, version: str | None) -> tuple[bytes, Found] | None:
         """The same; None where it still has that version."""
         from obstore import exceptions  # noqa: PLC0415
@@ -126,7 +134,7 @@ class Bucket:
     # --- many
 
     def below(self, prefix: str, after: str | None = None) -> list[Found]:
-        """The objects whose names begin so, in order: all, or those after a name."""
+        """The objects below a prefix that ends with a slash, in order: all, or those after one."""
 
         def listed() -> Iterator[Found]:
             for part in _obstore().list(self._quick, prefix, offset=after, chunk_size=1000):
