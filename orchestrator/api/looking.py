@@ -10,13 +10,12 @@ from orchestrator.storage import folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestrator.journal.run_logs import LogLine
     from orchestrator.lifecycle.logs import RunLogs
     from orchestrator.lifecycle.pages import Page
     from orchestrator.lifecycle.progress import Progress
     from orchestrator.types.health import HealthReport, RunHealth
     from orchestrator.types.report import Report
-    from orchestrator.types.run import Run, Status
+    from orchestrator.types.run import LogLine, Run, Status
     from orchestrator.types.scaling import ScalingReport
     from orchestrator.types.study import StudyStatus
     from orchestrator.types.sweep import SweepReport

@@ -132,7 +132,7 @@ def _write(path: Path, text: str) -> Path:
         partial.replace(path)
         return path
     except OSError as error:
-        raise OrchError(f"{path}: cannot be written: {error.strerror}; see -o FILE") from None
+        raise OrchError(f"{path}: cannot be written: {error.strerror}") from None
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from orchestrator.render.screen_parts import (
 )
 from orchestrator.storage import folder
 from orchestrator.types.codec import short
+from orchestrator.types.plan import StageSpan
 from orchestrator.types.run import LIVE, Attempt, Evaluation, Run, Status
 
 ERROR_WIDTH = 100
@@ -46,6 +47,7 @@ def facts(status: Status) -> list[Part]:
     rows = [
         ("why", first_line(status.detail)),
         ("steps", steps(status)),
+        ("stage", stage(status.stage)),
         ("held-out", held_out(status.evaluation)),
         ("pods", pods(status)),
         ("step time", step_time(status)),
@@ -70,6 +72,14 @@ def steps(status: Status) -> str:
     if status.since_last_step_s is not None:
         text += f", the last {elapsed(status.since_last_step_s)} ago"
     return text
+
+
+def stage(newest: StageSpan | None) -> str | None:
+    """Return which stage of a run it is, and its steps, counted from 1."""
+    if newest is None:
+        return None
+    first, last = newest.first_step + 1, newest.end_step
+    return f"{newest.number} of {newest.of}, steps {count(first)} to {count(last)}"
 
 
 def held_out(newest: Evaluation | None) -> str | None:

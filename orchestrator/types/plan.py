@@ -454,5 +454,5 @@ class Plan:
     @property
     def run_share(self) -> float:
         """The share of the time after which `run.steps` of the spec ends the run; 1 without it."""
-        steps = self.run_steps or self.total_steps
-        return min(self.run_s(steps) / self.run_s(self.total_steps), 1.0)
+        steps = self.run_steps or self.end_step
+        return min(self.run_s(steps) / self.run_s(self.end_step), 1.0)
