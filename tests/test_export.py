@@ -245,7 +245,6 @@ def test_a_spec_is_written_and_read_again(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("run.storage=gs://bucket/runs", "run.storage"),
         ("resources.chip=h100", "GPU"),
     ],
 )
@@ -253,6 +252,15 @@ def test_what_no_manifest_serves_is_refused(override: str, says: str) -> None:
     more = ["resources.topology=8"] if "h100" in override else []
     with pytest.raises(SpecError, match=says):
         exported("ray", override, *more)
+
+
+def test_runs_on_a_bucket_mount_nothing_for_them() -> None:
+    for manifest in exported("ray", "run.storage=gs://bucket/runs"):
+        text = yaml.safe_dump(manifest)
+        assert "persistentVolumeClaim" not in text
+        assert "/mnt/runs" not in text
+    with pytest.raises(SpecError, match="a folder"):
+        exported("jobset", "run.storage=gs://bucket/runs")
 
 
 def test_the_command_prints_yaml(orch: RunOrch) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.plan import kernel_constants
 from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
@@ -258,9 +259,8 @@ def test_every_remat_policy_gives_the_reference(remat: Remat) -> None:
 
 def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss may see a few tokens at a time; here 4 of 128."""
-    monkeypatch.setattr("trainers.llama.loss.LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
-    monkeypatch.setattr("trainers.llama.loss.LOSS_CHUNK_TOKENS", 1)
-    check_against_reference(plan_of(data=4, tensor=2))
+    monkeypatch.setattr(kernel_constants, "LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
+    check_against_reference(plan_of(data=4, tensor=2, loss_chunk_tokens=1))
 
 
 def test_keys_in_many_blocks_give_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

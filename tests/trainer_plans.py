@@ -74,13 +74,14 @@ def _rest() -> dict[str, Any]:
         "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 5, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "schema": 6, "digest": "0" * 64, "name": "test", "trainer": "llama",
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "run_steps": None, "optimizer": asdict(QUICK),
         "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {},
-        "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,
+        "gradient_reduction": "at_end", "loss_chunk_tokens": 1024,
+        "chip_profile": None, "forecast": forecast,
         "search": {"enumerated": 1, "realizable": 1, "priced": 1, "alike": 0, "rule": ""},
         "warnings": [],
     }  # fmt: skip

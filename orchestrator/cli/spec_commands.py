@@ -49,8 +49,9 @@ def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple
 def schema(output: str | None, of_study: bool) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
-    OUTPUT is what a command prints with --json: plan, plan-diff, offers, proof, run, status, report
-    or score. Its keys are always there.
+    OUTPUT is what a command prints with --json; all its keys are always there: error, plan,
+    plan-diff, scaling, sweep, offers, explanation, proof, proof-diff, score, run, status, study,
+    log-line, report, scaling-report, sweep-report, sync, weights, health, run-health or profile.
 
     \b
     Example:
