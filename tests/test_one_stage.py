@@ -67,11 +67,11 @@ def test_a_spec_without_stages_has_none(tmp_path: Path) -> None:
 def test_commands_look_at_one_stage(command: str, path: Path, plan: Plan, orch: RunOrch) -> None:
     """The next command is about the same stage, but for the run, which has all."""
     prove_nothing_but(plan)
-    done = orch(command, str(path), "--stage", "2")
+    done = orch(command, str(path), "--stage", "3")
     assert done.returncode == 0, done.stderr
-    assert "stage 2 of 3" in done.stdout
+    assert "stage 3 of 3" in done.stdout
     following = done.stdout.splitlines()[-1]
-    assert following.endswith("--stage 2") == (command != "prove")
+    assert following.endswith("--stage 3") == (command != "prove")
 
 
 def test_every_stage_is_proved_and_the_command_ends_well(

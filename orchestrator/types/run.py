@@ -5,7 +5,7 @@ from math import exp, inf
 from typing import Literal
 
 from orchestrator.types.outlook import Outlook
-from orchestrator.types.plan import Estimate
+from orchestrator.types.plan import Estimate, StageSpan
 
 MOST_EXPONENT = 700.0  # of a number that a float can hold
 # `lost` is a run that has not ended and that no process drives any more.
@@ -242,7 +242,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentSteps:
-    """Medians over the last steps of an attempt, without its first step."""
+    """Medians over the last steps of an attempt or of its newest stage, without the first step."""
 
     steps: int
     step_s: float
@@ -315,7 +315,18 @@ class Prediction:
 class Status(Run):
     """A run with the forecast of its plan, and what is left of it; None where the plan cannot be
     read. `outlook` is also None where the run has ended, or nothing says how long a step takes.
+    `stage` is that of the newest step, in a run with stages; the forecast is then its.
     """
 
+    stage: StageSpan | None
     forecast: Prediction | None
     outlook: Outlook | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a log, without its line end."""
+
+    attempt: int | None
+    rank: int | None
+    line: str
