@@ -175,7 +175,7 @@ def page() -> str:
         "Rows with a time were compiled with the trainer as it is now, but for attention: before",
         f"{KERNELS_SINCE} it took blocks of 512 and two backward kernels, so that FLOPs of those",
         "rows are off by up to 3 %. Before 2026-11-23 the loss took 1,024 tokens at a time on v6e",
-        "and tpu7x too; fusions on v5p and tpu7x had less fast memory. Rows without a time may be",
+        "and tpu7x too, and fusions had less fast memory but on v6e. Rows without a time may be",
         "of a trainer that multiplied by queries, keys and values at once, and by gate and up,",
         "also where `tensor` is 1, and whose rings passed through several buffers. Of rows of",
         "2026-11-20 only the peak is recorded.",
