@@ -1,7 +1,6 @@
 """Trainer llama with mixtures of experts: the numbers are those of a plain reference."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference,
 from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
-from trainers.llama.experts import taken
+from trainers.llama.experts import collect, spread
 from trainers.mesh import abstract_mesh_of
 
 MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)
@@ -103,8 +102,11 @@ def test_complete_rows_are_gathered_without_a_pass_for_the_missing() -> None:
     uses = jnp.argsort(places)[:, None]
 
     def of(complete: bool) -> Any:
-        rows = partial(taken, complete)
-        return jax.value_and_grad(lambda x: (rows(x, places, uses) ** 2).sum())
+        def there_and_back(x: jax.Array) -> jax.Array:
+            rows = spread(complete, x, places, uses)
+            return (collect(complete, rows**2, places, uses) * x).sum()
+
+        return jax.value_and_grad(there_and_back)
 
     assert jax.tree.all(jax.tree.map(np.array_equal, of(True)(x), of(False)(x)))
     fills = ["FILL_OR_DROP" in str(jax.make_jaxpr(of(one))(x)) for one in (True, False)]

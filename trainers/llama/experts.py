@@ -87,40 +87,69 @@ def through_experts(
     by the weights before their last matmul, so that the backward pass does not need its result.
     """
     top_k = weights.shape[1]
-    take = partial(taken, rows.complete)
-    sent = take(x, rows.choice // top_k, rows.row)
-    of_rows = take(weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1))
-    back = take(transform(sent, of_rows), rows.row.reshape(-1), rows.choice[:, None])
-    return back.reshape(*weights.shape, -1).sum(1, dtype=jnp.float32).astype(x.dtype)
+    token = rows.choice // top_k
+    sent = spread(rows.complete, x, token, rows.row)
+    of_rows = spread(rows.complete, weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1))
+    return collect(rows.complete, transform(sent, of_rows), token, rows.row)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def taken(complete: bool, x: jax.Array, places: jax.Array, uses: jax.Array) -> jax.Array:
-    """Rows of x [n, D] at `places` [m], zero beyond the last -> [m, D].
+def spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
+    """A row of x [n, D] for each of `source` [m], zero beyond the last -> [m, D].
 
     `uses` [n, r] are the results that each row of x goes to: its gradient is the sum of theirs, so
-    nothing is scattered. Where all are `complete`, none lies beyond the last: the compiler would
-    read and write everything once more to put zeros there.
+    nothing is scattered.
+    """
+    return fetched(complete, x, source)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
+    """The way back of `spread`: the sum of the rows [m, D] at the `uses` of each token -> [n, D].
+
+    Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
+    """
+    return fetched(complete, rows, uses).sum(1, dtype=jnp.float32).astype(rows.dtype)
+
+
+def fetched(complete: bool, x: jax.Array, places: jax.Array) -> jax.Array:
+    """Rows of x at `places`, zero beyond the last. Where all are `complete`, none lies there: to
+    make sure, the compiler would read and write everything once more.
     """
     if complete:
         return x.at[places].get(mode="promise_in_bounds")
     return x.at[places].get(mode="fill", fill_value=0)
 
 
-def _taken_forward(
-    complete: bool, x: jax.Array, places: jax.Array, uses: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    return taken(complete, x, places, uses), uses
+Places = tuple[jax.Array, jax.Array]
 
 
-def _taken_backward(
-    complete: bool, uses: jax.Array, gradient: jax.Array
+def _spread_forward(
+    complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array
+) -> tuple[jax.Array, Places]:
+    return spread(complete, x, source, uses), (source, uses)
+
+
+def _spread_backward(
+    complete: bool, places: Places, gradient: jax.Array
 ) -> tuple[jax.Array, None, None]:
-    parts = taken(complete, gradient, uses, uses)  # [n, r, D]
-    return parts.sum(1, dtype=jnp.float32).astype(gradient.dtype), None, None
+    return collect(complete, gradient, *places), None, None
 
 
-taken.defvjp(_taken_forward, _taken_backward)
+def _collect_forward(
+    complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array
+) -> tuple[jax.Array, Places]:
+    return collect(complete, rows, source, uses), (source, uses)
+
+
+def _collect_backward(
+    complete: bool, places: Places, gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
+    return spread(complete, gradient, *places), None, None
+
+
+spread.defvjp(_spread_forward, _spread_backward)
+collect.defvjp(_collect_forward, _collect_backward)
 
 
 def multiply(grouped: Grouped, sizes: jax.Array | None, count: int) -> Multiply:
