@@ -22,19 +22,26 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def scaled(value: float, digits: int = 3) -> str:
     """Return a large number with a decimal suffix: 4.59M, 15T."""
-    scale, letter = next(((s, suffix) for s, suffix in SHORT_SCALES if value >= s), (1, ""))
+    rounded = to_significant(value, digits)
+    scale, letter = next(((s, suffix) for s, suffix in SHORT_SCALES if rounded >= s), (1, ""))
     return f"{to_digits(value / scale, digits)}{letter}"
 
 
 def with_unit(value: float, unit: str, digits: int = 3) -> str:
     """Return a quantity with its SI prefix: 459 TFLOP/s, 13.1 GB."""
-    scale, letter = next(((s, prefix) for s, prefix in SI_SCALES if value >= s), (1, ""))
+    rounded = to_significant(value, digits)
+    scale, letter = next(((s, prefix) for s, prefix in SI_SCALES if rounded >= s), (1, ""))
     return f"{to_digits(value / scale, digits)} {letter}{unit}"
+
+
+def to_significant(value: float, digits: int) -> float:
+    """Return a number with so many significant digits."""
+    return float(f"{value:.{digits - 1}e}")
 
 
 def to_digits(value: float, digits: int) -> str:
     """Return significant digits without an exponent or trailing zeros: 0.0378, 1,234."""
-    rounded = float(f"{value:.{digits - 1}e}")
+    rounded = to_significant(value, digits)
     return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
 
 
@@ -51,7 +58,8 @@ def in_memory(value_bytes: float) -> str:
 
 def seconds(value_s: float) -> str:
     """Return seconds in the unit with digits before the point: 12.1 s, 419 ms, 3.86 ms."""
-    scale, unit = next((pair for pair in TIME_SCALES if value_s >= pair[0]), TIME_SCALES[-1])
+    rounded = to_significant(value_s, 3)
+    scale, unit = next((pair for pair in TIME_SCALES if rounded >= pair[0]), TIME_SCALES[-1])
     return f"{to_digits(value_s / scale, 3)} {unit}"
 
 

@@ -7,6 +7,7 @@ servers that others wrote.
 """
 
 import hashlib
+import json
 import re
 import threading
 import time
@@ -19,6 +20,7 @@ from xml.sax.saxutils import escape, unescape
 
 # What a fault does with a request: it is carried out and its answer lost, or it is not carried out.
 LOST, STALLED, THROTTLED, BROKEN = "lost response", "stalled", "429", "503"
+JSON_OBJECT = re.compile(r"(?:upload/)?storage/v1/b/([^/]+)/o/?(.*)")
 Answer = tuple[int, bytes, dict[str, str]]
 Fault = Callable[[str, str], str | None]  # of a method and a path: which fault, if any
 
@@ -110,6 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _carried_out(self, name: str, query: dict[str, str], body: bytes) -> Answer:
         objects = self.server_state.objects
+        if match := JSON_OBJECT.fullmatch(name):
+            return self._json_object(f"{match[1]}/{match[2] or query['name']}", query, body)
         bucket, _, key = name.partition("/")
         if self.command == "POST":  # S3's deletion of several objects
             gone = [unescape(one) for one in re.findall(r"<Key>(.*?)</Key>", body.decode())]
@@ -128,6 +132,23 @@ class _Handler(BaseHTTPRequestHandler):
             del objects[name]
             return 204, b"", {}
         if self.headers.get("If-None-Match") == here.etag:
+            return 304, b"", _headers(here)
+        return self._ranged(here)
+
+    def _json_object(self, name: str, query: dict[str, str], body: bytes) -> Answer:
+        """Google's JSON interface, as far as TensorStore uses it."""
+        here = self.server_state.objects.get(name)
+        if self.command == "POST":
+            wanted = query.get("ifGenerationMatch")
+            if wanted is not None and int(wanted) != (here.generation if here else 0):
+                return 412, b"{}", {}
+            self._put(name, here, body)
+            stored = self.server_state.objects[name]
+            bucket, _, key = name.partition("/")
+            return 200, json.dumps(_described(bucket, key, stored)).encode(), {}
+        if here is None:
+            return 404, b"{}", {}
+        if query.get("ifGenerationNotMatch") == str(here.generation):
             return 304, b"", _headers(here)
         return self._ranged(here)
 
@@ -198,6 +219,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD" and code not in (204, 304):
             self.wfile.write(body)
+
+
+def _described(bucket: str, key: str, stored: Stored) -> dict[str, str]:
+    return {
+        "name": key,
+        "bucket": bucket,
+        "generation": str(stored.generation),
+        "metageneration": "1",
+        "size": str(len(stored.content)),
+        "timeCreated": _iso(stored.at_s),
+        "updated": _iso(stored.at_s),
+    }
 
 
 def _headers(stored: Stored) -> dict[str, str]:

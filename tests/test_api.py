@@ -13,6 +13,7 @@ from orchestrator import api
 from orchestrator.errors import RunIsLive, SpecError
 from orchestrator.lifecycle.requests import NotConfirmed
 from orchestrator.types import codec
+from orchestrator.types.offers import PlanWithOdds
 from orchestrator.types.run import Run
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run
@@ -71,8 +72,9 @@ def test_the_notebook_example_runs() -> None:
 @pytest.mark.parametrize(
     ("command", "value"),
     [
-        (("plan", TINY), lambda: orch.plan(TINY)),
-        (("plan", TINY, "--alternatives", "2"), lambda: orch.plans(TINY, 3)),
+        (("plan", TINY), lambda: PlanWithOdds.of(orch.plan(TINY), None)),
+        (("plan", TINY, "--alternatives", "2"),
+         lambda: [PlanWithOdds.of(one, None) for one in orch.plans(TINY, 3)]),
         (("plan", TINY, TINY, "--set", "resources.pods=4"),
          lambda: orch.diff(TINY, orch.load(TINY, ["resources.pods=4"]))),
         (("explain", TINY, "--mfu", "0.5"), lambda: orch.explain(TINY, mfu=0.5)),
@@ -81,6 +83,7 @@ def test_the_notebook_example_runs() -> None:
     ],
 )  # fmt: skip
 def test_commands_print_what_the_api_returns(command, value, orch) -> None:  # type: ignore[no-untyped-def]
+    """A plan with the odds of its deadline, where it has one."""
     done = orch(*command, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(codec.to_pretty_json(codec.whole(value())))

@@ -329,7 +329,7 @@ def test_a_step_that_vanished_is_named(tmp_path: Path) -> None:
     """Orbax's word that all is well is compared with the disk."""
     saved = open_at(tmp_path)
     saved.save(10, state_on(mesh_of(4, 2), 10))
-    saved._checkpointer.wait_until_finished()
+    saved._saver.wait()
     shutil.rmtree(tmp_path / "10")
     with pytest.raises(CheckpointFailed, match=r"step 10 cannot be saved: .*No such file"):
         saved.finish()
@@ -345,7 +345,7 @@ def test_the_first_error_is_the_one_told(tmp_path: Path) -> None:
 def save_lose_and_divide(folder: Path) -> None:
     with open_at(folder) as saved:
         saved.save(10, state_on(mesh_of(4, 2), 10))
-        saved._checkpointer.wait_until_finished()
+        saved._saver.wait()
         shutil.rmtree(folder / "10")
         raise ZeroDivisionError
 

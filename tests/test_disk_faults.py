@@ -58,8 +58,15 @@ def steps_of(run: Journal) -> list[TimedStep]:
     return StepReader(run.path, 1).read()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
-@pytest.mark.parametrize("after", [0, 4], ids=["at its start", "while it trains"])
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [
+        pytest.param(errno.ENOSPC, 0, id="full at its start"),
+        pytest.param(errno.EIO, 4, id="failing while it trains"),
+        pytest.param(errno.ENOSPC, 4, id="full while it trains", marks=pytest.mark.slow),
+        pytest.param(errno.EIO, 0, id="failing at its start", marks=pytest.mark.slow),
+    ],
+)
 def test_a_disk_that_fails_for_a_while_loses_nothing(
     tmp_path: Path, failing_disk: Path, number: int, after: int
 ) -> None:

@@ -181,13 +181,14 @@ def test_a_cancelled_run_stops_after_its_step(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_on_plain_processes_is_tracked_in_a_file(tmp_path: Path) -> None:
-    """The whole path without Ray or MLflow: `orch submit`, the driver, the real trainer, recording
+    """The whole path without Ray or MLflow: `orch submit`, the driver, a trainer, recording
     in the background, and a sync that finds nothing to add.
     """
     settings = {
         "run.storage": str(tmp_path),
         "resources.pods": "1",
         "experiment.batch.sequences": "16",
+        "run.trainer": "mlp",
         "cluster.backend": "tests.process_backend:ProcessBackend",
         "tracking.tracker": NAME,
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from orchestrator.errors import OrchError, Usage
 from orchestrator.launch.provenance import TooMuchCode
@@ -15,16 +16,14 @@ from orchestrator.lifecycle.error_reports import error_report
 from orchestrator.lifecycle.submit import ProofFailed
 from orchestrator.render.terminal import say_error
 from orchestrator.tracking import NotRecorded
+from orchestrator.types.output_schemas import output_schema
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run
 from tests.score_rows import LLAMA, write_rows
 
 TINY = "specs/tiny_2pod.yaml"
+VALIDATOR = Draft202012Validator(output_schema("error"))
 UNEVEN = ("plan", "specs/llama3_70b_4pod.yaml", "--set", "experiment.batch.tolerance=0")
-FIELDS = {
-    "code", "message", "key", "file", "line", "column", "suggestions", "exit_code", "problems",
-    "reasons",
-}  # fmt: skip
 
 
 def error_of(orch: RunOrch, *arguments: str) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def error_of(orch: RunOrch, *arguments: str) -> dict[str, Any]:
     done = orch(*arguments, "--json")
     assert done.stderr
     value: dict[str, Any] = json.loads(done.stdout)
-    assert value.keys() == FIELDS
+    assert not [*VALIDATOR.iter_errors(value)]
     assert value["exit_code"] == done.returncode != 0
     return value
 
@@ -58,11 +57,62 @@ def error_of(orch: RunOrch, *arguments: str) -> dict[str, Any]:
         (("rm", "nobody"), "unknown_run"),
         (("submit", TINY, "--no-prove", "--detach"), "spec_error"),
         (("init",), "usage"),
-        (("ui",), "usage"),
+        (("ui", "--port", "0"), "usage"),
+        (("completion", "tcsh"), "usage"),
+        (("schema", "plans"), "unknown_name"),
+        (("export", "ray", "nowhere.yaml"), "unreadable"),
+        (("export", "maxtext", TINY, "--set", "a=1"), "unknown_key"),
+        (("export", "huggingface", "nobody", "out"), "unknown_run"),
+        (("import", "maxtext", "frob=1"), "recipe_problems"),
+        (("doctor", "nobody"), "unknown_run"),
+        (("calibrate", "--frob"), "usage"),
+        (("data",), "usage"),
     ],
 )
 def test_every_command_fails_in_json(orch: RunOrch, arguments: tuple[str, ...], code: str) -> None:
     assert error_of(orch, *arguments)["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ("{kind: jsonl, path: texts}", "text_as_data"),
+        ("{kind: tokens, path: texts}", "no_token_set"),
+        ("{kind: tokens, path: texts/a.jsonl}", "no_token_set"),
+        ("{kind: tokens, path: set}", "folder_of_a_set"),
+    ],
+)
+def test_text_instead_of_tokens_is_refused_with_what_packs_it(
+    data: str, code: str, orch: RunOrch, tmp_path: Path
+) -> None:
+    """What only the hosts have is theirs to find."""
+    for name in ("texts/a.jsonl", "set/manifest.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}")
+    path = tmp_path / "a.yaml"
+    batch = "{sequences: 8, length: 128}"
+    path.write_text(
+        f"name: a\nexperiment: {{model: llama-tiny, tokens: 1M, batch: {batch}, data: {data}}}\n"
+        "resources: {chip: v5e, topology: 2x2}\n"
+    )
+    value = error_of(orch, "plan", str(path))
+    place = (value["code"], value["key"][:15], value["file"])
+    assert place == (code, "experiment.data", str(path))
+    assert code == "folder_of_a_set" or "orch data pack" in value["suggestions"][0]["text"]
+    path.write_text(path.read_text().replace(data, "{kind: tokens, path: elsewhere}"))
+    assert orch("plan", str(path)).returncode == 0
+
+
+def test_keys_of_a_study_at_the_top_are_one_mistake(orch: RunOrch, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("name: a\nbase: b.yaml\nvary: {experiment.optimizer.peak_lr: [1.0e-4]}\n")
+    value = error_of(orch, "plan", str(path))
+    assert [(one["code"], one["line"]) for one in value["problems"]] == [("study_without_study", 3)]
+
+
+def test_a_page_that_cannot_be_written_leaves_one_value(orch: RunOrch, tmp_path: Path) -> None:
+    page = tmp_path / "nowhere" / "offers.html"
+    assert error_of(orch, "plan", TINY, "--html", str(page))["exit_code"] == 1
 
 
 def test_a_problem_of_a_spec_has_its_place_and_what_to_write(orch: RunOrch, tmp_path: Path) -> None:
@@ -98,7 +148,8 @@ def test_the_next_command_and_known_names_are_values(orch: RunOrch, tmp_path: Pa
     assert (hint["kind"], hint["value"]) == ("command", "orch submit SPEC")
     claimed_run(tmp_path, key="first")
     value = error_of(orch, "status", "it", *at)
-    assert [(one["kind"], one["value"]) for one in value["suggestions"]] == [("known", "first")]
+    values = [(one["kind"], one["value"]) for one in value["suggestions"]]
+    assert values == [("known", "first"), ("command", f"orch runs --storage {tmp_path}")]
     live = error_of(orch, "rm", "first", "--yes", *at)
     assert live["code"] == "run_is_live"
     assert [one["kind"] for one in live["suggestions"]] == ["command"]

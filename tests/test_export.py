@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from jsonschema import Draft202012Validator
 
 import orchestrator as api
 from orchestrator import catalog
+from orchestrator.catalog.chip import Chip
 from orchestrator.catalog.topologies import hosts
 from orchestrator.errors import SpecError
+from orchestrator.export import KINDS, manifests
 from orchestrator.spec.spec_text import spec_text
+from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Spec
 from tests.conftest import RunOrch
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +54,22 @@ def slices_of(name: str) -> list[str]:
 
 def exported(kind: Any, *overrides: str, spec: Path = TINY) -> list[dict[str, Any]]:
     return api.export(kind, spec, overrides)
+
+
+@cache
+def planned(path: Path, *overrides: str) -> tuple[Spec, Plan]:
+    spec = api.load(path, overrides)
+    return spec, api.plan(spec)
+
+
+def every_kind(
+    path: Path, *overrides: str, options: Sequence[str] = ()
+) -> dict[str, list[dict[str, Any]]]:
+    """The objects of one plan, by kind. The options change no plan."""
+    spec, plan = planned(path, *overrides)
+    if options:
+        spec = api.load(path, (*overrides, *options))
+    return {kind: manifests(kind, spec, plan, spec_text(spec)) for kind in KINDS}
 
 
 def on(name: str, topology: str, pods: int) -> list[str]:
@@ -92,46 +113,46 @@ def check_pod(pod: dict[str, Any]) -> None:
         assert {"cpu", "memory"} <= set(resources["requests"])
 
 
-@pytest.mark.parametrize("kind", ["ray", "rayjob"])
 @pytest.mark.parametrize("name", TPUS)
-def test_every_chip_and_slice_has_a_valid_manifest(kind: Any, name: str) -> None:
+def test_every_chip_and_slice_has_valid_manifests(name: str) -> None:
     chip = catalog.chip(name)
     for topology in slices_of(name):
         for pods in (1, 2, 32):
-            objects = exported(kind, *on(name, topology, pods))
-            (group,) = cluster_of(objects)["workerGroupSpecs"]
-            size = catalog.topology(chip, topology)
-            assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == pods
-            assert group["numOfHosts"] == hosts(chip, size)
-            pod = group["template"]["spec"]
-            tpus = int(pod["containers"][0]["resources"]["limits"]["google.com/tpu"])
-            assert tpus * group["numOfHosts"] == size.chips
-            assert chip.gke
-            assert pod["nodeSelector"] == {
-                "cloud.google.com/gke-tpu-accelerator": chip.gke.accelerator,
-                "cloud.google.com/gke-tpu-topology": topology,
-            }
-            check_objects(objects)
+            found = every_kind(TINY, *on(name, topology, pods))
+            check_cluster(found["ray"], chip, topology, pods)
+            check_cluster(found["rayjob"], chip, topology, pods)
+            check_jobset(found["jobset"], chip, topology, pods)
 
 
-@pytest.mark.parametrize("name", TPUS)
-def test_every_chip_and_slice_has_a_valid_jobset(name: str) -> None:
-    chip = catalog.chip(name)
-    for topology in slices_of(name):
-        for pods in (1, 32):
-            objects = exported("jobset", *on(name, topology, pods))
-            check_objects(objects)
-            jobs = {one["name"]: one for one in objects[-1]["spec"]["replicatedJobs"]}
-            size = hosts(chip, catalog.topology(chip, topology))
-            job = jobs["slice"]["template"]["spec"]
-            assert jobs["slice"]["replicas"] == pods
-            assert job["parallelism"] == job["completions"] == size
-            pod = f"{objects[-1]['metadata']['name']}-slice-{pods - 1}-{size - 1}-abcde"
-            assert LABEL.fullmatch(pod)
-            assert len(pod) <= 63
-            words = job["template"]["spec"]["containers"][0]["args"]
-            assert words[words.index("--kind") + 1] == f"{name} {topology}"
-            assert words[words.index("--hosts") + 1] == str(size)
+def check_cluster(objects: list[dict[str, Any]], chip: Chip, topology: str, pods: int) -> None:
+    (group,) = cluster_of(objects)["workerGroupSpecs"]
+    size = catalog.topology(chip, topology)
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == pods
+    assert group["numOfHosts"] == hosts(chip, size)
+    pod = group["template"]["spec"]
+    tpus = int(pod["containers"][0]["resources"]["limits"]["google.com/tpu"])
+    assert tpus * group["numOfHosts"] == size.chips
+    assert chip.gke
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": chip.gke.accelerator,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    check_objects(objects)
+
+
+def check_jobset(objects: list[dict[str, Any]], chip: Chip, topology: str, pods: int) -> None:
+    check_objects(objects)
+    jobs = {one["name"]: one for one in objects[-1]["spec"]["replicatedJobs"]}
+    size = hosts(chip, catalog.topology(chip, topology))
+    job = jobs["slice"]["template"]["spec"]
+    assert jobs["slice"]["replicas"] == pods
+    assert job["parallelism"] == job["completions"] == size
+    pod = f"{objects[-1]['metadata']['name']}-slice-{pods - 1}-{size - 1}-abcde"
+    assert LABEL.fullmatch(pod)
+    assert len(pod) <= 63
+    words = job["template"]["spec"]["containers"][0]["args"]
+    assert words[words.index("--kind") + 1] == f"{chip.name} {topology}"
+    assert words[words.index("--hosts") + 1] == str(size)
 
 
 def cluster_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -148,13 +169,12 @@ def check_objects(objects: list[dict[str, Any]]) -> None:
             check_pod(pod)
 
 
-@pytest.mark.parametrize("kind", ["ray", "rayjob", "jobset"])
-@pytest.mark.parametrize("overrides", [[], OPTIONS], ids=["plain", "options"])
-def test_manifests_obey_the_published_schemas(kind: Any, overrides: list[str]) -> None:
+@pytest.mark.parametrize("options", [[], OPTIONS], ids=["plain", "options"])
+def test_manifests_obey_the_published_schemas(options: list[str]) -> None:
     if not DEFINITIONS.exists():
         pytest.skip(f"needs the CRD schemas of KubeRay and JobSet as JSON in {DEFINITIONS}")
     for spec in [path for path in SPECS if tpu(path)]:
-        for one in exported(kind, *overrides, spec=spec):
+        for one in chain.from_iterable(every_kind(spec, options=options).values()):
             if one["kind"] != "ConfigMap":
                 assert [error.message for error in validator(one["kind"]).iter_errors(one)] == []
 
@@ -225,7 +245,6 @@ def test_a_spec_is_written_and_read_again(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("run.storage=gs://bucket/runs", "run.storage"),
         ("resources.chip=h100", "GPU"),
     ],
 )
@@ -233,6 +252,15 @@ def test_what_no_manifest_serves_is_refused(override: str, says: str) -> None:
     more = ["resources.topology=8"] if "h100" in override else []
     with pytest.raises(SpecError, match=says):
         exported("ray", override, *more)
+
+
+def test_runs_on_a_bucket_mount_nothing_for_them() -> None:
+    for manifest in exported("ray", "run.storage=gs://bucket/runs"):
+        text = yaml.safe_dump(manifest)
+        assert "persistentVolumeClaim" not in text
+        assert "/mnt/runs" not in text
+    with pytest.raises(SpecError, match="a folder"):
+        exported("jobset", "run.storage=gs://bucket/runs")
 
 
 def test_the_command_prints_yaml(orch: RunOrch) -> None:

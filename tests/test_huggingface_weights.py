@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from orchestrator import catalog
 from orchestrator.errors import CheckpointFailed, DataUnusable, OrchError, SpecError
 from orchestrator.lifecycle.progress import silent
-from orchestrator.lifecycle.weights import export_weights
+from orchestrator.lifecycle.weight_export import export_weights
 from orchestrator.network.decoder import decoder
 from orchestrator.spec.huggingface import model_of
 from orchestrator.spec.huggingface_config import config_of as written_config

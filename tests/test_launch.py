@@ -16,17 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import journal
+from orchestrator import journal, spec
+from orchestrator.calibrate import measure, measure_plan
 from orchestrator.journal import heartbeat
 from orchestrator.launch.ray import process_tree
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
 from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
+from orchestrator.plan.rehearsal import rehearse
 from orchestrator.types import codec
-from orchestrator.types.chip_profile import ChipProfile
+from orchestrator.types.chip_profile import ChipProfile, Measurements
 from tests.clusters import child_of, descendants, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import TINY, spec_of
+from tests.profiles import rehearsal_timings
 from tests.records import points, rows
 
 ORCH = Path(sys.executable).with_name("orch")
@@ -35,6 +38,19 @@ LIMIT_S = 300  # on a machine that does other work too
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored profile with the step of the tiny rehearsal, which is then not measured: that costs
+    as much as the rehearsal, and tests/test_calibrate.py does it.
+    """
+    asked = spec.load(ROOT / TINY_TWO_PODS)
+    plan = rehearse(asked, make_plan(asked)).plan
+    timed = Measurements(platform="cpu", device_kind="cpu", timings=rehearsal_timings(plan))
+    monkeypatch.setattr(measure, "run", lambda _: timed)
+    measure_plan(plan)
+
+
+@pytest.mark.usefixtures("measured")
 def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(
     orch_process: RunOrch, tmp_path: Path
 ) -> None:
@@ -45,6 +61,7 @@ def test_a_rehearsal_runs_to_its_end_and_leaves_nothing(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rehearsal" in done.stdout.splitlines()[0]
+    assert "measuring this machine" not in done.stderr
     assert "6 of 6 steps" in done.stdout
     [recorded] = journal.list_journals(tmp_path)
     path, run = recorded.path, recorded.run()

@@ -232,6 +232,12 @@ def test_options_reach_the_compiler(tmp_path: Path) -> None:
     assert run_toy(tmp_path, toy_plan(compiler_options=options))[0].steps_done == STEPS
 
 
+def test_options_of_tpus_are_left_out_where_cpus_emulate_them(tmp_path: Path) -> None:
+    """A chip's own options are in the plans of its rehearsals too."""
+    options = {"xla_tpu_scoped_vmem_limit_kib": 32768}
+    assert run_toy(tmp_path, toy_plan(compiler_options=options))[0].steps_done == STEPS
+
+
 def test_chosen_steps_are_traced(tmp_path: Path) -> None:
     """The trace of two steps lies under the run's directory, with their numbers in it."""
     run_toy(tmp_path, profile_steps=range(5, 7))

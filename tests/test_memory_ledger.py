@@ -244,6 +244,23 @@ def test_matrices_of_experts_are_turned_before_the_first_product() -> None:
     assert [working(phase, "mlp") / product for phase in (turned, then)] == [1, 4]
 
 
+@pytest.mark.parametrize(
+    ("chip", "topology", "tokens"),
+    [("v4", "2x2x4", 1024), ("v5e", "4x4", 1024), ("v5p", "2x2x4", 1024), ("v6e", "4x4", 2048),
+     ("tpu7x", "2x2x2", 2048)],
+)  # fmt: skip
+def test_the_loss_takes_as_many_tokens_as_hide_its_tables_gradient(
+    chip: str, topology: str, tokens: int
+) -> None:
+    """4 x peak / HBM rate or up to a tenth less, and their logits are in the ledger."""
+    wide = replace(MODEL, vocab=131072)  # 256 MiB would be 512 tokens
+    plan = plan_of(wide, chip=chip, topology=topology)
+    logits = total(phases(plan)["loss"], "logits")
+    assert (plan.loss_chunk_tokens, logits) == (tokens, tokens * wide.vocab * 4)
+    wider = plan_of(replace(MODEL, vocab=262144), chip=chip, topology=topology)
+    assert total(phases(wider)["loss"], "logits") == GIB  # no more, as 1,024 tokens have them
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_peak_is_the_largest_phase(policy: str) -> None:
     """Of every policy, in either type of parameters."""

@@ -72,7 +72,7 @@ def check_pasted(asked: list[str]) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("model", "slices", "batch"), ALL[::7], ids=str)
+@pytest.mark.parametrize(("model", "slices", "batch"), ALL[::13], ids=str)
 def test_every_suggestion_can_be_pasted(
     model: str, slices: tuple[str, str], batch: tuple[int, int, int]
 ) -> None:

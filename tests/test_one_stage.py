@@ -67,11 +67,11 @@ def test_a_spec_without_stages_has_none(tmp_path: Path) -> None:
 def test_commands_look_at_one_stage(command: str, path: Path, plan: Plan, orch: RunOrch) -> None:
     """The next command is about the same stage, but for the run, which has all."""
     prove_nothing_but(plan)
-    done = orch(command, str(path), "--stage", "2")
+    done = orch(command, str(path), "--stage", "3")
     assert done.returncode == 0, done.stderr
-    assert "stage 2 of 3" in done.stdout
+    assert "stage 3 of 3" in done.stdout
     following = done.stdout.splitlines()[-1]
-    assert following.endswith("--stage 2") == (command != "prove")
+    assert following.endswith("--stage 3") == (command != "prove")
 
 
 def test_every_stage_is_proved_and_the_command_ends_well(
@@ -99,6 +99,16 @@ def test_what_is_about_one_program_asks_for_its_stage(
     done = orch(command, str(path), *options)
     assert done.returncode == 2
     assert "--stage N" in done.stderr
+
+
+def test_the_page_of_a_schedule_names_its_stage(
+    path: Path, plan: Plan, orch: RunOrch, tmp_path: Path
+) -> None:
+    prove_nothing_but(plan)
+    page = tmp_path / "schedule.html"
+    done = orch("prove", str(path), "--stage", "2", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "stage 2 of 3" in page.read_text(encoding="utf-8")
 
 
 def test_two_programs_are_compared_stage_by_stage(path: Path, plan: Plan, orch: RunOrch) -> None:

@@ -35,6 +35,7 @@ def left(
         steps_done=done,
         steps=plan.total_steps,
         median_step_s=step_s if done else None,
+        measured_steps=done,
         starts=1 + failures,
         ended=False,
     )
@@ -100,8 +101,9 @@ def test_a_deadline_is_a_date_or_a_time_after_the_submission() -> None:
 
 def test_nothing_is_left_of_a_run_that_has_ended(plan: Plan) -> None:
     so_far = SoFar(
-        now_s=0.0, running_s=1.0, steps_done=5, steps=9, median_step_s=1.0, starts=1, ended=True
-    )
+        now_s=0.0, running_s=1.0, steps_done=5, steps=9, median_step_s=1.0, measured_steps=5,
+        starts=1, ended=True,
+    )  # fmt: skip
     assert outlook(plan, so_far, None, forecast=True) is None
     unknown = replace(so_far, ended=False, median_step_s=None)
     assert outlook(plan, unknown, None, forecast=False) is None

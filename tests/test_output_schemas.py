@@ -9,14 +9,22 @@ from jsonschema import Draft202012Validator
 
 import orchestrator as api
 from orchestrator.prove import proof_cache
+from orchestrator.prove.diff_proofs import diff_proofs
 from orchestrator.prove.verdict import prove
 from orchestrator.score.goodput_score import goodput_scores, recovery_scores
 from orchestrator.types import codec
+from orchestrator.types.health import Finding, HealthReport
 from orchestrator.types.output_schemas import OUTPUTS, output_schema
+from orchestrator.types.run import LogLine
+from orchestrator.types.tracking import SyncResult
+from orchestrator.types.weights import ExportedWeights
 from tests.conftest import ROOT, RunOrch
 from tests.journals import step, tiny_plan
+from tests.profiles import chip_profile
 from tests.proofs import recorded
-from tests.reports import finished_run
+from tests.reports import finished_run, finished_study
+from tests.test_study import study_of
+from tests.test_sweep import sweep_of, swept
 
 TINY = ROOT / "specs" / "tiny_2pod.yaml"
 
@@ -74,12 +82,52 @@ def test_plans_side_by_side_and_offers_are_as_their_schemas_say() -> None:
     assert not faults("offers", api.offers(TINY, by="30d", chips="v5e"))
 
 
+def test_a_plan_has_the_odds_of_its_deadline(orch: RunOrch) -> None:
+    done = orch("plan", "specs/tiny_2pod.yaml", "--set", "run.deadline=30d", "--json")
+    printed = json.loads(done.stdout)
+    assert not [*Draft202012Validator(output_schema("plan")).iter_errors(printed)]
+    assert printed["deadline"]["days"] == 30
+
+
+def test_forecasts_of_studies_and_explanations_are_as_their_schemas_say() -> None:
+    studies = ROOT / "specs" / "studies"
+    assert not faults("scaling", api.study(studies / "tiny_weak.yaml"))
+    assert not faults("sweep", api.study(studies / "tiny_sweep.yaml"))
+    assert not faults("explanation", api.explain(TINY))
+
+
+def test_studies_are_as_their_schemas_say(tmp_path: Path) -> None:
+    scaled = finished_study(tmp_path, study_of(1, 2), lambda _, repeat: 0.5 * repeat)
+    assert not faults("study", api.status(scaled.key, tmp_path))
+    assert not faults("scaling-report", api.report(scaled.key, tmp_path))
+    sweep = swept(tmp_path, sweep_of("1e-3", "3e-3"), [[2.0] * 40, [1.0] * 40])
+    assert not faults("sweep-report", api.report(sweep.key, tmp_path))
+
+
+def test_what_machines_and_trackers_say_is_as_the_schemas_say(tmp_path: Path) -> None:
+    finished_run(tmp_path, "done", plan=tiny_plan(), steps=[step(0)])
+    assert not faults("run-health", api.doctor_run("done", tmp_path))
+    assert not faults("profile", chip_profile())
+    finding = Finding(name="python", health="good", detail="3.13")
+    assert not faults("health", HealthReport(findings=(finding,)))
+    weights = ExportedWeights(
+        folder="out", model="a", architecture="b", step=1, dtype="bf16", parameters=1, files=1
+    )
+    assert not faults("weights", weights)
+    assert not faults("log-line", LogLine(attempt=1, rank=None, line="text"))
+    assert not faults(
+        "sync", SyncResult(run="a", destination=None, run_id=None, recorded=None, problem="b")
+    )
+
+
 def test_a_proof_is_as_its_schema_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for peak in (None, 1e12):
         asked, plan, entry = recorded(peak=peak)
         proof_cache.save(plan, entry)
-        assert not faults("proof", prove(asked, plan).proof)
+        proof = prove(asked, plan).proof
+        assert not faults("proof", proof)
+        assert not faults("proof-diff", diff_proofs(proof, proof))
 
 
 def test_runs_are_as_their_schemas_say(tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ def four_pods() -> list[Plan]:
         (formatting.scaled(4_587_520), "4.59M"),
         (formatting.scaled(15e12), "15T"),
         (formatting.scaled(999), "999"),
+        (formatting.scaled(999.7e6), "1B"),
+        (formatting.dollars(999_600), "$1M"),
+        (formatting.with_unit(999.7e9, "B"), "1 TB"),
+        (formatting.with_unit(999.7e9, "B", 4), "999.7 GB"),
+        (formatting.seconds(0.9998), "1 s"),
         (formatting.seconds(12.1234), "12.1 s"),
         (formatting.seconds(0.00386), "3.86 ms"),
         (formatting.seconds(0), "0 us"),
@@ -241,7 +246,7 @@ def test_a_plan_in_brief_and_in_full(four_pods: list[Plan]) -> None:
     assert brief.split("\n\n")[:2] == top
     assert full.split("\n\n")[:2] == top
     assert brief.splitlines()[-2:] == [
-        "warning: 3 warnings: orch plan without --brief shows what", "Next: x"
+        "warning: 3 warnings, shown without --brief", "Next: x"
     ]  # fmt: skip
     assert len(brief.splitlines()) <= 12
     for line in plan.forecast.time:

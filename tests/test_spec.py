@@ -194,7 +194,6 @@ def test_a_path_of_data_that_is_absolute_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "run.storage=gs://bucket/runs",
         "experiment.data={kind: tokens, path: 's3://bucket/manifest.json'}",
         "experiment.start.huggingface=gs://bucket/model",
     ],

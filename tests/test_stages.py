@@ -11,11 +11,14 @@ import pytest
 import orchestrator as orch
 from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.journal.events import AttemptStarted
+from orchestrator.journal.run_outlook import outlook_of
+from orchestrator.journal.run_status import recent_steps
 from orchestrator.lifecycle import proving
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
+from orchestrator.render.status_screen import stage as stage_text
 from orchestrator.spec import load
 from orchestrator.spec.problem import SpecProblems
 from orchestrator.spec.spec_text import spec_text
@@ -202,7 +205,7 @@ def test_what_is_left_counts_the_stages_to_come(plan: Plan) -> None:
     assert first
     so_far = SoFar(
         now_s=1e9, running_s=10 * first, steps_done=10, steps=40, median_step_s=2 * first,
-        starts=1, ended=False,
+        measured_steps=10, starts=1, ended=False,
     )  # fmt: skip
     found = outlook(plan, so_far, None, forecast=False)
     assert found
@@ -210,6 +213,35 @@ def test_what_is_left_counts_the_stages_to_come(plan: Plan) -> None:
     goodput = found.goodput.value
     assert found.days_left.value * 86_400 == pytest.approx(2 * left_s / goodput, rel=0.01)
     assert found.steps_left == 30
+
+
+@pytest.mark.parametrize("steps_of_second", [1, 4])
+def test_what_is_measured_is_of_one_stage(steps_of_second: int, plan: Plan) -> None:
+    """The one before, until the next has a step after its first: what is left does not jump where
+    steps take twice their forecast in both.
+    """
+    each_s = [2 * one.forecast.step_s.likeliest for one in plan.stages]
+    second = range(10, 10 + steps_of_second)
+    steps = (*timed(10.0, range(10), each_s[0]), *timed(100.0, second, each_s[1]))
+    found = recent_steps(steps)
+    assert found
+    stage = 0 if steps_of_second == 1 else 1
+    assert (found.steps, found.step_s) == (9 if stage == 0 else 3, each_s[stage])
+    begun = AttemptStarted(at_s=10.0, attempt=1, plan_digest=plan.digest, pods=2)
+    run = replace(
+        run_of(begun), state="running", ended_at_s=None, rehearsal=True, recent=found,
+        last_step=steps[-1], steps_done=len(steps), steps=40, read_at_s=10.0,
+    )  # fmt: skip
+    left = outlook_of(run, plan, None)
+    assert left
+    left_s = sum(2 * one.total_steps * one.forecast.step_s.likeliest for one in plan.stages)
+    left_s -= 10 * each_s[0] + steps_of_second * each_s[1]
+    assert left.days_left.value * 86_400 * left.goodput.value == pytest.approx(left_s)
+
+
+def test_status_names_the_stage(plan: Plan) -> None:
+    assert stage_text(plan.stages[1].stage) == "2 of 3, steps 11 to 30"
+    assert stage_text(plan.stage) is None
 
 
 def test_a_report_has_every_stage_and_their_sum(plan: Plan) -> None:

@@ -133,9 +133,30 @@ def test_the_command_packs_a_directory(tmp_path: Path, capsys: pytest.CaptureFix
         (tmp_path / "in" / name).write_text(name)
     code = pack.main([str(tmp_path / "set"), str(tmp_path / "in"), "--glob", "*.py"])
     assert code == 0
-    assert "12 tokens of 2 files in 1 shards, vocabulary 257" in capsys.readouterr().out
+    assert "12 tokens of 2 files in 1 shard, vocabulary 257" in capsys.readouterr().out
     source = TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
     assert source.read(0, 12).tolist() == [*b"a/c.py", 256, *b"b.py", 256]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["set"], "usage"), (["set", "nowhere"], "data_unusable"), (["in", "in"], "data_unusable")],
+)
+def test_the_command_fails_in_json(
+    arguments: list[str],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("text")
+    assert pack.main([*arguments, "--json"]) == 2
+    value = json.loads(capsys.readouterr().out)
+    assert (value["code"], value["exit_code"]) == (code, 2)
+    assert pack.main(["set", "in", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vocab"] == 257
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Trainer llama: the numbers. Loss and gradients are those of a plain reference, on any mesh."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +8,13 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.plan import kernel_constants
 from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
 from tests import trainer_reference
-from tests.trainer_plans import TINY, plan_of
+from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import (
     QUICK_COMPILE,
     StepOutcome,
@@ -77,14 +77,6 @@ def check_against_reference(plan: Plan, tolerance: float = GRADIENT_TOLERANCE) -
     squares = sum(np.sum(np.square(g)) for g in jax.tree.leaves(gradients))
     assert taken.metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=tolerance)
     return taken
-
-
-def few(cases: Iterable[Any]) -> list[Any]:
-    """Every third case; the others take minutes together, and belong to `make test-slow`."""
-    return [
-        pytest.param(case, marks=() if number % 3 == 0 else pytest.mark.slow)
-        for number, case in enumerate(cases)
-    ]
 
 
 @pytest.mark.parametrize("mesh", ALONE, ids=named)
@@ -267,9 +259,8 @@ def test_every_remat_policy_gives_the_reference(remat: Remat) -> None:
 
 def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss may see a few tokens at a time; here 4 of 128."""
-    monkeypatch.setattr("trainers.llama.loss.LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
-    monkeypatch.setattr("trainers.llama.loss.LOSS_CHUNK_TOKENS", 1)
-    check_against_reference(plan_of(data=4, tensor=2))
+    monkeypatch.setattr(kernel_constants, "LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
+    check_against_reference(plan_of(data=4, tensor=2, loss_chunk_tokens=1))
 
 
 def test_keys_in_many_blocks_give_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

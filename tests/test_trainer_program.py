@@ -155,6 +155,7 @@ AGAIN_BY_TENSOR = {
 
 
 @cache
+@cache
 def matmuls(remat: Remat) -> int:
     """Matmuls in the program's text, where loops over layers and over blocks of keys stand once."""
     plan = plan_of(remat=remat, sequences=1, length=2 * MOST_KEYS)

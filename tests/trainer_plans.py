@@ -1,10 +1,12 @@
 """Small plans for tests of trainers, written by hand: no search is involved."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
 import msgspec
+import pytest
 
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, link_of, ways
 from orchestrator.plan import flops
@@ -16,6 +18,14 @@ from tests.goodputs import NO_LOSS
 TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)
 FP32 = Precision(parameters="fp32", compute="fp32", gradients="fp32", optimizer="fp32")
 QUICK = Optimizer(peak_lr=1e-2, warmup_steps=2, clip_norm=1.0)
+
+
+def few(cases: Iterable[Any]) -> list[Any]:
+    """Every third case; the others take minutes together, and belong to `make test-slow`."""
+    return [
+        pytest.param(case, marks=() if number % 3 == 0 else pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]
 
 
 def plan_of(
@@ -64,13 +74,14 @@ def _rest() -> dict[str, Any]:
         "dollars": None, "dollars_per_chip_hour": None,
     }  # fmt: skip
     return {
-        "schema": 5, "digest": "0" * 64, "name": "test", "trainer": "llama",
+        "schema": 6, "digest": "0" * 64, "name": "test", "trainer": "llama",
         "ledger_describes_trainer": True, "spec_digest": "0" * 64,
         "overrides": [], "run_steps": None, "optimizer": asdict(QUICK),
         "precision": asdict(FP32), "remat": "full",
         "data": asdict(DataSource()), "seed": 0, "compiler_options": {}, "chip": "v5p",
         "topology": "4x4x4", "hosts": 1, "groups": {},
-        "gradient_reduction": "at_end", "chip_profile": None, "forecast": forecast,
+        "gradient_reduction": "at_end", "loss_chunk_tokens": 1024,
+        "chip_profile": None, "forecast": forecast,
         "search": {"enumerated": 1, "realizable": 1, "priced": 1, "alike": 0, "rule": ""},
         "warnings": [],
     }  # fmt: skip

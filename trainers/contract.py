@@ -30,6 +30,7 @@ from trainers.mesh import mesh_of
 
 Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")
+OF_TPUS = "xla_tpu_"  # how the names of options begin that no other compiler has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Program:
     step     jitted, the state donated: (state, batch) -> (state, metrics), where metrics is a
              flat dict of replicated fp32 scalars with at least `METRICS`. Its gradient is of the
              mean loss over all tokens of the batch. `step.lower(state, batch)` on the shapes above
-             is what is compiled ahead of time, with `plan.compiler_options`.
+             is what is compiled ahead of time, with `compiler_options`.
     evaluate jitted: (state, batch) -> sums over the predicted tokens of a batch, replicated scalars
              `loss_sum` and `tokens`; None where the trainer has no evaluation. A token of the batch
              may be below zero: ~token is then read, and not predicted.
@@ -69,6 +70,17 @@ class Program:
     evaluate: jax.stages.Wrapped | None = None
     published: Callable[[str], Sequence[PublishedWeight]] | None = None
     table_rows: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """The plan's. On CPU devices, which emulate a TPU's, without those of TPUs: a chip of the
+        catalog may have some, also where the spec has none.
+        """
+        assert isinstance(self.mesh, Mesh)
+        options: dict[str, Any] = self.plan.compiler_options
+        if self.mesh.devices.flat[0].platform != "cpu":
+            return options
+        return {name: value for name, value in options.items() if not name.startswith(OF_TPUS)}
 
 
 class Trainer(Protocol):

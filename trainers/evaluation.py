@@ -57,9 +57,8 @@ class Evaluator:
 
 def compiled_evaluation(program: Program) -> jax.stages.Compiled:
     """The forward pass of a program, compiled ahead of time with the plan's options."""
-    plan = program.plan
     if program.evaluate is None:
-        raise SpecError(f"run.evaluation: trainer {plan.trainer} has no evaluation; leave it out")
+        trainer = program.plan.trainer
+        raise SpecError(f"run.evaluation: trainer {trainer} has no evaluation; leave it out")
     lowered = program.evaluate.lower(program.state, program.batch)
-    options: dict[str, Any] = plan.compiler_options
-    return lowered.compile(compiler_options=options or None)
+    return lowered.compile(compiler_options=program.compiler_options or None)

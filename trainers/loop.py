@@ -199,9 +199,8 @@ def _compiled(program: Program) -> tuple[jax.stages.Compiled, float]:
     """The step, compiled ahead of time with the plan's options, and the seconds that takes."""
     began = clock()
     lowered = program.step.lower(program.state, program.batch)
-    options: dict[str, Any] = program.plan.compiler_options
     try:
-        compiled = lowered.compile(compiler_options=options or None)
+        compiled = lowered.compile(compiler_options=program.compiler_options or None)
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.render.next_commands import RUNS
+from orchestrator.storage import folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestrator.journal.run_logs import LogLine
     from orchestrator.lifecycle.logs import RunLogs
     from orchestrator.lifecycle.pages import Page
     from orchestrator.lifecycle.progress import Progress
     from orchestrator.types.health import HealthReport, RunHealth
     from orchestrator.types.report import Report
-    from orchestrator.types.run import Run, Status
+    from orchestrator.types.run import LogLine, Run, Status
     from orchestrator.types.scaling import ScalingReport
     from orchestrator.types.study import StudyStatus
     from orchestrator.types.sweep import SweepReport
@@ -29,10 +29,10 @@ def runs(storage: str | Path = RUNS, *, progress: "Progress | None" = None) -> "
     from orchestrator.lifecycle.recording import catch_up
     from orchestrator.types.progress_events import NonFatalProblem
 
-    listed, problems = journal.list_runs(Path(storage))
+    listed, problems = journal.list_runs(folder(storage))
     for problem in problems:
         (progress or silent)(NonFatalProblem(message=problem))
-    catch_up(Path(storage), listed)
+    catch_up(folder(storage), listed)
     return listed
 
 
@@ -40,7 +40,7 @@ def studies(storage: str | Path = RUNS) -> "list[StudyStatus]":
     """All studies in a storage directory, by name, each with its runs."""
     from orchestrator import journal
 
-    return [one.status() for one in journal.list_studies(Path(storage))]
+    return [one.status() for one in journal.list_studies(folder(storage))]
 
 
 def status(run: str, storage: str | Path = RUNS) -> "Status | StudyStatus":
@@ -48,7 +48,7 @@ def status(run: str, storage: str | Path = RUNS) -> "Status | StudyStatus":
     from orchestrator import journal
     from orchestrator.lifecycle.recording import catch_up
 
-    record = journal.find_run_or_study(Path(storage), run)
+    record = journal.find_run_or_study(folder(storage), run)
     if isinstance(record, journal.StudyJournal):
         return record.status()
     status = record.status()
@@ -67,7 +67,9 @@ def logs(
     from orchestrator import journal
     from orchestrator.lifecycle.logs import LogSelection, read_logs
 
-    return read_logs(journal.find_run(Path(storage), run), LogSelection(rank=rank, attempt=attempt))
+    return read_logs(
+        journal.find_run(folder(storage), run), LogSelection(rank=rank, attempt=attempt)
+    )
 
 
 def follow_logs(
@@ -85,7 +87,7 @@ def follow_logs(
     from orchestrator.lifecycle.progress import silent
 
     selection = LogSelection(rank=rank, attempt=attempt)
-    return follow(journal.find_run(Path(storage), run), selection, progress or silent)
+    return follow(journal.find_run(folder(storage), run), selection, progress or silent)
 
 
 def report(run: str, storage: str | Path = RUNS) -> "Report | ScalingReport | SweepReport":
@@ -94,7 +96,7 @@ def report(run: str, storage: str | Path = RUNS) -> "Report | ScalingReport | Sw
     from orchestrator.report import make_report
     from orchestrator.study import report_of_study
 
-    record = journal.find_run_or_study(Path(storage), run)
+    record = journal.find_run_or_study(folder(storage), run)
     if isinstance(record, journal.StudyJournal):
         return report_of_study(record)
     return make_report(record)
@@ -105,7 +107,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     from orchestrator import journal
     from orchestrator.lifecycle.pages import write_run_page, write_study_page
 
-    record, path = journal.find_run_or_study(Path(storage), run), Path(out) if out else None
+    record, path = journal.find_run_or_study(folder(storage), run), Path(out) if out else None
     if isinstance(record, journal.StudyJournal):
         return write_study_page(record, path)
     return write_run_page(record, path)
@@ -116,7 +118,7 @@ def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":
     from orchestrator import journal
     from orchestrator.report import make_report
 
-    found = [one for run in runs for one in journal.find_runs(Path(storage), run)]
+    found = [one for run in runs for one in journal.find_runs(folder(storage), run)]
     return [make_report(one) for one in {one.key: one for one in found}.values()]
 
 
@@ -132,7 +134,7 @@ def sync(
     from orchestrator.lifecycle.recording import own_runs
     from orchestrator.lifecycle.recording import sync as sync_runs
 
-    records = [journal.find_run(Path(storage), run) for run in runs] or own_runs(Path(storage))
+    records = [journal.find_run(folder(storage), run) for run in runs] or own_runs(folder(storage))
     return sync_runs(records, progress or silent)
 
 
@@ -143,14 +145,14 @@ def ui(
     from orchestrator.lifecycle.mlflow_ui import show_ui
     from orchestrator.lifecycle.progress import silent
 
-    show_ui(Path(storage), port, progress or silent)
+    show_ui(folder(storage), port, progress or silent)
 
 
 def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> "HealthReport":
     """What this machine can do, and what to do about what it cannot."""
     from orchestrator.lifecycle.machine_health import health
 
-    return health(Path(storage), address)
+    return health(folder(storage), address)
 
 
 def doctor_run(run: str, storage: str | Path = RUNS, *, repairs: bool = False) -> "RunHealth":
@@ -158,4 +160,4 @@ def doctor_run(run: str, storage: str | Path = RUNS, *, repairs: bool = False) -
     from orchestrator import journal
     from orchestrator.lifecycle.run_health import run_health
 
-    return run_health(journal.find_run(Path(storage), run), repairs=repairs)
+    return run_health(journal.find_run(folder(storage), run), repairs=repairs)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.render.next_commands import RUNS
+from orchestrator.storage import folder
 from orchestrator.types.submit_options import SubmitOptions
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ def resume(
 
     options = SubmitOptions(address=address, detach=detach)
     caller = Caller(confirm=confirm, progress=progress or silent)
-    return resume_run(journal.find_run(Path(storage), run), Path(storage), pods, options, caller)
+    return resume_run(
+        journal.find_run(folder(storage), run), folder(storage), pods, options, caller
+    )
 
 
 def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "list[CancelResult]":
@@ -95,7 +98,7 @@ def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> "l
     from orchestrator import journal
     from orchestrator.lifecycle.cancel import cancel_run, cancel_study
 
-    record = journal.find_run_or_study(Path(storage), run)
+    record = journal.find_run_or_study(folder(storage), run)
     if isinstance(record, journal.StudyJournal):
         return cancel_study(record, at_once=at_once)
     return [cancel_run(record, at_once=at_once)]
@@ -115,12 +118,12 @@ def remove(
     from orchestrator.lifecycle.cancel import removable_run, removable_study
     from orchestrator.lifecycle.requests import NotConfirmed
 
-    record = journal.find_run_or_study(Path(storage), run)
+    record = journal.find_run_or_study(folder(storage), run)
     target: Run | StudyStatus
     if isinstance(record, journal.StudyJournal):
-        target = removable_study(record, Path(storage))
+        target = removable_study(record, folder(storage))
     else:
-        target = removable_run(record, Path(storage))
+        target = removable_run(record, folder(storage))
     if confirm and not confirm(target):
         raise NotConfirmed(f"{record.key}: not confirmed, nothing was removed")
     if isinstance(record, journal.StudyJournal):
@@ -148,9 +151,9 @@ def export_weights(
 
     require("prove")
     from orchestrator.lifecycle.progress import silent
-    from orchestrator.lifecycle.weights import export_weights as export
+    from orchestrator.lifecycle.weight_export import export_weights as export
 
-    return export(run, Path(storage), Path(out), dtype, step, progress or silent)
+    return export(run, folder(storage), Path(out), dtype, step, progress or silent)
 
 
 def pack(arguments: Sequence[str]) -> int:
@@ -158,6 +161,6 @@ def pack(arguments: Sequence[str]) -> int:
     from orchestrator.extras import require
 
     require("prove")
-    from orchestrator.lifecycle.pack import pack as pack_tokens
+    from orchestrator.lifecycle.pack_tokens import pack as pack_tokens
 
     return pack_tokens(arguments)

@@ -83,17 +83,19 @@ def plan_result(
 
 def _plans(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
     """The plan of a spec, and its runners-up where they are asked for."""
-    from orchestrator.lifecycle.plan_screens import plan_fields, plans_screen
+    from orchestrator.lifecycle.plan_screens import plans_screen
+    from orchestrator.types.offers import PlanWithOdds
 
     stage = options.stage
     if has_many_plans(spec, stage):
         refuse_options({"--alternatives": options.alternatives}, ONE_STAGE)
     plans = planning.plans(spec, 1 + options.alternatives, profile=options.profile, stage=stage)
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
-    odds = None if stage else planning.deadline_odds(spec, plans[0])
+    odds = [None if stage else planning.deadline_odds(spec, one) for one in plans]
     detail = options.detail or "usual"
-    value = plans if options.alternatives else plan_fields(plans[0], odds)
-    return CommandResult(value, lambda: plans_screen(plans, following, detail, odds))
+    values = [*map(PlanWithOdds.of, plans, odds)]
+    value = values if options.alternatives else values[0]
+    return CommandResult(value, lambda: plans_screen(plans, following, detail, odds[0]))
 
 
 def has_many_plans(spec: "Spec", stage: int | None) -> bool:

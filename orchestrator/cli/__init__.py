@@ -53,6 +53,19 @@ for module in (spec_commands, plan_commands, run_commands, look_commands, machin
         orch.add_command(command)
 
 
+def take_json(command: click.Command) -> None:
+    """Give --json to every command: one that prints no value prints its errors so."""
+    for inner in getattr(command, "commands", {}).values():
+        take_json(inner)
+    if not any("--json" in one.opts for one in command.params) and command.name != "pack":
+        about = "Print an error as JSON."
+        option = click.Option(["--json"], is_flag=True, expose_value=False, help=about)
+        command.params.append(option)
+
+
+take_json(orch)
+
+
 def help_command(error: click.ClickException) -> str:
     """What shows the help of the command whose words make no sense."""
     names, context = ["--help"], getattr(error, "ctx", None)

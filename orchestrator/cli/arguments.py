@@ -1,6 +1,7 @@
 """The arguments and options that commands share."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +13,20 @@ def complete_key(_: object, __: object, typed: str) -> list[str]:
     from orchestrator.journal import keys_in
 
     return [key for key in keys_in(RUNS) if key.startswith(typed)]
+
+
+class StorageFolder(click.Path):
+    """A folder, or the address of a bucket: the folder of its copy here."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, parameter: Any, context: Any) -> Any:
+        from orchestrator import storage
+
+        if isinstance(value, str) and storage.is_address(value):
+            return storage.folder(value)
+        return super().convert(value, parameter, context)
 
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -31,6 +46,6 @@ STAGE = click.option(
     help="Look at one stage alone, in its place in the run.",
 )  # fmt: skip
 STORAGE = click.option(
-    "--storage", type=click.Path(path_type=Path, file_okay=False), default=RUNS, show_default=True,
-    metavar="DIR", help="Where the runs are: run.storage of their specs.",
+    "--storage", type=StorageFolder(), default=str(RUNS), show_default=True, metavar="DIR",
+    help="Where the runs are: run.storage of their specs, a folder or gs://BUCKET/RUNS.",
 )  # fmt: skip

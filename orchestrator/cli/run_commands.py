@@ -128,7 +128,7 @@ def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
 
     def confirm(proposal: "Proposal") -> bool:
         if dry_run:
-            say(f"\nNothing was submitted: --dry-run.\nNext: {as_typed('--dry-run')}\n")
+            say(f"Nothing was submitted: --dry-run.\nNext: {as_typed('--dry-run')}\n")
             raise SystemExit(0)
         if proposal.address and not yes:
             click.confirm(submission_question(proposal), abort=True, err=True)

@@ -10,8 +10,8 @@ import orchestrator as orch
 from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
+from orchestrator.render.new_spec_text import examples_screen, import_lines
 from orchestrator.render.next_commands import spec_command
-from orchestrator.render.spec_text import examples_screen, import_lines
 from orchestrator.render.terminal import echo, say, show
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple
 def schema(output: str | None, of_study: bool) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
-    OUTPUT is what a command prints with --json: plan, plan-diff, offers, proof, run, status, report
-    or score. Its keys are always there.
+    OUTPUT is what a command prints with --json; all its keys are always there: error, plan,
+    plan-diff, scaling, sweep, offers, explanation, proof, proof-diff, score, run, status, study,
+    log-line, report, scaling-report, sweep-report, sync, weights, health, run-health or profile.
 
     \b
     Example:

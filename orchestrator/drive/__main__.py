@@ -6,19 +6,19 @@ python -m orchestrator.drive RUN [--resume] [--pods N] [--recorded-in CHOICE]
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from orchestrator.drive import driver
 from orchestrator.errors import OrchError
 from orchestrator.journal import Journal
 from orchestrator.launch.backend import find_backend
+from orchestrator.storage import folder
 from orchestrator.tracking import destinations
 
 
 def main(arguments: list[str]) -> int:
     """Drive the run in a directory until it has ended; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator.drive", description=__doc__)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=folder)
     parser.add_argument("--resume", action="store_true", help="go on with a run that has ended")
     parser.add_argument("--pods", type=int, help="use so many, instead of those of its spec")
     parser.add_argument("--recorded-in", help="where the submitter records it, as JSON")

@@ -18,6 +18,7 @@ from orchestrator.journal.run_status import cancel_reason
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.plan.elastic import plan_on
+from orchestrator.storage import address, is_copy
 from orchestrator.types.plan import Plan
 from orchestrator.types.recovery import heartbeat_interval_s
 from orchestrator.types.run import StateReason
@@ -26,6 +27,8 @@ from orchestrator.types.spec import Pods
 WORKER = "orchestrator.drive.worker:work"
 POLL_S = 0.2
 PENDING_AFTER_S = 2.0
+# Google Cloud Storage takes an object once a second.
+BUCKET_HEARTBEAT_S = 1.0
 # So many checkpoints more than are kept may be on disk while one replaces another.
 MORE_SAVES = 2
 # After a loss before an attempt the next try waits so long, then twice as long, and so on.
@@ -133,7 +136,7 @@ class Driver:
 
     def _run_attempt(self) -> Decision:
         """One attempt, from its slices to the end of its last process."""
-        path = str(self.journal.path)
+        path = address(self.journal.path)
         claim = self.writer.number
         spec = AttemptSpec(run=path, claim=claim, worker=self.worker)
         with self.backend.attempt(spec) as attempt:
@@ -141,6 +144,8 @@ class Driver:
             number = self.writer.start_attempt(plan, slices)
             hang_limit_s = self.spec.run.hang_limit_s
             heartbeat_s = heartbeat_interval_s(plan.hosts, hang_limit_s)
+            if is_copy(self.journal.path):
+                heartbeat_s = max(heartbeat_s, BUCKET_HEARTBEAT_S)
             args = WorkerArgs(
                 run=path,
                 claim=claim,

@@ -1,7 +1,7 @@
 """The checkpoints of a run that count, for its trainer: those that its drivers have recorded."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.errors import CheckpointFailed
 from orchestrator.journal import ClaimWatch
@@ -20,6 +20,7 @@ class RunSaves:
     def __init__(self, args: WorkerArgs, beats: HeartbeatWriter, watch: ClaimWatch) -> None:
         self._args, self._beats, self._watch = args, beats, watch
         self._reported: SavedCheckpoint | None = None
+        self.before_report: Callable[[], None] = lambda: None
 
     def recorded(self) -> Sequence[SavedCheckpoint]:
         """The newest checkpoints that count, the newest last."""
@@ -31,6 +32,7 @@ class RunSaves:
 
     def report(self, step: int, sha256: str) -> None:
         """Report that a checkpoint of this attempt is whole."""
+        self.before_report()
         self._reported = SavedCheckpoint(
             claim=self._args.claim, attempt=self._args.attempt, step=step, sha256=sha256
         )

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from orchestrator.drive.run_saves import RunSaves
 from orchestrator.errors import JournalUnreadable
@@ -18,6 +18,8 @@ from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.journal.step_table import read_table
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
+from orchestrator.storage import copies, folder, is_copy
+from orchestrator.storage.ship import pipe_to
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Step
 
@@ -30,7 +32,7 @@ PRINT_EVERY_S = 10.0
 
 def work(args: WorkerArgs, rank: int) -> None:
     """Train this process's part of the plan, with heartbeats. Rank 0 writes the steps."""
-    path = Path(args.run)
+    path = folder(args.run)
     redirect_output(Journal(path).paths.rank_log(args.attempt, rank))
     slice_name = os.environ.get("TPU_NAME") or socket.gethostname()
     watch = ClaimWatch(path, args.claim, args.attempt)
@@ -50,7 +52,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
 
     join_processes()
 
-    journal = Journal(Path(args.run))
+    journal = Journal(folder(args.run))
     spec, state, plan = journal.spec(), journal.state(), journal.plan(args.plan_digest)
     submission, settled = state.submitted.submission, state.settled_requests
     if not submission.rehearsal:  # a rehearsal runs in the installation that submitted it
@@ -63,7 +65,10 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
     with ExitStack() as stack:
         emit: Callable[[Step], None] = _drop
         if rank == 0:
-            emit = printed(stack.enter_context(StepLog(journal.path, args.attempt)).append)
+            log = stack.enter_context(StepLog(journal.path, args.attempt))
+            emit = printed(log.append)
+            if is_copy(journal.path):  # a checkpoint counts no steps that only this process has
+                saves.before_report = log.sync
         print(
             f"attempt {args.attempt}, rank {rank}: trainer {plan.trainer}, plan {plan.digest[:8]}"
         )
@@ -82,7 +87,10 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
             evaluation=spec.run.evaluation,
             progressed=beats.count_step,
         )
-        train(plan, assignment)
+        try:
+            train(plan, assignment)
+        finally:
+            copies.upload(journal.path / "profile")
 
 
 def _data_progress(journal: Journal, first_plan_digest: str) -> "DataProgress":
@@ -139,8 +147,13 @@ def _drop(_: Step) -> None:
 
 def redirect_output(path: Path) -> None:
     """Append all that this process prints from now on to a log of the run."""
-    with boundary.appending_to(path) as log:
+    with appending_to(path) as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+
+
+def appending_to(path: Path) -> IO[bytes]:
+    """A log of the run, open for appending; one of a bucket is written by a process of its own."""
+    return os.fdopen(pipe_to(path), "wb", 0) if is_copy(path) else boundary.appending_to(path)

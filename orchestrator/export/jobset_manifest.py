@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from orchestrator.errors import SpecError
 from orchestrator.export import spec_volume
 from orchestrator.export.object_names import label, metadata
 from orchestrator.export.slice_pods import SLICE_PORT, Manifest, chipless_pod, host_pod, storage
+from orchestrator.storage import is_address
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
@@ -43,6 +45,11 @@ def job_set(spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
 
 def meeting(spec: Spec, name: str) -> str:
     """The folder in which the hosts and the driver meet, in the runs' storage."""
+    if is_address(spec.run.storage):
+        raise SpecError(
+            "run.storage: the hosts of a JobSet meet in a folder of it: name one that all pods"
+            " mount, or use Ray, whose hosts need none"
+        )
     return f"{storage(spec)}/.hosts/{name}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.catalog import chip_of
 from orchestrator.catalog.chip import GkeNames
 from orchestrator.errors import SpecError
+from orchestrator.storage import is_address
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 
@@ -23,7 +24,9 @@ SLICE_PORT = {"name": "mxla", "containerPort": 8081}  # where slices of one run 
 
 
 def storage(spec: Spec) -> str:
-    """The folder of the runs, in every pod."""
+    """The folder of the runs, in every pod; or their place in a bucket, which no pod mounts."""
+    if is_address(spec.run.storage):
+        return spec.run.storage
     path = PurePosixPath(spec.run.storage)
     return str(path) if path.is_absolute() else MOUNT
 
@@ -100,9 +103,11 @@ def _pod(
 ) -> Manifest:
     """A pod of one container with the runs' storage; `container` may bring more volumes."""
     options = spec.cluster.kubernetes
-    mounts = [{"name": "runs", "mountPath": storage(spec)}, *container.pop("volumeMounts", [])]
-    claim = {"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}
-    volumes = [claim, *container.pop("volumes", [])]
+    mounts, volumes = container.pop("volumeMounts", []), container.pop("volumes", [])
+    if not is_address(spec.run.storage):
+        mounts = [{"name": "runs", "mountPath": storage(spec)}, *mounts]
+        claim = {"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}
+        volumes = [claim, *volumes]
     pod: Manifest = {
         "containers": [
             {
@@ -111,10 +116,10 @@ def _pod(
                 **container,
                 "resources": {"requests": resources, "limits": dict(resources)},
                 **({"env": list(environment)} if environment else {}),
-                "volumeMounts": mounts,
+                **({"volumeMounts": mounts} if mounts else {}),
             }
         ],
-        "volumes": volumes,
+        **({"volumes": volumes} if volumes else {}),
     }
     if options.service_account:
         pod["serviceAccountName"] = options.service_account

@@ -19,7 +19,9 @@ LASTING, OF_ONE_STEP = 0.02, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class SoFar:
-    """What a run has done, at `now_s`: its median step, None before the second.
+    """What a run has done, at `now_s`: its median step, None before the second. That is of the
+    stage in which the newest of the first `measured_steps` lies: where a stage has just begun it
+    is the one before.
 
     `running_s` is the time since its first attempt began, `starts` the number of its attempts.
     """
@@ -29,6 +31,7 @@ class SoFar:
     steps_done: int
     steps: int
     median_step_s: float | None
+    measured_steps: int
     starts: int
     ended: bool
 
@@ -54,7 +57,7 @@ def outlook(
 
     `forecast`: whether the plan's is about the devices that the run is on.
     """
-    stage = plan.stage_of(max(so_far.steps_done - 1, 0))
+    stage = plan.stage_of(max(so_far.measured_steps - 1, 0))
     step = step_belief(stage, so_far, forecast=forecast)
     if step is None or so_far.ended:
         return None
@@ -97,7 +100,8 @@ def step_belief(plan: Plan, so_far: SoFar, *, forecast: bool) -> Belief | None:
     if forecast and known.expected is not None and known.low and known.high:
         beliefs.append(Belief(log(known.expected), log(known.high / known.low) / 2 / DEVIATIONS))
     if so_far.median_step_s:
-        unsure = hypot(LASTING, OF_ONE_STEP / sqrt(max(so_far.steps_done, 1)))
+        steps = max(so_far.measured_steps - plan.first_step, 1)
+        unsure = hypot(LASTING, OF_ONE_STEP / sqrt(steps))
         beliefs.append(Belief(log(so_far.median_step_s), unsure))
     return combined(beliefs) if beliefs else None
 

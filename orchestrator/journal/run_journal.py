@@ -67,15 +67,18 @@ class Journal:
     def status(self) -> Status:
         """The run with the forecast of its plan."""
         run = self.run()
-        forecast, left, problems = None, None, (*run.problems, *self.spec_problems())
+        forecast, left, stage = None, None, None
+        problems = (*run.problems, *self.spec_problems())
         try:
             plan = self.plan(run.plan_digest)
-            forecast = prediction_of(plan.stage_of(max(run.steps_done - 1, 0)))
+            newest = plan.stage_of(max(run.steps_done - 1, 0))
+            stage, forecast = newest.stage, prediction_of(newest)
             left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, first_line(str(error)))
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        return Status(**fields | {"problems": problems}, forecast=forecast, outlook=left)
+        fields |= {"problems": problems, "stage": stage}
+        return Status(**fields, forecast=forecast, outlook=left)
 
     def steps(self, run: Run) -> list[TimedStep]:
         """Every step of the run in order; the last attempt at a step counts."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.journal import boundary, files, line_files
 from orchestrator.journal.run_paths import RunPaths
-from orchestrator.types.run import Run
+from orchestrator.types.run import LogLine, Run
 
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 DRIVER_LOG = re.compile(r"driver-(\d{6,})\.log")
@@ -27,15 +27,6 @@ class Log:
         """Whether nothing is written to it yet."""
         with files.reading(self.path):
             return boundary.status_of(self.path).st_size == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogLine:
-    """One line of a log, without its line end."""
-
-    attempt: int | None
-    rank: int | None
-    line: str
 
 
 @dataclass(frozen=True, kw_only=True)

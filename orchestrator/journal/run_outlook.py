@@ -19,6 +19,7 @@ def outlook_of(
     The forecast of a rehearsal is about chips unless its plan has a profile of this machine.
     """
     recent_s = run.recent.step_s if run.recent else None
+    begins = run.last_step is not None and run.last_step.step.startup is not None
     started_s = run.attempts[0].started_at_s if run.attempts else run.read_at_s
     so_far = SoFar(
         now_s=run.read_at_s,
@@ -26,6 +27,7 @@ def outlook_of(
         steps_done=run.steps_done,
         steps=run.steps,
         median_step_s=median_step_s or recent_s,
+        measured_steps=run.steps_done - begins,
         starts=max(len(run.attempts), 1),
         ended=run.ended_at_s is not None or run.state == "lost",
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.journal.boundary import settled
+from orchestrator.storage import is_copy
 from orchestrator.types.codec import short
 from orchestrator.types.run import SavedCheckpoint
 
@@ -100,6 +101,10 @@ class RunPaths:
 
     def checkpoint(self, saved: SavedCheckpoint) -> Path:
         return self.checkpoints / saved.folder
+
+    def checkpoint_sums(self, saved: SavedCheckpoint) -> Path:
+        """What says that a checkpoint is whole, whose sha256 its event has."""
+        return self.checkpoint(saved) / ("manifest.json" if is_copy(self.root) else "sha256.json")
 
     @property
     def driver_heartbeats(self) -> Path:

@@ -16,6 +16,7 @@ from orchestrator.types.run import (
     Startup,
     State,
     StateReason,
+    Step,
     TimedStep,
     TrackedRun,
 )
@@ -142,8 +143,15 @@ def _with_steps(attempt: Attempt, steps: dict[int, StepSummary]) -> Attempt:
 
 
 def recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
-    """Medians over the steps after warm-up; None when there are none."""
-    warm = [timed.step for timed in steps if timed.step.startup is None]
+    """Medians over the steps after warm-up; None when there are none. They are of one stage: the
+    newest that has any.
+    """
+    warm: list[Step] = []
+    for timed in reversed(steps):
+        if timed.step.startup is None:
+            warm.append(timed.step)
+        elif warm:
+            break
     if not warm:
         return None
     return RecentSteps(

@@ -21,7 +21,7 @@ from orchestrator.journal.listing import find_run, folders_in, holds, list_journ
 from orchestrator.journal.relative_uri import as_meant, as_stored
 from orchestrator.journal.run_journal import Clock, Journal, read_value
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
-from orchestrator.storage import copies
+from orchestrator.storage import address, copies
 from orchestrator.types import codec
 from orchestrator.types.run import LIVE, Run, TrackedRun
 from orchestrator.types.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
@@ -153,7 +153,7 @@ class StudyJournal:
             kind=submission.study.kind,
             scaling=submission.study.scaling,
             state="running" if _activity(self, starts, clock) else ended,
-            journal=str(self.path.absolute()),
+            journal=address(self.path.absolute()),
             submitted_at_s=submission.at_s,
             read_at_s=clock(),
             done=len(done),

@@ -4,16 +4,28 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.errors import OrchError
 from orchestrator.launch import provenance
 from orchestrator.launch.preflight import PreflightHost
+from orchestrator.storage import copies, folder, is_copy
 
 
 def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
     """This host: its versions, whether it can write beside that file, the variables it lacks."""
-    path = Path(file)
+    path = folder(file)
     return PreflightHost(
         name=name,
         versions=provenance.versions(),
-        reaches=path.exists() and os.access(path.parent, os.W_OK),
+        reaches=_reaches(path),
         lacks=tuple(variable for variable in secrets if not os.environ.get(variable)),
     )
+
+
+def _reaches(path: Path) -> bool:
+    """Whether this host sees a file, and can write beside it."""
+    if not is_copy(path):
+        return path.exists() and os.access(path.parent, os.W_OK)
+    try:
+        return copies.exists(path) and copies.check_writable(path.parent)
+    except (OSError, OrchError):
+        return False

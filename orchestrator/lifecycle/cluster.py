@@ -16,6 +16,7 @@ from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.render.launch_screen import cluster_problems
 from orchestrator.render.next_commands import run_command
+from orchestrator.storage import address, folder
 from orchestrator.tracking import destinations
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import ClusterReady, JobStarted, Stage, TaskEnded
@@ -71,7 +72,7 @@ def check_cluster(
             plan=launch.plan,
             versions=launch.versions,
             secrets=launch.spec.run.secrets,
-            marker=str(mark),
+            marker=address(mark),
         )
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
             preflight = jobs.preflight(needs, launch.archive, tick)
@@ -82,7 +83,7 @@ def check_cluster(
         slices=preflight.slices,
         hosts=len(preflight.report.hosts),
         versions=launch.versions,
-        storage=str(launch.storage),
+        storage=address(launch.storage),
         runs=tuple(runs) or ((launch.plan, launch.steps),),
     )
 
@@ -126,7 +127,7 @@ def start_run(
     tracking.in_background([journal])
     for proof in proofs:
         writer.save_proof(proof)
-    status = run_command("status", journal.key, Path(launch.spec.run.storage))
+    status = run_command("status", journal.key, folder(launch.spec.run.storage))
     try:
         with interruptible("the run's job was submitted", "it may have begun", status):
             return journal, start_driver(launch, jobs, journal, progress)
@@ -147,7 +148,7 @@ def start_driver(
     job = job_name(run, state.last)
     choice = destinations.passed_on(journal)
     recorded = ("--recorded-in", choice) if choice else ()
-    words = ("-m", "orchestrator.drive", str(journal.path.absolute()), *how, *recorded)
+    words = ("-m", "orchestrator.drive", address(journal.path.absolute()), *how, *recorded)
     try:
         jobs.start(words, launch.archive, job)
     except ClusterUnusable:

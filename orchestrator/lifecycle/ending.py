@@ -17,8 +17,8 @@ def report(error: OrchError) -> None:
         error.next_command = error.next_command or as_typed()
     from orchestrator.lifecycle.next_steps import next_after  # noqa: PLC0415  most commands succeed
 
-    report_json(error)
     error.next_command = error.next_command or next_after(error)
+    report_json(error)
     refused = not isinstance(error, Interrupted)
     text = f"{ERROR} {error}" if refused else str(error)
     text = fit(text, columns(sys.stderr), whole=error.quoted) if error.is_prose else text

@@ -8,6 +8,7 @@ from orchestrator.score.cells import Unscorable
 from orchestrator.spec.offer_options import WrongOption
 from orchestrator.spec.problem import Problem, SpecProblems
 from orchestrator.types.error_report import ErrorDetail, ErrorReport, Hint
+from orchestrator.types.refusal import Suggestion
 
 
 def error_report(error: OrchError) -> ErrorReport:
@@ -22,7 +23,8 @@ def error_report(error: OrchError) -> ErrorReport:
         return replace(report, key=error.key)
     if isinstance(error, Infeasible):
         refusal = error.refusal
-        return replace(report, suggestions=refusal.suggestions, reasons=refusal.reasons)
+        nearest = tuple(map(nearest_hint, refusal.suggestions))
+        return replace(report, suggestions=nearest, reasons=refusal.reasons)
     return replace(report, suggestions=hints(error))
 
 
@@ -38,6 +40,14 @@ def problem_detail(problem: Problem) -> ErrorDetail:
         line=problem.line or None,
         column=problem.col or None,
         suggestions=(Hint(kind=kind, value=value, text=text),) if text else (),
+    )
+
+
+def nearest_hint(nearest: Suggestion) -> Hint:
+    """The options that lead to a plan, and that plan."""
+    words = " ".join(f"--set {one}" for one in nearest.overrides)
+    return Hint(
+        kind="overrides", value=words, text=words, overrides=nearest.overrides, leads_to=nearest
     )
 
 

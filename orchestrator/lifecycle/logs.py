@@ -7,10 +7,10 @@ from pathlib import Path
 
 from orchestrator.errors import UnknownName
 from orchestrator.journal import Journal
-from orchestrator.journal.run_logs import Log, LogLine, LogReader, LogTail, list_logs
+from orchestrator.journal.run_logs import Log, LogReader, LogTail, list_logs
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.types.progress_events import RunUpdate
-from orchestrator.types.run import LIVE, Run
+from orchestrator.types.run import LIVE, LogLine, Run
 
 POLL_S = 0.5
 # Without a rank: the last lines of the first ranks.

@@ -1,5 +1,6 @@
 """The command to type after an error that names none."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -41,6 +42,13 @@ def after_infeasible(error: Infeasible, typed: Sequence[str]) -> str:
 
 def after_problems(error: SpecProblems) -> str:
     first = error.problems[0]
+    if first.code == "no-token-set":
+        tokenizer = ("--tokenizer", "tokenizer.json")
+        return shlex.join(
+            ["orch", "data", "pack", "tokens", str(first.fields["found"]), *tokenizer]
+        )
+    if first.code == "text-as-data":
+        return "orch data pack --help"
     return f"orch init {first.file}" if first.code == "unreadable" else "orch schema"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, OrchError
-from orchestrator.journal import Journal, StudyJournal, boundary
+from orchestrator.journal import Journal, StudyJournal, boundary, files
 from orchestrator.lifecycle.recording import record_files
 from orchestrator.render.page import (
     RunPage,
@@ -17,6 +17,7 @@ from orchestrator.render.page import (
     sweep_page,
 )
 from orchestrator.report import report_and_steps
+from orchestrator.storage import is_copy
 from orchestrator.study import read_trial_runs, report_of_runs
 from orchestrator.tracking.mlflow.tracking_uri import run_link
 from orchestrator.types.offers import Offers
@@ -120,6 +121,9 @@ def is_writable(folder: Path) -> bool:
 
 def _write(path: Path, text: str) -> Path:
     """Write a page, whole or not at all; one that was there before is replaced."""
+    if is_copy(path):
+        files.replace(path, text.encode())
+        return path
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.unlink(missing_ok=True)
@@ -128,7 +132,7 @@ def _write(path: Path, text: str) -> Path:
         partial.replace(path)
         return path
     except OSError as error:
-        raise OrchError(f"{path}: cannot be written: {error.strerror}; see -o FILE") from None
+        raise OrchError(f"{path}: cannot be written: {error.strerror}") from None
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)

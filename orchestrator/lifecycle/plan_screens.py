@@ -30,14 +30,6 @@ def plans_screen(
     return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], detail, odds)
 
 
-def plan_fields(plan: Plan, odds: "DeadlineOdds | None") -> object:
-    """The plan as --json prints it: with the odds of the spec's deadline, where it has one."""
-    if odds is None:
-        return plan
-    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-    return fields | {"deadline": odds}
-
-
 def _known_proof(plan: Plan) -> str:
     if not has_plan(plan):
         return ""

@@ -13,6 +13,7 @@ from orchestrator.journal.run_owner import owner_of
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.render.next_commands import run_command
+from orchestrator.storage import is_copy
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
 from orchestrator.types.progress_events import Stage, TaskEnded, Tracked, UnitsDone
 from orchestrator.types.run import LIVE, Run
@@ -33,7 +34,10 @@ def sync(journals: Sequence[Journal], progress: Progress) -> list[SyncResult]:
 
 def own_runs(storage: Path) -> list[Journal]:
     """The runs in a storage whose folders belong to this user."""
-    return [one for one in list_journals(storage) if owner_of(one) == os.geteuid()]
+    every = list_journals(storage)
+    if is_copy(storage):  # files of a bucket have no owners: those that this user submitted
+        return [one for one in every if tracking.read_sync_state(one)]
+    return [one for one in every if owner_of(one) == os.geteuid()]
 
 
 def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncResult:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from orchestrator import tracking
 from orchestrator.errors import OrchError, Superseded
@@ -18,6 +17,7 @@ from orchestrator.lifecycle.interrupts import collected_interrupts, interrupt_na
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.lifecycle.requests import Provenance
 from orchestrator.plan.rehearsal import Rehearsal
+from orchestrator.storage import address, folder
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import FollowStarted, NodesUp, StopSent, TaskEnded, Trouble
 from orchestrator.types.proof import Proof
@@ -49,7 +49,7 @@ def run_rehearsal(
         rehearses=full,
         **provenance.fields,
     )
-    storage = Path(rehearsal.spec.run.storage)
+    storage = folder(rehearsal.spec.run.storage)
     where = tracking.destination(rehearsal.spec.tracking, storage, os.environ)
     with collected_interrupts() as signals:
         writer = create_run(storage, request, key)
@@ -91,7 +91,7 @@ def drive(
     The result says why the run was given up before its end; None where it was not. `signals` are
     the interrupts that came.
     """
-    path, backend = str(journal.path.absolute()), find_backend(journal.spec().cluster.backend)
+    path, backend = address(journal.path.absolute()), find_backend(journal.spec().cluster.backend)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
     with backend.emulate(plan, command) as cluster:
         return RehearsalFollower(journal, cluster, signals, plan.hosts, progress).to_the_end()

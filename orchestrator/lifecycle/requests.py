@@ -11,6 +11,7 @@ from orchestrator.errors import Interrupted, JournalUnwritable, SpecError
 from orchestrator.journal import check_writable
 from orchestrator.launch import provenance
 from orchestrator.lifecycle.progress import Progress, silent
+from orchestrator.storage import folder
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 from orchestrator.types.submit_options import Proposal, SubmitOptions
@@ -58,7 +59,7 @@ class SubmitRequest:
 
     @property
     def storage(self) -> Path:
-        return Path(self.spec.run.storage)
+        return folder(self.spec.run.storage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ def provenance_of(
 
 def check_storage(spec: Spec) -> None:
     """Refuse a storage or a tracking address that cannot be used, before anything takes long."""
-    storage = Path(spec.run.storage)
+    storage = folder(spec.run.storage)
     tracking.destination(spec.tracking, storage, os.environ)
     try:
         check_writable(storage)

@@ -153,7 +153,7 @@ def _checkpoints(journal: Journal, state: RunState) -> Iterator[FileFinding]:
         return
     saved = state.saves[-1]
     folder = journal.paths.checkpoint(saved)
-    if what := _difference(folder / "sha256.json", saved.sha256):
+    if what := _difference(journal.paths.checkpoint_sums(saved), saved.sha256):
         yield FileFinding(
             kind="checkpoint",
             file=journal.paths.name_of(folder),

@@ -20,6 +20,7 @@ from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
 from orchestrator.render.sweep_text import stop_text
 from orchestrator.spec.load_study import load_study
+from orchestrator.storage import folder
 from orchestrator.study import forecast_of
 from orchestrator.study.trial_losses import settle, stop_of
 from orchestrator.types.plan import Plan
@@ -145,7 +146,7 @@ def runner_of(study: Study, path: Path, options: SubmitOptions, caller: Caller) 
 
 
 def storage_of(study: Study) -> Path:
-    return Path(study.trials[0].spec.run.storage)
+    return folder(study.trials[0].spec.run.storage)
 
 
 def planned_repeats(study: Study, plans: dict[int, Plan], path: Path) -> list[PlannedRepeat]:

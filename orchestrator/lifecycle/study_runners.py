@@ -10,11 +10,12 @@ from orchestrator.launch.backend import ClusterClient
 from orchestrator.launch.provenance import archive, versions
 from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.early_stop import stopping
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.requests import Caller, NamedCluster, Provenance, provenance_of
+from orchestrator.lifecycle.stop_trial import stopping
 from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
+from orchestrator.storage import folder
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import LeftRunning, TrialContinues, TrialEnded
 from orchestrator.types.proof import Proof
@@ -94,8 +95,8 @@ class RehearsalRunner:
     def run(self, study: StudyJournal, trial: PlannedRepeat) -> Run:
         with interruptible("preparing the rehearsal"):
             run = self._run(study, trial)
-        tracked = recording.tracked_at_end(Journal(Path(run.journal)))
-        rehearse.keep_report(Journal(Path(run.journal)))
+        tracked = recording.tracked_at_end(Journal(folder(run.journal)))
+        rehearse.keep_report(Journal(folder(run.journal)))
         self.caller.progress(TrialEnded(run=run, tracked=tracked))
         return run
 
@@ -157,7 +158,7 @@ class ClusterRunner:
             versions=versions,
             archive=archive() if self.options.code == "sent" else None,
             address=self.where.address,
-            storage=Path(trial.trial.spec.run.storage).absolute(),
+            storage=folder(trial.trial.spec.run.storage).absolute(),
         )
 
     def run(self, study: StudyJournal, trial: PlannedRepeat) -> Run | None:

@@ -25,6 +25,7 @@ from orchestrator.lifecycle.requests import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
+from orchestrator.storage import folder
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (
     AlreadySubmitted,
@@ -133,8 +134,8 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
     caller.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proofs, provenance, options.key, progress)
-    tracked = recording.tracked_at_end(Journal(Path(run.journal)))
-    rehearse.keep_report(Journal(Path(run.journal)))
+    tracked = recording.tracked_at_end(Journal(folder(run.journal)))
+    rehearse.keep_report(Journal(folder(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
     return run
 

@@ -36,6 +36,7 @@ from orchestrator.network.mesh_axes import (
 )
 from orchestrator.network.mixture import CHOICES, EXPERTS, rows_of_token
 from orchestrator.network.rematerialization import Treatments
+from orchestrator.plan.kernel_constants import loss_chunk_tokens
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
 from orchestrator.types.model import Model
@@ -99,6 +100,12 @@ class Layout:
     def moment_bytes(self) -> float:
         """Bytes of optimizer state for each parameter."""
         return moment_bytes(self.optimizer, self.precision)
+
+    @property
+    def loss_chunk_tokens(self) -> int:
+        """Tokens that the loss of a device takes at a time, at least."""
+        rate = self.chip.peak_flops_per_s[self.activation_type].value
+        return loss_chunk_tokens(rate, self.chip.hbm_bytes_per_s.value)
 
     @property
     def gradient_bytes(self) -> int:

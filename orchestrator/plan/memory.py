@@ -16,7 +16,7 @@ from orchestrator.network.mesh_axes import (
     SHARED_OVER_DCN,
     SLICE_REPLICAS,
 )
-from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
+from orchestrator.plan.kernel_constants import loss_chunk_bytes
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory_backward import backward_lines
 from orchestrator.plan.memory_lines import (
@@ -187,7 +187,7 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
     """The unembedding gathered, its fp32 gradient, and one chunk of logits."""
     vocab, _ = layout.network.head.dimensions
     of_token = FP32_BYTES * layout.size(vocab)
-    chunk = np.maximum(LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS * of_token)
+    chunk = loss_chunk_bytes(layout.loss_chunk_tokens, of_token)
     return [
         head_line(layout, "unembedding", 1),
         line("logits", "logits", "chunk", chunk=np.minimum(chunk, layout.tokens * of_token)),

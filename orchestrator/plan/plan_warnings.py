@@ -177,7 +177,7 @@ def losses_matter(plan: Plan) -> bool:
     """Whether a forecast of what trains nothing is about this run, and anybody minds it."""
     if plan.forecast.goodput.stated or not plan.ledger_describes_trainer:
         return False
-    return plan.run_s(plan.total_steps) >= SHORT_S
+    return plan.run_s(plan.end_step) >= SHORT_S
 
 
 def too_long(plan: Plan) -> Iterator[PlanWarning]:

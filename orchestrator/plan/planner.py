@@ -39,7 +39,7 @@ from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -121,6 +121,7 @@ def write_plan(
         axes=place_axes(request, choice),
         groups=device_groups(request, choice, layout),
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
+        loss_chunk_tokens=layout.loss_chunk_tokens,
         chip_profile=None,
         forecast=forecast(layout, spec),
         search=SearchSummary(

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from orchestrator.journal.run_logs import Log, LogLine, LogTail
+from orchestrator.journal.run_logs import Log, LogTail
 from orchestrator.types import codec
+from orchestrator.types.run import LogLine
 
 
 def log_lines(tails: list[LogTail], *, as_json: bool, titled: bool) -> Iterator[str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.storage import address, folder
+
 if TYPE_CHECKING:  # every command imports this module
     from orchestrator.types.run import Run
 
@@ -42,12 +44,12 @@ def storage_command(name: str, storage: Path) -> str:
 
 def storage_option(storage: Path) -> tuple[str, ...]:
     """The option that names a storage directory, where it must be named."""
-    return () if storage.absolute() == RUNS.absolute() else ("--storage", str(storage))
+    return () if storage.absolute() == RUNS.absolute() else ("--storage", address(storage))
 
 
 def storage_of(run: "Run") -> Path:
     """Where a run is stored, relative to the working directory where that is shorter."""
-    path, here = Path(run.journal).parent, Path.cwd()
+    path, here = folder(run.journal).parent, Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 

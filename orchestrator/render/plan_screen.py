@@ -95,7 +95,7 @@ def unsaid(warnings: Sequence[PlanWarning]) -> list[Part]:
     if not warnings:
         return []
     number = len(warning_texts(warnings))
-    return [warning(f"{counted(number, 'warning')}: orch plan without --brief shows what")]
+    return [warning(f"{counted(number, 'warning')}, shown without --brief")]
 
 
 def decisions(plan: Plan, *, full: bool) -> list[Part]:

@@ -51,13 +51,15 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
     rows = [
         ("", "plan", "rehearsal"),
         ("pods", *(f"{plan.pods} of {plan.topology}" for plan in plans)),
-        ("devices", *(f"{count(plan.devices)} on {count(plan.hosts)} hosts" for plan in plans)),
+        ("devices", *(f"{count(plan.devices)} on {counted(plan.hosts, 'host')}" for plan in plans)),
         ("mesh", *(mesh(plan) for plan in plans)),
         ("model", *(model(plan) for plan in plans)),
         ("batch", *(batch(plan) for plan in plans)),
         ("remat", summary_of(full.remat), summary_of(small.remat)),
     ]
-    processes = f"{steps} steps in {small.hosts} processes on emulated slices"
+    processes = (
+        f"{counted(steps, 'step')} in {counted(small.hosts, 'process', 'es')} on emulated slices"
+    )
     return screen(
         [Title(left="rehearsal", right=f"plan {short(small.digest)}")],
         indent([Table(rows=rows, columns="<<<")]),

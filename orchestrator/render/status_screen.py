@@ -20,7 +20,9 @@ from orchestrator.render.screen_parts import (
     section,
     warning,
 )
+from orchestrator.storage import folder
 from orchestrator.types.codec import short
+from orchestrator.types.plan import StageSpan
 from orchestrator.types.run import LIVE, Attempt, Evaluation, Run, Status
 
 ERROR_WIDTH = 100
@@ -45,6 +47,7 @@ def facts(status: Status) -> list[Part]:
     rows = [
         ("why", first_line(status.detail)),
         ("steps", steps(status)),
+        ("stage", stage(status.stage)),
         ("held-out", held_out(status.evaluation)),
         ("pods", pods(status)),
         ("step time", step_time(status)),
@@ -69,6 +72,14 @@ def steps(status: Status) -> str:
     if status.since_last_step_s is not None:
         text += f", the last {elapsed(status.since_last_step_s)} ago"
     return text
+
+
+def stage(newest: StageSpan | None) -> str | None:
+    """Return which stage of a run it is, and its steps, counted from 1."""
+    if newest is None:
+        return None
+    first, last = newest.first_step + 1, newest.end_step
+    return f"{newest.number} of {newest.of}, steps {count(first)} to {count(last)}"
 
 
 def held_out(newest: Evaluation | None) -> str | None:
@@ -211,6 +222,6 @@ def next_run_command(run: Run, named: str, storage: Path) -> str:
         return run_command("logs", named, storage, "-f")
     if run.state == "succeeded":
         return run_command("report", named, storage)
-    logs = list_logs(Path(run.journal), run, attempt=None)
+    logs = list_logs(folder(run.journal), run, attempt=None)
     unclear = run.state == "failed" and not run.steps_done and any(not log.empty for log in logs)
     return run_command("logs" if unclear else "resume", named, storage)

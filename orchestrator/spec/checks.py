@@ -9,6 +9,7 @@ from orchestrator.catalog import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
+from orchestrator.storage import is_address
 from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import AUTO_TOPOLOGY
@@ -112,8 +113,9 @@ def _report(spec: ResolvedSpec, section: str, faults: Iterator[Fault]) -> None:
 def _paths_are_of_a_file_system(spec: ResolvedSpec) -> None:
     """A bucket would be taken for a folder of that name, on each host another."""
     for key in PATHS:
-        if _is_address(spec[key]):
-            spec.report(key, "no-file-system")
+        if _is_address(spec[key]) and not (key == "run.storage" and is_address(spec[key])):
+            code = "no-such-bucket" if key == "run.storage" else "no-file-system"
+            spec.report(key, code)
 
 
 def _is_address(path: object) -> bool:

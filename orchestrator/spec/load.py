@@ -19,6 +19,7 @@ from orchestrator.spec.schema import KEYS_IN_FILES, field
 from orchestrator.spec.source import read
 from orchestrator.spec.stages import SECTIONS, check_stages, written_out
 from orchestrator.spec.starting_weights import check_start
+from orchestrator.spec.training_data import check_data
 from orchestrator.spec.validate import validate
 from orchestrator.types.model import Model
 from orchestrator.types.spec import AUTO_TOPOLOGY, Spec
@@ -45,10 +46,12 @@ def is_study(path: Path) -> bool:
 
 
 def _refuse_study(root: Node) -> None:
-    """Report a study in place of a spec as one mistake."""
-    if isinstance(root, Mapping) and "study" in root.entries:
-        place = root.entries["study"].key_place
-        raise SpecProblems([place.problem("is-a-study", "study")])
+    """Report a study in place of a spec, or one without its section, as one mistake."""
+    if not isinstance(root, Mapping):
+        return
+    for key, code in (("study", "is-a-study"), ("vary", "study-without-study")):
+        if key in root.entries:
+            raise SpecProblems([root.entries[key].key_place.problem(code, key)])
 
 
 def spec_of(
@@ -70,6 +73,7 @@ def spec_of(
     resolved.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
     spec = _spec(resolved.values, configured, overrides)
     check_start(spec, resolved, folder)
+    check_data(spec, resolved, folder)
     return spec
 
 

@@ -93,13 +93,35 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is missing, must be the manifest of the token set",
         "for example path: tokens/manifest.json",
     ),
+    "no-such-bucket": (
+        "is no address of a bucket, must be a path, or gs:// or s3:// with a bucket and a prefix",
+        "for example gs://my-bucket/runs",
+    ),
     "no-file-system": (
-        "is an address, must be a path: buckets are not served",
+        "is an address, must be a path: a bucket holds runs, and no data or weights to begin with",
         "mount a file system on all hosts, for example /mnt/shared",
     ),
     "data-path-unused": (
         "is given, must be left out for synthetic data",
-        "remove it, or set kind: tokens",
+        "remove it, or write kind: tokens",
+    ),
+    "no-token-set": (
+        "is {path}, which holds text, must be the manifest of a token set",
+        (
+            "orch data pack tokens {found} --tokenizer tokenizer.json makes one; then write"
+            " path: tokens/manifest.json"
+        ),
+    ),
+    "folder-of-a-set": (
+        "is the folder of a token set, must be its manifest",
+        "for example path: {manifest}",
+    ),
+    "text-as-data": (
+        "is {value}, must be {expected}: text is packed into tokens before a run",
+        (
+            "orch data pack tokens FILES --tokenizer tokenizer.json packs it; then write kind:"
+            " tokens and path: tokens/manifest.json"
+        ),
     ),
     "weights-not-read": (
         "has latent attention or biases of experts, must be without: such checkpoints are not read",
@@ -170,6 +192,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "is-a-study": (
         "makes it a study, must be a spec",
         "orch plan, orch submit and orch report take studies",
+    ),
+    "study-without-study": (
+        "belongs to a study, must be below study",
+        "for example study: {{kind: sweep, base: my-run.yaml, vary: ...}}",
     ),
     # --set
     "override-form": (

@@ -64,6 +64,8 @@ def _illegal(path: Path, here: Field) -> Located:
     # A file that holds one text is no spec, whatever it is: its text is not repeated.
     value = shown(here.node, schema) if path or not isinstance(here.node, Scalar) else "text"
     fields = {"value": value, "expected": must(schema)}
+    if dotted(path).endswith("data.kind"):
+        return path, here.node.place.problem("text-as-data", dotted(path), None, **fields)
     hint = suggestion(path, schema, here.node)
     return path, here.node.place.problem("illegal-value", dotted(path), hint, **fields)
 

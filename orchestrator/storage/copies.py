@@ -25,6 +25,7 @@ FRESH_S = 1.0
 EAGER_BYTES = 1 << 16
 # The first object of a run or a study, which reserves its name.
 RESERVED = "reserved.json"
+TRACES = "profile"  # a folder that fills here, and is sent when a process has ended
 TRIAL = "trial"
 NO_CONDITIONS = (
     "the server writes an object that exists, though it was asked to create it only if it does not"
@@ -137,7 +138,7 @@ def _remove_others(folder: Path, names: Iterable[str]) -> None:
     known = set(names)
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
-            if entry.name in known or is_of_this_machine(entry.name):
+            if entry.name in known or entry.name == TRACES or is_of_this_machine(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -225,6 +226,15 @@ def delete(path: Path, first: str | None = None) -> bool:
     return True
 
 
+def upload(path: Path) -> None:
+    """Write every file of a folder to its bucket; nothing where no bucket has it."""
+    place = place_of(path)
+    if place is None:
+        return
+    for one in sorted(one for one in path.rglob("*") if one.is_file()):
+        place.bucket.replace((place / str(one.relative_to(path))).name, one.read_bytes())
+
+
 def set_aside(path: Path, suffix: str) -> bool:
     """Give a file a hidden name. False where no bucket has it."""
     place = place_of(path)
@@ -272,7 +282,7 @@ def trial(folder: Path) -> Path | None:
 def exists(path: Path) -> bool:
     """Whether a bucket has that object now."""
     place = place_of(path)
-    return place is not None and bool(place.bucket.below(place.name))
+    return place is not None and place.bucket.has(place.name)
 
 
 def publish(prepared: Path, path: Path, last: str) -> bool:
@@ -308,7 +318,7 @@ def _reserve(place: Place, last: str) -> None:
         place.bucket.create(reservation, mine)
     except FileExistsError:
         _, found = place.bucket.read(reservation)
-        begun = place.bucket.below((place / last).name)
+        begun = place.bucket.has((place / last).name)
         if begun or time.time() - found.at_s < ABANDONED_S:
             raise
         place.bucket.replace_version(reservation, mine, found.version)

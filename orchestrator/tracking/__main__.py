@@ -11,10 +11,10 @@ import select
 import signal
 import sys
 import time
-from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.journal import Journal
+from orchestrator.storage import folder
 from orchestrator.tracking.recorder import ONCE_LIMIT_S, Recorder
 from orchestrator.types.run import LIVE
 
@@ -28,12 +28,12 @@ def main(arguments: list[str]) -> None:
     """Sync the runs once, or follow one."""
     os.nice(NICE)  # training comes first
     if arguments[0] == "--follow":
-        follow(Journal(Path(arguments[1])))
+        follow(Journal(folder(arguments[1])))
         return
     signal.alarm(ONCE_LIMIT_S)
     recorder = Recorder(os.environ)
     for path in arguments:
-        log(recorder.record(Journal(Path(path))).problem)
+        log(recorder.record(Journal(folder(path))).problem)
 
 
 def follow(journal: Journal) -> None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from orchestrator.journal import Journal, boundary
+from orchestrator.storage import address
 from orchestrator.tracking.sync_state import read_sync_state
 
 RESTART_AFTER_S = 5.0
@@ -58,7 +59,7 @@ class BackgroundRecorder:
     def _supervise(self) -> None:
         while not self._closed.is_set():
             with _log_of(self._journal) as log:
-                self._process = _start(["--follow", str(self._journal.path)], log, piped=True)
+                self._process = _start(["--follow", address(self._journal.path)], log, piped=True)
             if self._process.wait() == 0:
                 return
             self._closed.wait(RESTART_AFTER_S)
@@ -67,7 +68,7 @@ class BackgroundRecorder:
 def in_background(journals: list[Journal]) -> None:
     """Sync runs once without waiting for it. The process ends by itself."""
     with _log_of(journals[0]) as log:
-        _start([str(journal.path.absolute()) for journal in journals], log, piped=False)
+        _start([address(journal.path.absolute()) for journal in journals], log, piped=False)
 
 
 def _log_of(journal: Journal) -> IO[bytes]:

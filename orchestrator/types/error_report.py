@@ -7,11 +7,16 @@ from orchestrator.types.refusal import Reason, Suggestion
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """What to write or to type instead. `kind` says what `value` is: a value, a name, a command."""
+    """What to write or to type instead. `kind` says what `value` is: a value, a name, a command.
+
+    For a spec without a plan `overrides` are those of a spec near it, and `leads_to` has its plan.
+    """
 
     kind: str
     value: str
     text: str
+    overrides: tuple[str, ...] = ()
+    leads_to: Suggestion | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +29,7 @@ class ErrorDetail:
     file: str | None = None
     line: int | None = None
     column: int | None = None
-    suggestions: tuple[Hint | Suggestion, ...] = ()
+    suggestions: tuple[Hint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """What one may rent for a spec: each offer with its days, its dollars and its odds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from orchestrator.types.plan import Estimate, Extrapolation, PlanWarning
+from orchestrator.types.plan import Estimate, Extrapolation, Plan, PlanWarning
 from orchestrator.types.spec import Remat
 
 PriceKind = Literal["on-demand", "reserved", "spot"]
@@ -57,6 +57,18 @@ class DeadlineOdds:
     deadline: str
     days: float
     odds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWithOdds(Plan):
+    """A plan, and how likely it holds the spec's deadline; None where the spec has none."""
+
+    deadline: DeadlineOdds | None
+
+    @classmethod
+    def of(cls, plan: Plan, deadline: DeadlineOdds | None) -> "PlanWithOdds":
+        values = {one.name: getattr(plan, one.name) for one in fields(Plan)}
+        return cls(**values, deadline=deadline)
 
 
 @dataclass(frozen=True, kw_only=True)

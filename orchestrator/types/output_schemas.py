@@ -6,26 +6,49 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import UnknownName
-from orchestrator.types.offers import Offers
-from orchestrator.types.plan import Plan
+from orchestrator.types.chip_profile import ChipProfile
+from orchestrator.types.error_report import ErrorReport
+from orchestrator.types.explanation import Explanation
+from orchestrator.types.health import HealthReport, RunHealth
+from orchestrator.types.offers import Offers, PlanWithOdds
 from orchestrator.types.plan_diff import PlanDiff
 from orchestrator.types.proof import Proof
+from orchestrator.types.proof_diff import ProofDiff
 from orchestrator.types.report import Report
-from orchestrator.types.run import Run, Status
+from orchestrator.types.run import LogLine, Run, Status
+from orchestrator.types.scaling import ScalingForecast, ScalingReport
 from orchestrator.types.score import Score
+from orchestrator.types.study import StudyStatus
+from orchestrator.types.sweep import SweepForecast, SweepReport
+from orchestrator.types.tracking import SyncResult
+from orchestrator.types.weights import ExportedWeights
 
 Schema = dict[str, Any]
 DEFS = "#/$defs/"
 # What a schema is called → the type of the value, and the command that prints it.
 OUTPUTS: dict[str, tuple[type, str]] = {
-    "plan": (Plan, "orch plan SPEC --json"),
+    "error": (ErrorReport, "any command with --json that fails"),
+    "plan": (PlanWithOdds, "orch plan SPEC --json"),
     "plan-diff": (PlanDiff, "orch plan SPEC OTHER --json"),
+    "scaling": (ScalingForecast, "orch plan STUDY --json, of pods or topologies"),
+    "sweep": (SweepForecast, "orch plan STUDY --json, of a sweep"),
     "offers": (Offers, "orch plan SPEC --by WHEN --json"),
+    "explanation": (Explanation, "orch explain SPEC --json"),
     "proof": (Proof, "orch prove SPEC --json"),
-    "run": (Run, "orch runs --json, each of the list"),
-    "status": (Status, "orch status RUN --json"),
-    "report": (Report, "orch report RUN --json"),
+    "proof-diff": (ProofDiff, "orch prove SPEC OTHER --json"),
     "score": (Score, "orch score --json"),
+    "run": (Run, "orch submit, resume, cancel --json; orch runs --json, each of the list"),
+    "status": (Status, "orch status RUN --json"),
+    "study": (StudyStatus, "orch status STUDY --json"),
+    "log-line": (LogLine, "orch logs RUN --json, each line"),
+    "report": (Report, "orch report RUN --json; orch compare --json, each of the list"),
+    "scaling-report": (ScalingReport, "orch report STUDY --json, of pods or topologies"),
+    "sweep-report": (SweepReport, "orch report STUDY --json, of a sweep"),
+    "sync": (SyncResult, "orch sync --json, each of the list"),
+    "weights": (ExportedWeights, "orch export huggingface RUN OUT --json"),
+    "health": (HealthReport, "orch doctor --json"),
+    "run-health": (RunHealth, "orch doctor RUN --json"),
+    "profile": (ChipProfile, "orch calibrate --json"),
 }
 # Of a value that a person writes. What a command prints is written out.
 OF_SPECS = ("notation", "computed", "default", "examples", "title")

@@ -340,8 +340,9 @@ class Plan:
     `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
     plans that run the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
-    made with datasheets. `ledger_describes_trainer`: whether the forecast is about the program that
-    `trainer` runs; the ledger describes the built-in trainer `llama` alone.
+    made with datasheets. `loss_chunk_tokens`: the loss of a device takes at least so many tokens at
+    a time. `ledger_describes_trainer`: whether the forecast is about the program that `trainer`
+    runs; the ledger describes the built-in trainer `llama` alone.
 
     With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
     the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run, and
@@ -377,6 +378,7 @@ class Plan:
     axes: tuple[MeshAxis, ...]
     groups: dict[str, DeviceGroup]
     gradient_reduction: Literal["at_end", "per_layer"]
+    loss_chunk_tokens: int
     chip_profile: str | None
     forecast: Forecast
     search: SearchSummary
@@ -452,5 +454,5 @@ class Plan:
     @property
     def run_share(self) -> float:
         """The share of the time after which `run.steps` of the spec ends the run; 1 without it."""
-        steps = self.run_steps or self.total_steps
-        return min(self.run_s(steps) / self.run_s(self.total_steps), 1.0)
+        steps = self.run_steps or self.end_step
+        return min(self.run_s(steps) / self.run_s(self.end_step), 1.0)

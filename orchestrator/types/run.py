@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from orchestrator.types.outlook import Outlook
-from orchestrator.types.plan import Estimate
+from orchestrator.types.plan import Estimate, StageSpan
 
 MOST_EXPONENT = 700.0  # of a number that a float can hold
 # What a line of steps may say: sums of a million of them can still be computed with.
@@ -248,7 +248,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentSteps:
-    """Medians over the last steps of an attempt, without its first step."""
+    """Medians over the last steps of an attempt or of its newest stage, without the first step."""
 
     steps: int
     step_s: float
@@ -321,7 +321,18 @@ class Prediction:
 class Status(Run):
     """A run with the forecast of its plan, and what is left of it; None where the plan cannot be
     read. `outlook` is also None where the run has ended, or nothing says how long a step takes.
+    `stage` is that of the newest step, in a run with stages; the forecast is then its.
     """
 
+    stage: StageSpan | None
     forecast: Prediction | None
     outlook: Outlook | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a log, without its line end."""
+
+    attempt: int | None
+    rank: int | None
+    line: str

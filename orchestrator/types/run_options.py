@@ -97,8 +97,8 @@ class RunOptions:
     storage: Annotated[
         Address,
         about(
-            "The folder of journals, checkpoints and logs: a local path, or one that all"
-            " hosts mount."
+            "The folder of journals, checkpoints and logs: a local path, one that all hosts"
+            " mount, or a place in a bucket: gs://BUCKET/RUNS or s3://BUCKET/RUNS."
         ),
     ] = "runs/"
     checkpoint: CheckpointOptions = CheckpointOptions()

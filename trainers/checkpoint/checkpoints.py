@@ -14,14 +14,16 @@ import jax
 import msgspec
 
 from orchestrator.errors import CheckpointFailed
+from orchestrator.storage import address
 from orchestrator.types import codec
 from orchestrator.types.run import SkippedCheckpoint
-from trainers.checkpoint import step_folders, summed_orbax
+from trainers.checkpoint import summed_orbax
+from trainers.checkpoint.object_saver import ObjectSaver
 from trainers.checkpoint.save_log import ListedSaves, RecordedSave, SaveLog
 from trainers.checkpoint.step_folders import StepFolders, owner_of, step_of
-from trainers.checkpoint.summed_orbax import NO_TABLES, Rows
+from trainers.checkpoint.step_objects import StepObjects, step_objects
+from trainers.checkpoint.summed_orbax import NO_TABLES, OrbaxSaver, Rows
 from trainers.multihost import barrier, first_message
-from trainers.regular_files import read_regular
 
 Tree = Any
 Identity = Mapping[str, str | int]
@@ -35,9 +37,15 @@ def identity_file(stage: int | None = None) -> str:
 
 def newest_step(folder: Path, saves: SaveLog | None = None) -> int:
     """The steps of the newest checkpoint that counts, whole or not; 0 where none was saved."""
-    log = saves or ListedSaves(StepFolders(folder.absolute()))
-    recorded = log.recorded() if folder.is_dir() else ()
+    steps = _steps_in(folder)
+    log = saves or ListedSaves(steps)
+    recorded = log.recorded() if isinstance(steps, StepObjects) or folder.is_dir() else ()
     return recorded[-1].step if recorded else 0
+
+
+def _steps_in(folder: Path) -> StepFolders | StepObjects:
+    """The steps of a folder: objects, where a bucket has it."""
+    return step_objects(folder.absolute()) or StepFolders(folder.absolute())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +71,20 @@ class Checkpoints:
         saves: SaveLog | None = None,
         stage: int | None = None,
     ) -> None:
-        self._steps, self._keep = StepFolders(folder.absolute()), keep
+        self._steps, self._keep = _steps_in(folder), keep
+        self._folder = address(self._steps.folder)
         self._saves: SaveLog = saves or ListedSaves(self._steps)
         self._owner = owner_of(self._saves.folder(0))
-        self._identity_file = self._steps.folder / identity_file(stage)
+        self._identity_file = identity_file(stage)
         self._primary = jax.process_index() == 0
         self.latest: int | None = None  # the newest step restored or saved
         self._saving: int | None = None
         self._reported: int | None = None
-        self._checkpointer = summed_orbax.checkpointer()
+        self._saver: ObjectSaver | OrbaxSaver = (
+            ObjectSaver(self._steps)
+            if isinstance(self._steps, StepObjects)
+            else OrbaxSaver(self._steps.folder)
+        )
         with self._errors_as("cannot be opened"):
             if self._primary:
                 self._open(identity)
@@ -85,7 +98,7 @@ class Checkpoints:
         """Let the running save end, whatever else fails; only the first error is raised."""
         try:
             self.finish()
-            self._checkpointer.close()
+            self._saver.close()
             if self._primary and error is None:
                 self._saves.settle()
                 with suppress(OSError):  # the next attempt deletes what stays
@@ -115,15 +128,16 @@ class Checkpoints:
         """Copy the state off the devices, and write it in the background."""
         self.finish()
         with self._writing(step):
-            self._identity_file.stat()  # Orbax would create a lost folder, as a second history
-            self._checkpointer.save(self._path(step), args=summed_orbax.Save(state))
+            # Orbax would create a lost folder, as a second history.
+            self._steps.read_small(self._identity_file)
+            self._saver.save(self._saves.folder(step), state)
         self.latest = self._saving = step
 
     def check(self) -> None:
         """Raise what failed in the background, and report a save that is whole; never waits."""
         with self._writing(self._saving):
-            self._checkpointer.check_for_errors()
-            if self._primary and self._saving is not None and self._sums(self._saving).exists():
+            self._saver.check()
+            if self._primary and self._saving is not None and self._is_saved(self._saving):
                 self._report(self._saving)
 
     def finish(self) -> None:
@@ -131,25 +145,23 @@ class Checkpoints:
         if self._saving is None:
             return
         with self._writing(self._saving):
-            self._checkpointer.wait_until_finished()
+            self._saver.wait()
             # Orbax raises an error once and forgets it, so a silent return proves nothing.
-            self._sums(self._saving).stat()
+            if not self._steps.is_whole(self._saves.folder(self._saving)):
+                raise FileNotFoundError("its sums are missing")
             if self._primary:
                 self._report(self._saving)
         self._saving = None
         if self._primary:
             self._prune()
 
-    def _path(self, step: int) -> Path:
-        return self._steps.path(self._saves.folder(step))
-
-    def _sums(self, step: int) -> Path:
-        """The manifest of a step that this attempt saves: where it is there, the step is whole."""
-        return self._path(step) / step_folders.CHECKSUMS
+    def _is_saved(self, step: int) -> bool:
+        """Whether a step that this attempt saves is whole; what was reported is not looked at."""
+        return self._reported != step and self._steps.is_whole(self._saves.folder(step))
 
     def _report(self, step: int) -> None:
         if self._reported != step:
-            self._saves.report(step, step_folders.sums_digest(self._path(step)))
+            self._saves.report(step, self._steps.sums_digest(self._saves.folder(step)))
             self._reported = step
 
     def _prune(self) -> None:
@@ -167,27 +179,27 @@ class Checkpoints:
                 self._steps.delete(name)
 
     def _open(self, identity: Identity) -> None:
-        self._steps.folder.mkdir(parents=True, exist_ok=True)
+        self._steps.prepare()
         self._steps.sweep(self._owner)
         recorded = {save.folder for save in self._saves.recorded()}
         for name in self._steps.names():
             if name not in recorded and owner_of(name) < self._owner:
                 self._steps.delete(name)  # its attempt was superseded before it counted
-        if not self._identity_file.exists():
-            partial = self._identity_file.with_suffix(".partial")
-            partial.write_bytes(msgspec.json.encode(identity, order="sorted"))
-            partial.rename(self._identity_file)
+        content = msgspec.json.encode(identity, order="sorted")
+        self._steps.create_small(self._identity_file, content)
 
     def _check_identity(self, identity: Identity) -> None:
         try:
-            saved = codec.from_json(read_regular(self._identity_file), dict[str, str | int])
+            content = self._steps.read_small(self._identity_file)
+            saved = codec.from_json(content, dict[str, str | int])
         except (OSError, msgspec.DecodeError) as error:
-            raise CheckpointFailed(f"{self._identity_file}: cannot be read: {error}") from error
+            where = f"{self._folder}/{self._identity_file}"
+            raise CheckpointFailed(f"{where}: cannot be read: {error}") from error
         for name in sorted({*saved, *identity}):
             was, now = saved.get(name), identity.get(name)
             if was != now:
                 raise CheckpointFailed(
-                    f"{self._steps.folder}: holds another run: {name} was {was}, against {now}"
+                    f"{self._folder}: holds another run: {name} was {was}, against {now}"
                 )
 
     def _newest_whole(self) -> tuple[RecordedSave | None, dict[str, SkippedCheckpoint]]:
@@ -201,22 +213,20 @@ class Checkpoints:
         if not faults:
             return None, faults
         reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
-        raise CheckpointFailed(f"{self._steps.folder}: no checkpoint is whole: {reasons}{ADVICE}")
+        raise CheckpointFailed(f"{self._folder}: no checkpoint is whole: {reasons}{ADVICE}")
 
     def _fault(self, save: RecordedSave) -> str | None:
         """What is wrong with a step. Each process verifies its share; all get the result."""
         mine, readers = jax.process_index(), jax.process_count()
-        path = self._steps.path(save.folder)
-        return first_message(step_folders.fault(path, sha256=save.sha256, share=mine, of=readers))
+        fault = self._steps.fault(save.folder, sha256=save.sha256, share=mine, of=readers)
+        return first_message(fault)
 
     def _read(self, folder: str, target: Tree, table_rows: Rows) -> Tree:
-        path = self._steps.path(folder)
-        saved = summed_orbax.saved_shapes(self._checkpointer.metadata(path))
+        saved = self._saver.shapes(folder)
         if differs := summed_orbax.difference(saved, summed_orbax.shapes_of(target), table_rows):
-            raise CheckpointFailed(f"{path}: is of another model or optimizer: {differs}")
-        return self._checkpointer.restore(
-            path, args=summed_orbax.Restore(target, strict=not table_rows)
-        )
+            where = f"{self._folder}/{folder}"
+            raise CheckpointFailed(f"{where}: is of another model or optimizer: {differs}")
+        return self._saver.restore(folder, target, table_rows)
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:
@@ -240,4 +250,4 @@ class Checkpoints:
             raise
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise CheckpointFailed(f"{self._steps.folder}: {what}: {reason}") from error
+            raise CheckpointFailed(f"{self._folder}: {what}: {reason}") from error

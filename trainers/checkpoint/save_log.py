@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainers.checkpoint.step_folders import StepFolders, step_of
+from trainers.checkpoint.step_folders import step_of
 
 
 class RecordedSave(Protocol):
@@ -43,6 +43,14 @@ class SaveLog(Protocol):
         ...
 
 
+class NamedSteps(Protocol):
+    """The saved steps in a folder, or on a bucket."""
+
+    def names(self) -> list[str]:
+        """Their names, oldest first."""
+        ...
+
+
 @dataclass(frozen=True)
 class ListedSave:
     """A checkpoint that was found in a folder."""
@@ -59,7 +67,7 @@ class ListedSave:
 class ListedSaves:
     """Every checkpoint in a folder counts: one attempt at a time uses it."""
 
-    folders: StepFolders
+    folders: NamedSteps
 
     def recorded(self) -> Sequence[RecordedSave]:
         return [ListedSave(step_of(name)) for name in self.folders.names() if name.isdecimal()]

@@ -48,6 +48,36 @@ class StepFolders:
     def path(self, name: str) -> Path:
         return self.folder / name
 
+    def prepare(self) -> None:
+        """Make the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def read_small(self, name: str) -> bytes:
+        """A file beside the steps."""
+        return read_regular(self.folder / name)
+
+    def create_small(self, name: str, content: bytes) -> None:
+        """Create a file beside the steps, unless it is there."""
+        path = self.folder / name
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(content)
+            partial.rename(path)
+
+    def is_whole(self, name: str) -> bool:
+        """Whether a step has its sums: they come last."""
+        return (self.folder / name / CHECKSUMS).exists()
+
+    def sums_digest(self, name: str) -> str:
+        """The sha256 of a step's manifest."""
+        return sums_digest(self.folder / name)
+
+    def fault(
+        self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
+    ) -> str | None:
+        """What is wrong with a step, or None. Each of several readers verifies its share."""
+        return fault(self.folder / name, sha256=sha256, share=share, of=of)
+
     def delete(self, name: str) -> None:
         """Remove a step: one rename takes it out of the folder, then its files are deleted."""
         shutil.rmtree(self._move(name, DELETED))

@@ -65,7 +65,7 @@ class Restore(ocp.args.StandardRestore):  # type: ignore[misc]
     """Shapes and shardings to restore into."""
 
 
-def checkpointer() -> Any:
+def _checkpointer() -> Any:
     """An asynchronous checkpointer whose processes meet at the coordination service.
 
     Naming the processes keeps Orbax's threads from meeting in collectives on the devices, which
@@ -79,18 +79,45 @@ def checkpointer() -> Any:
     )
 
 
+class OrbaxSaver:
+    """Saves one state at a time in the background, into a folder below one of a file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._checkpointer = folder, _checkpointer()
+
+    def save(self, name: str, state: Tree) -> None:
+        """Copy the state off the devices, and write it in the background."""
+        self._checkpointer.save(self._folder / name, args=Save(state))
+
+    def check(self) -> None:
+        """Raise what failed; never waits."""
+        self._checkpointer.check_for_errors()
+
+    def wait(self) -> None:
+        """Wait until the last save has ended; raise what failed."""
+        self._checkpointer.wait_until_finished()
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+    def shapes(self, name: str) -> Shapes:
+        """The type and shape of each leaf of a step, whose tuples Orbax describes as lists."""
+        tree = self._checkpointer.metadata(self._folder / name).item_metadata.tree
+        return {leaf.name: _shape(leaf) for leaf in jax.tree.leaves(tree)}
+
+    def restore(self, name: str, target: Tree, table_rows: Rows = NO_TABLES) -> Tree:
+        """A state as `target` shapes and shards it; rows of a table that it lacks are zeros."""
+        how = Restore(target, strict=not table_rows)
+        return self._checkpointer.restore(self._folder / name, args=how)
+
+
 # --- shapes of a state
 
 
 def shapes_of(tree: Tree) -> Shapes:
     """The shapes of a state."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(path): _shape(leaf) for path, leaf in leaves}
-
-
-def saved_shapes(metadata: Any) -> Shapes:
-    """The same from Orbax's description of a step, which turns tuples into lists."""
-    return {leaf.name: _shape(leaf) for leaf in jax.tree.leaves(metadata.item_metadata.tree)}
+    return {leaf_name(path): _shape(leaf) for path, leaf in leaves}
 
 
 def difference(saved: Shapes, expected: Shapes, table_rows: Rows = NO_TABLES) -> str | None:
@@ -112,7 +139,8 @@ def _differ_in_padding(was: Shape, now: Shape, rows: int) -> bool:
     return (was_type, was_rest) == (now_type, now_rest) and min(was_rows, now_rows) >= rows
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """The name of a leaf, from its path in a tree."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 

@@ -1,13 +1,4 @@
-"""The command that makes a token set; `orch data pack` runs it.
-
-    orch data pack OUT INPUTS... [--glob '*.jsonl'] [--tokenizer tokenizer.json]
-
-An input is a file or a directory (every file below it that matches the glob, in order of name).
-The tokenizer `bytes` is built in: it reads any file, a token is a byte and 256 ends a document.
-With a tokenizer.json, or a folder that has one, JSON lines and Parquet have a document in each row,
-any other file is one document. With the name of any other tokenizer and its --vocab, inputs are
-arrays of its tokens: .npy, or .bin in the type of the set.
-"""
+"""The command that makes a token set; `orch data pack` runs it."""
 
 import argparse
 import hashlib
@@ -20,18 +11,30 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from orchestrator.errors import DataUnusable, Interrupted
+from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
+from orchestrator.formatting import counted
 from orchestrator.types import codec
+from orchestrator.types.error_report import ErrorReport, Hint
 from trainers.data.documents import FIELD
 from trainers.data.encoders import Bytes, Encoder, HuggingFaceTokenizer, TokenArrays, dtype_of
 from trainers.data.manifest import FILE_NAME, Manifest, Shard
 
 BYTES = Bytes()
 TOKENIZER = "tokenizer.json"
+ABOUT = """\
+Pack text, JSON lines or Parquet into a token set.
+
+With a tokenizer.json, JSON lines (.jsonl, also .gz) and Parquet have a document in each row, and
+any other file is one document. The tokenizer `bytes` reads any file: a byte is a token, and 256
+ends a document. With the name of another tokenizer and --vocab, inputs are arrays of its tokens:
+.npy, or .bin in the type of the set.
+
+Example: orch data pack tokens texts/ --glob '*.jsonl' --tokenizer SmolLM2-135M
+"""
 SHOW_EVERY_S = 2.0
 
 
@@ -147,44 +150,69 @@ def encoder_of(options: argparse.Namespace) -> Encoder:
     return HuggingFaceTokenizer(file, options.end, options.field)
 
 
+class Parser(argparse.ArgumentParser):
+    """Raises where the words make no sense."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Usage(message, next_command=f"{self.prog} --help")
+
+
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="orch data pack",
-        description=__doc__,
+        description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("out", type=Path, help="directory to make; must not exist")
-    parser.add_argument("inputs", type=Path, nargs="+", help="files or directories")
-    parser.add_argument("--glob", default="*", help="which files below a directory")
-    parser.add_argument("--tokenizer", default=BYTES.name, help="bytes, a file, or a name")
-    parser.add_argument("--vocab", type=int, help="inputs are arrays of so many different tokens")
+    parser.add_argument("out", type=Path, help="the folder to make; it must not exist")
+    parser.add_argument("inputs", type=Path, nargs="+", help="files or folders")
+    parser.add_argument("--glob", default="*", help="the files of a folder to read; default: all")
+    about = "a tokenizer.json, its folder, a name, or bytes (the default)"
+    parser.add_argument("--tokenizer", default=BYTES.name, help=about)
+    about = "inputs are arrays of tokens below N"
+    parser.add_argument("--vocab", type=int, metavar="N", help=about)
     parser.add_argument("--end", metavar="TOKEN", help="ends a document; default: end of text")
     parser.add_argument("--field", default=FIELD, help="of JSON lines and Parquet; default: text")
-    parser.add_argument("--shard-tokens", type=int, default=1 << 27, help="tokens of a file")
+    about = "the most tokens of a file"
+    parser.add_argument("--shard-tokens", type=int, default=1 << 27, metavar="N", help=about)
+    parser.add_argument("--json", action="store_true", help="Print the set, or an error, as JSON.")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str]) -> int:
     """Pack, and print what there is and how a spec names it."""
-    options = _arguments(argv)
     try:
+        options = _arguments(argv)
         encoder = encoder_of(options)
         inputs = files_of(options.inputs, options.glob)
         manifest = pack(options.out, inputs, encoder, shard_tokens=options.shard_tokens)
-    except DataUnusable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    except OrchError as error:
+        return fail(error, as_json="--json" in argv)
     except KeyboardInterrupt:
-        print("error: packing was interrupted; nothing is left of it", file=sys.stderr)
-        return Interrupted.exit_code
+        stopped = Interrupted("packing was interrupted; nothing was written")
+        return fail(stopped, as_json="--json" in argv)
+    if options.json:
+        print(codec.to_pretty_json(manifest), end="")
+        return 0
     path = options.out / FILE_NAME
     print(
-        f"{path}: {manifest.tokens:,} tokens of {len(inputs):,} files in"
-        f" {len(manifest.shards)} shards, vocabulary {manifest.vocab:,}"
+        f"{path}: {manifest.tokens:,} tokens of {counted(len(inputs), 'file')} in"
+        f" {counted(len(manifest.shards), 'shard')}, vocabulary {manifest.vocab:,}"
     )
     end = f", separator: {encoder.end}" if isinstance(encoder, HuggingFaceTokenizer) else ""
-    print(f"Next: experiment.data of a spec: {{kind: tokens, path: {path}{end}}}")
+    print(f"Next: name it in a spec: experiment.data: {{kind: tokens, path: {path}{end}}}")
     return 0
+
+
+def fail(error: OrchError, *, as_json: bool) -> int:
+    """Print an error as the other commands do; its exit code."""
+    following = error.next_command or "orch data pack --help"
+    print(f"error: {error.message}\nNext: {following}", file=sys.stderr)
+    if as_json:
+        hint = Hint(kind="command", value=following, text=f"Next: {following}")
+        code, message, exit_code = error.code, error.message, error.exit_code
+        report = ErrorReport(code=code, message=message, exit_code=exit_code, suggestions=(hint,))
+        print(codec.to_pretty_json(codec.whole(report)), end="")
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from orchestrator.plan.kernel_constants import LOSS_CHUNK_BYTES, LOSS_CHUNK_TOKENS
+from orchestrator.plan.kernel_constants import loss_chunk_bytes
 from trainers.llama.axes import TENSOR
 from trainers.llama.collectives import all_gather
 
@@ -31,10 +31,13 @@ class Loss(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """What is made of logits: the weight of their penalty, how many words there are, and a cap."""
+    """How a loss is made: the weight of its penalty, how many words there are, the least tokens of
+    a chunk, and a cap of logits.
+    """
 
     z_loss: float
     vocab: int
+    chunk_tokens: int
     cap: float | None = None
     some_predict_nothing: bool = False
 
@@ -54,7 +57,7 @@ def _forward(
     x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits
 ) -> tuple[Loss, tuple[jax.Array, jax.Array]]:
     words = table.shape[0]
-    size = _chunk_tokens(x.shape[0], words)
+    size = _chunk_tokens(x.shape[0], words, how.chunk_tokens)
     own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
 
     def step(carry: Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[Sums, jax.Array]:
@@ -109,7 +112,7 @@ def _of_group(logits: jax.Array, hit: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.nn.logsumexp(log_sums, axis=0), targets.sum(0)
 
 
-def _chunk_tokens(tokens: int, words: int) -> int:
+def _chunk_tokens(tokens: int, words: int, least: int) -> int:
     """The most tokens that divide all, with logits within the bytes that the plan counts."""
-    most = max(LOSS_CHUNK_TOKENS, LOSS_CHUNK_BYTES // (LOGIT_BYTES * words))
+    most = int(loss_chunk_bytes(least, LOGIT_BYTES * words)) // (LOGIT_BYTES * words)
     return max(size for size in range(1, min(tokens, most) + 1) if tokens % size == 0)

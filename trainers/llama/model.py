@@ -55,7 +55,9 @@ def batch_loss(
     table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
     tokens = x.reshape(-1, x.shape[-1])
     gaps = "documents" in batch or runtime.some_predict_nothing
-    how = Logits(plan.optimizer.z_loss, plan.model.vocab, network.logit_cap, gaps)
+    how = Logits(
+        plan.optimizer.z_loss, plan.model.vocab, plan.loss_chunk_tokens, network.logit_cap, gaps
+    )
     return token_loss(tokens, table, targets.reshape(-1), how), routed
 
 

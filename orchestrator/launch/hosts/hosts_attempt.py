@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.journal import Journal
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
@@ -75,7 +76,7 @@ class HostsAttempt:
         self._watch, self._order = Watch(self._meeting), None
         self._shown: tuple[Slice, ...] | None = None
         self._lost: str | None = None
-        journal = Journal(Path(spec.run))
+        journal = Journal(storage.folder(spec.run))
         plan = journal.plan(journal.state().submitted.submission.plan_digest)
         self._kind = plan.slice_kind
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator.errors import OrchError, SpecError
@@ -25,6 +24,7 @@ from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, Worker
 from orchestrator.launch.ray import private_api, slices
 from orchestrator.launch.ray.process_messages import SIGN_OF_LIFE_S, AttemptCommand
 from orchestrator.launch.ray.slice_queue import Lease
+from orchestrator.storage import folder, is_address
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
@@ -90,7 +90,7 @@ def _commands(source: BinaryIO) -> Commands:
 
 
 def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
-    journal = Journal(Path(spec.run))
+    journal = Journal(folder(spec.run))
     run = journal.run()
     kind = journal.plan(run.plan_digest)
     lease = None if run.rehearsal else Lease(spec.run, slices.pod_type(kind), spec.claim)
@@ -197,7 +197,7 @@ def _attend(
 
 
 def _all_up(plan: Plan, args: WorkerArgs) -> bool:
-    return len(heartbeat.read_heartbeats(Path(args.run), args.attempt)) == plan.hosts
+    return len(heartbeat.read_heartbeats(folder(args.run), args.attempt)) == plan.hosts
 
 
 def current_slices(plan: Plan) -> tuple[Slice, ...]:
@@ -253,7 +253,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
         ),
         run_config=RunConfig(
             name=f"attempt-{args.attempt}",
-            storage_path=str(Path(args.run) / "ray"),
+            storage_path=_ray_files(args.run),
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
@@ -262,6 +262,13 @@ def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
     except Exception as error:  # noqa: BLE001  Ray wraps every error in classes of its own
         return AttemptEvent(ended=True, error=_cause(error))
     return AttemptEvent(ended=True)
+
+
+def _ray_files(run: str) -> str:
+    """Where Ray keeps its own files of a run: all hosts must see them. A rehearsal has one."""
+    if is_address(run) and not Journal(folder(run)).run().rehearsal:
+        return f"{run}/ray"
+    return str(folder(run) / "ray")
 
 
 def _on_worker(config: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from orchestrator.launch.ray.slices import WORKER_ID, is_free, kind_of, name_of
 from orchestrator.types import codec
 
 MARK = "orch preflight: "
-ANSWER_LIMIT_S = 120.0  # a host may have to fetch and unpack the code first
+ANSWER_LIMIT_S = 300.0  # a host may have to fetch and unpack the code first
 
 
 @dataclass(frozen=True, kw_only=True)

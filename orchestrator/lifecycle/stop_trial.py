@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from orchestrator.journal import Journal, StudyJournal, request_cancel
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.render.sweep_text import stop_text
+from orchestrator.storage import folder
 from orchestrator.study.early_stop import checks
 from orchestrator.study.trial_losses import settle
 from orchestrator.types.progress_events import ProgressEvent, RunUpdate, TrialStopped
@@ -44,7 +44,7 @@ class StopWatch:
             return
         if stop := settle(self.study, self.trial, run):
             self.stopped = True
-            request_cancel(Journal(Path(run.journal)), source=stop_text(stop))
+            request_cancel(Journal(folder(run.journal)), source=stop_text(stop))
             self.progress(TrialStopped(stop=stop))
 
     def _has_reached(self, run: Run) -> bool:
