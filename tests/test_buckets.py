@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import storage
-from orchestrator.errors import JournalUnwritable
+from orchestrator import extras, storage
+from orchestrator.errors import JournalUnreadable, JournalUnwritable, MissingExtra
 from orchestrator.journal import boundary, event_log, files
 from orchestrator.storage import bucket as bucket_module
 from orchestrator.storage import segments
@@ -181,10 +181,27 @@ def test_files_of_a_copy_are_those_of_the_bucket(
     assert files.names(folder) == []
 
 
+def test_an_object_that_would_fill_the_memory_is_not_read(
+    one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "MOST_BYTES", 10)
+    one_bucket.create("runs/spec.json", b"x" * 11)
+    with pytest.raises(JournalUnreadable, match="is larger than 10 bytes"):
+        files.read(folder_of(one_bucket) / "spec.json")
+
+
 def test_a_name_that_is_no_name_here_is_left_out(one_bucket: Bucket) -> None:
     for name in ("runs/good", "runs/.hidden", "runs/sync.lock"):
         one_bucket.create(name, b"")
     assert files.names(folder_of(one_bucket)) == ["good"]
+
+
+def test_without_its_library_an_error_says_what_to_install(
+    one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "missing", lambda _: ["obstore"])
+    with pytest.raises(MissingExtra, match="bucket"):
+        files.check_writable(folder_of(one_bucket))
 
 
 def test_a_bucket_without_conditions_is_refused(

@@ -111,6 +111,18 @@ def test_capacity_costs_its_empty_rows() -> None:
     assert rows[0] == pytest.approx(1.5 * rows[1])
 
 
+def test_repeated_matmuls_have_the_same_rows() -> None:
+    """What the backward pass repeats it repeats with empty rows, and with those of the busiest."""
+    even, limited, uneven = (
+        layout_for(model_of(**one), expert=2, fsdp=2)
+        for one in ({"imbalance": 1.0}, {"capacity_factor": 1.5}, {"imbalance": 1.5})
+    )
+    again = flops.matmul_flops(even, 6 * 4 * 2 * 64 * 96)  # gate and up of four experts
+    for one in (limited, uneven):
+        more = flops.blocks_recompute_flops(one) - flops.blocks_recompute_flops(even)
+        assert more == pytest.approx(0.5 * again)
+
+
 def test_fewer_rows_than_choices_compute_less() -> None:
     """Choices that are dropped are not computed; MFU counts them."""
     scarce, dropless = (layout_for(model_of(capacity_factor=f)) for f in (0.5, 1.0))

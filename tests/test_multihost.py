@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ from tests.test_checkpoint import a_data_file, flip_a_byte
 from tests.test_loop import STEPS, losses, run_toy, toy_plan_of
 from trainers.checkpoint import step_folders
 
-Told = dict[str, Any]
+Outcome = dict[str, Any]
 
 
-def two_processes(folder: Path, *, stop_at: int = STEPS + 1, compiled: str = "") -> list[Told]:
+def two_processes(folder: Path, *, stop_at: int = STEPS + 1, compiled: str = "") -> list[Outcome]:
     """Run both; the outcome of each."""
     port = free_port()
     environment = os.environ | {"XLA_FLAGS": QUICK_XLA_FLAGS}  # the devices are its own
@@ -82,10 +83,17 @@ def test_one_process_compiles_for_both_and_for_the_next_run(tmp_path: Path) -> N
     assert [one["losses"] for one in (*first, *second)] == [alone[0]["losses"]] * 4
 
 
-def test_each_process_sums_the_shards_that_it_wrote(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Outcome], Path]:
+    """What two processes say of their first six steps, and the folder that has them."""
+    folder = tmp_path_factory.mktemp("two")
+    return two_processes(folder, stop_at=5), folder
+
+
+def test_each_process_sums_the_shards_that_it_wrote(six_steps: tuple[list[Outcome], Path]) -> None:
     """Nobody reads those of the other; the primary reads the small files besides."""
-    told = two_processes(tmp_path, stop_at=5)
-    written = sorted((tmp_path / "checkpoints" / "6").rglob("ocdbt.process_*/**/*"))
+    told, folder = six_steps
+    written = sorted((folder / "checkpoints" / "6").rglob("ocdbt.process_*/**/*"))
     assert {path.parts[-3 if path.parent.name == "d" else -2] for path in written} >= {
         "ocdbt.process_0",
         "ocdbt.process_1",
@@ -122,10 +130,12 @@ def test_a_shard_without_a_sum_is_no_checkpoint(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("sha256*")} == {"sha256.json"}
 
 
-def test_one_process_goes_on_from_two(tmp_path: Path) -> None:
+def test_one_process_goes_on_from_two(
+    six_steps: tuple[list[Outcome], Path], tmp_path: Path
+) -> None:
     """What two processes saved, one restores, on a mesh of another size."""
     _, alone = run_toy(tmp_path / "alone")
-    two_processes(tmp_path / "two", stop_at=5)
+    shutil.copytree(six_steps[1], tmp_path / "two")
     outcome, rest = run_toy(tmp_path / "two")
     assert outcome.startup.steps_done == 6
     assert losses(rest) == pytest.approx(losses(alone)[6:], rel=1e-5)

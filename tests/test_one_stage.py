@@ -101,6 +101,16 @@ def test_what_is_about_one_program_asks_for_its_stage(
     assert "--stage N" in done.stderr
 
 
+def test_the_page_of_a_schedule_names_its_stage(
+    path: Path, plan: Plan, orch: RunOrch, tmp_path: Path
+) -> None:
+    prove_nothing_but(plan)
+    page = tmp_path / "schedule.html"
+    done = orch("prove", str(path), "--stage", "2", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "stage 2 of 3" in page.read_text(encoding="utf-8")
+
+
 def test_two_programs_are_compared_stage_by_stage(path: Path, plan: Plan, orch: RunOrch) -> None:
     done = orch("prove", str(path), str(path))
     assert done.returncode == 2

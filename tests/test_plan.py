@@ -129,11 +129,11 @@ def test_a_chips_compiler_options_are_the_plans_unless_the_spec_sets_them() -> N
     options: dict[str, bool | int | float | str] = {name: 16384, "xla_tpu_other": True}
     tuned = replace(spec, experiment=replace(spec.experiment, compiler_options=options))
     assert make_plan(tuned).compiler_options == options
-    for chip, kib in (("v5p", 32768), ("tpu7x", 65536)):
+    for chip, kib in (("v5p", 32768), ("tpu7x", 65536), ("v4", None)):
         spec = spec_of(TINY, sequences=16, length=64, chip=chip, topology="2x2x4", pods=1)
-        assert make_plan(spec).compiler_options == {name: kib}
+        assert make_plan(spec).compiler_options == ({name: kib} if kib else {})
     other = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
-    assert make_plan(other).compiler_options == {}
+    assert make_plan(other).compiler_options == {name: 32768}
 
 
 def test_only_the_experiment_is_the_identity() -> None:

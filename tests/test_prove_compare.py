@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator import catalog
 from orchestrator.plan.planner import make_plan
-from orchestrator.prove.compare import memory_disagreements, proof_of
+from orchestrator.prove.compare import memory_disagreements, proof_of, reported_bytes
 from orchestrator.prove.compiled import Compiled, CompiledCollective, ProgramSummary
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Disagreement, Proof
@@ -122,6 +123,12 @@ def test_payload_must_be_right_on_every_group(factor: float, agrees: bool) -> No
         [missed] = result.disagreements
         assert (missed.code, missed.axes) == ("payload", ("fsdp",))
         assert missed.compiled / missed.forecast == pytest.approx(factor)
+
+
+def test_loads_of_experts_are_reported_beside_the_payload() -> None:
+    """One fp32 number for every expert of every layer, sent to and fro."""
+    dense, mixture = catalog.model("llama3-8b"), catalog.model("mixtral-8x7b")
+    assert reported_bytes(mixture) - reported_bytes(dense) == 2 * 4 * 32 * 8
 
 
 def test_what_no_forecast_has_is_a_disagreement() -> None:

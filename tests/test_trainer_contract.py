@@ -15,18 +15,18 @@ from orchestrator.errors import UnknownName
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Precision
-from tests.trainer_plans import TINY, few, plan_of
+from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
 
 TRAINERS = [*plugins.TRAINERS]
-# Each axis at one or two. Axes alone, pairs of them and all together are quick enough for always.
+# Each axis at one or two. Axes alone and all together are quick enough for always.
 MIXTURES = [
     pytest.param(
         dict(zip(AXES, sizes, strict=True)),
         id="".join(map(str, sizes)),
-        marks=() if sizes.count(2) in (0, 1, 2, len(AXES)) else pytest.mark.slow,
+        marks=() if sizes.count(2) in (0, 1, len(AXES)) else pytest.mark.slow,
     )
     for sizes in product((1, 2), repeat=len(AXES))
 ]
@@ -62,7 +62,7 @@ def test_there_are_trainers() -> None:
     assert "data" not in TRAINERS
 
 
-@pytest.mark.parametrize("mesh", few(MIXTURES))
+@pytest.mark.parametrize("mesh", MIXTURES)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_traces_on_every_mixture(name: str, mesh: dict[str, Any]) -> None:
     """Each axis at one or two, alone and mixed: the step traces, and keeps its state's shapes."""

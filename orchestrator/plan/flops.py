@@ -127,10 +127,9 @@ def expert_padding_flops(layout: Layout) -> Number:
     moe = layout.model.moe
     if moe is None:
         return 0.0
-    routed = layout.over_layers(layout.routed_elements)
     if moe.capacity_factor is not None:
-        empty = max(layout.rows_of_choice - 1, 0.0) * layout.step_tokens * moe.top_k / moe.experts
-        return (1 + BACKWARD_OVER_FORWARD) * 2 * empty * layout.ways("experts") * routed
+        return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
+    routed = layout.over_layers(layout.routed_elements)
     experts = moe.experts / layout.ways("experts")
     unit = layout.chip.matrix_unit
     ragged = unit.value if unit else 1
@@ -145,13 +144,28 @@ def expert_imbalance_flops(layout: Layout) -> Number:
     moe = layout.model.moe
     if moe is None or moe.capacity_factor is not None:
         return 0.0
-    apart = layout.ways("experts") > 1
+    return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
+
+
+def surplus_rows(layout: Layout) -> Number:
+    """Rows that a device waits for or multiplies in vain, over the choices of its tokens: empty
+    ones of a capacity, or those that the busiest device of `expert` has beyond the mean.
+    """
+    moe = layout.model.moe
+    if moe is None:
+        return 0.0
+    if moe.capacity_factor is not None:
+        return max(layout.rows_of_choice - 1, 0.0)
+    return (moe.imbalance - 1) * (layout.ways("experts") > 1)
+
+
+def experts_forward_flops(layout: Layout) -> Number:
+    """Matmuls of the experts that tokens choose."""
 
     def routed(block: Block) -> Number:
         return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))
 
-    passes = 1 + BACKWARD_OVER_FORWARD
-    return passes * (moe.imbalance - 1) * apart * matmul_flops(layout, layout.over_layers(routed))
+    return matmul_flops(layout, layout.over_layers(routed))
 
 
 def copied_heads_flops(layout: Layout) -> Number:
@@ -160,11 +174,14 @@ def copied_heads_flops(layout: Layout) -> Number:
 
 
 def blocks_recompute_flops(layout: Layout) -> Number:
-    """Matmuls that the backward pass repeats, because the policy did not keep their results."""
+    """Matmuls that the backward pass repeats, because the policy did not keep their results; of
+    experts with the rows that no choice fills or that others wait for.
+    """
+    surplus = surplus_rows(layout)
 
     def elements(block: Block) -> Number:
         return sum(
-            repeated_elements(layout, part, parallel)
+            (1 + surplus * is_of_experts(parallel[0])) * repeated_elements(layout, part, parallel)
             for part in block.sublayers
             for parallel in part.parallel
         )

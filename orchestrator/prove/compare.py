@@ -7,6 +7,7 @@ from orchestrator.formatting import GIB
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
 from orchestrator.prove.dcn_check import SCALARS_BYTES, carries_gradients_alone, crossings, faults
+from orchestrator.types.model import Model
 from orchestrator.types.plan import ATTENTION_LINES, LedgerLine, LineKind, Link, Plan
 from orchestrator.types.proof import (
     ComparedCollective,
@@ -94,7 +95,7 @@ def disagreements(plan: Plan, proof: Proof, uncounted: tuple[str, ...]) -> tuple
         *memory_disagreements(
             proof.host_bytes_per_device, forecast_host_bytes(plan), "host_memory"
         ),
-        *payload_disagreements(proof.collectives),
+        *payload_disagreements(proof.collectives, reported_bytes(plan.model)),
         *flops_disagreements(proof.flops_per_device, expected_flops),
         *(Disagreement(code="uncounted_kernel", kernel=name) for name in uncounted),
     )
@@ -207,8 +208,18 @@ def _compiled_collectives(compiled: Compiled) -> list[tuple[Key, float, float]]:
     return [*inside, *across]
 
 
-def payload_disagreements(collectives: tuple[ComparedCollective, ...]) -> list[Disagreement]:
-    """Groups of axes on which the payload is not the Forecast's, beyond a few scalars."""
+def reported_bytes(model: Model) -> float:
+    """What devices send each other of what a step reports, and no ledger counts: scalars, and the
+    fp32 load of every expert in every layer, summed over the slice.
+    """
+    loads = model.layers * model.moe.experts if model.moe else 0
+    return SCALARS_BYTES + 2 * 4 * loads
+
+
+def payload_disagreements(
+    collectives: tuple[ComparedCollective, ...], reported: float
+) -> list[Disagreement]:
+    """Groups of axes on which the payload is not the Forecast's, beyond what a step reports."""
     compiled: dict[tuple[str, ...], float] = defaultdict(float)
     forecast: dict[tuple[str, ...], float] = defaultdict(float)
     for one in collectives:
@@ -217,7 +228,7 @@ def payload_disagreements(collectives: tuple[ComparedCollective, ...]) -> list[D
     return [
         Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
         for axes, size in compiled.items()
-        if abs(size - forecast[axes]) > max(PAYLOAD_SHARE * size, SCALARS_BYTES)
+        if abs(size - forecast[axes]) > max(PAYLOAD_SHARE * size, reported)
     ]
 
 

@@ -27,6 +27,7 @@ T = TypeVar("T")
 # A request ends after so long. What it was to do may happen all the same.
 REQUEST_S, LARGE_REQUEST_S = 10, 600
 LARGE_BYTES = 4 << 20
+MOST_BYTES = 1 << 30  # of an object that is read whole: the code of a run
 # The waits between tries that failed: a bucket that throttles or fails over is back by then.
 WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 THREADS = 16
@@ -55,9 +56,7 @@ class Bucket:
 
     def create(self, name: str, content: bytes) -> None:
         """Create an object; `FileExistsError` where there is one with other bytes."""
-        from obstore import exceptions  # noqa: PLC0415
-
-        self._put_on(name, content, "create", (exceptions.AlreadyExistsError,))
+        self._put_on(name, content, "create", (_exceptions().AlreadyExistsError,))
 
     def replace(self, name: str, content: bytes) -> None:
         """Write an object, whatever is there."""
@@ -66,9 +65,8 @@ class Bucket:
 
     def replace_version(self, name: str, content: bytes, version: str) -> None:
         """Write an object in place of that version; `FileExistsError` where it is another now."""
-        from obstore import exceptions  # noqa: PLC0415
-
-        refused = (exceptions.PreconditionError, exceptions.NotFoundError, FileNotFoundError)
+        kinds = _exceptions()
+        refused = (kinds.PreconditionError, kinds.NotFoundError, FileNotFoundError)
         self._put_on(name, content, _mode(version), refused)
 
     def _put_on(
@@ -107,16 +105,16 @@ class Bucket:
 
     def read_if_changed(self, name: str, version: str | None) -> tuple[bytes, Found] | None:
         """The same; None where it still has that version."""
-        from obstore import exceptions  # noqa: PLC0415
-
         try:
             return self._tried(name, lambda: self._read(name, version))
-        except exceptions.NotModifiedError:
+        except _exceptions().NotModifiedError:
             return None
 
     def _read(self, name: str, version: str | None) -> tuple[bytes, Found]:
         options: Any = {"if_none_match": json.loads(version)["e_tag"]} if version else None
         got = _obstore().get(self._patient, name, options=options)
+        if got.meta["size"] > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {MOST_BYTES:,} bytes", name)
         return bytes(got.bytes()), _found(got.meta)
 
     def delete(self, names: Sequence[str]) -> None:
@@ -157,7 +155,7 @@ class Bucket:
         for wait_s in (*WAITS_S, None):
             try:
                 return ask()
-            except (FileExistsError, FileNotFoundError):
+            except (FileExistsError, FileNotFoundError, OrchError):
                 raise
             except Exception as error:
                 if type(error).__name__ == "NotModifiedError":
@@ -189,10 +187,17 @@ def _obstore() -> Any:
     return obstore
 
 
+def _exceptions() -> Any:
+    _obstore()
+    from obstore import exceptions  # noqa: PLC0415
+
+    return exceptions
+
+
 def _store(scheme: str, name: str, limit_s: int) -> "GCSStore | S3Store":
+    _obstore()
     from obstore.store import GCSStore, S3Store  # noqa: PLC0415
 
-    _obstore()
     options: Any = {"timeout": f"{limit_s}s", "connect_timeout": "5s", "allow_http": True}
     retries: Any = {"max_retries": 0}  # `_tried` tries again: it knows what a lost answer means
     try:
@@ -242,17 +247,15 @@ def _found(meta: Any) -> Found:
 
 def _is_final(error: Exception) -> bool:
     """Whether asking again would be answered alike: it is not allowed, or makes no sense."""
-    from obstore import exceptions  # noqa: PLC0415
-
+    kinds = _exceptions()
     refusals = (
-        exceptions.PermissionDeniedError,
-        exceptions.UnauthenticatedError,
-        exceptions.UnknownConfigurationKeyError,
-        exceptions.NotSupportedError,
-        exceptions.InvalidPathError,
-        OrchError,
+        kinds.PermissionDeniedError,
+        kinds.UnauthenticatedError,
+        kinds.UnknownConfigurationKeyError,
+        kinds.NotSupportedError,
+        kinds.InvalidPathError,
     )
-    return isinstance(error, refusals)
+    return isinstance(error, refusals) or getattr(error, "errno", None) == errno.EFBIG
 
 
 def _failure(where: str, error: Exception) -> OSError:

@@ -15,7 +15,7 @@ from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import MeshRequest, Precision, Spec
 from tests.example_specs import spec_of
-from tests.huggingface_configs import EXACT
+from tests.huggingface_configs import EXACT, EXPERTS
 
 # Networks that the catalog lacks, for their head sizes, their MLPs and their tables.
 MODELS = {
@@ -88,8 +88,9 @@ PRECISIONS = {
 @cache
 def model_named(name: str) -> Model:
     """A network from above, one that Hugging Face publishes, or one of the catalog."""
-    if name in EXACT:
-        return published(name, EXACT[name][0])
+    for configs in (EXACT, EXPERTS):
+        if name in configs:
+            return published(name, configs[name][0])
     return MODELS.get(name) or catalog.model(name)
 
 

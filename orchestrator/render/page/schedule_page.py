@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from orchestrator.formatting import percent, seconds
 from orchestrator.render.page.drawings import share
 from orchestrator.render.page.templates import filled
+from orchestrator.render.plan_text import headline
 from orchestrator.render.schedule_screen import KINDS, by_line, short_line
 from orchestrator.types.plan import Plan
 from orchestrator.types.proof import Proof
@@ -71,7 +72,7 @@ def schedule_page(plan: Plan, proof: Proof) -> str:
         "schedule.html",
         title=plan.name,
         verdict=f"{seconds(schedule.total_s)} a step, as the compiler schedules it",
-        headline=f"{plan.chips:,} {plan.chip} chips, {plan.topology} x {plan.pods}",
+        headline=headline(plan),
         totals=[(name, seconds(value), percent(value / schedule.total_s))
                 for name, value in totals(schedule)],
         timelines=[timeline(loop) for loop in schedule.loops],
