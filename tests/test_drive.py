@@ -12,6 +12,7 @@ from orchestrator.drive import worker
 from orchestrator.drive.monitor import AttemptEnd, explain_failure
 from orchestrator.drive.select_slices import SliceRequest, describe_wait, select
 from orchestrator.errors import JournalUnreadable, SpecError
+from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs
 from orchestrator.launch.ray.slices import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
@@ -254,7 +255,7 @@ def test_a_worker_joins_the_others_and_then_trains(
     done: list[object] = []
     monkeypatch.setattr(multihost, "join_processes", lambda: done.append("joined"))
     monkeypatch.setattr(loop, "train", lambda plan, _: done.append(plan.digest))
-    monkeypatch.setattr(worker.provenance, "check_versions", done.append)
+    monkeypatch.setattr(provenance, "check_versions", done.append)
     versions = {"jax": "9.9"}
     writer = claimed_run(tmp_path, rehearsal=rehearsal, environment=versions)
     args = WorkerArgs(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +127,7 @@ def test_lines_after_the_end_of_an_attempt_are_no_damage(tmp_path: Path) -> None
 PEAK = """
 import re, sys, time
 from pathlib import Path
+from typing import Any
 from orchestrator.journal import Journal
 from orchestrator.lifecycle.pages import page_of
 
@@ -171,7 +173,7 @@ def test_the_page_of_a_million_steps_fits_in_300_mb(tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_figures_that_no_step_has_are_no_step(
-    tmp_path: Path, figures: dict[str, float], orch: RunOrch
+    tmp_path: Path, figures: dict[str, Any], orch: RunOrch
 ) -> None:
     """Whoever wrote the line, with its checksum: what is left is shown, and no command fails."""
     run = long_run(tmp_path, 20)
