@@ -22,6 +22,7 @@ from orchestrator.journal import ClaimWatch, Journal, StepLog, Writer, files, ru
 from orchestrator.journal.driver_heartbeat import read as read_heartbeat
 from orchestrator.storage import copies
 from orchestrator.storage.bucket import Bucket
+from orchestrator.types.run import TrackedRun
 from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
 from tests.journals import Clock, reason, run_request, step, tiny_plan
 
@@ -193,6 +194,22 @@ def test_a_missing_event_is_seen(one_bucket: Bucket, bucket_server: BucketServer
     assert any("000003.json: is missing" in one for one in record.run().problems)
     with pytest.raises(JournalDamaged):
         journal.claim_run(record, resumes=True)
+
+
+def test_a_database_of_this_machine_is_not_noted_for_others(
+    one_bucket: Bucket, tmp_path: Path
+) -> None:
+    """A tracker's server is the same for all; a database lies beside the copy of one machine."""
+    record = journal.create_run(runs(one_bucket), run_request()).journal
+    here = TrackedRun(tracker="mlflow", uri=f"sqlite:///{runs(one_bucket)}/mlflow.db", run_id="1")
+    assert journal.track(record, here) == here
+    assert record.run().tracking == here
+    with elsewhere(tmp_path):
+        there = journal.find_run(runs(one_bucket), record.key)
+        assert there.run().tracking is None
+        served = TrackedRun(tracker="mlflow", uri="http://10.0.0.1:5000", run_id="2")
+        assert journal.track(there, served) == served
+    assert record.run().tracking == served
 
 
 def test_logs_come_from_the_bucket(one_bucket: Bucket) -> None:

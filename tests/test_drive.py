@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,8 @@ from orchestrator.drive import worker
 from orchestrator.drive.monitor import AttemptEnd, explain_failure
 from orchestrator.drive.select_slices import SliceRequest, describe_wait, select
 from orchestrator.errors import JournalUnreadable, SpecError
-from orchestrator.launch.backend import Slice
+from orchestrator.launch import provenance
+from orchestrator.launch.backend import Slice, WorkerArgs
 from orchestrator.launch.ray.slices import heads_of_others, slices_of
 from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.planner import make_plan
@@ -240,3 +243,29 @@ def test_a_step_has_a_peak_where_the_forecast_is_for_these_devices(
     assert worker._peak_flops_per_s(measured) == plan.forecast.peak_flops_per_s
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
     assert worker._peak_flops_per_s(plan) == plan.forecast.peak_flops_per_s
+
+
+@pytest.mark.parametrize("rehearsal", [True, False])
+def test_a_worker_joins_the_others_and_then_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearsal: bool
+) -> None:
+    """On a cluster with the versions of whoever submitted; a rehearsal has no others."""
+    from trainers import loop, multihost  # noqa: PLC0415  it loads JAX
+
+    done: list[object] = []
+    monkeypatch.setattr(multihost, "join_processes", lambda: done.append("joined"))
+    monkeypatch.setattr(loop, "train", lambda plan, _: done.append(plan.digest))
+    monkeypatch.setattr(provenance, "check_versions", done.append)
+    versions = {"jax": "9.9"}
+    writer = claimed_run(tmp_path, rehearsal=rehearsal, environment=versions)
+    args = WorkerArgs(
+        run=str(writer.journal.path),
+        claim=writer.number,
+        attempt=writer.start_attempt(tiny_plan()),
+        plan_digest=tiny_plan().digest,
+        heartbeat_s=1.0,
+        saves=(),
+    )
+    others: Any = SimpleNamespace(count_step=None, begin_stage=None)
+    worker._train(args, 1, others, others)
+    assert done == ["joined", *([] if rehearsal else [versions]), tiny_plan().digest]

@@ -259,6 +259,12 @@ def test_a_run_that_has_hardly_begun_has_a_page(count: int) -> None:
 # --- its drawings
 
 
+def test_ticks_of_steps_are_whole_numbers() -> None:
+    assert Axis(0.0, 2.0, whole=True).ticks() == [0.0, 1.0, 2.0]
+    assert Axis(0.0, 7.0, whole=True).ticks() == [0.0, 2.0, 4.0, 6.0]
+    assert Axis(0.0, 300.0, whole=True).ticks() == Axis(0.0, 300.0).ticks()
+
+
 def test_an_axis_shows_round_numbers_within_it() -> None:
     """1, 2, 2.5 or 5 times a power of ten; on a logarithmic axis decades, divided where few."""
     assert Axis(0.0, 0.26).ticks() == [0.0, 0.1, 0.2]
@@ -308,5 +314,5 @@ def test_a_page_that_cannot_be_written_is_one_message(orch: RunOrch, tmp_path: P
     gone = tmp_path / "nowhere" / "page.html"
     done = orch("report", "it", "--storage", str(tmp_path), "-o", str(gone))
     assert done.returncode == 1
-    why = "cannot be written: No such file or directory; see -o FILE"
+    why = "cannot be written: No such file or directory"
     assert done.stderr == f"error: {gone}: {why}\nNext: orch doctor\n"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +127,7 @@ def test_lines_after_the_end_of_an_attempt_are_no_damage(tmp_path: Path) -> None
 PEAK = """
 import re, sys, time
 from pathlib import Path
+from typing import Any
 from orchestrator.journal import Journal
 from orchestrator.lifecycle.pages import page_of
 
@@ -160,3 +162,29 @@ def test_the_page_of_a_million_steps_fits_in_300_mb(tmp_path: Path) -> None:
     assert of_few[1] + bytes_a_step * 950_000 < 300e6
     assert of_many[2] < 4 * of_few[2] * 1.5
     assert of_many[3] < 1.5 * of_few[3]
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"step_s": 0.0}, {"step_s": -1e9}, {"step_s": 1e308}, {"data_s": -5.0}, {"data_s": 1e300},
+        {"index": -4}, {"index": 10**30}, {"tokens": -1}, {"peak_hbm_bytes": 2**70},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_figures_that_no_step_has_are_no_step(
+    tmp_path: Path, figures: dict[str, Any], orch: RunOrch
+) -> None:
+    """Whoever wrote the line, with its checksum: what is left is shown, and no command fails."""
+    run = long_run(tmp_path, 20)
+    line = step_log.encode(TimedStep(at_s=2e9, step=replace(step(20), **figures)))
+    with run.paths.steps(1).open("ab") as file:
+        file.write(line + b"\n")
+    [attempt] = run.run().attempts
+    for one in (attempt, replace(attempt, written=None)):
+        table, problems = read_table(run.path, one)
+        assert len(table) == 20
+        assert len(problems) == 1
+    assert run.run().steps_done == 20
+    for command in ("status", "report"):
+        assert orch(command, run.key, "--storage", str(tmp_path)).returncode == 0

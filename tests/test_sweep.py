@@ -294,6 +294,16 @@ def test_the_best_trial_is_the_lowest_loss_of_those_that_ended(done: StudyJourna
     assert "efficiency" not in text.lower()
 
 
+def test_a_sweep_whose_plans_are_damaged_has_a_page(tmp_path: Path, orch: RunOrch) -> None:
+    """Its trials count as if they had not begun."""
+    damaged = swept(tmp_path, sweep_of("1e-3"), [flat(5.0).loss.tolist()])
+    for plan in tmp_path.glob("*/plans/*.json"):
+        plan.write_text("{}")
+    done = orch("report", damaged.key, "--storage", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert (damaged.path / "report.html").exists()
+
+
 def test_a_stopped_trial_is_never_the_best(tmp_path: Path) -> None:
     """Not even where its last loss is the lowest."""
     study = sweep_of("1e-3", "3e-3", "1e-2", "3e-2", stop=replace(MEDIAN, after_trials=1))

@@ -40,7 +40,7 @@ from orchestrator.journal.events import (
     encode,
 )
 from orchestrator.journal.heartbeat import primary_heartbeat
-from orchestrator.journal.relative_uri import as_meant, as_stored
+from orchestrator.journal.relative_uri import as_meant, as_stored, note_of
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT
 from orchestrator.journal.run_state import RunState, apply, violation
@@ -349,7 +349,8 @@ def track(journal: Journal, tracking: TrackedRun, *, instead: bool = False) -> T
     """
     storage = journal.path.parent
     stored = codec.to_json(as_stored(tracking, storage))
+    path = note_of(journal.paths.root, tracking)
     if instead:
-        files.replace(journal.paths.tracking, stored)
-    files.write_once(journal.paths.tracking, stored)
-    return as_meant(codec.from_json(files.read(journal.paths.tracking), TrackedRun), storage)
+        files.replace(path, stored)
+    files.write_once(path, stored)
+    return as_meant(codec.from_json(files.read(path), TrackedRun), storage)

@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.storage import is_copy
 from orchestrator.types.run import TrackedRun
 
+TRACKED, TRACKED_HERE = "tracking.json", "tracking-here.json"
 HERE, HERE_QUOTED = "{storage}", "{storage-uri}"  # as a path, and as a file URI with its quoting
 SCHEME = r"((?:[a-z][a-z0-9+.-]*:(?:///)?)?)"  # `sqlite:///` before an absolute path, or nothing
 
@@ -29,6 +31,15 @@ def absolute_uri(stored: str, storage: Path) -> str:
         return path.as_uri() + stored.removeprefix(HERE_QUOTED)
     match = re.match(rf"{SCHEME}{re.escape(HERE)}(/.*)", stored, re.DOTALL)
     return f"{match[1]}{path}{match[2]}" if match else stored
+
+
+def note_of(folder: Path, tracking: TrackedRun) -> Path:
+    """The file of a run or study that notes a tracker's record.
+
+    A database beside the copy of a bucket is of this machine, and so is its note.
+    """
+    own = is_copy(folder) and as_stored(tracking, folder.parent).uri != tracking.uri
+    return folder / (TRACKED_HERE if own else TRACKED)
 
 
 def as_stored(tracking: TrackedRun, storage: Path) -> TrackedRun:

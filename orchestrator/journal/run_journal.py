@@ -25,7 +25,7 @@ from orchestrator.journal.events import (
     decode_event,
     decode_request,
 )
-from orchestrator.journal.relative_uri import as_meant
+from orchestrator.journal.relative_uri import TRACKED_HERE, as_meant
 from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import RunState, apply, initial
@@ -244,14 +244,15 @@ class Journal:
         )
 
     def _tracking(self) -> tuple[TrackedRun | None, list[str]]:
-        path = self.paths.tracking
-        try:
-            stored = codec.from_json(files.read(path), TrackedRun)
-            return as_meant(stored, self.path.parent), []
-        except FileNotFoundError:
-            return None, []
-        except (msgspec.DecodeError, JournalUnreadable) as error:
-            return None, [f"{path.name}: {error}"]
+        for path in (self.paths.tracking, self.paths.root / TRACKED_HERE):
+            try:
+                stored = codec.from_json(files.read(path), TrackedRun)
+                return as_meant(stored, self.path.parent), []
+            except FileNotFoundError:
+                continue
+            except (msgspec.DecodeError, JournalUnreadable) as error:
+                return None, [f"{path.name}: {error}"]
+        return None, []
 
 
 def _silent_s(claim: Claimed | None, heartbeat: DriverHeartbeat | None) -> float | None:

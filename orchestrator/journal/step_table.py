@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,22 +15,30 @@ from numpy.typing import NDArray
 from orchestrator.journal import line_files, step_log
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types import codec
-from orchestrator.types.run import Attempt, Evaluation, Startup, TimedStep, WrittenSteps
+from orchestrator.types.run import (
+    Attempt,
+    Count,
+    Evaluation,
+    Seconds,
+    Startup,
+    StepSeconds,
+    TimedStep,
+    WrittenSteps,
+)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 T = TypeVar("T")
 Mask = NDArray[np.bool_]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class _Step(msgspec.Struct, gc=False):
     """The keys of a step that tables have, in their order: reading all would take twice as long."""
 
     index: Count
-    step_s: float
-    data_s: float
-    checkpoint_s: float
+    step_s: StepSeconds
+    data_s: Seconds
+    checkpoint_s: Seconds
     tokens: Count
     loss: float
     model_flops_per_s_per_chip: float | None = None

@@ -18,7 +18,13 @@ from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, Unknown
 from orchestrator.journal import event_log, files, liveness
 from orchestrator.journal.boundary import settled
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
-from orchestrator.journal.relative_uri import as_meant, as_stored
+from orchestrator.journal.relative_uri import (
+    TRACKED,
+    TRACKED_HERE,
+    as_meant,
+    as_stored,
+    note_of,
+)
 from orchestrator.journal.run_journal import Clock, Journal, read_value
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
 from orchestrator.storage import address, copies
@@ -163,16 +169,16 @@ class StudyJournal:
 
     def tracking(self) -> TrackedRun | None:
         """Where a tracker keeps its record of the study; None while none is noted."""
-        path = self.path / "tracking.json"
-        with files.reading(path):
-            is_noted = os.path.lexists(path)
-        if not is_noted:
-            return None
-        return as_meant(read_value(path, TrackedRun), self.storage)
+        for path in (self.path / TRACKED, self.path / TRACKED_HERE):
+            with files.reading(path):
+                is_noted = os.path.lexists(path)
+            if is_noted:
+                return as_meant(read_value(path, TrackedRun), self.storage)
+        return None
 
     def track(self, tracking: TrackedRun) -> TrackedRun:
         """Note where a tracker keeps its record; an earlier note stays and comes back."""
-        path = self.path / "tracking.json"
+        path = note_of(self.path.absolute(), tracking)
         files.write_once(path, codec.to_json(as_stored(tracking, self.storage)))
         return as_meant(read_value(path, TrackedRun), self.storage)
 

@@ -170,7 +170,7 @@ def odds_text(one: Offer) -> str:
         return "-"
     percent = one.odds.both * 100
     if percent < 1 or percent > 99:
-        return "< 1 %" if percent < 1 else "> 99 %"
+        return "<1 %" if percent < 1 else ">99 %"
     return f"{percent:.0f} %"
 
 

@@ -136,7 +136,7 @@ def bound(it: BoundDifference) -> DifferenceText:
     return DifferenceText(
         "what binds",
         derived,
-        f"{it.bound}, ahead of the next by {percent(it.bound_by)}; MFU {percent(it.mfu.lower)} at"
+        f"{it.bound}: {percent(it.bound_by)} longer than the next; MFU {percent(it.mfu.lower)} at"
         f" the bound, {percent(it.mfu.unoverlapped)} with nothing hidden",
         f"{why}the plan adds attention, the unembedding, recompute, HBM and every collective",
     )

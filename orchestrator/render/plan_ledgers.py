@@ -85,9 +85,9 @@ def time_row(plan: Plan, line: LedgerLine) -> tuple[str, ...]:
 
 
 def bottleneck(plan: Plan) -> str:
-    """Return what the star means, and by how much the bottleneck is slower than the next."""
+    """Return what the star means, and how much longer the bottleneck takes than the next."""
     ahead = ahead_of_next(plan.forecast)
-    return f"* bottleneck; {ahead}" if ahead else "* bottleneck"
+    return f"* bottleneck: {ahead}" if ahead else "* bottleneck"
 
 
 def above_unoverlapped(forecast: Forecast) -> list[Part]:

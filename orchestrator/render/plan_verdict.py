@@ -89,12 +89,14 @@ def bound_text(forecast: Forecast) -> str:
 
 
 def ahead_of_next(forecast: Forecast) -> str:
-    """Return by how much the bottleneck is slower than the next resource."""
+    """Return how much longer the bottleneck takes than the next resource."""
     margin = forecast.bound_by
     if not margin:
         return ""
-    slower = f"{percent(margin)} slower than" if margin < 1 else f"{1 + margin:.1f} times"
-    return f"{slower} the next"
+    longer = (
+        f"{percent(margin)} longer than" if margin < 1 else f"{1 + margin:.1f} times as long as"
+    )
+    return f"{longer} the next"
 
 
 def with_interval(estimate: Estimate, show: Callable[[float], str]) -> str:

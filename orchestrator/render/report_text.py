@@ -17,7 +17,7 @@ NOT_COMPARED: dict[NotCompared, str] = {
     " they are not compared"
 }
 CAUSES: dict[Badput, str] = {
-    "tpu_initialization": "starting slices and processes",
+    "tpu_initialization": "starting processes",
     "training_prep": "creating the first state",
     "program_startup": "compiling and the first step",
     "data_loading_sync": "waiting for data",

@@ -51,7 +51,11 @@ def warnings(forecast: StudyForecast) -> list[Part]:
         for text in warning_texts(plan.warnings, values=False)
     )
     return [
-        warning(text if len(numbers) == len(planned) else f"trial {', '.join(numbers)}: {text}")
+        warning(
+            text
+            if len(numbers) == len(planned)
+            else f"{'trial' if len(numbers) == 1 else 'trials'} {', '.join(numbers)}: {text}"
+        )
         for text, numbers in grouped(texts).items()
     ]
 

@@ -79,7 +79,7 @@ def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> li
     others = [warning_text(one) for one in listed if one.code != "extrapolation"]
     axes = [axis_text(values, one.figures) for one in listed if one.code == "extrapolation"]
     if axes:
-        others.append(f"expected is beyond published runs: {', '.join(axes)}")
+        others.append(f"expected is an extrapolation; outside published runs: {', '.join(axes)}")
     return others
 
 

@@ -8,7 +8,8 @@ from orchestrator.storage.bucket import Bucket, bucket
 
 # Of each run and storage: what a tracker keeps here, and Ray's own files.
 OF_THIS_MACHINE = {
-    "sync.json", "sync.lock", "sync.log", "ray", "mlflow.db", "mlflow-artifacts",
+    "tracking-here.json", "sync.json", "sync.lock", "sync.log", "ray",
+    "mlflow.db", "mlflow-artifacts",
 }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ def _trial(
 ) -> SweepTrialReport:
     own = [one for one in runs if one.trial == trial.number]
     first = next((one.report for one in reversed(own) if one.repeat == 1), None)
+    losses = losses if first else None  # of how many steps they are is unknown
     measured = first.measured if first else None
     steps = first.steps if first else 0
     done = losses.steps_done if losses else 0

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass, field
 from math import exp, inf
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from orchestrator.types.outlook import Outlook
 from orchestrator.types.plan import Estimate, StageSpan
 
 MOST_EXPONENT = 700.0  # of a number that a float can hold
+# What a line of steps may say: sums of a million of them can still be computed with.
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+StepSeconds = Annotated[float, Meta(gt=1e-12, le=1e10)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 # `lost` is a run that has not ended and that no process drives any more.
 State = Literal[
     "submitted", "pending", "starting", "running", "stopping",
@@ -78,10 +84,10 @@ class Startup:
     that are incomplete.
     """
 
-    steps_done: int
+    steps_done: Count
     skipped: tuple[SkippedCheckpoint, ...]
-    state_s: float
-    compile_s: float
+    state_s: Seconds
+    compile_s: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +96,10 @@ class Evaluation:
     steps of the run. It took `evaluation_s`.
     """
 
-    steps_done: int
+    steps_done: Count
     loss: float
-    tokens: int
-    evaluation_s: float
+    tokens: Count
+    evaluation_s: Seconds
 
     @property
     def perplexity(self) -> float:
@@ -114,18 +120,18 @@ class Step:
     seconds belong to no step.
     """
 
-    index: int
-    step_s: float
-    data_s: float
-    checkpoint_s: float
-    tokens: int
+    index: Count
+    step_s: StepSeconds
+    data_s: Seconds
+    checkpoint_s: Seconds
+    tokens: Count
     loss: float
     grad_norm: float
     learning_rate: float
     tokens_per_s_per_chip: float | None = None
     model_flops_per_s_per_chip: float | None = None
     mfu: float | None = None
-    peak_hbm_bytes: int | None = None
+    peak_hbm_bytes: Count | None = None
     trainer_metrics: dict[str, float] = field(default_factory=dict)
     startup: Startup | None = None
     evaluation: Evaluation | None = None

@@ -31,7 +31,7 @@ class Leaf(msgspec.Struct, frozen=True):
     chunk: tuple[int, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class StepManifest(msgspec.Struct, frozen=True):
     """What a step consists of."""
 
     leaves: dict[str, Leaf]
@@ -99,12 +99,12 @@ class StepObjects:
         """Whether a step has its manifest: it comes last."""
         return self.bucket.has(self.prefix(name) + MANIFEST)
 
-    def manifest(self, name: str) -> Manifest:
-        return codec.from_json(self.bucket.read(self.prefix(name) + MANIFEST)[0], Manifest)
+    def manifest(self, name: str) -> StepManifest:
+        return codec.from_json(self.bucket.read(self.prefix(name) + MANIFEST)[0], StepManifest)
 
     def write_manifest(self, name: str, leaves: dict[str, Leaf]) -> None:
         """Make a step of the objects that are there."""
-        manifest = Manifest(leaves=leaves, objects=self._sums(name))
+        manifest = StepManifest(leaves=leaves, objects=self._sums(name))
         content = msgspec.json.encode(manifest, order="sorted")
         self.bucket.create(self.prefix(name) + MANIFEST, content)
 

@@ -26,11 +26,15 @@ def share(fraction: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A map from numbers to positions from 0 to 1; numbers outside are cut."""
+    """A map from numbers to positions from 0 to 1; numbers outside are cut.
+
+    Ticks of a `whole` axis are whole numbers, as those of steps.
+    """
 
     low: float
     high: float
     log: bool = False
+    whole: bool = False
 
     def __call__(self, value: float) -> float:
         if self.log:
@@ -44,6 +48,8 @@ class Axis:
         if self.log:
             return self._decades(most)
         step = round_step((self.high - self.low) / most)
+        if self.whole:
+            step = float(ceil(step))
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 

@@ -226,11 +226,12 @@ def over_steps(
     ends += [y for curve in predicted for _, y in curve.points]
     ends += [high for band in expected for *_, high in band.points]
     y_axis = from_zero(ends) if from_0 else around(ends)
-    measured = Curve(name="measured", kind="measured", points=tuple((x, y) for x, _, y, _ in kept))
+    points = tuple((x, y) for x, _, y, _ in kept)
+    measured = Curve(name="measured", kind="measured", points=points, dots=len(points) == 1)
     spread = tuple((x, low, high) for x, low, _, high in kept)
     lines = [*restarts(steps, y_axis), *predicted]
     return Plot(
-        x=Axis(0.0, max(last_step(steps), 1.0)),
+        x=Axis(0.0, max(last_step(steps), 1.0), whole=True),
         y=y_axis,
         x_name="steps",
         y_name=name,

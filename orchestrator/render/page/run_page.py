@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.formatting import (
     count,
+    counted,
     elapsed,
     lasting,
     percent,
@@ -92,7 +93,9 @@ def figures(report: Report) -> Iterator[tuple[str, str, str]]:
     measured = report.measured
     if measured:
         step_s = measured.step_s
-        spread = f"{span(seconds(step_s.low), seconds(step_s.high))}, {count(measured.steps)} steps"
+        spread = (
+            f"{span(seconds(step_s.low), seconds(step_s.high))}, {counted(measured.steps, 'step')}"
+        )
         yield "step", seconds(step_s.median), spread
         if mfu := measured.mfu:
             yield "MFU", percent(mfu.median), span(percent(mfu.low), percent(mfu.high))

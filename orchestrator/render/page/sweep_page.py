@@ -70,7 +70,7 @@ def over_steps(report: SweepReport, trials: Sequence[SweepTrialReport]) -> Plot:
         points = tuple((float(step), loss) for step, loss in trial.losses)
         curves.append(Curve(name=name, kind=kind, points=points, dots=len(points) == 1))
     return Plot(
-        x=Axis(0.0, float(max(one.steps for one in trials))),
+        x=Axis(0.0, float(max(one.steps for one in trials)), whole=True),
         y=around([loss for one in trials for _, loss in one.losses]),
         x_name="steps",
         y_name="loss",
