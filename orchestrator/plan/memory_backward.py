@@ -44,7 +44,8 @@ def dropless_phases(
 
     A kernel reads matrices in one order alone, so those for the gradients of rows are copies, made
     before the first product. Then the products are made again, and their gradients, after that of
-    the last matrix, which is not needed any more. Where experts lie apart, which no compiled
+    the last matrix, which is not needed any more. At last each of the first matrices has a part of
+    the rows' gradient, and they are added up beside the rows. Where experts lie apart, which no compiled
     program has shown yet, one more of each is counted.
     """
     apart = np.where(layout.ways("experts") > 1, 1, 0)
@@ -60,12 +61,16 @@ def dropless_phases(
                      stages=4, stream=stream_bytes(layout)),
                 line("working_activations", "mlp", "products x product",
                      products=alive + apart, product=product_bytes(layout, block)),
-                routed_line(layout, DROPLESS_STAGES + apart),
+                routed_line(layout, rows + apart),
                 line("working_activations", "attention", "size",
                      size=attention_bytes(layout, block)),
             ],
         )
-        for name, stages, alive in (("turned experts", TURNED_STAGES, 1), ("mlp", 1, products))
+        for name, stages, alive, rows in (
+            ("turned experts", TURNED_STAGES, 1, DROPLESS_STAGES),
+            ("mlp", 1, products, DROPLESS_STAGES),
+            ("rows of experts", 1, len(mixture.inputs), DROPLESS_STAGES + 1),
+        )
     )  # fmt: skip
 
 
@@ -127,12 +132,9 @@ def mlp_products(layout: Layout, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
     them, and while attention runs again after it.
 
-    Made again, they are beside their gradients, but where attention runs again before them. The
-    products of experts are parts of one, whose place their gradients do not take.
+    Made again, they are beside their gradients, but where attention runs again before them.
     """
     inputs, away = len(block.mlp.inputs), inputs_away(layout, block.mlp)
-    if isinstance(block.mlp, Mixture):
-        return inputs + away
     again = layout.remat.share(block.attention.result.name, "recompute")
     without_ring = inputs + away if inputs == 1 else inputs + 1 + away * (1 - again)
     return np.where(split_ways(layout) > 1, inputs + 1, without_ring)
