@@ -45,8 +45,8 @@ def dropless_phases(
     A kernel reads matrices in one order alone, so those for the gradients of rows are copies, made
     before the first product. Then the products are made again, and their gradients, after that of
     the last matrix, which is not needed any more. At last each of the first matrices has a part of
-    the rows' gradient, and they are added up beside the rows. Where experts lie apart, which no compiled
-    program has shown yet, one more of each is counted.
+    the rows' gradient, and they are added up beside the rows. Where experts lie apart, which no
+    compiled program has shown yet, one more of each is counted.
     """
     apart = np.where(layout.ways("experts") > 1, 1, 0)
     products = mlp_products(layout, block)

@@ -32,6 +32,7 @@ from tests.conftest import ROOT
 PAGE = ROOT / "docs" / "proof-bench.md"
 RECORD = Path(__file__).with_name("compiled_plans.json")
 MEMORY_SHARE, PAYLOAD_SHARE, FLOPS_SHARE = 0.05, 0.02, 0.02
+MIXTURE_MEMORY_SHARE = 0.10
 SCALARS_BYTES = 4096
 # Rows compiled before have attention by blocks of 512 and two backward kernels, with other FLOPs.
 KERNELS_SINCE = "2026-11-22 22:35"
@@ -90,6 +91,11 @@ class Result:
         return max(ratios.items(), key=lambda pair: abs(pair[1] - 1))
 
     @property
+    def memory_share(self) -> float:
+        """How far the forecast of memory may be off."""
+        return MIXTURE_MEMORY_SHARE if model_named(self.row.model).moe else MEMORY_SHARE
+
+    @property
     def is_former(self) -> bool:
         """Whether attention was another when the row was compiled."""
         return self.compiled.date < KERNELS_SINCE
@@ -98,7 +104,7 @@ class Result:
     def agrees(self) -> bool:
         """Within the goals, of what is recorded."""
         return (
-            abs(self.memory - 1) <= MEMORY_SHARE
+            abs(self.memory - 1) <= self.memory_share
             and (self.flops is None or abs(self.flops - 1) <= FLOPS_SHARE)
             and (self.payload is None or abs(self.payload[1] - 1) <= PAYLOAD_SHARE)
         )
@@ -201,7 +207,10 @@ def summary(rows: list[Result]) -> list[str]:
     pure = sum(row.compiled.crosses_as_planned for row in several)
     misses = [abs(row.memory - 1) for row in rows]
     agree = sum(row.agrees for row in rows)
-    goals = f"memory {MEMORY_SHARE:.0%}, payload {PAYLOAD_SHARE:.0%} on every group of axes"
+    goals = (
+        f"memory {MEMORY_SHARE:.0%}, of mixtures {MIXTURE_MEMORY_SHARE:.0%},"
+        f" payload {PAYLOAD_SHARE:.0%} on every group of axes"
+    )
     missing = len(ROWS) - len(rows)
     former = [str(row.row) for row in rows if not row.agrees and row.is_former]
     return [
