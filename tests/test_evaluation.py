@@ -266,7 +266,7 @@ def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
     executed = sum(one.inputs["flops"] for one in plan.forecast.time if one.resource == "mxu")
     tokens_per_device = 64 * 4096 / 64
     matmuls = 2 * (plan.model.parameters - 128_256 * 4096) * tokens_per_device  # norms are few
-    attention = 4 * 32 * 128 * 32 * (4096 + 512) / 2 * tokens_per_device
+    attention = 4 * 32 * 128 * 32 * (4096 + 1024) / 2 * tokens_per_device
     assert goodput.inputs.evaluation is not None
     assert goodput.inputs.evaluation.forward_flops == pytest.approx(matmuls + attention, rel=2e-3)
     assert goodput.inputs.evaluation.step_flops == pytest.approx(executed)

@@ -75,7 +75,9 @@ def test_no_axis_appears_that_the_plan_has_not(path: Path, devices: int) -> None
 
 def test_eight_devices_keep_three_kinds_of_axis() -> None:
     """More devices keep more of the mesh: fsdp, tensor and sequence before data."""
-    _, small = rehearsed(ROOT / "specs/llama3_70b_4pod.yaml", devices=8)
+    mesh = MeshRequest(data=4, fsdp=4, sequence=2, tensor=4)
+    asked = spec_of("llama3-8b", chip="v5p", topology="4x4x8", pods=4, sequences=256, mesh=mesh)
+    small = rehearse(asked, make_plan(asked), devices=8)
     kept = {"pods": 4, "fsdp": 2, "sequence": 2, "tensor": 2}
     assert {axis: size for axis, size in small.plan.mesh.items() if size > 1} == kept
     assert (small.plan.topology, small.plan.hosts) == ("2x2x2", 8)
@@ -99,7 +101,7 @@ def test_a_model_that_is_small_already_is_rehearsed_as_it_is() -> None:
     assert small.plan.model == plan.model
     assert small.plan.mesh == plan.mesh
     assert small.plan.topology == plan.topology
-    assert small.changes == ()
+    assert all("compiler_options" in one for one in small.changes)  # the CPU's compiler has none
 
 
 def test_more_than_eight_pods_become_eight_and_that_is_said() -> None:

@@ -65,7 +65,7 @@ def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> 
     [
         (("specs/studies/tiny_weak.yaml", *KEY), "a study has a key of its own"),
         (("specs/studies/tiny_weak.yaml", "--json"), "orch status STUDY --json"),
-        ((TINY, "--dry-run", "--json"), "--dry-run starts none"),
+        ((TINY, "--dry-run", "--json"), "--dry-run goes with a screen"),
         ((TINY, "--no-prove", "--no-calibrate", "--key", "a/b"), "must be 1 to 100 of letters"),
     ],
 )
