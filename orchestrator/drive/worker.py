@@ -113,7 +113,7 @@ def sequences_taken(journal: Journal, start: int, stop: int) -> int:
     known = (counted.index >= start) & (counted.index < stop)
     if known.sum() < steps:
         missing = f"{steps - known.sum()} of the steps from {start} to {stop} are not in it"
-        raise JournalUnreadable(f"{journal.path}: which data comes next is unknown: {missing}")
+        raise JournalUnreadable(journal.path, f"which data comes next is unknown: {missing}")
     return int(counted.tokens[known].sum()) // plans[0].batch.length
 
 
