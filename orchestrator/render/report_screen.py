@@ -21,7 +21,7 @@ from orchestrator.types.report import Report
 def report_screen(report: Report, page: str, next_command: str, detail: Detail) -> Screen:
     """Return the verdict; unless that is enough its figures, and in full where the time went."""
     ending = [paragraph(f"wrote {page}"), *next_step(next_command)]
-    first = [heading(report.run), *indent([paragraph(run_verdict(report), "bold")])]
+    first = [heading(f"{report.run}: {run_verdict(report)}")]
     if detail == "brief":
         return screen(first, ending)
     shown = [Table(rows=[*figures(report)], columns="<>w")]
