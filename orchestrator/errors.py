@@ -143,6 +143,14 @@ class JournalUnwritable(OrchError):
 class JournalUnreadable(OrchError):
     """A folder has no readable journal, or that of a newer orch."""
 
+    def __init__(self, place: object, why: str, *, next_command: str = "") -> None:
+        super().__init__(place, why, next_command=next_command)
+        self.why = why
+
+    @property
+    def message(self) -> str:
+        return ": ".join(map(str, self.args))
+
 
 class JournalDamaged(JournalUnreadable):
     """A file of a run is missing, or is not what was written."""

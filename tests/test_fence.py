@@ -99,7 +99,7 @@ def test_a_storage_that_does_not_answer_renews_nothing(
     assert watch.lapse() is None
 
     def stale(_: Path) -> None:
-        raise JournalUnreadable("stale file handle")
+        raise JournalUnreadable("driver.json", "stale file handle")
 
     monkeypatch.setattr("orchestrator.journal.driver_heartbeat.read", stale)
     assert watch.lapse() is None

@@ -24,7 +24,8 @@ from orchestrator.network.published import published_weights
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.plan import flops
 from orchestrator.plan.calibrated import layout_of
-from orchestrator.plan.collectives import Exchange, exchanges
+from orchestrator.plan.collectives import exchanges
+from orchestrator.plan.exchange import Exchange
 from orchestrator.plan.policy_arrays import all_policies
 from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model

@@ -26,12 +26,14 @@ def brute_force(ways: int, window: int | None) -> float:
     return float(blocks.sum()) * QUERIES * KEYS / ways
 
 
-def table(name: str, ways: int, window: int | None) -> tuple[tuple[int, ...], str]:
-    """The sizes of the table of blocks that the kernel gets for all shards, and its numbers."""
+def table(name: str, ways: int, window: int | None, copies: int) -> tuple[tuple[int, ...], str]:
+    """The sizes of the table of blocks that the kernel gets for all shards, and its numbers: as the
+    masks of all heads are alike, once, or so many `copies` of it.
+    """
     mask = masks.MultiHeadMask([ZigzagMask(LENGTH, ways, window)] * HEADS)
     process = mask_info.process_mask_dkv if "dkv" in name else mask_info.process_mask
     info, _ = process(mask, (QUERIES, KEYS), head_shards=1, q_seq_shards=ways)
-    blocks = np.asarray(info.block_mask)
+    blocks = np.tile(np.asarray(info.block_mask), (copies, 1, 1))
     return blocks.shape, str(blocks.tolist()).replace("[", "{ ").replace("]", " }")
 
 
@@ -42,6 +44,7 @@ def kernel(
     ways: int = 1,
     window: int | None = None,
     made: str = "",
+    head_ways: int = 1,
 ) -> tuple[HloProgram, Computation]:
     """A computation that ends in a kernel of a shard's queries: its part of the table is cut out of
     a constant, or of what is `made` otherwise.
@@ -51,17 +54,18 @@ def kernel(
     noted = ", ".join(rf"\"{key}\": {value}" for key, value in settings.items())
     op = f"jit(_step)/while/body/jit(_splash_attention)/{name}/pallas_call"
     rest = f'{METADATA % noted}, metadata={{op_name="{op}"}}'
-    sizes, values = table(name, ways, window)
+    sizes, values = table(name, ways, window, HEADS if head_ways > 1 else 1)
     heads, rows, columns = sizes
-    whole, part = (f"s8[{heads},{count},{columns}]" for count in (rows, rows // ways))
-    shard = LENGTH // ways
+    whole = f"s8[{heads},{rows},{columns}]"
+    part = f"s8[{heads // head_ways},{rows // ways},{columns}]"
+    shard, own = LENGTH // ways, HEADS // head_ways
     text = f"""HloModule m, num_partitions=1
 
 %cut (table: {whole}, at: s32[]) -> {part} {{
   %table = {whole} parameter(0)
   %at = s32[] parameter(1)
   %zero = s32[] constant(0)
-  ROOT %slice = {part} dynamic-slice(%table, %zero, %at, %zero), dynamic_slice_sizes={{{part}}}
+  ROOT %slice = {part} dynamic-slice(%table, %at, %at, %zero), dynamic_slice_sizes={{{part}}}
 }}
 
 ENTRY %main (device: s32[]) -> f32[] {{
@@ -69,7 +73,7 @@ ENTRY %main (device: s32[]) -> f32[] {{
   %blocks = {whole} {made or f"constant({values})"}
   %own_blocks = {part} fusion(%blocks, %device), kind=kLoop, calls=%cut
   %places = {part} parameter(1)
-  %q = bf16[3,4,{shard},128] parameter(2)
+  %q = bf16[3,{own},{shard},128] parameter(2)
   %k = bf16[3,2,1024,128] parameter(3)
   %v = bf16[3,2,1024,128] parameter(4)
   %positions = s32[{shard},128] parameter(5)
@@ -115,6 +119,14 @@ def test_each_part_of_splash_attention_counts_what_its_mask_leaves(
     assert kernel_flops.is_kernel(where.root)
     found = kernel_flops.kernel_flops(program, where, where.root)
     assert found == 3 * HEADS * HEAD * brute_force(ways, window) * per_pair
+
+
+@pytest.mark.parametrize("head_ways", [2, 4])
+def test_a_device_with_some_of_the_heads_has_their_part_of_the_table(head_ways: int) -> None:
+    """The table is split by heads: each of these still visits all blocks of its mask."""
+    program, where = kernel("splash_mha_fwd", FORWARD, BLOCKS, window=100, head_ways=head_ways)
+    found = kernel_flops.kernel_flops(program, where, where.root)
+    assert found == 3 * HEADS / head_ways * HEAD * brute_force(1, 100) * 4
 
 
 def test_a_kernel_without_a_formula_is_no_number() -> None:

@@ -62,6 +62,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
         beats.count_step()
         return rank == 0 and journal.cancel_request(settled) is not None
 
+    print(f"attempt {args.attempt}, rank {rank}: trainer {plan.trainer}, plan {plan.digest[:8]}")
     with ExitStack() as stack:
         emit: Callable[[Step], None] = _drop
         if rank == 0:
@@ -69,9 +70,6 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
             emit = printed(log.append)
             if is_copy(journal.path):  # a checkpoint counts no steps that only this process has
                 saves.before_report = log.sync
-        print(
-            f"attempt {args.attempt}, rank {rank}: trainer {plan.trainer}, plan {plan.digest[:8]}"
-        )
         assignment = Assignment(
             directory=journal.path,
             steps=journal.run().steps,
@@ -113,7 +111,7 @@ def sequences_taken(journal: Journal, start: int, stop: int) -> int:
     known = (counted.index >= start) & (counted.index < stop)
     if known.sum() < steps:
         missing = f"{steps - known.sum()} of the steps from {start} to {stop} are not in it"
-        raise JournalUnreadable(f"{journal.path}: which data comes next is unknown: {missing}")
+        raise JournalUnreadable(journal.path, f"which data comes next is unknown: {missing}")
     return int(counted.tokens[known].sum()) // plans[0].batch.length
 
 

@@ -122,25 +122,41 @@ def lines(
     inputs: GoodputInputs, rhythm: Rhythm, every_s: float, step_s: float
 ) -> Iterator[GoodputLine]:
     """All losses. With the share that trains they are one."""
-    per_day = inputs.failures_per_day.value
-    saving, share = rhythm.saving_share(every_s), rhythm.stepping_share(every_s)
-    blocks_s = rhythm.blocks_s(every_s)
-    yield GoodputLine(
+    share = rhythm.stepping_share(every_s)
+    yield saving_line(rhythm, every_s)
+    if inputs.evaluation:
+        yield evaluation_line(inputs.evaluation, share, rhythm.evaluating, step_s)
+    if not inputs.failures_per_day.value:
+        return
+    struck = inputs.failures_per_day.value * (1 - rhythm.recovering_share())
+    yield lost_steps_line(inputs, rhythm, every_s, struck)
+    if missing := inputs.missing_pods.value:
+        yield fewer_pods_line(inputs, share * (1 - rhythm.evaluating), missing, struck)
+    for kind in RECOVERY:
+        if recovery_part(inputs, kind).value:
+            yield recovery_line(inputs, rhythm, kind)
+
+
+def saving_line(rhythm: Rhythm, every_s: float) -> GoodputLine:
+    """What steps wait for saves."""
+    share, blocks_s = rhythm.stepping_share(every_s), rhythm.blocks_s(every_s)
+    return GoodputLine(
         kind="saving",
-        share=saving,
+        share=rhythm.saving_share(every_s),
         each_s=blocks_s,
         per_day=share * DAY_S / every_s,
         formula="stepping x blocking / every",
         inputs={"stepping": share, "blocking": blocks_s, "every": every_s},
     )
-    if inputs.evaluation:
-        yield evaluation_line(inputs.evaluation, share, rhythm.evaluating, step_s)
-    if not per_day:
-        return
-    recovering = rhythm.recovering_share()
-    lost = max(1 - share - saving - recovering, 0.0)
-    struck = per_day * (1 - recovering)
-    yield GoodputLine(
+
+
+def lost_steps_line(
+    inputs: GoodputInputs, rhythm: Rhythm, every_s: float, struck: float
+) -> GoodputLine:
+    """The steps since the last save, which failures lose. So many failures a day strike a step."""
+    kept = rhythm.stepping_share(every_s) + rhythm.saving_share(every_s)
+    lost = max(1 - kept - rhythm.recovering_share(), 0.0)
+    return GoodputLine(
         kind="lost_steps",
         share=lost,
         each_s=lost * DAY_S / struck,
@@ -149,20 +165,21 @@ def lines(
         inputs={"every": every_s, "write": rhythm.write_s},
         sources=inputs.sources["storage_bytes_per_s"],
     )
-    if missing := inputs.missing_pods.value:
-        trained = share * (1 - rhythm.evaluating)
-        yield GoodputLine(
-            kind="fewer_pods",
-            share=trained * missing,
-            each_s=trained * missing * DAY_S / struck,
-            per_day=struck,
-            formula="training x missing",
-            inputs={"training": trained, "missing": missing},
-            sources=inputs.sources["waiting_s"],
-        )
-    for kind in RECOVERY:
-        if recovery_part(inputs, kind).value:
-            yield recovery_line(inputs, rhythm, kind)
+
+
+def fewer_pods_line(
+    inputs: GoodputInputs, training: float, missing: float, struck: float
+) -> GoodputLine:
+    """What an elastic run lacks while a pod is out."""
+    return GoodputLine(
+        kind="fewer_pods",
+        share=training * missing,
+        each_s=training * missing * DAY_S / struck,
+        per_day=struck,
+        formula="training x missing",
+        inputs={"training": training, "missing": missing},
+        sources=inputs.sources["waiting_s"],
+    )
 
 
 def evaluation_line(

@@ -14,6 +14,7 @@ from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import boundary, event_log, files
 from orchestrator.journal.event_log import EventLog, Fault
 from orchestrator.journal.events import AnyEvent, encode
+from orchestrator.journal.file_fault import FileFault
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types import codec
 
@@ -55,44 +56,44 @@ def note_newest(paths: RunPaths, number: int, sha256: str) -> None:
     files.replace_durably(paths.newest_event, msgspec.json.encode(note))
 
 
-def read_newest(paths: RunPaths) -> Newest | str:
+def read_newest(paths: RunPaths) -> Newest | FileFault:
     """The note, or what is wrong with it. Read it before the events: it may be behind them."""
     where = paths.newest_event.name
     try:
         content = files.read(paths.newest_event, boundary.MAX_RECORD_BYTES)
         return codec.from_json(content, Newest)
     except FileNotFoundError:
-        return f"{where}: is missing, and maybe events with it"
+        return FileFault(where, "is missing, and maybe events with it")
     except (JournalUnreadable, msgspec.DecodeError) as error:
-        return f"{where}: cannot be read, and events may be missing: {error}"
+        return FileFault(where, f"cannot be read, and events may be missing: {error}")
 
 
 def faults(
-    folder: Path, log: EventLog, events: Mapping[int, AnyEvent | str], newest: Newest | str
+    folder: Path, log: EventLog, events: Mapping[int, AnyEvent | Fault], newest: Newest | FileFault
 ) -> Iterator[Fault]:
     """What does not fit together, by the number of the event that is in doubt."""
     # An event that cannot be decoded is in doubt already.
     digests = {
         number: digest(content)
         for number, content in log.contents.items()
-        if not isinstance(events[number], str)
+        if not isinstance(events[number], Fault)
     }
     for number, event in events.items():
         before = digests.get(number - 1)
-        if before and not isinstance(event, str) and event.previous != before:
-            name = f"{folder.name}/{event_log.file_name(number - 1)}"
-            yield Fault(number - 1, f"{name}: is not the event that event {number} came after")
-    if isinstance(newest, str):
-        yield Fault(log.last + 1, newest)
+        if before and not isinstance(event, Fault) and event.previous != before:
+            what = f"is not the event that event {number} came after"
+            yield Fault(event_log.record_name(folder, number - 1), what, number - 1)
+    if isinstance(newest, FileFault):
+        yield Fault(newest.file, newest.what, log.last + 1)
     elif newest.number > log.last:
         yield event_log.missing(folder, log.last + 1)
     elif newest.number in digests and newest.sha256 != digests[newest.number]:
-        name = f"{folder.name}/{event_log.file_name(newest.number)}"
-        yield Fault(newest.number, f"{name}: was changed after it was written")
+        name = event_log.record_name(folder, newest.number)
+        yield Fault(name, "was changed after it was written", newest.number)
 
 
-def end_of(log: EventLog, newest: Newest | str) -> str:
+def end_of(log: EventLog, newest: Newest | FileFault) -> str:
     """The digest that the next event has of the last one; empty where that cannot be read."""
-    if not isinstance(newest, str) and newest.number == log.last:
+    if isinstance(newest, Newest) and newest.number == log.last:
         return newest.sha256
     return digest(log.contents[log.last]) if log.last in log.contents else ""

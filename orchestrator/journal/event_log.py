@@ -10,16 +10,16 @@ from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import boundary, files
+from orchestrator.journal.file_fault import FileFault
 
 NAME = re.compile(r"(\d{6,})\.json")
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(FileFault):
     """What is wrong with the record of a number, or with the file that should have it."""
 
     number: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EventLog:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return (*self.unexpected, *(fault.text for fault in self.faults))
+        return (*self.unexpected, *map(str, self.faults))
 
 
 def append(folder: Path, number: int, content: bytes) -> None:
@@ -46,6 +46,11 @@ def append(folder: Path, number: int, content: bytes) -> None:
 
 def file_name(number: int) -> str:
     return f"{number:06d}.json"
+
+
+def record_name(folder: Path, number: int) -> str:
+    """The file of a record, by its name in the run's folder."""
+    return f"{folder.name}/{file_name(number)}"
 
 
 def exists(folder: Path, number: int) -> bool:
@@ -79,7 +84,7 @@ def read(folder: Path) -> EventLog:
     if numbers:
         for name, content in files.read_all(folder, numbers, boundary.MAX_RECORD_BYTES):
             if isinstance(content, JournalUnreadable):
-                faults.append(Fault(numbers[name], str(content)))
+                faults.append(Fault(f"{folder.name}/{name}", content.why, numbers[name]))
             else:
                 contents[numbers[name]] = content
     return EventLog(
@@ -112,7 +117,7 @@ def read_one(folder: Path, number: int) -> dict[int, bytes]:
 
 
 def missing(folder: Path, number: int) -> Fault:
-    return Fault(number, f"{folder.name}/{file_name(number)}: is missing")
+    return Fault(record_name(folder, number), "is missing", number)
 
 
 def _gaps(folder: Path, numbers: list[int]) -> list[Fault]:

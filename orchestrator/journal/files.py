@@ -76,7 +76,7 @@ def looking(path: Path) -> Iterator[None]:
 
 
 def _unreadable(path: Path, error: OSError) -> JournalUnreadable:
-    return JournalUnreadable(f"{storage.address(path)}: cannot be read: {error.strerror or error}")
+    return JournalUnreadable(storage.address(path), f"cannot be read: {error.strerror or error}")
 
 
 def _cause(error: OSError) -> str:

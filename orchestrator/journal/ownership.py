@@ -306,7 +306,8 @@ def _unrecorded_save(journal: Journal, before: RunState) -> SavedCheckpoint | No
 def check_whole(journal: Journal, state: RunState) -> None:
     """Refuse to go on from events that are missing or changed."""
     if state.damage:
-        raise journal.damaged("; ".join(state.damage))
+        first, *others = state.damage
+        raise journal.damaged(first.file, "; ".join([first.what, *map(str, others)]))
 
 
 def check_checkpoints(journal: Journal, state: RunState) -> None:
@@ -314,7 +315,7 @@ def check_checkpoints(journal: Journal, state: RunState) -> None:
     if state.saves and not any(journal.has_checkpoint(one) for one in state.saves):
         last = f"the last one had {state.saves[-1].step:,} steps"
         why = f"no checkpoint is left of those that were saved, and {last}"
-        raise journal.damaged(f"{journal.paths.checkpoints}: {why}")
+        raise journal.damaged(journal.paths.checkpoints, why)
 
 
 def _text(value: Plan | Proof) -> bytes:

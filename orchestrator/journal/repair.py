@@ -17,9 +17,9 @@ def repair_events(journal: Journal, clock: Clock = time.time) -> None:
     check_idle(journal, clock)
     state, newest = journal.state(), event_chain.read_newest(journal.paths)
     last, previous = state.last, state.digest
-    if not isinstance(newest, str) and newest.number > last:
+    if isinstance(newest, event_chain.Newest) and newest.number > last:
         last, previous = newest.number, newest.sha256
-    event = Repaired(at_s=clock(), by=liveness.this_process(), faults=state.damage)
+    event = Repaired(at_s=clock(), by=liveness.this_process(), faults=tuple(map(str, state.damage)))
     event_chain.append(journal.paths, last + 1, event_chain.linked(event, previous))
 
 

@@ -88,10 +88,10 @@ class Journal:
         done = {number: step_log.StepReader(self.path, number).read() for number in numbers}
         return counted_steps.counted_timed_steps(done)
 
-    def damaged(self, what: str) -> JournalDamaged:
+    def damaged(self, place: object, why: str) -> JournalDamaged:
         """The error that a file is missing or not as it was written."""
         command = shlex.join(["orch", "doctor", address(self.path)])
-        return JournalDamaged(what, next_command=command)
+        return JournalDamaged(place, why, next_command=command)
 
     # --- what it was made from
 
@@ -150,13 +150,13 @@ class Journal:
         expected = self._submitted().submission.sums.get(name) or self.sums(self.state()).get(name)
         content = _content(path)
         if expected and event_chain.digest(content) != expected:
-            raise self.damaged(f"{path}: was changed after it was written")
+            raise self.damaged(path, "was changed after it was written")
         return _decoded(path, content, kind)
 
     def _submitted(self) -> Submitted:
         """The first event."""
         log = event_log.read_one(self.paths.events, 1)
-        return self._initial(_decode(log, decode_event, self.paths.events.name)).submitted
+        return self._initial(_decode(log, decode_event, self.paths.events)).submitted
 
     def proof(self, plan_digest: str) -> Proof | None:
         """The proof of the plan with that digest; None if it was not proved."""
@@ -176,12 +176,12 @@ class Journal:
         log = event_log.read(folder)
         if 1 not in log.contents:
             why = "; ".join(log.problems) or f"there is no {self._first}"
-            raise JournalUnreadable(f"{self.path}: contains no run: {why}")
-        events = _decode(log.contents, decode_event, folder.name)
+            raise JournalUnreadable(self.path, f"contains no run: {why}")
+        events = _decode(log.contents, decode_event, folder)
         state, faults = self._initial(events), list(log.faults)
         for number, event in islice(events.items(), 1, None):
-            if isinstance(event, str):
-                faults.append(Fault(number, event))
+            if isinstance(event, Fault):
+                faults.append(event)
             else:
                 state = apply(state, number, event)
         faults += event_chain.faults(folder, log, events, newest)
@@ -189,8 +189,8 @@ class Journal:
             state,
             last=log.last,  # an unreadable event has a number too: nobody may write it again
             digest=event_chain.end_of(log, newest),
-            damage=tuple(fault.text for fault in faults if fault.number > state.repaired),
-            problems=(*log.unexpected, *(fault.text for fault in faults), *state.problems),
+            damage=tuple(fault for fault in faults if fault.number > state.repaired),
+            problems=(*log.unexpected, *map(str, faults), *state.problems),
         )
 
     def cancel_request(self, settled: int) -> CancelRequest | None:
@@ -199,25 +199,25 @@ class Journal:
 
     @property
     def _first(self) -> str:
-        return f"{self.paths.events.name}/{event_log.file_name(1)}"
+        return event_log.record_name(self.paths.events, 1)
 
-    def _initial(self, events: dict[int, AnyEvent | str]) -> RunState:
-        first = events.get(1, f"{self._first}: is missing")
+    def _initial(self, events: dict[int, AnyEvent | Fault]) -> RunState:
+        first = events.get(1, event_log.missing(self.paths.events, 1))
         if not isinstance(first, Submitted):
-            why = first if isinstance(first, str) else f"{self._first}: is not a submission"
-            raise JournalUnreadable(f"{self.path}: {why}")
+            why = f"{first}" if isinstance(first, Fault) else f"{self._first}: is not a submission"
+            raise JournalUnreadable(self.path, why)
         if first.schema != SCHEMA:
             why = f"its schema is {first.schema}; this version of orch reads {SCHEMA}"
-            raise JournalUnreadable(f"{self.path}: {why}")
+            raise JournalUnreadable(self.path, why)
         return initial(first)
 
     def _requests(self, settled: int) -> tuple[list[CancelRequest], list[str]]:
         """The requests after the first `settled`, oldest first, and what is wrong with others."""
         log = event_log.read(self.paths.requests)
-        decoded = _decode(log.contents, decode_request, self.paths.requests.name)
+        decoded = _decode(log.contents, decode_request, self.paths.requests)
         later = [decoded[number] for number in sorted(decoded) if number > settled]
-        requests = [one for one in later if not isinstance(one, str)]
-        return requests, [*log.problems, *(one for one in later if isinstance(one, str))]
+        requests = [one for one in later if not isinstance(one, Fault)]
+        return requests, [*log.problems, *(str(one) for one in later if isinstance(one, Fault))]
 
     # --- what can be seen apart from them
 
@@ -226,10 +226,10 @@ class Journal:
         steps: dict[int, StepSummary] = {}
         for attempt in state.attempts:
             steps[attempt.number], more = step_log.summarize_steps(self.path, attempt)
-            problems += more
+            problems += map(str, more)
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
-        tracking, more = self._tracking()
+        tracking, of_tracking = self._tracking()
         heartbeat = driver_heartbeat.read(self.paths.driver_heartbeat(state.writer))
         return Observation(
             heartbeat_at_s=heartbeat.at_s if heartbeat else None,
@@ -239,7 +239,7 @@ class Journal:
             cancel=_strongest(requests),
             tracking=tracking,
             steps=steps,
-            problems=(*problems, *more),
+            problems=(*problems, *of_tracking),
             now_s=clock(),  # after all that was read, or heartbeats would come from the future
         )
 
@@ -271,14 +271,14 @@ def _content(path: Path) -> bytes:
     try:
         return files.read(path)
     except FileNotFoundError as error:
-        raise JournalUnreadable(f"{path}: cannot be read: {error.strerror}") from error
+        raise JournalUnreadable(path, f"cannot be read: {error.strerror}") from error
 
 
 def _decoded(path: Path, content: bytes, kind: type[T]) -> T:
     try:
         return codec.from_json(content, kind)
     except msgspec.DecodeError as error:
-        raise JournalUnreadable(f"{path}: is not a {kind.__name__}: {error}") from error
+        raise JournalUnreadable(path, f"is not a {kind.__name__}: {error}") from error
 
 
 def prediction_of(plan: Plan) -> Prediction:
@@ -293,15 +293,15 @@ def prediction_of(plan: Plan) -> Prediction:
 
 
 def _decode(
-    contents: dict[int, bytes], decode: Callable[[bytes], T], folder: str
-) -> dict[int, T | str]:
+    contents: dict[int, bytes], decode: Callable[[bytes], T], folder: Path
+) -> dict[int, T | Fault]:
     """The record in each file, or what is wrong with it."""
-    records: dict[int, T | str] = {}
+    records: dict[int, T | Fault] = {}
     for number, text in contents.items():
         try:
             records[number] = decode(text)
         except msgspec.DecodeError as error:
-            records[number] = f"{folder}/{event_log.file_name(number)}: {error}"
+            records[number] = Fault(event_log.record_name(folder, number), str(error), number)
     return records
 
 

@@ -18,6 +18,7 @@ from orchestrator.journal.events import (
     Stopping,
     Submitted,
 )
+from orchestrator.journal.file_fault import FileFault
 from orchestrator.types.run import Attempt, SavedCheckpoint
 
 
@@ -44,7 +45,7 @@ class RunState:
     saves: tuple[SavedCheckpoint, ...] = ()
     plan_sums: dict[str, str] = field(default_factory=dict)
     repaired: int = 0
-    damage: tuple[str, ...] = ()
+    damage: tuple[FileFault, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property

@@ -18,6 +18,7 @@ import msgspec
 
 from orchestrator.errors import Superseded
 from orchestrator.journal import files, line_files
+from orchestrator.journal.file_fault import FileFault
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_status import StepSummary
 from orchestrator.storage import segments
@@ -87,7 +88,7 @@ class StepReader:
 
     def __init__(self, run: Path, attempt: int) -> None:
         self._path, self._offset = RunPaths(run).steps(attempt), 0
-        self.problems: list[str] = []
+        self.problems: list[FileFault] = []
 
     def skip(self) -> None:
         """Pass over the steps that are there."""
@@ -110,7 +111,7 @@ class StepReader:
             return
 
 
-def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[str]]:
+def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[FileFault]]:
     """The first and last steps of an attempt, and what is wrong there.
 
     The cost does not depend on the number of steps.
@@ -128,16 +129,22 @@ def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[str]
     return summary, list(dict.fromkeys(problems))
 
 
-def _shortfall(path: Path, attempt: Attempt, summary: StepSummary, size: int) -> list[str]:
+def _shortfall(path: Path, attempt: Attempt, summary: StepSummary, size: int) -> list[FileFault]:
     """The steps that were written and are not in the file, if its ends show that."""
-    name = f"{path.parent.name}/{path.name}"
     written = attempt.written
     if written and size < written.bytes:
-        return [f"{name}: steps are missing: {size:,} of its {written.bytes:,} bytes are left"]
+        left = f"{size:,} of its {written.bytes:,} bytes are left"
+        return [fault(path, f"steps are missing: {left}")]
     if attempt.saved_steps and summary.steps_done < attempt.saved_steps:
         done = f"it ends after step {summary.steps_done:,}"
-        return [f"{name}: steps are missing: {done}, and step {attempt.saved_steps:,} was saved"]
+        saved = f"step {attempt.saved_steps:,} was saved"
+        return [fault(path, f"steps are missing: {done}, and {saved}")]
     return []
+
+
+def fault(path: Path, what: str) -> FileFault:
+    """What is wrong with a file of steps."""
+    return FileFault(f"{path.parent.name}/{path.name}", what)
 
 
 def written_steps(run: Path, attempt: int) -> WrittenSteps:
@@ -157,10 +164,10 @@ def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
     return WrittenSteps(lines=lines, bytes=end, sha256=summed.hexdigest())
 
 
-def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[str]]:
+def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[FileFault]]:
     """The steps in the lines of a file, and what is wrong with other lines."""
     steps: list[TimedStep] = []
-    problems: list[str] = []
+    problems: list[FileFault] = []
     for line in lines:
         try:
             with codec.decoding():
@@ -171,7 +178,7 @@ def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[st
         if why is None:
             steps.append(step)
         else:
-            problems.append(f"{path.parent.name}/{path.name}: a line is not a step: {why}")
+            problems.append(fault(path, f"a line is not a step: {why}"))
     return steps, problems
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.journal import line_files, step_log
+from orchestrator.journal.file_fault import FileFault
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types import codec
 from orchestrator.types.run import (
@@ -141,20 +142,20 @@ def joined(tables: Iterable[StepTable]) -> StepTable:
     return StepTable(**columns, startups=startups, evaluations=evaluations)
 
 
-def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[str]]:
+def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[FileFault]]:
     """The steps of an attempt, and what is wrong with its lines.
 
     Where all lines together are those that the attempt's end counted, none is checked by itself.
     """
     path = RunPaths(run).steps(attempt.number)
-    rows, problems = _Rows(), list[str]()
+    rows, problems = _Rows(), list[FileFault]()
     written, end = attempt.written, 0
     if written:
         if _add_trusted(rows, path, written):
             end = written.bytes
         else:
             rows = _Rows()
-            problems.append(f"{path.parent.name}/{path.name}: is not what its attempt wrote")
+            problems.append(step_log.fault(path, "is not what its attempt wrote"))
     with suppress(FileNotFoundError):
         # A process that was still alive somewhere may have written more.
         for text in line_files.whole_lines(path, end):
@@ -176,7 +177,7 @@ def _add_trusted(rows: "_Rows", path: Path, written: WrittenSteps) -> bool:
     return summed.hexdigest() == written.sha256
 
 
-def _checked(path: Path, text: bytes) -> tuple[list[_Line], list[str]]:
+def _checked(path: Path, text: bytes) -> tuple[list[_Line], list[FileFault]]:
     """The steps in some lines, and what is wrong with the others."""
     lines = text[:-1].split(b"\n")
     if all(map(step_log.has_checksum, lines)):

@@ -97,7 +97,7 @@ class StudyJournal:
         submission = read_value(self.submission_path, StudySubmission)
         if submission.schema != SCHEMA:
             why = f"its schema is {submission.schema}; this version of orch reads {SCHEMA}"
-            raise JournalUnreadable(f"{self.path}: {why}")
+            raise JournalUnreadable(self.path, why)
         return submission
 
     def trial_starts(self) -> list[TrialStart]:

@@ -58,11 +58,10 @@ def _repair(journal: Journal, found: FileFinding, clock: Clock) -> None:
 
 def _events(state: RunState) -> Iterator[FileFinding]:
     for fault in state.damage:
-        file, _, what = fault.partition(": ")
         yield FileFinding(
             kind="event",
-            file=file,
-            what=what,
+            file=fault.file,
+            what=fault.what,
             stops=True,
             repairable=True,
             advice="the run goes on from the events that are left; what this one said is lost",
@@ -96,7 +95,7 @@ def _difference(path: Path, sha256: str) -> str | None:
     except FileNotFoundError:
         return "is missing"
     except JournalUnreadable as error:
-        return str(error).removeprefix(f"{path}: ")
+        return error.why
     return None if event_chain.digest(content) == sha256 else "was changed after it was written"
 
 
@@ -140,7 +139,7 @@ def _steps(journal: Journal, attempt: Attempt) -> Iterator[FileFinding]:
     yield FileFinding(
         kind="steps",
         file=name,
-        what=problems[0].partition(": ")[2] if problems else f"ends after step {done:,}",
+        what=problems[0].what if problems else f"ends after step {done:,}",
         stops=False,
         repairable=False,
         advice=f"reports leave out {max(lost, saved - done):,} steps of attempt {attempt.number}",
@@ -174,7 +173,7 @@ def _proofs(journal: Journal) -> Iterator[FileFinding]:
             yield FileFinding(
                 kind="proof",
                 file=journal.paths.name_of(path),
-                what=str(error).removeprefix(f"{path}: "),
+                what=error.why,
                 stops=False,
                 repairable=False,
                 advice="remove it, and prove the spec again: orch prove SPEC",

@@ -47,54 +47,68 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     """The mixture of a layer. `residual_scale` shrinks the initial weights of its outputs."""
     moe = model.moe
     assert moe is not None
-    width, share = expert_d_ff(model, moe), moe.top_k / moe.experts
+    width = expert_d_ff(model, moe)
     embed, ff = Dimension(GATHERED_OF_EXPERTS, model.d_model), Dimension("expert_ff", width)
-    outputs = Dimension("routed_experts", moe.experts)
-    experts, choices = Dimension(EXPERTS, moe.experts), Dimension(CHOICES, moe.top_k)
-    deviation = residual_scale * width**-0.5
-    router = Matmul(
-        Weight(
-            "router", (Dimension(GATHERED, model.d_model), outputs), model.d_model**-0.5, "mlp.gate"
-        ),
-        Tensor("router", "length", (outputs,)),
-        bias=Weight("router_bias", (outputs,), None, "mlp.gate.bias", start=0.0)
-        if moe.router_bias
-        else None,
-    )
-
-    def bias(name: str, to: Dimension) -> Weight | None:
-        published = f"mlp.experts.{{expert}}.{name}_proj.bias"
-        one = Weight(f"expert_{name}_bias", (experts, to), None, published, start=0.0)
-        return one if moe.biases else None
-
+    of_choice = Dimension(CHOICES, moe.top_k)
     before, after = norms_around(model, "mlp")
     return Mixture(
         before=before,
         after=after,
         inputs=tuple(
-            Matmul(
-                Weight(f"expert_{name}", (experts, embed, ff), model.d_model**-0.5,
-                       f"mlp.experts.{{expert}}.{name}_proj"),
-                Tensor(name, "length", (choices, ff)),
-                share,
-                bias(name, ff),
+            of_experts(
+                moe, name, (embed, ff), model.d_model**-0.5,
+                Tensor(name, "length", (of_choice, ff)), ff,
             )
             for name in inputs_of(model)
         ),
-        output=Matmul(
-            Weight("expert_down", (experts, ff, embed), deviation,
-                   "mlp.experts.{expert}.down_proj"),
-            stream,
-            share,
-            bias("down", Dimension("residual", model.d_model)),
+        output=of_experts(
+            moe, "down", (ff, embed), residual_scale * width**-0.5,
+            stream, Dimension("residual", model.d_model),
         ),
         activation=activation_of(model),
-        router=router,
-        balance=None
-        if moe.balance_bias is None
-        else Weight(BALANCE_BIAS, (outputs,), None, "mlp.gate.e_score_correction_bias", start=0.0),
+        router=router_of(model, moe),
+        balance=balance_of(moe),
         shared=shared_experts(model, moe, stream, residual_scale),
     )  # fmt: skip
+
+
+def of_experts(
+    moe: MixtureOfExperts,
+    name: str,
+    dimensions: tuple[Dimension, Dimension],
+    deviation: float,
+    output: Tensor,
+    to: Dimension,
+) -> Matmul:
+    """A matmul that each expert has weights of its own for, and each token does with some."""
+    experts = Dimension(EXPERTS, moe.experts)
+    published = f"mlp.experts.{{expert}}.{name}_proj"
+    bias = Weight(f"expert_{name}_bias", (experts, to), None, f"{published}.bias", start=0.0)
+    return Matmul(
+        Weight(f"expert_{name}", (experts, *dimensions), deviation, published),
+        output,
+        moe.top_k / moe.experts,
+        bias if moe.biases else None,
+    )
+
+
+def router_of(model: Model, moe: MixtureOfExperts) -> Matmul:
+    """The matmul that scores the experts for a token."""
+    width, scored = Dimension(GATHERED, model.d_model), Dimension("routed_experts", moe.experts)
+    bias = Weight("router_bias", (scored,), None, "mlp.gate.bias", start=0.0)
+    return Matmul(
+        Weight("router", (width, scored), model.d_model**-0.5, "mlp.gate"),
+        Tensor("router", "length", (scored,)),
+        bias=bias if moe.router_bias else None,
+    )
+
+
+def balance_of(moe: MixtureOfExperts) -> Weight | None:
+    """The bias that spreads tokens over the experts."""
+    if moe.balance_bias is None:
+        return None
+    scored = Dimension("routed_experts", moe.experts)
+    return Weight(BALANCE_BIAS, (scored,), None, "mlp.gate.e_score_correction_bias", start=0.0)
 
 
 def shared_experts(

@@ -9,8 +9,8 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.plan import flops
-from orchestrator.plan.collectives import per_layer
 from orchestrator.plan.forecast import forecast
+from orchestrator.plan.gradient_collectives import per_layer
 from orchestrator.plan.identity import experiment_digest, plan_digest
 from orchestrator.plan.infeasible import Infeasible, infeasible
 from orchestrator.plan.placed_mesh import device_groups, place_axes

@@ -14,7 +14,8 @@ from orchestrator.catalog import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.plan import flops
-from orchestrator.plan.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
+from orchestrator.plan.collectives import ENDS, exchanges
+from orchestrator.plan.exchange import ALL_TO_ALL, Exchange
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory import activation_bytes
 from orchestrator.plan.memory_lines import ACCUMULATION_BYTES

@@ -33,7 +33,7 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
     problems = list(journal.spec_problems())
     for attempt in run.attempts:
         steps[attempt.number], more = read_table(journal.path, attempt)
-        problems += more
+        problems += map(str, more)
     run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
     plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
     return compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)

@@ -143,7 +143,7 @@ def only_one(
                 lock.acquire(blocking=False)
                 break
         except OSError as error:
-            raise JournalUnreadable(f"{error.filename}: {error.strerror}") from error
+            raise JournalUnreadable(error.filename, f"{error.strerror}") from error
         waited_s = time.monotonic() - began_s
         if waited_s > limit_s:
             raise RecordedElsewhere("another process is recording it")

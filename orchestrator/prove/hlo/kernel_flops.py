@@ -81,9 +81,10 @@ def visited_blocks(program: HloProgram, where: Computation, kernel: Instruction)
     [whole, *others] = map(flow.instruction, flow.origins(table, also=PARTS))
     if others or whole.opcode != "constant" or "..." in whole.arguments:
         return None
-    heads = whole.arrays[0].dimensions[0]
-    devices = whole.arrays[0].elements / flow.array(table).elements
-    return sum(int(kind) > 0 for kind in re.findall(r"\d+", whole.arguments)) / heads / devices
+    part = flow.array(table)  # of some queries, of some heads, or of both
+    of_head = part.elements / part.dimensions[0]
+    visited = sum(int(kind) > 0 for kind in re.findall(r"\d+", whole.arguments))
+    return visited / whole.arrays[0].elements * of_head
 
 
 def grouped_flops(where: Computation, kernel: Instruction) -> float:
