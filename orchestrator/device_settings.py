@@ -4,11 +4,15 @@ A process that emulates devices, or compiles for others, must not inherit what a
 pod says of real ones.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 
 import platformdirs
 
 PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
+LIBTPU_ARGUMENTS = "LIBTPU_INIT_ARGS"
+# libtpu compiles on stacks of 64 KiB. Its cost model of fusions overflows them with mixtures of
+# experts on tpu7x, and the process ends by SIGSEGV. The program that it compiles stays the same.
+STACK_FLAG, STACK_BYTES = "--fibers_default_thread_stack_size", 2**22
 COMPILED = "ORCH_COMPILED"  # the folder in which processes share the programs that they compile
 # Without these glibc returns memory to the system after each step, and the system clears it again
 # page by page: a sixth of a small step, which no chip takes.
@@ -35,3 +39,12 @@ def emulated_devices(environment: Mapping[str, str], count: int) -> dict[str, st
         COMPILED: str(platformdirs.user_cache_path("orch") / "compiled"),
         **MEMORY_SETTINGS,
     }
+
+
+def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
+    """Let libtpu compile on larger stacks, unless somebody chose their size. It reads this once,
+    before JAX makes its devices.
+    """
+    arguments = environment.get(LIBTPU_ARGUMENTS, "")
+    if STACK_FLAG not in arguments:
+        environment[LIBTPU_ARGUMENTS] = f"{arguments} {STACK_FLAG}={STACK_BYTES}".lstrip()

@@ -1,6 +1,7 @@
 """The loop: the same losses to the bit, however often it is stopped, killed or moved."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator import plugins
+from orchestrator.device_settings import STACK_FLAG
 from orchestrator.errors import (
     CheckpointFailed,
     DataUnusable,
@@ -273,8 +275,11 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
 
 
 @pytest.mark.parametrize("name", [*plugins.TRAINERS])
-def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> None:
+def test_every_trainer_is_trained_and_continued(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by its name, on all devices; its whole state is saved and restored."""
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
     plan = plan_of(data=4, fsdp=4, trainer=name, compiler_options=QUICK_COMPILE)
     emitted: list[Step] = []
     for steps in (2, 4):
@@ -282,6 +287,7 @@ def test_every_trainer_is_trained_and_continued(name: str, tmp_path: Path) -> No
     assert outcome.startup.steps_done == 2
     assert [step.index for step in emitted] == [0, 1, 2, 3]
     assert emitted[-1].loss < emitted[0].loss
+    assert STACK_FLAG in os.environ["LIBTPU_INIT_ARGS"]
 
 
 def test_an_unknown_trainer_lists_the_known(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from orchestrator.prove.targets import environment
 from orchestrator.prove.verdict import ProofResult, prove
 from orchestrator.types import codec
 from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import MeshRequest, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
@@ -235,6 +236,24 @@ def test_an_offloading_plan_is_as_forecast() -> None:
     assert proof.flops_per_device == pytest.approx(proof.forecast_flops_per_device, rel=1e-3)
     assert proof.peak_hbm_bytes_per_device == sum(line.compiled for line in proof.ledger)
     assert 0 < proof.margin_bytes < proof.hbm_bytes_per_device
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [None, 1.25], ids=["dropless", "capacity"])
+def test_mixtures_compile_for_tpu7x(capacity: float | None) -> None:
+    """The compiler's cost model overflows its own stacks there."""
+    experts = MixtureOfExperts(experts=8, top_k=2, d_ff=768, capacity_factor=capacity)
+    model = Model(
+        name="small-mixture", layers=2, d_model=2048, d_ff=6144, heads=32, kv_heads=4, head_dim=128,
+        vocab=8192, moe=experts,
+    )  # fmt: skip
+    asked = spec_of(
+        model, sequences=32, length=1024, chip="tpu7x", topology="2x2x1", pods=1, remat="full",
+        mesh=MeshRequest(fsdp=8),
+    )  # fmt: skip
+    proof = prove(asked, make_plan(asked)).proof
+    assert proof.passes
+    assert proof.flops_per_device == pytest.approx(proof.forecast_flops_per_device, rel=0.02)
 
 
 def test_too_much_for_the_memory_is_refused_at_once() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.device_settings import STACK_BYTES, STACK_FLAG, deepen_compiler_stacks
 from orchestrator.errors import ProofUnavailable, SpecError
 from orchestrator.prove import compile_client, compile_errors
 from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileResult
@@ -49,7 +50,22 @@ def test_settings_of_the_shell_do_not_reach_the_compiler() -> None:
     made = environment(shell)
     assert made["PATH"] == "/bin"
     assert made["ALLOW_MULTIPLE_LIBTPU_LOAD"] == made["TPU_SKIP_MDS_QUERY"] == "1"
-    assert not {"XLA_FLAGS", "TPU_NAME", "MEGASCALE_SLICE_ID", "LIBTPU_INIT_ARGS"} & made.keys()
+    assert not {"XLA_FLAGS", "TPU_NAME", "MEGASCALE_SLICE_ID"} & made.keys()
+    assert made["LIBTPU_INIT_ARGS"] == f"{STACK_FLAG}={STACK_BYTES}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--y", f"--y {STACK_FLAG}={STACK_BYTES}"),
+        (f"{STACK_FLAG}=1 --y", f"{STACK_FLAG}=1 --y"),
+    ],
+)
+def test_the_compiler_of_a_run_has_the_same_stacks(before: str, after: str) -> None:
+    """Beside what people set, and not where they chose the size."""
+    variables = {"LIBTPU_INIT_ARGS": before}
+    deepen_compiler_stacks(variables)
+    assert variables == {"LIBTPU_INIT_ARGS": after}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Whatever kills it, the next attempt in the same directory continues from the las
 with the same data, and gives the same losses to the bit.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 
+from orchestrator.device_settings import deepen_compiler_stacks
 from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
@@ -78,6 +80,7 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
     to be whole, the run goes back to the stage of the one before.
     """
     listen_on_node_address()
+    deepen_compiler_stacks(os.environ)
     share_compiled_programs()
     done = newest_step(assignment.directory / CHECKPOINTS, assignment.saves)
     while True:

@@ -32,7 +32,7 @@ def report_screens(page: Page, detail: Detail | None) -> list[str]:
     report, where = page.report, f"open {page.path.absolute().as_uri()}"
     if isinstance(report, Report):
         return [report_screen(report, str(page.path), where, detail or "usual")]
-    wrote = f"wrote {page.path}\n"
+    wrote = f"wrote {page.path}\nNext: {where}\n"
     if detail == "brief":
-        return [verdict_text(report), wrote, f"Next: {where}\n"]
-    return [wrote, "\n", study_report_screen(report, where)]
+        return [verdict_text(report), wrote]
+    return [study_report_screen(report, ""), wrote]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.device_settings import without_device_settings
+from orchestrator.device_settings import deepen_compiler_stacks, without_device_settings
 from orchestrator.errors import ProofUnavailable
 from orchestrator.types.plan import Plan
 
@@ -39,4 +39,6 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of the compile process."""
-    return without_device_settings(inherited) | SETTINGS
+    settings = without_device_settings(inherited) | SETTINGS
+    deepen_compiler_stacks(settings)
+    return settings
