@@ -33,6 +33,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
 )
 from orchestrator.ports import free_port
+from orchestrator.storage import folder
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 
@@ -92,7 +93,7 @@ class ProcessAttempt:
     def __init__(self, spec: AttemptSpec, lost: set[str], refusal: AttemptEvent | None) -> None:
         self._spec, self._lost, self._refusal = spec, lost, refusal
         self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
-        journal = Journal(Path(spec.run))
+        journal = Journal(folder(spec.run))
         self._plan = journal.plan(journal.state().submitted.submission.plan_digest)
 
     def __enter__(self) -> Self:
@@ -166,9 +167,9 @@ class ProcessAttempt:
 
 def holders(spec: AttemptSpec, name: str) -> IO[bytes]:
     """The file that the processes on a slice have locked."""
-    folder = Path(spec.run).parent / ".slices"
-    folder.mkdir(exist_ok=True)
-    return (folder / name).open("ab")
+    locks = folder(spec.run).parent / ".slices"
+    locks.mkdir(exist_ok=True)
+    return (locks / name).open("ab")
 
 
 def is_free(spec: AttemptSpec, name: str) -> bool:

@@ -20,11 +20,14 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from orchestrator import storage
 from orchestrator.errors import CheckpointFailed
 from orchestrator.types.run import SavedCheckpoint, checkpoint_folder
+from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
 from trainers.checkpoint import step_folders
 from trainers.checkpoint.checkpoints import Checkpoints
+from trainers.checkpoint.step_objects import step_objects
 
 Tree = Any
 IDENTITY = {"seed": 1}
@@ -393,7 +396,27 @@ class Attempt:
 
 
 def folders_in(folder: Path) -> set[str]:
+    if on_bucket := step_objects(folder):
+        return set(on_bucket.names())
     return {path.name for path in folder.iterdir() if path.name[0].isdecimal()}
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def any_folder(request: pytest.FixtureRequest, tmp_path: Path, bucket_server: BucketServer) -> Path:
+    """The checkpoints of a run, in a folder and on a bucket."""
+    assert bucket_server.url
+    if request.param == "folder":
+        return tmp_path / "checkpoints"
+    return storage.folder("s3://bucket/runs/key/checkpoints")
+
+
+def half_written(folder: Path, name: str) -> str:
+    """A step that somebody is writing: its name as it lies there."""
+    if on_bucket := step_objects(folder):
+        on_bucket.bucket.create(f"{on_bucket.prefix(name)}weights/c/0", b"1")
+        return name
+    (folder / f"{name}.orbax-checkpoint-tmp").mkdir()
+    return f"{name}.orbax-checkpoint-tmp"
 
 
 def test_an_attempt_goes_on_from_what_its_claim_knows(tmp_path: Path) -> None:
@@ -408,48 +431,47 @@ def test_an_attempt_goes_on_from_what_its_claim_knows(tmp_path: Path) -> None:
     assert folders_in(tmp_path) == {"30-claim-2-attempt-1", "40-claim-2-attempt-2"}
 
 
-def test_a_superseded_attempt_harms_nothing(tmp_path: Path) -> None:
+def test_a_superseded_attempt_harms_nothing(any_folder: Path) -> None:
     """It was stopped, and goes on beside the attempt that took over: it saves the same steps and
     others, which do not count, and deletes nothing that does.
     """
     old = Attempt(2, 1)
-    with old.open_at(tmp_path) as zombie:
+    with old.open_at(any_folder) as zombie:
         for step in (10, 20):
             zombie.save(step, state_on(mesh_of(4, 2), step))
         zombie.finish()
         new = Attempt(7, 2, tuple(old.reported))
         old.before, old.driven = tuple(old.reported), False
-        assert new.restored(tmp_path) == 20
+        assert new.restored(any_folder) == 20
         for step in (30, 40, 50):
             zombie.save(step, state_on(mesh_of(4, 2), step))
         zombie.finish()
-        new.save(tmp_path, 30)
-    assert Attempt(7, 3, (*new.before, *new.reported)).restored(tmp_path) == 30
-    assert {"20-claim-2-attempt-1", "30-claim-7-attempt-2"} <= folders_in(tmp_path)
-    Attempt(9, 4, (*new.before, *new.reported)).save(tmp_path, 40)
-    assert folders_in(tmp_path) == {"30-claim-7-attempt-2", "40-claim-9-attempt-4"}
+        new.save(any_folder, 30)
+    assert Attempt(7, 3, (*new.before, *new.reported)).restored(any_folder) == 30
+    assert {"20-claim-2-attempt-1", "30-claim-7-attempt-2"} <= folders_in(any_folder)
+    Attempt(9, 4, (*new.before, *new.reported)).save(any_folder, 40)
+    assert folders_in(any_folder) == {"30-claim-7-attempt-2", "40-claim-9-attempt-4"}
 
 
 def test_a_superseded_attempt_that_opens_late_sweeps_nothing_of_its_successor(
-    tmp_path: Path,
+    any_folder: Path,
 ) -> None:
     """Neither what that saved nor what it is writing."""
     new = Attempt(7, 2)
-    new.save(tmp_path, 10)
-    half = tmp_path / "20-claim-7-attempt-2.orbax-checkpoint-tmp"
-    own = tmp_path / "20-claim-2-attempt-1.orbax-checkpoint-tmp"
-    for folder in (half, own):
-        folder.mkdir()
-    Attempt(2, 1).save(tmp_path, 5)
-    assert folders_in(tmp_path) >= {"10-claim-7-attempt-2", half.name}
-    assert not own.exists()
-    assert new.restored(tmp_path) == 10
+    new.save(any_folder, 10)
+    half, own = (
+        half_written(any_folder, name) for name in ("20-claim-7-attempt-2", "20-claim-2-attempt-1")
+    )
+    Attempt(2, 1).save(any_folder, 5)
+    assert folders_in(any_folder) >= {"10-claim-7-attempt-2", half}
+    assert own not in folders_in(any_folder)
+    assert new.restored(any_folder) == 10
 
 
-def test_what_nobody_recorded_is_not_restored(tmp_path: Path) -> None:
+def test_what_nobody_recorded_is_not_restored(any_folder: Path) -> None:
     """Whole or not."""
-    Attempt(2, 1, driven=False).save(tmp_path, 10)
-    assert Attempt(7, 2).restored(tmp_path) is None
+    Attempt(2, 1, driven=False).save(any_folder, 10)
+    assert Attempt(7, 2).restored(any_folder) is None
 
 
 def test_recorded_checkpoints_that_are_gone_are_an_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from orchestrator.journal import Journal, StepReader
 from orchestrator.types.run import TimedStep
+from tests import disk_faults
 from tests.clusters import eventually
 from tests.conftest import ROOT
 
@@ -37,14 +37,7 @@ driver(Path(sys.argv[1]), steps=int(sys.argv[2]))
 @pytest.fixture(scope="module")
 def failing_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that makes a disk fail."""
-    compiler = shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("this system has no C compiler, or does not load libraries by LD_PRELOAD")
-    library = tmp_path_factory.mktemp("library") / "disk_faults.so"
-    source = ROOT / "tests" / "disk_faults.c"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(command, check=True)
-    return library
+    return disk_faults.built(tmp_path_factory.mktemp("library"))
 
 
 def drive(run: Journal, **environment: str) -> subprocess.Popen[str]:
@@ -75,9 +68,7 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(
     subprocess.run([sys.executable, "-c", CREATE, str(storage), str(STEPS)], cwd=ROOT, check=True)
     [run] = [Journal(path) for path in storage.iterdir()]
     fault = tmp_path / "fault"
-    process = drive(
-        run, LD_PRELOAD=str(failing_disk), FAULT_FILE=str(fault), FAULT_BELOW=str(storage)
-    )
+    process = drive(run, **disk_faults.variables(failing_disk, fault, storage))
     eventually(lambda: run.run().attempts and len(steps_of(run)) >= after, LIMIT_S)
     fault.write_text(str(number))
     seen = steps_of(run)
@@ -107,10 +98,7 @@ def test_the_disk_does_fail(tmp_path: Path, failing_disk: Path) -> None:
     fault.write_text(str(errno.ENOSPC))
     script = "from pathlib import Path; import sys; Path(sys.argv[1]).write_bytes(b'12')"
     (tmp_path / "below").mkdir()
-    environment = os.environ | {
-        "LD_PRELOAD": str(failing_disk), "FAULT_FILE": str(fault),
-        "FAULT_BELOW": str(tmp_path / "below"),
-    }  # fmt: skip
+    environment = os.environ | disk_faults.variables(failing_disk, fault, tmp_path / "below")
     for where, code in (("below/a", 1), ("elsewhere", 0)):
         done = subprocess.run(
             [sys.executable, "-c", script, str(tmp_path / where)],

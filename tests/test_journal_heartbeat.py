@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ProgramFailed
-from orchestrator.journal import ClaimWatch
+from orchestrator.errors import JournalUnwritable, ProgramFailed
+from orchestrator.journal import ClaimWatch, files
 from orchestrator.journal.heartbeat import (
     STARTUP_LIMIT_S,
     Heartbeat,
@@ -19,6 +19,7 @@ from orchestrator.journal.heartbeat import (
 )
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.types.recovery import heartbeat_interval_s
+from tests.clusters import eventually
 from tests.journals import ME, claimed_run, tiny_plan
 
 LIMIT_S = 30.0
@@ -223,3 +224,26 @@ def test_the_work_is_done_when_the_last_rank_has_ended() -> None:
     assert watched((1.0, [first, beat(1, 1.0)]), (4.0, [first, second])).done_since_s(2) == 4.0
     failed = beat(1, 4.0, ended=True, error="ValueError")
     assert watched((4.0, [first, failed])).done_since_s(2) is None
+
+
+def test_an_error_is_written_when_the_disk_takes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full, which may have been the error: the rank is known to have died, and why."""
+    path, full = started_run(tmp_path), threading.Event()
+    real = files.replace
+
+    def replace_unless_full(where: Path, content: bytes) -> None:
+        if full.is_set():
+            raise JournalUnwritable(where, "No space left on device")
+        real(where, content)
+
+    monkeypatch.setattr(files, "replace", replace_unless_full)
+    rank = beating(path, 0)
+    rank.__enter__()
+    full.set()
+    error = OSError("No space left on device")
+    rank.__exit__(type(error), error, None)
+    assert not read_heartbeats(path, 1)[0].ended
+    full.clear()
+    eventually(lambda: read_heartbeats(path, 1)[0].error == "OSError: No space left on device", 10)

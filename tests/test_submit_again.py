@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from orchestrator import journal, spec
 from orchestrator.journal import Journal, RunRequest, Writer
 from orchestrator.lifecycle import rehearse
 from orchestrator.plan.planner import make_plan
+from orchestrator.storage import copies, folder
+from tests.bucket_server import BucketServer
 from tests.conftest import ROOT, RunOrch
 from tests.journals import reason
 
@@ -79,10 +82,22 @@ def test_what_has_no_key_or_no_run_is_refused(
     assert journal.list_journals(tmp_path) == []
 
 
+def first_event_comes_late(method: str, name: str) -> None:
+    """A bucket that is slow with what makes a run of a folder."""
+    if method == "PUT" and name.endswith("events/000001.json"):
+        time.sleep(1.0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_the_same_key_eight_times_at_once_is_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All have seen that the key is free before the first takes it; each gets the same run."""
+    """All have seen that the key is free before the first takes it; each gets the same run, also
+    where it is written object by object.
+    """
+    monkeypatch.setattr(copies, "FRESH_S", 1.0)
+    bucket_server.fault = first_event_comes_late
+    where = str(tmp_path) if kind == "folder" else "s3://bucket/runs"
     everybody = threading.Barrier(8)
     driven: list[str] = []
 
@@ -97,7 +112,7 @@ def test_the_same_key_eight_times_at_once_is_one_run(
     monkeypatch.setattr(rehearse, "create_run", create_together)
     monkeypatch.setattr(rehearse, "drive", drive)
     options = orch.SubmitOptions(prove=False, calibrate=False, steps=3, key="nightly")
-    sets = (f"run.storage={tmp_path}", "tracking.tracker=tests.file_tracker:FileTracker")
+    sets = (f"run.storage={where}", "tracking.tracker=tests.file_tracker:FileTracker")
 
     def submit() -> str:
         run = orch.submit(ROOT / TINY, sets, options, confirm=lambda _: True)
@@ -108,4 +123,4 @@ def test_the_same_key_eight_times_at_once_is_one_run(
         ids = {pending.result() for pending in [pool.submit(submit) for _ in range(8)]}
     assert len(ids) == 1
     assert driven == ["nightly"]
-    assert [one.key for one in journal.list_journals(tmp_path)] == ["nightly"]
+    assert [one.key for one in journal.list_journals(folder(where))] == ["nightly"]

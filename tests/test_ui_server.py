@@ -1,5 +1,6 @@
 """The process that runs the MLflow server: whoever dies, nothing of the server stays."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from orchestrator.tracking.mlflow import server
 from tests.clusters import descendants, eventually
 from tests.conftest import ROOT
 
@@ -56,6 +58,27 @@ def test_the_server_ends_with_its_keeper(keeper: subprocess.Popen[bytes], dies: 
     else:
         keeper.kill()
     keeper.wait(30)
+    eventually(lambda: not any(is_running(one) for one in left), 30)
+
+
+@pytest.mark.parametrize("first", ["keeper stopped", "stand-in killed, then the keeper"])
+def test_its_owner_ends_what_the_keeper_does_not(
+    keeper: subprocess.Popen[bytes], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped keeper does not hear that its input ends, and two dead ones end nothing."""
+    monkeypatch.setattr(server, "END_LIMIT_S", 0.5)
+    eventually(lambda: len(descendants(keeper.pid)) == 3, 60)
+    left = [psutil.Process(pid) for pid in descendants(keeper.pid)]
+    if first == "keeper stopped":
+        keeper.send_signal(signal.SIGSTOP)
+    else:
+        [stand_in] = [one for one in left if one.cmdline() == psutil.Process(keeper.pid).cmdline()]
+        stand_in.kill()
+        eventually(lambda: not is_running(stand_in), 30)
+        keeper.kill()
+    assert any(is_running(one) for one in left)
+    server.end(keeper)
+    assert keeper.returncode == -signal.SIGKILL
     eventually(lambda: not any(is_running(one) for one in left), 30)
 
 

@@ -14,6 +14,7 @@ from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT, RunPaths
 from orchestrator.journal.run_state import RunState, initial
+from orchestrator.storage import address
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Submission
@@ -111,6 +112,6 @@ def _publish(prepared: Path, storage: Path, request: RunRequest, key: str | None
             files.publish(prepared, storage / name, FIRST_EVENT)
         except FileExistsError:
             if key:
-                raise RunExists(key, storage / name) from None
+                raise RunExists(key, address(storage / name)) from None
         else:
             return storage / name

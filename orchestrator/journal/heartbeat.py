@@ -96,7 +96,7 @@ class HeartbeatWriter:
     ) -> None:
         self._path, self._watch = RunPaths(run).heartbeat(attempt, rank), watch
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
-        self._lock = threading.Lock()
+        self._lock, self._written = threading.Lock(), False
         self._heartbeat = Heartbeat(
             rank=rank, slice_name=slice_name, process=liveness.this_process(), at_s=time.time()
         )
@@ -129,12 +129,14 @@ class HeartbeatWriter:
         """Write the last heartbeat.
 
         After an error, wait until the others have written theirs: whoever dies because of this
-        rank then dies visibly later.
+        rank then dies visibly later. Where the disk does not take it now, it comes later, if this
+        process still exists: the error may be that of the disk.
         """
-        self._ended.set()
         text = error_text(error) if error is not None else self._heartbeat.error
         repeats = isinstance(error, ProgramFailed)
         self._heartbeat = replace(self._heartbeat, ended=True, error=text, error_repeats=repeats)
+        self._written = False
+        self._ended.set()
         self._write()
         if text:
             time.sleep(2 * self._interval_s)
@@ -147,6 +149,9 @@ class HeartbeatWriter:
                 self._give_up()
                 return
             self._write()
+        while not self._written:
+            time.sleep(self._interval_s)
+            self._write()
 
     def _write(self) -> None:
         with self._lock:
@@ -155,6 +160,7 @@ class HeartbeatWriter:
                 files.replace(self._path, msgspec.json.encode(heartbeat))
             except JournalUnwritable:
                 return  # the next heartbeat may succeed
+            self._written = True
 
 
 def error_text(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Submit a spec: plan it, prove it, then rehearse it here or run it on a named cluster."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -25,7 +26,7 @@ from orchestrator.lifecycle.requests import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
-from orchestrator.storage import folder
+from orchestrator.storage import folder, is_copy
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (
     AlreadySubmitted,
@@ -42,6 +43,8 @@ from orchestrator.types.spec_fields import DType
 from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 REHEARSED_STEPS = 20
+# The code of a run, the largest of its objects, is in a bucket by then.
+WRITING_LIMIT_S, WRITING_POLL_S = 60.0, 0.5
 
 
 class ProofFailed(OrchError):
@@ -67,7 +70,7 @@ def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller:
     try:
         return submit_new(request, where)
     except RunExists:  # somebody submitted it at the same time, and was first
-        run = run_with_key(request)
+        run = run_with_key_soon(request)
         if run is None:
             raise
         caller.progress(AlreadySubmitted(run=run))
@@ -101,6 +104,16 @@ def run_with_key(request: SubmitRequest) -> Run | None:
     run, submission = journal.run(), journal.state().submitted.submission
     if request.plan.digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} already exists, with another plan: choose another --key")
+    return run
+
+
+def run_with_key_soon(request: SubmitRequest) -> Run | None:
+    """The same, while another submit writes it: a bucket gets a run object by object."""
+    deadline = time.monotonic() + WRITING_LIMIT_S
+    while (run := run_with_key(request)) is None:
+        if not is_copy(request.storage) or time.monotonic() > deadline:
+            return None
+        time.sleep(WRITING_POLL_S)
     return run
 
 

@@ -26,6 +26,9 @@ OWN = (
 # Of d_model and of an expert's width: `wi_tile_…` and `wo_tile_…` of MaxText's base.yml, 1,024 in
 # both. What does not fill a tile of megablox is multiplied all the same.
 MEGABLOX_TILE = 1024
+# Rows that grouped matmuls take at a time: `wi_tile_fwd_batch_seq` of base.yml for megablox. The
+# tuned tables of tokamax (pallas_mosaic_tpu.py) have 128 to 1,024, and 512 in the middle.
+GROUPED_ROWS = 512
 BESIDES = " ("  # after a value: whether it is a default, or assumed
 
 
@@ -87,6 +90,11 @@ def expert_tile_of(row: dict[str, str]) -> int | None:
     """Elements of both widths that the row's grouped matmul takes at a time, where it is known."""
     routing = row.get("routing", "")
     return MEGABLOX_TILE if "megablox" in routing and "megablox False" not in routing else None
+
+
+def expert_rows_of(row: dict[str, str]) -> int | None:
+    """Rows that the row's grouped matmul takes at a time; None where every expert has as many."""
+    return GROUPED_ROWS if row.get("routing", "").startswith("dropless") else None
 
 
 def capacity_of(row: dict[str, str]) -> float | None:

@@ -76,6 +76,7 @@ class PublishedRun:
     attention_block: int | None
     dispatch_matmuls: bool
     expert_tile: int | None
+    expert_rows: int | None
     convention: str
     step_s: float | None
     flops_per_chip_s: float | None
@@ -170,6 +171,7 @@ def run_of(row: dict[str, str]) -> PublishedRun:
         attention_block=whole(row, "attention_block") if row["attention_block"] else None,
         dispatch_matmuls=mixture_rows.dispatches_by_matmuls(row),
         expert_tile=mixture_rows.expert_tile_of(row),
+        expert_rows=mixture_rows.expert_rows_of(row),
         convention=row["flop_convention"],
         step_s=positive(row, "step_time_s"),
         flops_per_chip_s=positive(row, "tflops_per_chip", 1e12),

@@ -14,26 +14,22 @@ from orchestrator import catalog
 from orchestrator.catalog import Chip, Topology
 from orchestrator.errors import OrchError
 from orchestrator.network import maxtext_policies
-from orchestrator.network.description import Block, Weight
 from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import Policy
-from orchestrator.plan import flops
 from orchestrator.plan.feasibility import placements, sizes_by_name
 from orchestrator.plan.host import transfers
-from orchestrator.plan.layout import Layout, Number, is_of_experts
+from orchestrator.plan.layout import Layout
 from orchestrator.plan.search import SearchRequest, make_layout
-from orchestrator.plan.tiles import whole
-from orchestrator.plan.time import device_peak, matmul_line, step_time, time_lines
+from orchestrator.plan.time import step_time, time_lines
 from orchestrator.plan.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.score.cells import Unscorable
 from orchestrator.score.flop_counts import extra_parameters_per_layer
 from orchestrator.score.published_runs import PublishedRun
 from orchestrator.score.run_attention import attention_as_run, scaled
+from orchestrator.score.run_experts import experts_as_run
 from orchestrator.types.plan import LedgerLine, LineKind
 from orchestrator.types.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
-
-DISPATCH_PRODUCTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,56 +177,5 @@ def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
     }
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
         factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
-    dispatch = [dispatch_line(layout)] if run.dispatch_matmuls else []
-    if run.expert_tile is not None:
-        dispatch.append(tiles_line(layout, run.expert_tile))
-    lines = dispatch + [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
-    return attention_as_run(run, layout, lines)
-
-
-def dispatch_line(layout: Layout) -> LedgerLine:
-    """Tokens to experts and back as products with masks of rows.
-
-    There are two, two gradients of tokens and rows, one of the mask that weighs; and the first is
-    made again, since no policy keeps what it makes.
-    """
-    mixtures = layout.network.mixture_layers
-    rows = layout.rows_of_token * layout.length
-    product = 2 * layout.step_tokens * rows * layout.model.d_model
-    count = DISPATCH_PRODUCTS * mixtures * product
-    formula = "6 x 2 x tokens x rows of a sequence x d_model flops"
-    return matmul_line(layout, "dispatch by matmuls", formula, count)
-
-
-def tiles_line(layout: Layout, tile: int) -> LedgerLine:
-    """What grouped matmuls compute beyond the widths of experts, in whole tiles: forward, backward,
-    and again where the policy keeps no product.
-    """
-    passes = 1 + flops.BACKWARD_OVER_FORWARD
-
-    def beyond(block: Block) -> Number:
-        return sum(
-            (passes + layout.recomputed(one) * (one in block.mlp.inputs))
-            * layout.multiplied_elements(one)
-            * (in_whole_tiles(one.weight, tile) - 1)
-            for one in block.mlp.matmuls
-            if is_of_experts(one)
-        )
-
-    rate = device_peak(layout)
-    count = flops.matmul_flops(layout, layout.over_layers(beyond))
-    return LedgerLine(
-        kind="expert_padding",
-        name="tiles of experts",
-        value=count / rate,
-        unit="s",
-        formula="routed matmul flops x (whole tiles / widths - 1) / rate",
-        inputs={"flops": count, "rate": rate},
-        resource="mxu",
-    )
-
-
-def in_whole_tiles(weight: Weight, tile: int) -> float:
-    """The widths of an expert's matrix in whole tiles, over its widths."""
-    sizes = [one.size for one in weight.dimensions[1:]]
-    return float(prod(whole(size, min(tile, size)) / size for size in sizes))
+    lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+    return attention_as_run(run, layout, experts_as_run(run, layout, lines))

@@ -12,7 +12,7 @@ from orchestrator.drive import __main__ as command
 from orchestrator.drive import driver
 from orchestrator.journal import event_log
 from tests.chaos.plain_worker import WORKER
-from tests.chaos.points import Points, before_and_after, points_of_process
+from tests.chaos.points import Points, before_and_after, points_of_process, pretend_machine
 
 # The kinds of events, as they are written down, and the points before and after them.
 KINDS = {"claimed": "claim", "attempt started": "attempt", "attempt ended": "end of attempt"}
@@ -37,6 +37,7 @@ def add_points(points: Points) -> None:
 
 def main() -> int:
     """Drive the run."""
+    pretend_machine()
     if points := points_of_process():
         add_points(points)
     driver.Driver = functools.partial(driver.Driver, worker=WORKER)  # type: ignore[assignment,misc]

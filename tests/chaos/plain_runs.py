@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import psutil
 from orchestrator import journal
 from orchestrator.journal import RunRequest, files
 from orchestrator.plan.planner import make_plan
+from orchestrator.storage import address
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.spec import Pods, Spec
 from tests.chaos import points
@@ -52,6 +53,7 @@ class PlainRun:
     folder: Path
     recorded: journal.Journal
     points: Points
+    variables: dict[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -66,13 +68,17 @@ class PlainRun:
 
     def start_driver(self) -> None:
         """Start a driver, as a cluster does at first and `orch resume` afterwards."""
-        how = ["--resume"] if self.run().driver else []
-        command = [sys.executable, "-m", "tests.chaos.plain_driver", str(self.recorded.path), *how]
-        variables = {MARK: self.mark, points.VARIABLE: str(self.points.folder)}
+        how, where = ["--resume"] if self.run().driver else [], address(self.recorded.path)
+        command = [sys.executable, "-m", "tests.chaos.plain_driver", where, *how]
+        mine = {MARK: self.mark, points.VARIABLE: str(self.points.folder)}
         with (self.folder / f"driver-{len(self.drivers)}.log").open("wb") as log:
             self.drivers.append(
                 subprocess.Popen(
-                    command, cwd=ROOT, env={**os.environ, **variables}, stdout=log, stderr=log
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, **self.variables, **mine},
+                    stdout=log,
+                    stderr=log,
                 )
             )
 
@@ -168,14 +174,23 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
 
 
 @contextmanager
-def plain_run(folder: Path, *, pace_s: float = STEP_S) -> Iterator[PlainRun]:
-    """A new run without a driver; at the end none of its processes is left."""
+def plain_run(
+    folder: Path,
+    *,
+    pace_s: float = STEP_S,
+    steps: int = STEPS,
+    storage: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[PlainRun]:
+    """A new run without a driver, whose processes have these variables; at the end none of them is
+    left.
+    """
     chosen = spec()
-    request = RunRequest(spec=chosen, plan=make_plan(chosen), steps=STEPS, rehearsal=True)
-    recorded = journal.create_run(folder / "runs", request, "it").journal
+    request = RunRequest(spec=chosen, plan=make_plan(chosen), steps=steps, rehearsal=True)
+    recorded = journal.create_run(storage or folder / "runs", request, "it").journal
     controls = folder / "points"
     controls.mkdir()
-    run = PlainRun(folder, recorded, Points(controls))
+    run = PlainRun(folder, recorded, Points(controls), dict(variables or {}))
     run.points.pace(pace_s)
     try:
         yield run
@@ -183,9 +198,9 @@ def plain_run(folder: Path, *, pace_s: float = STEP_S) -> Iterator[PlainRun]:
         run.end_all()
 
 
-def undisturbed_losses(folder: Path) -> list[float]:
+def undisturbed_losses(folder: Path, steps: int = STEPS) -> list[float]:
     """The losses of a run that nothing disturbs."""
-    with plain_run(folder, pace_s=0.0) as run:
+    with plain_run(folder, pace_s=0.0, steps=steps) as run:
         run.start_driver()
         run.until(lambda now: now.ended_at_s is not None)
         ended = run.run()

@@ -3,13 +3,20 @@
 import os
 
 from orchestrator.launch.backend import WorkerArgs
-from tests.chaos.points import Points, before_and_after, nothing, points_of_process
+from tests.chaos.points import (
+    Points,
+    before_and_after,
+    nothing,
+    points_of_process,
+    pretend_machine,
+)
 
 WORKER = f"{__name__}:work"
 
 
 def work(args: WorkerArgs, rank: int) -> None:
     """Train as any rank does."""
+    pretend_machine()
     points = points_of_process()
     if points:
         points.come_to("start", f"rank-{rank}")
@@ -28,13 +35,17 @@ def add_points(points: Points, who: str) -> None:
     """Stop where a checkpoint is written, where the step is compiled, and after each step."""
     from orchestrator.journal import heartbeat  # noqa: PLC0415
     from trainers import loop  # noqa: PLC0415
-    from trainers.checkpoint import summed_orbax  # noqa: PLC0415
+    from trainers.checkpoint import step_objects, summed_orbax  # noqa: PLC0415
 
     before_and_after(loop, "_compiled", lambda _: points.come_to("compile", who), nothing)
-    before_and_after(
-        summed_orbax.Summed,
-        "finalize",
-        lambda *_: points.come_to("save", who),
-        lambda *_: points.come_to("commit", who),
-    )
+    for owner, name in (
+        (summed_orbax.Summed, "finalize"),
+        (step_objects.StepObjects, "write_manifest"),
+    ):
+        before_and_after(
+            owner,
+            name,
+            lambda *_: points.come_to("save", who),
+            lambda *_: points.come_to("commit", who),
+        )
     before_and_after(heartbeat.HeartbeatWriter, "count_step", nothing, lambda _: points.slow_down())

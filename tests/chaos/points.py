@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.journal import liveness
+
 VARIABLE = "CHAOS_POINTS"  # the folder of the points; nothing happens without it
+MACHINE = "CHAOS_MACHINE"  # the machine that a process takes itself to be on
 LONGEST_S = 120.0
 POLL_S = 0.005
 
@@ -83,6 +86,12 @@ def points_of_process() -> Points | None:
     """The points of the campaign that started this process."""
     folder = os.environ.get(VARIABLE)
     return Points(Path(folder)) if folder else None
+
+
+def pretend_machine() -> None:
+    """Be on the machine of that name: whoever is on another knows nothing of this process."""
+    if name := os.environ.get(MACHINE):
+        liveness.this_machine = lambda: name
 
 
 def before_and_after(

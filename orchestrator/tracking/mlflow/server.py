@@ -25,6 +25,7 @@ from orchestrator.tracking.mlflow.tracking_uri import USUAL_PORT
 
 # A server is up to 15 processes and takes up to half a minute, longer on a busy machine.
 START_LIMIT_S, POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
@@ -46,9 +47,22 @@ def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) 
         _wait_for(address, process, log, waiting)
         yield address
     finally:
-        assert process.stdin
-        process.stdin.close()
-        process.wait()
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Let the server's process end, and then kill what is left of its session: that process may be
+    stopped, and so may its stand-in, or be gone before the rest.
+    """
+    assert process.stdin
+    process.stdin.close()
+    deadline = time.monotonic() + 2 * END_LIMIT_S
+    # Unreaped it keeps its number, which is that of the session.
+    while time.monotonic() < deadline and not os.waitid(os.P_PID, process.pid, ENDED):
+        time.sleep(POLL_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _wait_for(
