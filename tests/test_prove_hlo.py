@@ -2,8 +2,9 @@
 
 import pytest
 
+from orchestrator.network.rotary import EXCHANGE
 from orchestrator.prove.hlo.execution_counts import UnknownTrips, execution_counts, trip_count
-from orchestrator.prove.hlo.op_flops import product_flops
+from orchestrator.prove.hlo.op_flops import is_product, product_flops
 from orchestrator.prove.hlo.program import HloProgram, arrays, program_of
 from orchestrator.prove.hlo.source_lines import SourceLine, once_each, trainer_line
 from tests.programs import program
@@ -189,6 +190,18 @@ ENTRY %main (q: f32[4]) -> f32[] {
 def flops(*lines: str) -> int:
     read = entry_of(*lines)
     return product_flops(read.entry, read.entry.root)
+
+
+@pytest.mark.parametrize(("scope", "multiplies"), [("attention", True), (EXCHANGE, False)])
+def test_a_matrix_that_exchanges_numbers_multiplies_nothing(scope: str, multiplies: bool) -> None:
+    """The program names it."""
+    read = entry_of(
+        "%a = bf16[8,64] parameter(0)",
+        "%b = bf16[64,64] parameter(1)",
+        "ROOT %c = f32[8,64] convolution(%a, %b), dim_labels=bf_io->bf,"
+        f' metadata={{op_name="jit(train_step)/{scope}/dot_general"}}',
+    )
+    assert is_product(read.entry.root) == multiplies
 
 
 def test_a_dot_is_two_flops_for_each_multiplication() -> None:

@@ -1,5 +1,6 @@
 """Rotary positions and activation functions of the trainer, by hand and by published numbers."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,6 +50,27 @@ def test_part_of_a_head_turns() -> None:
     assert not np.allclose(turned[:, 1:, :, :8], x[:, 1:, :, :8])
     before, after = (np.linalg.norm(one[..., :8], axis=-1) for one in (x, turned))
     assert np.allclose(before, after, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_halves_are_exchanged_by_a_matrix_to_the_bit(dtype: jnp.dtype) -> None:
+    """Turned numbers and their gradient, as the pairs give them one by one."""
+    kind, positions = Rotary(64, 10_000.0), jnp.arange(16)
+    x, gradient = (
+        jax.random.normal(jax.random.key(n), (2, 16, 3, 96)).astype(dtype) for n in (0, 1)
+    )
+
+    def by_pairs(x: jax.Array) -> jax.Array:
+        angles = positions[:, None] * frequencies(kind)
+        cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+        left, right = jnp.split(x[..., :64].astype(jnp.float32), 2, axis=-1)
+        turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+        return jnp.concatenate([turned.astype(dtype), x[..., 64:]], axis=-1)
+
+    expected, back = jax.vjp(by_pairs, x)
+    found, turned_back = jax.vjp(lambda x: rotate(kind, x, positions), x)
+    assert (found == expected).all()
+    assert (turned_back(gradient)[0] == back(gradient)[0]).all()
 
 
 # Of 1.0 and of -0.5.

@@ -3,6 +3,9 @@
 from orchestrator.network.description import Rotary
 from orchestrator.types.model import Model
 
+# How a program names the products that exchange the halves of heads: they compute nothing.
+EXCHANGE = "exchange_of_halves"
+
 
 def rotary(model: Model, window: int | None) -> Rotary:
     """The rotary positions of a layer. Local layers may have a base of their own, and then nothing

@@ -10,17 +10,57 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestrator.network.description import Rotary
+from orchestrator.network.rotary import EXCHANGE
 from orchestrator.types.model import RopeScaling
 
 
 def rotate(kind: Rotary, x: jax.Array, positions: jax.Array) -> jax.Array:
     """x [b, S/s, heads, H], its first `width` numbers turned: half of them with the other half."""
     angles = positions[:, None] * frequencies(kind)  # [S/s, width / 2]
-    turning, rest = x[..., : kind.width].astype(jnp.float32), x[..., kind.width :]
-    left, right = jnp.split(turning, 2, axis=-1)
-    cos, sin = (f(angles)[:, None] * magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
-    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+    cos, sin = (f(angles) * magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
+    both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    turning, rest = x[..., : kind.width], x[..., kind.width :]
+    return jnp.concatenate([_turned(turning, *(one[:, None] for one in both)), rest], axis=-1)
+
+
+@jax.custom_vjp
+def _turned(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """x cos + x' sin, in fp32, where x' has the halves of x in the other order."""
+    wide = x.astype(jnp.float32)
+    return (wide * cos + _halves_exchanged(x) * sin).astype(x.dtype)
+
+
+def _turned_forward(
+    x: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _turned(x, cos, sin), (cos, sin)
+
+
+def _turned_backward(
+    saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
+    """The gradient turns back, by the same angles."""
+    cos, sin = saved
+    return _turned(gradient, cos, -sin), None, None
+
+
+_turned.defvjp(_turned_forward, _turned_backward)
+
+
+def _halves_exchanged(x: jax.Array) -> jax.Array:
+    """By a matrix of ones and zeros, and exact: halves of a head of 128 are half of a TPU's lanes,
+    and arrays of halves cost copies (docs/proof.md).
+    """
+    width = x.shape[-1]
+    exchange = np.roll(np.eye(width), width // 2, axis=0).astype(x.dtype)
+    with jax.named_scope(EXCHANGE):
+        return jnp.einsum(
+            "...h,hi->...i",
+            x,
+            exchange,
+            precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=jnp.float32,
+        )
 
 
 def frequencies(kind: Rotary) -> jax.Array:

@@ -7,10 +7,17 @@ two dimensions are multiplied, so only places inside the input count.
 import re
 from math import prod
 
+from orchestrator.network.rotary import EXCHANGE
 from orchestrator.prove.hlo.program import Computation, Instruction
 
+OPCODES = frozenset({"dot", "convolution"})
 WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
 MULTIPLY_AND_ADD = 2
+
+
+def is_product(instruction: Instruction) -> bool:
+    """Whether it multiplies matrices; a matrix that only exchanges numbers multiplies nothing."""
+    return instruction.opcode in OPCODES and EXCHANGE not in instruction.op_name
 
 
 def product_flops(where: Computation, product: Instruction) -> int:

@@ -16,7 +16,7 @@ from orchestrator.prove.hlo.dataflow import RENDEZVOUS
 from orchestrator.prove.hlo.dcn import is_to_other_slices, transfer_of
 from orchestrator.prove.hlo.execution_counts import UnknownTrips, trip_count
 from orchestrator.prove.hlo.kernel_flops import is_kernel, kernel_flops, kernel_name
-from orchestrator.prove.hlo.op_flops import product_flops
+from orchestrator.prove.hlo.op_flops import is_product, product_flops
 from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.prove.hlo.transfers import (
     ASYNC_DONE,
@@ -33,7 +33,6 @@ from orchestrator.types.schedule import ComputeRates
 
 Kind = Literal["product", "kernel", "copy", "other"]
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-PRODUCTS = {"dot", "convolution"}
 # What moves data and computes nothing, alone or inside a fusion.
 RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dynamic-slice"}
 RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
@@ -208,7 +207,7 @@ class _SchedulePass:
         """What an instruction computes: a product, if a product is inside it."""
         parts = inside(self.program, one) if one.opcode == "fusion" else [(self.where, one)]
         opcodes = {part.opcode for _, part in parts}
-        products = [(at, part) for at, part in parts if part.opcode in PRODUCTS]
+        products = [(at, part) for at, part in parts if is_product(part)]
         if not products:
             is_move = bool(opcodes & RELAYOUTS) and opcodes <= RELAYOUTS | NOTHING
             kind: Kind = "copy" if is_move else "other"

@@ -18,7 +18,7 @@ from orchestrator.prove.hlo.dcn import DcnPayload, dcn_payloads
 from orchestrator.prove.hlo.execution_counts import Visit, visits
 from orchestrator.prove.hlo.kernel_flops import is_kernel, kernel_flops, kernel_name
 from orchestrator.prove.hlo.logical_collectives import CollectivePayload, logical_payloads
-from orchestrator.prove.hlo.op_flops import product_flops
+from orchestrator.prove.hlo.op_flops import is_product, product_flops
 from orchestrator.prove.hlo.program import HloProgram
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
 from orchestrator.prove.hlo.schedule import schedule_of
@@ -123,7 +123,7 @@ def _flops(program: HloProgram, visited: list[Visit]) -> dict[str, float]:
     }
     total: dict[str, float] = defaultdict(float)
     for where, instruction, times in visited:
-        if instruction.opcode in {"dot", "convolution"}:
+        if is_product(instruction):
             is_repeated = where.name in repeated or AGAIN in instruction.name
             total[REPEATED if is_repeated else PRODUCTS] += times * product_flops(
                 where, instruction
