@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.device_settings import emulated_devices
+from orchestrator.errors import JournalUnwritable
 from orchestrator.launch import this_host
 from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order
 from orchestrator.parent import end_with_parent
@@ -40,9 +41,12 @@ class Host:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def serve(self) -> None:
-        """Obey orders for ever."""
+        """Obey orders for ever. Where the folder fails, what runs goes on until the next look."""
         while True:
-            self.look()
+            try:
+                self.look()
+            except (JournalUnwritable, OSError) as error:
+                print(error, file=sys.stderr, flush=True)
             time.sleep(SHARED_S if self.devices is None else EMULATED_S)
 
     def look(self) -> None:

@@ -7,6 +7,7 @@ Only files of the user and of the folder's owner count: others may be able to wr
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -127,9 +128,10 @@ class Meeting:
         return _read(self.folder / "question.json", Question)
 
     def order(self) -> Order | None:
-        """The newest order; None where there is none yet."""
-        while self._path(self.newest + 1).exists():
-            self.newest += 1
+        """The newest order; None where there is none yet, or the folder does not answer now."""
+        with suppress(OSError):
+            while self._path(self.newest + 1).exists():
+                self.newest += 1
         return _read(self._path(self.newest), Order) if self.newest else None
 
     def give(self, order: Order) -> None:
