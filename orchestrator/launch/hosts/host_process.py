@@ -112,7 +112,7 @@ class Host:
 def is_removed(where: Path) -> bool:
     """Whether the folder in which hosts meet is known to be gone; a bucket's never is."""
     try:
-        os.stat(where)
+        where.stat()
     except FileNotFoundError:
         return not is_copy(where)
     except OSError:
