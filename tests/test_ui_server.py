@@ -98,7 +98,7 @@ def test_a_server_that_ends_by_itself_is_an_error(
             started[0].kill()
         return started[0]
 
-    monkeypatch.setattr(server.subprocess, "Popen", stand_in)
+    monkeypatch.setattr(subprocess, "Popen", stand_in)
     monkeypatch.setattr(server, "answers", lambda _: when == "serves")
     log = tmp_path / "log"
 
