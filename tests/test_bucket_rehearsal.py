@@ -48,5 +48,9 @@ def test_a_rehearsal_trains_is_read_elsewhere_and_resumed(
     report = json.loads(orch_process("report", "first", "--storage", storage, "--json").stdout)
     assert report["run"] == "first"
     assert "bucket/team/runs/first/report.html" in bucket_server.names()
+    weights = tmp_path / "weights"
+    done = orch_process("export", "huggingface", "first", str(weights), "--storage", storage)
+    assert done.returncode == 0, done.stderr
+    assert sorted(one.name for one in weights.iterdir()) == ["config.json", "model.safetensors"]
     assert orch_process("rm", "first", "--storage", storage, "--yes").returncode == 0
     assert not [name for name in bucket_server.names() if "/first/" in name]

@@ -259,8 +259,17 @@ def test_runs_on_a_bucket_mount_nothing_for_them() -> None:
         text = yaml.safe_dump(manifest)
         assert "persistentVolumeClaim" not in text
         assert "/mnt/runs" not in text
-    with pytest.raises(SpecError, match="a folder"):
-        exported("jobset", "run.storage=gs://bucket/runs")
+
+
+def test_hosts_of_a_jobset_meet_in_the_bucket_of_the_runs() -> None:
+    manifests = exported("jobset", "run.storage=gs://bucket/runs")
+    assert "persistentVolumeClaim" not in yaml.safe_dump(manifests)
+    driver, slices = manifests[-1]["spec"]["replicatedJobs"]
+    meeting = f"gs://bucket/runs/_hosts/{manifests[-1]['metadata']['name']}"
+    for job in (driver, slices):
+        [container] = job["template"]["spec"]["template"]["spec"]["containers"]
+        assert meeting in " ".join(container["args"])
+        assert "mkdir" not in " ".join(container["args"])
 
 
 def test_the_command_prints_yaml(orch: RunOrch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from orchestrator import catalog
+from orchestrator import catalog, storage
 from orchestrator.errors import CheckpointFailed, DataUnusable, OrchError, SpecError
 from orchestrator.lifecycle.progress import silent
 from orchestrator.lifecycle.weight_export import export_weights
@@ -25,6 +25,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.spec import StartingWeights
 from orchestrator.types.weights import WeightsRequest, WeightsResult, WeightType
 from tests.bench.huggingface_logits import GOLDEN, KEPT
+from tests.bucket_server import BucketServer
 from tests.huggingface_models import FAMILIES, config_of, tokens_of, write_model
 from tests.trainer_logits import logits_of
 from tests.trainer_plans import plan_of
@@ -245,15 +246,18 @@ def test_in_and_out_again_is_the_same_to_the_byte(
 def written(directory: Path, out: Path, dtype: WeightType = "fp32") -> WeightsResult:
     """What the process writes that `export_weights` starts, without the process."""
     plan = codec.from_json((directory / "plan.json").read_bytes(), Plan)
-    request = WeightsRequest(
+    return write.write(request_of(directory / "checkpoints" / "0", out, dtype), plan)
+
+
+def request_of(checkpoint: Path, out: Path, dtype: WeightType = "fp32") -> WeightsRequest:
+    return WeightsRequest(
         plan="",
-        checkpoint=str(directory / "checkpoints" / "0"),
+        checkpoint=str(checkpoint),
         sha256=None,
         out=str(out),
         dtype=dtype,
         config=config_of("mixtral"),
     )
-    return write.write(request, plan)
 
 
 def model_parameters(folder: Path) -> int:
@@ -280,6 +284,27 @@ def test_large_models_come_in_several_files(
     again = parameters_from(program_from(tmp_path / "out"))
     first = parameters_from(program_from(folder))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, first))
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_weights_of_a_run_on_a_bucket_are_the_same(
+    started: tuple[Path, Path], tmp_path: Path, bucket_server: BucketServer, scheme: str
+) -> None:
+    folder, directory = started
+    program = program_from(folder, fsdp=2, tensor=2)
+    steps = storage.folder(f"{scheme}://bucket/runs/key/checkpoints")
+    with Checkpoints(steps, keep=2, identity={}) as checkpoints:
+        checkpoints.save(0, {"parameters": parameters_from(program)})
+    plan = codec.from_json((directory / "plan.json").read_bytes(), Plan)
+    request = request_of(steps / "0", tmp_path / "out")
+    write.write(request, plan)
+    name = "model.safetensors"
+    assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    shard = next(one for one in bucket_server.names() if "expert_gate/c" in one)
+    del bucket_server.objects[shard]
+    with pytest.raises(CheckpointFailed, match=f"{scheme}://bucket/runs/key/checkpoints/0"):
+        write.write(replace(request, out=str(tmp_path / "again")), plan)
+    assert not list(tmp_path.glob("*again*"))
 
 
 def test_weights_are_never_overwritten(started: tuple[Path, Path], tmp_path: Path) -> None:

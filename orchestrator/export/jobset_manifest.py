@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from orchestrator.errors import SpecError
 from orchestrator.export import spec_volume
 from orchestrator.export.object_names import label, metadata
 from orchestrator.export.slice_pods import SLICE_PORT, Manifest, chipless_pod, host_pod, storage
@@ -44,13 +43,9 @@ def job_set(spec: Spec, plan: Plan, spec_text: str) -> list[Manifest]:
 
 
 def meeting(spec: Spec, name: str) -> str:
-    """The folder in which the hosts and the driver meet, in the runs' storage."""
-    if is_address(spec.run.storage):
-        raise SpecError(
-            "run.storage: the hosts of a JobSet meet in a folder of it: name one that all pods"
-            " mount, or use Ray, whose hosts need none"
-        )
-    return f"{storage(spec)}/.hosts/{name}"
+    """Where the hosts and the driver meet, in the runs' storage. No run has such a name."""
+    hidden = "_hosts" if is_address(spec.run.storage) else ".hosts"
+    return f"{storage(spec)}/{hidden}/{name}"
 
 
 def _slices(spec: Spec, plan: Plan, name: str) -> Manifest:
@@ -84,14 +79,16 @@ def _driver(spec: Spec, name: str) -> Manifest:
         f" --set cluster.backend=hosts --code installed --no-prove --key {name}"
     )
     resume = f"orch resume {name} --storage {runs}"
-    known = f"if [ -d {runs}/{name} ]; then {resume} $with; else {submit} $with; fi"
+    prepared = "" if is_address(runs) else f"mkdir -p {folder}; "
+    is_there = f"orch status {name} --storage {runs} >/dev/null 2>&1"
+    known = f"if {is_there}; then {resume} $with; else {submit} $with; fi"
     return chipless_pod(
         spec,
         "driver",
         DRIVER_CPUS,
         DRIVER_GIGABYTES,
         command=["sh", "-c"],
-        args=[f"mkdir -p {folder}; with='--address {folder} --yes'; {known}"],
+        args=[f"{prepared}with='--address {folder} --yes'; {known}"],
         **spec_volume.mounted(name),
     )
 

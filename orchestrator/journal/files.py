@@ -200,6 +200,15 @@ def check_size(file: IO[bytes]) -> None:
         raise OSError(errno.EFBIG, f"is larger than {MAX_LINES_BYTES:,} bytes")
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file of that name now; one that cannot be examined is not there."""
+    try:
+        with reading(path):
+            return path.exists()
+    except (OSError, JournalUnreadable):
+        return False
+
+
 # --- folders
 
 

@@ -14,7 +14,6 @@ from orchestrator.errors import CheckpointFailed, OrchError, SpecError
 from orchestrator.journal import find_run
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.spec.huggingface_config import config_of, same_config
-from orchestrator.storage import address, is_copy
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import TaskEnded, UnitsDone
@@ -77,11 +76,6 @@ def saved_weights(run: str, storage: Path, step: int | None) -> SavedWeights:
     if (path / PLAN).is_file():
         return saved_by_trainers(path, step)
     journal = find_run(storage, run)
-    if is_copy(journal.path):
-        raise OrchError(
-            f"{address(journal.path)}: weights are exported from checkpoints of a file system,"
-            " and those of this run are on a bucket"
-        )
     state, now = journal.state(), journal.run()
     saves = {save.step: save for save in state.saves}
     save = saves[checked_step(journal.key, sorted(saves), step)]

@@ -138,22 +138,29 @@ class ObjectSaver:
             return jax.tree_util.tree_unflatten(tree, list(pool.map(read, named)))
 
     def _array(self, name: str, leaf: str, kind: Leaf, *, create: bool = False) -> Any:
-        bucket = self._steps.bucket
-        path = f"{self._steps.prefix(name)}{quote(leaf, safe='._-')}/"
-        spec = {
-            "driver": "zarr3",
-            "kvstore": {**driver(bucket.scheme), "bucket": bucket.name, "path": path},
-            "metadata": {
-                "shape": kind.shape,
-                "data_type": kind.dtype,
-                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": kind.chunk}},
-                "codecs": CODECS,
-            },
-            "create": create,
-            "open": True,
-            "assume_metadata": not create,
-        }
-        return ts.open(spec).result()
+        return stored_array(self._steps, name, leaf, kind, create=create)
+
+
+def stored_array(
+    steps: StepObjects, name: str, leaf: str, kind: Leaf, *, create: bool = False
+) -> Any:
+    """An array of a step, as TensorStore reads and writes it."""
+    bucket = steps.bucket
+    path = f"{steps.prefix(name)}{quote(leaf, safe='._-')}/"
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {**driver(bucket.scheme), "bucket": bucket.name, "path": path},
+        "metadata": {
+            "shape": kind.shape,
+            "data_type": kind.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": kind.chunk}},
+            "codecs": CODECS,
+        },
+        "create": create,
+        "open": True,
+        "assume_metadata": not create,
+    }
+    return ts.open(spec).result()
 
 
 def driver(scheme: str) -> dict[str, Any]:

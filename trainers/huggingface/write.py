@@ -21,12 +21,12 @@ import numpy as np
 
 from orchestrator.errors import CheckpointFailed, OrchError, SpecError
 from orchestrator.network.published import PublishedWeight
+from orchestrator.storage import address
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.weights import WeightsRequest, WeightsResult
-from trainers.checkpoint import step_folders
 from trainers.contract import load
-from trainers.huggingface.checkpoint_arrays import CheckpointArray, Region
+from trainers.huggingface.checkpoint_arrays import CheckpointArray, Region, fault_of, saved_array
 from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE
 from trainers.huggingface.safetensors_file import NewFile, Shape, new_file
 from trainers.huggingface.stored_weights import stored_shapes, stored_weights
@@ -39,8 +39,8 @@ MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
 def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
     """Make the folder, whole or not at all."""
     out, checkpoint = Path(request.out), Path(request.checkpoint)
-    if fault := step_folders.fault(checkpoint, sha256=request.sha256):
-        raise CheckpointFailed(f"{checkpoint}: not whole: {fault}")
+    if fault := fault_of(checkpoint, request.sha256):
+        raise CheckpointFailed(f"{address(checkpoint)}: not whole: {fault}")
     if out.exists():
         raise SpecError(f"{out}: already exists; weights are never overwritten")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def _fill(
     arrays = {name: array for file in files for name, array in file.arrays.items()}
     for done, weight in enumerate(weights):
         print(json.dumps({"done": done, "total": len(weights)}), flush=True)
-        _copy(CheckpointArray(checkpoint, weight.path), weight, arrays)
+        _copy(saved_array(checkpoint, weight.path), weight, arrays)
     if len(files) > 1:
         _write_index(folder, files)
     (folder / CONFIG).write_text(json.dumps(request.config, indent=2) + "\n", encoding="utf-8")

@@ -17,14 +17,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.device_settings import emulated_devices
+from orchestrator.errors import JournalUnwritable
 from orchestrator.launch import this_host
 from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order
 from orchestrator.parent import end_with_parent
 from orchestrator.ports import LOOPBACK, NODE_ADDRESS, free_port
+from orchestrator.storage import folder, is_copy
 from orchestrator.types import codec
 
-# How often a host looks and shows itself: here, and over a file system that many hosts share.
-EMULATED_S, SHARED_S = 0.1, 1.0
+# How often a host looks and shows itself: here, over a file system that many hosts share, and on a
+# bucket, which is paid by the request.
+EMULATED_S, SHARED_S, BUCKET_S = 0.1, 1.0, 5.0
 STOP_LIMIT_S = 5.0
 SLICE_PORT = 8081  # where libtpu joins the slices of a run
 RANK = "orchestrator.launch.hosts.rank"
@@ -40,10 +43,22 @@ class Host:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def serve(self) -> None:
-        """Obey orders for ever."""
+        """Obey orders for ever. Where the folder fails, what runs goes on until the next look."""
         while True:
-            self.look()
-            time.sleep(SHARED_S if self.devices is None else EMULATED_S)
+            try:
+                self.look()
+            except (JournalUnwritable, OSError) as error:
+                if is_removed(self.meeting.folder):
+                    raise
+                print(error, file=sys.stderr, flush=True)
+            time.sleep(self.wait_s)
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait between two looks."""
+        if self.devices is not None:
+            return EMULATED_S
+        return BUCKET_S if is_copy(self.meeting.folder) else SHARED_S
 
     def look(self) -> None:
         """Obey the newest order, notice the end of the process, and show the state."""
@@ -94,6 +109,17 @@ class Host:
         return emulated_devices(os.environ, self.devices)
 
 
+def is_removed(where: Path) -> bool:
+    """Whether the folder in which hosts meet is known to be gone; a bucket's never is."""
+    try:
+        where.stat()
+    except FileNotFoundError:
+        return not is_copy(where)
+    except OSError:
+        return False
+    return False
+
+
 def environment(order: Order, rank: int) -> dict[str, str]:
     """What joins a rank with the others, and its slice with the other slices."""
     mine = order.ranks[rank]
@@ -118,14 +144,15 @@ def environment(order: Order, rank: int) -> dict[str, str]:
 def main(arguments: list[str]) -> None:
     """Be a host until the parent is gone, or somebody ends this process."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator.launch.hosts.host_process")
-    parser.add_argument("folder", type=Path, help="where the hosts and the driver meet")
+    parser.add_argument("folder", type=folder, help="where the hosts and the driver meet")
     parser.add_argument("--slice", required=True, help="the name of the slice")
     parser.add_argument("--host", type=int, required=True, help="which host of it, from 0")
     parser.add_argument("--hosts", type=int, required=True, help="how many hosts the slice has")
     parser.add_argument("--kind", required=True, help="chip and topology, such as 'v5p 4x4x4'")
     parser.add_argument("--emulate", type=int, metavar="DEVICES", help="emulate so many devices")
     options = parser.parse_args(arguments)
-    options.folder.mkdir(parents=True, exist_ok=True)
+    if not is_copy(options.folder):
+        options.folder.mkdir(parents=True, exist_ok=True)
     emulated = options.emulate is not None
     state = HostState(
         host=HostName(slice_name=options.slice, index=options.host),

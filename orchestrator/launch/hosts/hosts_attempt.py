@@ -17,6 +17,7 @@ POLL_S = 0.1
 STOP_LIMIT_S = 10.0
 # A host shows itself every second; after this long without a sign it is suspect, then gone.
 SUSPECT_S, GONE_S = 3.0, 10.0
+ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, and requests stall
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Watch:
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._seen: dict[HostName, _Seen] = {}
+        times = ON_BUCKETS if storage.is_copy(meeting.folder) else 1
+        self._suspect_s, self._gone_s = times * SUSPECT_S, times * GONE_S
 
     def look(self) -> dict[HostName, HostState]:
         """The hosts that are not gone. One whose file is old counts once its state changes."""
@@ -50,18 +53,18 @@ class Watch:
         return {
             name: one.state
             for name, one in self._seen.items()
-            if one.proven and now - one.changed_s < GONE_S
+            if one.proven and now - one.changed_s < self._gone_s
         }
 
     @property
     def knows(self) -> bool:
         """Whether every host has shown whether it is still there."""
         now = time.monotonic()
-        return all(one.proven or now - one.changed_s > GONE_S for one in self._seen.values())
+        return all(one.proven or now - one.changed_s > self._gone_s for one in self._seen.values())
 
     def is_suspect(self, host: HostName) -> bool:
         """Whether a host has been silent for a while."""
-        return time.monotonic() - self._seen[host].changed_s > SUSPECT_S
+        return time.monotonic() - self._seen[host].changed_s > self._suspect_s
 
 
 def _index(host: HostName) -> int:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator import storage
 from orchestrator.launch.backend import AttemptSpec, ClusterEvent, ClusterUnusable, RunNeeds
 from orchestrator.launch.hosts import host_process
 from orchestrator.launch.hosts.hosts_attempt import HostsAttempt, Watch
@@ -43,7 +44,7 @@ class HostsBackend:
 
     def connect(self, address: str) -> "MeetingClient":
         """The hosts that have joined the folder of that name."""
-        return MeetingClient(Path(address))
+        return MeetingClient(storage.folder(address))
 
     def attempt(self, spec: AttemptSpec) -> HostsAttempt:
         """An attempt on the hosts that meet in the folder of this process's environment."""
@@ -106,7 +107,7 @@ class MeetingClient:
     """The hosts of a meeting, from the machine that submits. The driver runs on that machine."""
 
     def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
+        if not storage.is_copy(folder) and not folder.is_dir():
             raise ClusterUnusable(f"{folder}: is no folder in which hosts meet")
         self.folder, self._meeting = folder.absolute(), Meeting(folder)
         self._drivers: dict[str, subprocess.Popen[bytes]] = {}
@@ -115,7 +116,7 @@ class MeetingClient:
         self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
-        check_installed(archive, self.folder)
+        check_installed(archive, storage.address(self.folder))
         question = Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
         self._meeting.ask(question)
         hosts = self._answers(question, needs.plan, on_state)
@@ -139,7 +140,7 @@ class MeetingClient:
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
         """Start `python ARGUMENTS` on this machine, in a session of its own."""
-        check_installed(archive, self.folder)
+        check_installed(archive, storage.address(self.folder))
         job = name or uuid.uuid4().hex
         self._drivers[job] = subprocess.Popen(
             [sys.executable, *arguments],
@@ -153,7 +154,8 @@ class MeetingClient:
     def state(self, job: str) -> str:
         """RUNNING, or how it ended."""
         if job not in self._drivers:
-            raise ClusterUnusable(f"{self.folder}: no driver of {job} was started here")
+            where = storage.address(self.folder)
+            raise ClusterUnusable(f"{where}: no driver of {job} was started here")
         code = self._drivers[job].poll()
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 
@@ -170,7 +172,7 @@ class MeetingClient:
         self._drivers[job].kill()
 
 
-def check_installed(archive: bytes | None, folder: Path) -> None:
+def check_installed(archive: bytes | None, folder: str) -> None:
     """Refuse code that would have to travel."""
     if archive is not None:
         raise ClusterUnusable(f"{folder}: its hosts run their installed code: --code installed")

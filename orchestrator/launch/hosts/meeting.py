@@ -1,4 +1,5 @@
 """The folder in which the hosts of a run's slices and its driver meet: files, whole or not at all.
+It may be a place in a bucket.
 
 Each host replaces one file with its state again and again. A driver gives orders, numbered and
 created exclusively: of two drivers that give an order of one number, one fails and looks again.
@@ -7,16 +8,19 @@ Only files of the user and of the folder's owner count: others may be able to wr
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from orchestrator import storage
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import boundary, files
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.launch.preflight import PreflightHost
+from orchestrator.storage import copies
 from orchestrator.types import codec
 
 T = TypeVar("T")
@@ -102,14 +106,17 @@ class Meeting:
 
     def __post_init__(self) -> None:
         """Follow the links to the folder, which are the user's own."""
-        self.folder = Path(os.path.realpath(self.folder))
+        self.folder = Path(os.path.realpath(storage.folder(self.folder)))
 
     def join(self, state: HostState) -> None:
         """Show the state of a host."""
         files.replace(self.folder / f"host-{state.host}.json", codec.to_json(state))
 
     def hosts(self) -> tuple[HostState, ...]:
-        """The last state of every host, in order; one that cannot be read now is left out."""
+        """The last state of every host, in order; one that cannot be read now is left out.
+
+        A look into the folder reads those of a bucket that have changed.
+        """
         try:
             paths = [path for path in files.entries(self.folder) if path.name.startswith("host-")]
         except (FileNotFoundError, JournalUnreadable):
@@ -124,13 +131,13 @@ class Meeting:
 
     def question(self) -> Question | None:
         """The last question."""
-        return _read(self.folder / "question.json", Question)
+        return _read_now(self.folder / "question.json", Question)
 
     def order(self) -> Order | None:
         """The newest order; None where there is none yet."""
-        while self._path(self.newest + 1).exists():
+        while files.exists(self._path(self.newest + 1)):
             self.newest += 1
-        return _read(self._path(self.newest), Order) if self.newest else None
+        return _read_now(self._path(self.newest), Order) if self.newest else None
 
     def give(self, order: Order) -> None:
         """Give an order; `FileExistsError` when somebody else has given one of that number."""
@@ -148,3 +155,10 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return codec.from_json(boundary.read_trusted(path, boundary.MAX_RECORD_BYTES), kind)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _read_now(path: Path, kind: type[T]) -> T | None:
+    """The same of a file that may be of a bucket, which is asked first."""
+    with suppress(OSError):
+        copies.refresh_file(path)
+    return _read(path, kind)

@@ -1,0 +1,126 @@
+"""The containers of a JobSet as plain processes: what the manifest says is what runs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import api, journal, storage
+from orchestrator.launch.hosts.hosts_backend import end
+from orchestrator.launch.hosts.meeting import HostName, HostState, Meeting, Order
+from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
+from tests.conftest import ROOT
+
+SPEC = ROOT / "specs" / "tiny_2pod.yaml"
+STEPS = 4
+
+
+def state(index: int, beat: int) -> HostState:
+    host = HostName(slice_name="slice-0", index=index)
+    return HostState(host=host, size=2, kind="v5e 2x4", address="h", free_port=1, beat=beat)
+
+
+@contextmanager
+def machine(monkeypatch: pytest.MonkeyPatch, copies: Path) -> Iterator[None]:
+    """Another machine, with copies of its own."""
+    with monkeypatch.context() as patch:
+        patch.setenv(storage.addresses.VARIABLE, str(copies))
+        yield
+
+
+def test_hosts_and_their_driver_meet_in_a_bucket(
+    bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each machine sees the states and orders of the others, though requests fail."""
+    count = iter(range(10**6))
+
+    def fault(_method: str, _name: str) -> str | None:
+        number = next(count)
+        return [LOST, THROTTLED, BROKEN][number // 4 % 3] if number % 4 == 0 else None
+
+    bucket_server.fault = fault
+    where = storage.folder("gs://bucket/runs/_hosts/it")
+    driver = Meeting(where)
+    with machine(monkeypatch, tmp_path / "host"):
+        host = Meeting(storage.folder("gs://bucket/runs/_hosts/it"))
+        assert host.order() is None
+        host.join(state(0, beat=1))
+        host.join(state(1, beat=1))
+    assert driver.hosts() == (state(0, beat=1), state(1, beat=1))
+    driver.give(first := Order(number=1, run="it", claim=1))
+    with machine(monkeypatch, tmp_path / "host"):
+        assert host.order() == first
+        host.join(state(1, beat=2))
+        with pytest.raises(FileExistsError):
+            host.give(Order(number=1, run="another", claim=1))
+    assert driver.hosts() == (state(0, beat=1), state(1, beat=2))
+    assert bucket_server.faults > 3
+
+
+def containers(manifest: dict[str, Any], job: str) -> tuple[int, int, dict[str, Any]]:
+    """How many slices and hosts of each a job has, and the container of its pods."""
+    [found] = [one for one in manifest["spec"]["replicatedJobs"] if one["name"] == job]
+    inside = found["template"]["spec"]
+    [container] = inside["template"]["spec"]["containers"]
+    return found["replicas"], inside["parallelism"], container
+
+
+@contextmanager
+def pods(manifest: dict[str, Any], devices: int, copies: Path) -> Iterator[None]:
+    """The processes of all hosts, each with copies of its own as pods have."""
+    slices, size, container = containers(manifest, "slice")
+    started = []
+    for number in range(slices * size):
+        index = {
+            "$(SLICE_INDEX)": str(number // size),
+            "$(JOB_COMPLETION_INDEX)": str(number % size),
+        }
+        words = [*container["command"], *container["args"], "--emulate", str(devices)]
+        for name, value in index.items():
+            words = [word.replace(name, value) for word in words]
+        environment = {**os.environ, storage.addresses.VARIABLE: str(copies / str(number))}
+        started.append(subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, env=environment))
+    try:
+        yield
+    finally:
+        end(started)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folder", "gs", "s3"])
+def test_the_processes_of_a_jobset_train(
+    kind: str, bucket_server: BucketServer, tmp_path: Path
+) -> None:
+    """The driver's own shell line submits the run."""
+    runs = str(tmp_path / "runs") if kind == "folder" else f"{kind}://bucket/runs"
+    batch = api.load(SPEC).experiment.batch
+    sets = [
+        f"run.storage={runs}",
+        f"experiment.tokens={STEPS * batch.sequences * batch.length}",
+        "run.trainer=mlp",
+    ]
+    config, manifest = api.export("jobset", SPEC, sets)
+    file = tmp_path / "spec.yaml"
+    file.write_text(config["data"]["spec.yaml"])
+    _, _, driver = containers(manifest, "driver")
+    line = driver["args"][0].replace("/etc/orch/spec.yaml", str(file))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    plan = api.plan(SPEC, sets)
+    with pods(manifest, plan.devices_per_host, tmp_path / "hosts"):
+        done = subprocess.run(
+            [*driver["command"], line], env={**os.environ, "PATH": path}, cwd=ROOT, timeout=500,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [run] = [one.run() for one in journal.list_journals(storage.folder(runs))]
+    assert (run.run, run.state, run.steps_done) == (
+        manifest["metadata"]["name"],
+        "succeeded",
+        STEPS,
+    )
+    assert bool(bucket_server.names("bucket/runs/_hosts/")) == (kind != "folder")
