@@ -80,10 +80,15 @@ class NoTopology(SpecError):
 
 
 class NoSuchSlice(SpecError):
-    """A chip does not have this topology. `legal` lists those that it has."""
+    """A chip does not have this topology. `legal` lists those that it has.
 
-    def __init__(self, reason: str, legal: list[str], legal_are: str) -> None:
-        self.reason, self.legal = reason, legal
+    `is_cluster`: it is a cluster of GPUs, of which a slice is one NVLink domain.
+    """
+
+    def __init__(
+        self, reason: str, legal: list[str], legal_are: str, *, is_cluster: bool = False
+    ) -> None:
+        self.reason, self.legal, self.is_cluster = reason, legal, is_cluster
         self.help = f"{legal_are}: {', '.join(legal)}"
         super().__init__(f"{reason}; {self.help}")
 
@@ -150,6 +155,23 @@ class JournalUnreadable(OrchError):
     @property
     def message(self) -> str:
         return ": ".join(map(str, self.args))
+
+
+class OtherVersion(JournalUnreadable):
+    """A file of a run was written by another version of orch, whose schema number is `written`;
+    this version reads `read`. None where the file has no number.
+    """
+
+    def __init__(self, path: object, what: str, *, written: int | None, read: int | None) -> None:
+        self.path, self.what, self.written, self.read = path, what, written, read
+        if written is None or read is None:
+            numbers = f"the keys of its {what} are not those that this version reads"
+        elif written == read:
+            numbers = f"its {what} has schema {written} with other keys than this version reads"
+        else:
+            numbers = f"its {what} has schema {written}, and this version reads schema {read}"
+        do = "read it with that version, or submit its spec again"
+        super().__init__(path, f"was written by another version of orch: {numbers}; {do}")
 
 
 class JournalDamaged(JournalUnreadable):

@@ -85,6 +85,11 @@ def elapsed(value_s: float) -> str:
     return " ".join(f"{amount} {unit}" for amount, unit in shown)
 
 
+def elapsed_or_ms(value_s: float) -> str:
+    """Return time that has passed, to the millisecond where it is short."""
+    return elapsed(value_s) if value_s >= 10 else seconds(value_s)
+
+
 def ago(age_s: float) -> str:
     """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago. The future is now."""
     age_s = max(age_s, 0.0)  # another machine's clock may be ahead

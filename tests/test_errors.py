@@ -218,7 +218,11 @@ def codes_in_the_code() -> set[str]:
         ("plan", "orch plan --help"),
         ("frob", "orch --help"),
         ("export huggingface --frob", "orch export huggingface --help"),
-        ("plan specs/tiny_2pod.yaml --set resources.chips=v5p", "orch schema"),
+        ("plan specs/tiny_2pod.yaml --set resources.chips=v5p", "orch schema --key resources"),
+        (
+            "plan specs/tiny_2pod.yaml --set experiment.remat=never",
+            "orch schema --key experiment.remat",
+        ),
         (
             " ".join(UNEVEN),
             f"orch {' '.join(UNEVEN)} --set experiment.batch.sequences=980",
@@ -247,3 +251,19 @@ def test_a_terminal_shows_the_word_error_in_red(
     monkeypatch.setenv("NO_COLOR", "1")
     say_error("error: b")
     assert capsys.readouterr().err == "\033[1;31merror:\033[0m a?[2J\nerror: b\n"
+
+
+def test_a_folder_of_weights_that_is_not_here_is_said_before_anything_starts(
+    orch: RunOrch, tmp_path: Path
+) -> None:
+    """A plan warns, for the hosts may have it; a rehearsal needs it here."""
+    tiny = ROOT / "specs" / "tiny_2pod.yaml"
+    words = (str(tiny), "--set", f"experiment.start.huggingface={tmp_path}/weights")
+    planned = json.loads(orch("plan", *words, "--json").stdout)
+    [warning] = [one for one in planned["warnings"] if one["code"] == "input_missing"]
+    named = {"key": "experiment.start.huggingface", "path": f"{tmp_path}/weights"}
+    assert warning["figures"] == named
+    refused = orch("submit", *words, "--no-prove", "--set", f"run.storage={tmp_path}/runs")
+    assert refused.returncode == 2
+    assert f"{tmp_path}/weights" in refused.stderr
+    assert not list(tmp_path.glob("runs/*/events"))

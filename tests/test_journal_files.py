@@ -1,6 +1,7 @@
 """The journal's files: foreign, damaged and large ones."""
 
 import errno
+import json
 import os
 import shutil
 import time
@@ -11,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import journal
-from orchestrator.errors import JournalUnreadable, JournalUnwritable
+from orchestrator.errors import JournalUnreadable, JournalUnwritable, OtherVersion
 from orchestrator.journal import event_chain, event_log, files, line_files, step_log
+from orchestrator.journal.events import SCHEMA
+from orchestrator.lifecycle.next_steps import next_after
+from orchestrator.types.plan import PLAN_SCHEMA
 from orchestrator.types.run import TimedStep
 from tests.journals import (
     claimed_run,
@@ -98,8 +102,34 @@ def test_a_folder_without_a_run_is_an_error(
 def test_another_schema_is_not_read(tmp_path: Path) -> None:
     path = journal.create_run(tmp_path, run_request(), "it").journal.paths.events / "000001.json"
     path.write_bytes(path.read_bytes().replace(b'"schema":', b'"schema":99'))
-    with pytest.raises(JournalUnreadable, match=r"its schema is 99\d"):
+    with pytest.raises(OtherVersion) as met:
         journal.find_run(tmp_path, "it").run()
+    assert (met.value.written, met.value.read) == (990 + SCHEMA, SCHEMA)
+
+
+def test_a_plan_of_another_version_is_named_as_that(tmp_path: Path) -> None:
+    """The plan is as it was written, with a sum; its keys are those of another version."""
+    plan = tiny_plan()
+    made = journal.create_run(tmp_path, run_request(plan=plan), "it").journal
+    older = json.loads(made.paths.plan(plan.digest).read_bytes())
+    del older["loss_chunk_tokens"]
+    for schema in (PLAN_SCHEMA - 1, PLAN_SCHEMA):
+        rewrite_plan(made, plan.digest, json.dumps(older | {"schema": schema}).encode())
+        with pytest.raises(OtherVersion) as met:
+            made.plan(plan.digest)
+        assert (met.value.what, met.value.written, met.value.read) == ("plan", schema, PLAN_SCHEMA)
+    assert next_after(met.value) == "orch plan SPEC"
+    made.paths.submitted_spec.write_text("name: it\n", encoding="utf-8")
+    assert next_after(met.value) == f"orch plan {made.paths.submitted_spec}"
+
+
+def rewrite_plan(made: journal.Journal, digest: str, text: bytes) -> None:
+    """Write another plan and its sum, as another version would have."""
+    path, first = made.paths.plan(digest), made.paths.events / "000001.json"
+    sums = event_chain.digest(path.read_bytes()), event_chain.digest(text)
+    path.write_bytes(text)
+    first.write_bytes(first.read_bytes().replace(sums[0].encode(), sums[1].encode()))
+    event_chain.note_newest(made.paths, 1, event_chain.digest(first.read_bytes()))
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownName
+from orchestrator.errors import JournalUnreadable, OtherVersion, RunIsLive, SpecError, UnknownName
 from orchestrator.journal import StudyJournal, StudyRequest
 from orchestrator.types import codec
 from orchestrator.types.run import TrackedRun
@@ -158,8 +158,9 @@ def test_a_damaged_study_is_an_error(tmp_path: Path) -> None:
     study.submission_path.write_text(
         text.replace('"schema": 3,\n  "steps"', '"schema": 9,\n  "steps"')
     )
-    with pytest.raises(JournalUnreadable, match="its schema is 9"):
+    with pytest.raises(OtherVersion) as met:
         study.submission()
+    assert (met.value.written, met.value.read) == (9, 3)
     digest = StudyRequest(study=STUDY, steps=20).digest
     study.submission_path.write_text(text.replace(digest, "0" * 64))
     with pytest.raises(SpecError, match="is another study"):

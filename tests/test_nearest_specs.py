@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import orchestrator as api
 from orchestrator import catalog
 from orchestrator.plan.infeasible import Infeasible
+from orchestrator.plan.infeasible_text import infeasible_text
 from orchestrator.plan.nearest_slices import rentable
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.refusal import Refusal
@@ -172,6 +173,7 @@ def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
     assert refused
     assert [one.code for one in refused.reasons] == ["memory", "largest_domain"]
     assert refused.reasons[1].figures == {"chip": "h100", "most": 8}
+    assert infeasible_text(refused).startswith("GPU clusters are not served yet: ")
     first, *others = refused.suggestions
     assert first.overrides == ("resources.mesh.fsdp_dcn=4",)
     assert {one.chips for one in refused.suggestions} == {512}

@@ -11,7 +11,9 @@ import pytest
 
 from orchestrator.formatting import off
 from orchestrator.render.page.run_charts import measured_bar
-from orchestrator.render.report_text import CAUSES
+from orchestrator.render.report_screen import report_screen
+from orchestrator.render.report_text import CAUSES, run_verdict
+from orchestrator.render.screen_parts import Detail
 from orchestrator.report import make_report
 from orchestrator.report.measurement import spread
 from orchestrator.types.report import Goodput
@@ -276,3 +278,19 @@ def test_orch_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path
     unknown = orch("compare", "nobody", "--storage", str(tmp_path))
     assert unknown.returncode == 2
     assert f"in {tmp_path} begins with 'nobody'; known: " in unknown.stderr
+
+
+def test_the_screen_has_the_verdict_first_and_as_much_as_asked() -> None:
+    """Each detail shows all of the one before it; JSON has all of it anyhow."""
+    run, steps = preempted_run()
+    found = compare(run, PLAN, steps)
+    details: tuple[Detail, ...] = ("brief", "usual", "full")
+    brief, usual, full = (
+        {*report_screen(found, "page.html", "open page.html", one).splitlines()} for one in details
+    )
+    assert brief < usual < full
+    first = report_screen(found, "", "", "brief").splitlines()[0]
+    assert f"{found.run}: {run_verdict(found)}".startswith(first)
+    shown = " ".join(full - usual)
+    assert found.goodput
+    assert all(CAUSES[name] in shown for name, s in found.goodput.badput_s.items() if s > 1)

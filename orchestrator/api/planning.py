@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.lifecycle.progress import Progress
     from orchestrator.maxtext import ImportedSpec, MaxTextRun
     from orchestrator.prove.verdict import ProofResult
+    from orchestrator.spec.key_help import KeyHelp
     from orchestrator.types.explanation import Explanation
     from orchestrator.types.offers import DeadlineOdds, Offers
     from orchestrator.types.plan import Plan
@@ -58,6 +59,13 @@ def schema(name: str = "spec") -> str:
 
     texts = {"spec": schema_text, "study": study_schema_text}
     return texts[name]() if name in texts else output_schema_text(name)
+
+
+def key_help(key: str) -> "list[KeyHelp]":
+    """What a key of a spec, and those below it, mean and must be."""
+    from orchestrator.spec.key_help import help_about
+
+    return help_about(key)
 
 
 def is_study(path: str | Path) -> bool:

@@ -4,7 +4,7 @@ Each function chooses by what its arguments name, and returns a value with its s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from orchestrator.render.terminal import CommandResult
 
 if TYPE_CHECKING:
     from orchestrator.lifecycle.progress import Progress
+    from orchestrator.types.plan import Plan
     from orchestrator.types.spec import Spec
 
 ONE_SPEC = "the plan of one spec"
@@ -89,13 +90,24 @@ def _plans(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
     stage = options.stage
     if has_many_plans(spec, stage):
         refuse_options({"--alternatives": options.alternatives}, ONE_STAGE)
-    plans = planning.plans(spec, 1 + options.alternatives, profile=options.profile, stage=stage)
+    made = planning.plans(spec, 1 + options.alternatives, profile=options.profile, stage=stage)
+    plans = with_missing_inputs(made, spec, path.parent)
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
     odds = [None if stage else planning.deadline_odds(spec, one) for one in plans]
     detail = options.detail or "usual"
     values = [*map(PlanWithOdds.of, plans, odds)]
     value = values if options.alternatives else values[0]
     return CommandResult(value, lambda: plans_screen(plans, following, detail, odds[0]))
+
+
+def with_missing_inputs(plans: "Sequence[Plan]", spec: "Spec", folder: Path) -> "list[Plan]":
+    """The plans, with a warning for each file that they need and this machine lacks."""
+    from orchestrator.spec.missing_inputs import missing_inputs
+    from orchestrator.types.plan import plan_warning
+
+    missing = missing_inputs(spec, folder)
+    new = tuple(plan_warning("input_missing", key=key, path=path) for key, path in missing)
+    return [replace(one, warnings=(*one.warnings, *new)) for one in plans]
 
 
 def has_many_plans(spec: "Spec", stage: int | None) -> bool:

@@ -26,7 +26,8 @@ def topology(chip: Chip, text: str) -> Topology:
         shape = tuple(map(int, text.split("x")))
         fault = _fault(chip, shape)
         if fault:
-            raise NoSuchSlice(fault, _near(chip, shape), "nearest")
+            is_cluster = chip.switched and prod(shape) > chip.pod_chips.value
+            raise NoSuchSlice(fault, _near(chip, shape), "nearest", is_cluster=is_cluster)
     else:
         shape = _named(chip, text)
     return Topology(shape=shape, wraps=_wraps(chip, shape))

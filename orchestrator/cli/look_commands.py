@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import FILE, JSON, RUN, RUN_HELP, STORAGE
+from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, RUN, RUN_HELP, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display, say_end
 from orchestrator.render.next_commands import run_command, storage_command
-from orchestrator.render.terminal import echo, echo_json, say, show
+from orchestrator.render.screen_parts import Detail
+from orchestrator.render.terminal import echo, echo_json, show
 
 
 @click.command()
@@ -99,8 +100,10 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     help="Where the page goes, instead of report.html in RUN's directory.",
 )  # fmt: skip
 @JSON
+@BRIEF
+@FULL
 @interruptible("writing the report")
-def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
+def report(run: str, storage: Path, out: Path | None, as_json: bool, detail: Detail | None) -> None:
     """Write a self-contained HTML page about RUN. It shows measured next to predicted.
 
     It has the roofline, time per step line by line, memory, MFU over steps, and where the time
@@ -108,7 +111,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
 
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
-    from orchestrator.lifecycle.screens import page_text
+    from orchestrator.lifecycle.screens import report_screens
 
     if as_json:
         show(orch.report(run, storage), as_json=True)
@@ -116,7 +119,7 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool) -> None:
     page = orch.write_report(run, storage, out=out)
     for problem in page.problems:
         echo(f"warning: {problem}", err=True)
-    say(page_text(page))
+    show(page.report, lambda: report_screens(page, detail), as_json=False)
 
 
 @click.command(epilog=RUN_HELP)

@@ -10,6 +10,7 @@ import orchestrator as orch
 from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.render.display import Display
+from orchestrator.render.key_help_text import key_help_screen
 from orchestrator.render.new_spec_text import examples_screen, import_lines
 from orchestrator.render.next_commands import spec_command
 from orchestrator.render.terminal import echo, say, show
@@ -46,7 +47,8 @@ def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple
 @click.command()
 @click.argument("output", required=False, metavar="[OUTPUT]")
 @click.option("--study", "of_study", is_flag=True, help="Print the schema of a study.")
-def schema(output: str | None, of_study: bool) -> None:
+@click.option("--key", metavar="KEY", help="Show what a key of a spec means and takes.")
+def schema(output: str | None, of_study: bool, key: str | None) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
     OUTPUT is what a command prints with --json; all its keys are always there: error, plan,
@@ -57,7 +59,11 @@ def schema(output: str | None, of_study: bool) -> None:
     Example:
       orch schema --study > study.schema.json
       orch schema plan > plan.schema.json
+      orch schema --key experiment.batch
     """
+    if key:
+        say(key_help_screen(orch.key_help(key), "orch init --list"))
+        return
     if of_study and output:
         raise click.UsageError("--study goes without OUTPUT")
     echo(orch.schema("study" if of_study else output or "spec"), nl=False)

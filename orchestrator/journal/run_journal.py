@@ -30,6 +30,7 @@ from orchestrator.journal.run_outlook import outlook_of
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import RunState, apply, initial
 from orchestrator.journal.run_status import Observation, StepSummary, build_run, first_line
+from orchestrator.journal.stored_values import check_schema, content_of, decoded, read_value
 from orchestrator.storage import address, copies
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
@@ -148,10 +149,10 @@ class Journal:
         """The value in a file of which an event has the sha256."""
         name = self.paths.name_of(path)
         expected = self._submitted().submission.sums.get(name) or self.sums(self.state()).get(name)
-        content = _content(path)
+        content = content_of(path)
         if expected and event_chain.digest(content) != expected:
             raise self.damaged(path, "was changed after it was written")
-        return _decoded(path, content, kind)
+        return decoded(path, content, kind, unchanged=bool(expected))
 
     def _submitted(self) -> Submitted:
         """The first event."""
@@ -206,9 +207,7 @@ class Journal:
         if not isinstance(first, Submitted):
             why = f"{first}" if isinstance(first, Fault) else f"{self._first}: is not a submission"
             raise JournalUnreadable(self.path, why)
-        if first.schema != SCHEMA:
-            why = f"its schema is {first.schema}; this version of orch reads {SCHEMA}"
-            raise JournalUnreadable(self.path, why)
+        check_schema(self.path, "journal", first, SCHEMA)
         return initial(first)
 
     def _requests(self, settled: int) -> tuple[list[CancelRequest], list[str]]:
@@ -260,25 +259,6 @@ def _silent_s(claim: Claimed | None, heartbeat: DriverHeartbeat | None) -> float
     if not (claim and heartbeat and heartbeat.uptime_s is not None):
         return None
     return liveness.uptime_s() - heartbeat.uptime_s if liveness.is_known(claim.driver) else None
-
-
-def read_value(path: Path, kind: type[T]) -> T:
-    """The value in a JSON file; `JournalUnreadable` when it cannot be read."""
-    return _decoded(path, _content(path), kind)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return files.read(path)
-    except FileNotFoundError as error:
-        raise JournalUnreadable(path, f"cannot be read: {error.strerror}") from error
-
-
-def _decoded(path: Path, content: bytes, kind: type[T]) -> T:
-    try:
-        return codec.from_json(content, kind)
-    except msgspec.DecodeError as error:
-        raise JournalUnreadable(path, f"is not a {kind.__name__}: {error}") from error
 
 
 def prediction_of(plan: Plan) -> Prediction:

@@ -86,6 +86,11 @@ class RunPaths:
         return self.root / "proofs"
 
     @property
+    def submitted_spec(self) -> Path:
+        """The spec's text, as it was submitted."""
+        return self.documents / "spec.yaml"
+
+    @property
     def documents(self) -> Path:
         """Other files of the run: its spec as written, uncommitted changes, a report."""
         return self.root / "documents"

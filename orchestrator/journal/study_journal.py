@@ -25,8 +25,9 @@ from orchestrator.journal.relative_uri import (
     as_stored,
     note_of,
 )
-from orchestrator.journal.run_journal import Clock, Journal, read_value
+from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_status import UNCLAIMED_S, process_name
+from orchestrator.journal.stored_values import check_schema, read_value
 from orchestrator.storage import address, copies
 from orchestrator.types import codec
 from orchestrator.types.run import LIVE, Run, TrackedRun
@@ -95,9 +96,7 @@ class StudyJournal:
     def submission(self) -> StudySubmission:
         """What was requested; `JournalUnreadable` when this is not the folder of a study."""
         submission = read_value(self.submission_path, StudySubmission)
-        if submission.schema != SCHEMA:
-            why = f"its schema is {submission.schema}; this version of orch reads {SCHEMA}"
-            raise JournalUnreadable(self.path, why)
+        check_schema(self.path, "study", submission, SCHEMA)
         return submission
 
     def trial_starts(self) -> list[TrialStart]:

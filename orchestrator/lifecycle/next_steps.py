@@ -3,10 +3,20 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from orchestrator.errors import DataUnusable, NoTopology, OrchError, SpecError, UnknownRun
+from orchestrator.errors import (
+    DataUnusable,
+    NoTopology,
+    OrchError,
+    OtherVersion,
+    SpecError,
+    UnknownRun,
+)
+from orchestrator.journal.run_paths import RunPaths
 from orchestrator.plan.infeasible import Infeasible
-from orchestrator.render.next_commands import as_typed
+from orchestrator.render.next_commands import as_typed, spec_command
+from orchestrator.spec.key_help import keys_of_specs
 from orchestrator.spec.problem import SpecProblems
 
 
@@ -20,6 +30,8 @@ def next_after(error: OrchError) -> str:
             return after_problems(error)
         case UnknownRun():
             return with_storage("orch runs", typed)
+        case OtherVersion():
+            return plan_again(error)
         case NoTopology():
             return "orch plan SPEC"
         case DataUnusable():
@@ -49,7 +61,28 @@ def after_problems(error: SpecProblems) -> str:
         )
     if first.code == "text-as-data":
         return "orch data pack --help"
-    return f"orch init {first.file}" if first.code == "unreadable" else "orch schema"
+    if first.code == "unreadable":
+        return f"orch init {first.file}"
+    return key_command(first.key)
+
+
+def key_command(key: str) -> str:
+    """Return what tells of a key, or of the nearest section above it that exists."""
+    known = [one.key for one in keys_of_specs()]
+    while key:
+        if any(one == key or one.startswith(f"{key}.") for one in known):
+            return f"orch schema --key {key}"
+        key = key.rpartition(".")[0]
+    return "orch init --list"
+
+
+def plan_again(error: OtherVersion) -> str:
+    """Return what plans the spec of a run anew, which is kept as it was submitted."""
+    path = Path(str(error.path))
+    for folder in (path, *path.parents[:2]):
+        if (spec := RunPaths(folder).submitted_spec).is_file():
+            return spec_command("plan", spec, ())
+    return "orch plan SPEC"
 
 
 def with_storage(command: str, typed: Sequence[str]) -> str:

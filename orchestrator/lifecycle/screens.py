@@ -5,10 +5,13 @@ from pathlib import Path
 from orchestrator.journal import StudyJournal, find_run_or_study
 from orchestrator.lifecycle.pages import Page
 from orchestrator.render.next_commands import run_command
+from orchestrator.render.report_screen import report_screen
 from orchestrator.render.runs_screen import study_runs_screen
+from orchestrator.render.screen_parts import Detail
 from orchestrator.render.status_screen import next_run_command, status_screen
 from orchestrator.render.study_screens import study_report_screen, verdict_text
 from orchestrator.study import report_of_study
+from orchestrator.types.report import Report
 from orchestrator.types.run import Status
 from orchestrator.types.study import StudyStatus
 
@@ -24,7 +27,12 @@ def status_screens(status: Status | StudyStatus, named: str, storage: Path) -> l
     return [study_runs_screen(status), "\n", measured]
 
 
-def page_text(page: Page) -> str:
+def report_screens(page: Page, detail: Detail | None) -> list[str]:
     """What a report says, and where its page is."""
-    where = page.path.absolute().as_uri()
-    return f"{verdict_text(page.report)}wrote {page.path}\nNext: open {where}\n"
+    report, where = page.report, f"open {page.path.absolute().as_uri()}"
+    if isinstance(report, Report):
+        return [report_screen(report, str(page.path), where, detail or "usual")]
+    wrote = f"wrote {page.path}\nNext: {where}\n"
+    if detail == "brief":
+        return [verdict_text(report), wrote]
+    return [study_report_screen(report, ""), wrote]

@@ -26,6 +26,8 @@ from orchestrator.lifecycle.requests import (
 )
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
+from orchestrator.render.next_commands import spec_command
+from orchestrator.spec.missing_inputs import missing_inputs
 from orchestrator.storage import folder, is_copy
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (
@@ -43,6 +45,7 @@ from orchestrator.types.spec_fields import DType
 from orchestrator.types.submit_options import Proposal, SubmitOptions
 
 REHEARSED_STEPS = 20
+PLACE = "PATH"  # for a person to fill in
 # The code of a run, the largest of its objects, is in a bucket by then.
 WRITING_LIMIT_S, WRITING_POLL_S = 60.0, 0.5
 
@@ -85,6 +88,14 @@ def check_trainable(plan: Plan) -> None:
             f"experiment.precision.compute {compute} can be planned, not trained: trainer"
             f" {plan.trainer} multiplies in {' or '.join(get_args(DType))}"
         )
+
+
+def check_inputs(spec: Spec, path: Path) -> None:
+    """Refuse a rehearsal whose data or weights are not on this machine, before anything starts."""
+    for key, missing in missing_inputs(spec, path.parent):
+        command = spec_command("submit", path, (f"{key}={PLACE}",))
+        what = f"{key}: {missing} does not exist on this machine, where the rehearsal reads it"
+        raise SpecError(what, next_command=command)
 
 
 def submit_new(request: SubmitRequest, where: NamedCluster | None) -> Run:
@@ -138,6 +149,7 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
         raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
     steps = options.steps or REHEARSED_STEPS
     small = rehearsal_of(spec, plan, steps=steps, devices=options.devices_per_pod)
+    check_inputs(small.spec, request.path)
     provenance = provenance_of(request.path, spec, steps, options.profile)
     progress(SubmitStarted(name=plan.name, address=None, named_by=None))
     progress(Planned(plan=plan))

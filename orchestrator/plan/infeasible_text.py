@@ -25,9 +25,9 @@ SENTENCES: dict[ReasonCode, str] = {
         " slices share weights (resources.mesh.fsdp_dcn)"
     ),
     "largest_domain": (
-        "clusters of {chip} are planned as NVLink domains of {most:,} GPUs that each hold the whole"
-        " model, or share weights over the network (resources.mesh.fsdp_dcn); pipelines are not"
-        " planned yet, and runs are launched on TPUs alone"
+        "GPU clusters are not served yet: runs are launched on TPUs, and clusters of {chip} are"
+        " planned only as NVLink domains of {most:,} GPUs that each hold the whole model or share"
+        " weights over the network (resources.mesh.fsdp_dcn)"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
     "sequences_not_whole": (
@@ -46,11 +46,15 @@ SENTENCES: dict[ReasonCode, str] = {
     ),
 }
 
+FIRST = ("largest_domain",)  # what no other spec of that kind would mend is said first
+
 
 def infeasible_text(refusal: Refusal) -> str:
     """The reasons, then the suggestions: lines to paste, each with what it leads to."""
-    lines = ["no realizable plan"]
-    lines += [f"  {line}" for reason in refusal.reasons for line in reason_lines(reason)]
+    first = [one for one in refusal.reasons if one.code in FIRST]
+    others = [one for one in refusal.reasons if one.code not in FIRST]
+    lines = [*map(reason_text, first), "no realizable plan"]
+    lines += [f"  {line}" for reason in others for line in reason_lines(reason)]
     if refusal.suggestions:
         lines += ["", "closest specs that work:"]
     for one in refusal.suggestions:

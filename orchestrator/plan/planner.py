@@ -36,10 +36,8 @@ from orchestrator.plan.search import (
 )
 from orchestrator.plan.stages import placed, stage_spec, stage_specs, whole_plan
 from orchestrator.types.model import Model
-from orchestrator.types.plan import Plan, PlannedBatch, PlannedModel, SearchSummary
+from orchestrator.types.plan import PLAN_SCHEMA, Plan, PlannedBatch, PlannedModel, SearchSummary
 from orchestrator.types.spec import Experiment, Spec
-
-SCHEMA = 6
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -88,7 +86,7 @@ def write_plan(
     experiment, pods = spec.experiment, request.pods
     replicas = int(layout.ways("batch"))
     plan = Plan(
-        schema=SCHEMA,
+        schema=PLAN_SCHEMA,
         digest="",
         name=spec.name,
         trainer=spec.run.trainer,

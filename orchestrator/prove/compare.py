@@ -10,6 +10,7 @@ from orchestrator.prove.dcn_check import SCALARS_BYTES, carries_gradients_alone,
 from orchestrator.types.model import Model
 from orchestrator.types.plan import ATTENTION_LINES, LedgerLine, LineKind, Link, Plan
 from orchestrator.types.proof import (
+    PROOF_SCHEMA,
     ComparedCollective,
     Comparison,
     CompilerChange,
@@ -17,8 +18,6 @@ from orchestrator.types.proof import (
     DisagreementCode,
     Proof,
 )
-
-SCHEMA = 4
 
 # A Forecast agrees within these; for memory, within the larger of the two.
 MEMORY_SHARE, MEMORY_BYTES = 0.05, 0.5 * GIB
@@ -47,7 +46,7 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     crossing_faults = faults(plan, crossed)
     flops = compared_flops(plan, compiled)
     proof = Proof(
-        schema=SCHEMA,
+        schema=PROOF_SCHEMA,
         plan_digest=plan.digest,
         trainer=plan.trainer,
         fits=True,

@@ -1,12 +1,10 @@
 """The screens of studies by their kind."""
 
-from orchestrator.render.report_text import run_verdict
 from orchestrator.render.scaling_report_screen import scaling_report_screen, scaling_verdict
 from orchestrator.render.scaling_screen import scaling_screen
 from orchestrator.render.screen_parts import Screen, fit
 from orchestrator.render.sweep_report_screen import sweep_report_screen, sweep_verdict
 from orchestrator.render.sweep_screen import sweep_screen
-from orchestrator.types.report import Report
 from orchestrator.types.scaling import ScalingForecast, ScalingReport
 from orchestrator.types.sweep import SweepForecast, SweepReport
 
@@ -25,10 +23,8 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
     return scaling_report_screen(report, next_command)
 
 
-def verdict_text(report: Report | ScalingReport | SweepReport) -> str:
-    """Return a run's or a study's name and verdict, as lines."""
+def verdict_text(report: ScalingReport | SweepReport) -> str:
+    """Return a study's name and verdict, as lines."""
     if isinstance(report, SweepReport):
         return fit(f"{report.study}: {sweep_verdict(report)}\n")
-    if isinstance(report, ScalingReport):
-        return fit(f"{report.study}: {scaling_verdict(report)}\n")
-    return fit(f"{report.run}: {run_verdict(report)}\n")
+    return fit(f"{report.study}: {scaling_verdict(report)}\n")

@@ -41,6 +41,9 @@ SENTENCES: dict[WarningCode, str] = {
         "this machine was busy while it was measured (other programs had {others:.0%} of its"
         " cores, repeats of a step differ by {spread:.0%}): the next rehearsal measures it again"
     ),
+    "input_missing": (
+        "{key}: {path} does not exist on this machine; every host that trains must have it"
+    ),
     "failures_unknown": (
         "how often {chip} fails is unknown here: days and dollars are those of a run in which"
         " nothing fails; resources.failures has room for rates"

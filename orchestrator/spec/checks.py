@@ -164,7 +164,8 @@ def check_topology(spec: ResolvedSpec, chip: Chip) -> None:
             catalog.topology(chip, str(topology))
     except NoSuchSlice as error:
         fields = {"topology": topology, "reason": error.reason, "legal": error.help}
-        spec.report("resources.topology", "no-such-slice", **fields)
+        code = "gpu-cluster" if error.is_cluster else "no-such-slice"
+        spec.report("resources.topology", code, **fields)
 
 
 def _shape_is_consistent(spec: ResolvedSpec) -> None:

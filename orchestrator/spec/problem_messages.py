@@ -141,6 +141,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is {ways}, must divide the number of pods, also the fewest: {pods}",
         "for example {near}",
     ),
+    "gpu-cluster": ("GPU clusters are not served yet: {reason}", "{legal}"),
     "no-such-slice": ("is {topology}, must be a slice that exists: {reason}", "{legal}"),
     "unknown-trainer": (
         "is {name!r}, must be a trainer that can be found",

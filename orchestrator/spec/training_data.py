@@ -20,7 +20,7 @@ def check_data(spec: Spec, resolved: ResolvedSpec, folder: Path) -> None:
 
 
 def _problems(spec: Spec, resolved: ResolvedSpec, folder: Path) -> Iterator[Problem]:
-    for key, path in _paths(spec):
+    for key, path in data_paths(spec):
         found = folder / path
         is_set = (found / MANIFEST).is_file()
         if found.is_dir() or (found.is_file() and found.suffix != ".json"):
@@ -31,7 +31,7 @@ def _problems(spec: Spec, resolved: ResolvedSpec, folder: Path) -> Iterator[Prob
             )
 
 
-def _paths(spec: Spec) -> Iterator[tuple[str, str]]:
+def data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
     """Every path of tokens, with its key."""
     stages, evaluation = spec.experiment.stages or (), spec.run.evaluation
     if stages:

@@ -8,6 +8,8 @@ from orchestrator.types.goodput import GoodputForecast
 from orchestrator.types.model import Model
 from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, StartingWeights
 
+PLAN_SCHEMA = 6
+
 Link = Literal["dcn", "ici"]
 CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 
@@ -88,6 +90,7 @@ WarningCode = Literal[
     "extrapolation",
     "no_expected",
     "unsteady_profile",
+    "input_missing",
 ]
 
 

@@ -6,6 +6,8 @@ from typing import Literal
 from orchestrator.types.plan import Estimate, Link
 from orchestrator.types.schedule import Schedule
 
+PROOF_SCHEMA = 4
+
 FaultCode = Literal["not_planned", "too_many_bytes"]
 Payload = Literal["gradients", "weights", "other"]
 DisagreementCode = Literal["peak_memory", "host_memory", "payload", "flops", "uncounted_kernel"]

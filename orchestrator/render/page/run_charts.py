@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from orchestrator.formatting import count, elapsed, in_memory, percent, seconds
+from orchestrator.formatting import count, elapsed_or_ms, in_memory, percent, seconds
 from orchestrator.journal.step_table import Floats, StepTable
 from orchestrator.render.page.drawings import (
     Axis,
@@ -152,10 +152,6 @@ def goodput(spent: Goodput) -> BarChart:
     )
     bar = Bar(name="from the first attempt to the end", kind="goodput", segments=parts)
     return BarChart(bars=[bar], show=elapsed_or_ms, named=3)
-
-
-def elapsed_or_ms(value_s: float) -> str:
-    return elapsed(value_s) if value_s >= 10 else seconds(value_s)
 
 
 # --- over steps
