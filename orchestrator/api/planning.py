@@ -300,6 +300,19 @@ def import_maxtext(
     return convert(read_recipe([_source(one) for one in sources]), device, slices)
 
 
+def import_levanter(
+    config: Path | str, *, device: str, slices: int = 1, vocab: int | None = None
+) -> "ImportedSpec":
+    """The spec of a run that a YAML file of Levanter describes, on these chips: v6e-256.
+
+    `vocab` is the size of a tokenizer that is not known.
+    """
+    from orchestrator.maxtext import convert_levanter
+
+    _, text = _source(Path(config))
+    return convert_levanter(text, device, slices, vocab)
+
+
 def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> "MaxTextRun":
     """The plan of a spec as a run of MaxText; `SpecError` lists what it has no words for."""
     from orchestrator.maxtext import run_of
