@@ -141,16 +141,18 @@ def offers(
 ) -> "Offers":
     """What one may rent for a spec: each offer with its plan, days, dollars and odds.
 
-    `by` is a duration (`30d`, or a number of days) or a date, `budget` dollars (`2M`, or a number).
+    `by` is a duration (`30d`, or a number of days) or a date, and `run.deadline` where it is left
+    out; `budget` is dollars (`2M`, or a number).
     `chips` are names of TPUs; `prices` are `on-demand`, `reserved`, `spot`, or a YAML file.
     """
     from datetime import UTC, datetime
 
     from orchestrator.plan.offers import make_offers
-    from orchestrator.spec.offer_options import offer_request
+    from orchestrator.spec.offer_options import deadline_ahead, offer_request
 
     loaded = _loaded(spec, overrides)
     today = datetime.now(UTC).date()
+    by = deadline_ahead(loaded.run.deadline, today) if by is None else by
     wanted = offer_request(
         loaded.resources, by=by, budget=budget, chips=chips, prices=prices, today=today
     )
