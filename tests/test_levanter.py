@@ -68,7 +68,7 @@ def test_a_configuration_is_planned_as_it_was(tmp_path: Path, orch: RunOrch) -> 
     ("sections", "key"),
     [
         ({"model": {"type": "gpt2"}}, "model.type"),
-        ({"model": {"rope": {"type": "llama3"}}}, "model.rope"),
+        ({"model": {"rope": {"type": "yarn"}}}, "model.rope"),
         ({"model": {"num_heads": "many"}}, "model.num_heads"),
         ({"model": {"sinks": True}}, "model.sinks"),
         ({"trainer": {"train_batch_size": None}}, "trainer.train_batch_size"),
@@ -93,6 +93,20 @@ def test_a_tokenizer_gives_the_vocabulary() -> None:
     found = convert_levanter(text, "v6e-256")
     assert found.values["experiment"]["model"]["vocab"] == 32_000
     assert yaml_text([found.values])
+
+
+def test_rope_of_llama_3_and_long_words_for_types() -> None:
+    text = changed(
+        model={"rope": {"type": "llama3", "factor": 32}, "num_kv_heads": None},
+        trainer={"mp": "compute=bfloat16,params=float32,output=bfloat16"},
+        optimizer={"max_grad_norm": 0},
+    )
+    found = convert_levanter(text, "v6e-256", vocab=128)
+    experiment = found.values["experiment"]
+    assert experiment["model"]["rope_scaling"]["factor"] == 32
+    assert (experiment["model"]["rope_theta"], experiment["model"]["kv_heads"]) == (500_000.0, 32)
+    assert experiment["precision"]["compute"] == "bf16"
+    assert [note.split(":")[0] for note in found.notes] == ["max_grad_norm"]
 
 
 @pytest.mark.parametrize("text", ["[", "- a", "", "a: &a [*a]"])

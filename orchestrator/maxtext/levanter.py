@@ -1,7 +1,7 @@
 """Turns a configuration of Levanter, a YAML file of sections, into the content of a spec.
 
-Every key is used, known not to matter, or refused by name. What decides a run's size has to be
-written: releases of Levanter differ in what leaving it out means.
+Every key is used, known not to matter, or refused by name. Defaults are those of Levanter's own
+classes; batch, steps and the rates, whose defaults differ between releases, have to be written.
 """
 
 from collections.abc import Mapping
@@ -41,13 +41,25 @@ VOCABULARIES = {
     "meta-llama/Llama-3": 128_256,
     "mistralai/Mistral-7B": 32_000,
 }
+# Keys of its LlamaConfig → ours, and their defaults.
 SIZES = {
-    "num_layers": "layers",
-    "hidden_dim": "d_model",
-    "intermediate_dim": "d_ff",
-    "num_heads": "heads",
-    "num_kv_heads": "kv_heads",
+    "num_layers": ("layers", 32),
+    "hidden_dim": ("d_model", 4096),
+    "intermediate_dim": ("d_ff", 11_008),
+    "num_heads": ("heads", 32),
+    "num_kv_heads": ("kv_heads", 32),
 }
+LENGTH = 2048
+# Keys of its Llama3RotaryEmbeddingsConfig → ours, and their defaults.
+LLAMA_3 = {
+    "factor": ("factor", 8.0),
+    "low_freq_factor": ("low_frequency_factor", 1.0),
+    "high_freq_factor": ("high_frequency_factor", 4.0),
+    "original_max_position_embeddings": ("original_length", 8192),
+}
+THETAS = {"default": 10_000.0, "llama3": 500_000.0}
+# jmp's words for the types of parameters, of computation and of outputs.
+ROLES = {"p": "p", "params": "p", "c": "c", "compute": "c", "o": "o", "output": "o"}
 TYPES = {"f32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
 ADAM = ("beta1", "beta2", "epsilon")
 USUAL = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8}  # of Levanter's AdamConfig
@@ -128,7 +140,7 @@ def convert_levanter(
     keys = _Keys({str(key): value for key, value in values.items()})
     chip, topology = _slice(keys, device)
     pods, found = slices or 1, catalog.topology(chip, topology)
-    steps, length = keys.whole("trainer", "num_train_steps"), keys.whole("model", "seq_len")
+    steps, length = keys.whole("trainer", "num_train_steps"), keys.whole("model", "seq_len", LENGTH)
     sequences = keys.whole("trainer", "train_batch_size")
     tensor = keys.whole("trainer", "model_axis_size", 1)
     devices = found.chips * chip.devices
@@ -159,8 +171,8 @@ def convert_levanter(
     resources = {"chip": chip.name, "topology": topology, "pods": pods, "mesh": mesh}
     name = f"{experiment['model']['name']}-{chip.name}-{pods}x"
     notes = [] if pods == 1 else ["slices share no weights: each has all of them"]
-    if not keys.number("optimizer", "max_grad_norm", 1.0):
-        notes.append("max_grad_norm: 0: the plan's optimizer clips at a norm of 1")
+    if not _clip_norm(keys):
+        notes.append("max_grad_norm: the plan's optimizer clips at a norm of 1")
     values = {"name": name, "experiment": experiment, "resources": resources}
     return ImportedSpec(values=values, notes=tuple(notes), irrelevant=irrelevant)
 
@@ -187,9 +199,10 @@ def _model(keys: _Keys, vocab: int | None) -> dict[str, Any]:
     kind = keys.get("model", "type")
     if kind != "llama":
         keys.refuse("model.type", f"is {kind}, must be llama")
-    sizes = {ours: keys.whole("model", theirs) for theirs, ours in SIZES.items()}
-    if sizes["d_model"] % sizes["heads"]:
-        keys.refuse("model.num_heads", "must divide hidden_dim")
+    sizes = {ours: keys.whole("model", key, usual) for key, (ours, usual) in SIZES.items()}
+    if min(sizes.values()) < 1 or sizes["d_model"] % sizes["heads"]:
+        keys.refuse("model.num_heads", "must divide hidden_dim, and all sizes be positive")
+        sizes |= {"d_model": 1, "heads": 1}
     head = keys.whole("model", "head_dim", sizes["d_model"] // sizes["heads"])
     if keys.get("model", "activation_function", "silu") != "silu":
         keys.refuse("model.activation_function", "must be silu")
@@ -220,9 +233,18 @@ def _vocabulary(keys: _Keys) -> int:
 def _rope(keys: _Keys) -> dict[str, Any]:
     rope = keys.get("model", "rope", {})
     rope = rope if isinstance(rope, Mapping) else {"type": rope}
-    if rope.get("type", "default") != "default" or rope.keys() - {"type", "theta"}:
-        keys.refuse("model.rope", "must be of type default, with theta alone")
-    return {"rope_theta": float(rope.get("theta", 10_000.0))}
+    kind = rope.get("type", "default")
+    known = {"type", "theta", *(LLAMA_3 if kind == "llama3" else ())}
+    if kind not in THETAS or rope.keys() - known:
+        keys.refuse("model.rope", f"must be of type {' or '.join(THETAS)}, with its own keys alone")
+        return {}
+    numbers = {"theta": ("rope_theta", THETAS[kind]), **(LLAMA_3 if kind == "llama3" else {})}
+    said = {ours: rope.get(key, usual) for key, (ours, usual) in numbers.items()}
+    if not all(isinstance(one, int | float) for one in said.values()):
+        keys.refuse("model.rope", "must have numbers")
+        return {}
+    theta = float(said.pop("rope_theta"))
+    return {"rope_theta": theta, **({"rope_scaling": {"kind": kind, **said}} if said else {})}
 
 
 def _microbatches(keys: _Keys, sequences: int, devices: int) -> int:
@@ -255,22 +277,29 @@ def _optimizer(keys: _Keys, steps: int) -> dict[str, Any]:
         "warmup_steps": int(warmup if warmup > 1 else warmup * steps),
         **{key: keys.number("optimizer", key, USUAL[key]) for key in ADAM},
         "weight_decay": keys.number("optimizer", "weight_decay", 0.0),
-        "clip_norm": keys.number("optimizer", "max_grad_norm", 1.0) or 1.0,
+        "clip_norm": _clip_norm(keys) or 1.0,
         "z_loss": keys.number("", "z_loss_weight", 0.0),
         **({} if schedule == "cosine" else {"decay": schedule}),
     }
 
 
+def _clip_norm(keys: _Keys) -> float:
+    """The norm at which gradients are clipped; 0 where they are not, which null says too."""
+    optimizer = keys.values.get("optimizer")
+    written = optimizer if isinstance(optimizer, Mapping) else {}
+    none = "max_grad_norm" in written and written["max_grad_norm"] is None
+    return keys.number("optimizer", "max_grad_norm", 0.0 if none else 1.0)
+
+
 def _precision(keys: _Keys) -> dict[str, str]:
     """Of jmp's words: one type, or p= of parameters and c= of computation."""
     words = str(keys.get("trainer", "mp", "f32"))
-    types = dict(part.split("=", 1) for part in words.split(",") if "=" in part)
-    types = types or {"p": words, "c": words}
-    unknown = [one for one in types.values() if one not in TYPES] or ({"p", "c"} - types.keys())
-    if unknown:
+    pairs = [part.partition("=")[::2] for part in words.split(",")] if "=" in words else []
+    types = {ROLES.get(role.strip(), ""): name.strip() for role, name in pairs} or {"p": words}
+    if "" in types or not types.keys() >= {"p"} or not TYPES.keys() >= set(types.values()):
         keys.refuse("trainer.mp", f"{words}: must be f32, bf16, or p=f32,c=bfloat16")
         return {}
-    names = {"compute": TYPES[types["c"]], "parameters": TYPES[types["p"]]}
+    names = {"compute": TYPES[types.get("c", types["p"])], "parameters": TYPES[types["p"]]}
     sent = {"gradients": "fp32"} if names["compute"] == "fp32" else {}
     return {**names, **sent, "optimizer": names["parameters"]}
 
