@@ -25,6 +25,16 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+LATENTS = {
+    "num_key_value_heads": 8, "head_dim": None, "num_hidden_layers": 3, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "moe_intermediate_size": 32,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+GROUPS = {"n_group": 4, "topk_group": 2}
 # By name: the architecture, its model_type, and what its config has besides the sizes.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "llama", {}),
@@ -54,6 +64,25 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM", "qwen3_moe",
         {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
          "norm_topk_prob": True},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM", "deepseek_v2",
+        {**LATENTS, **GROUPS, "q_lora_rank": 24, "n_shared_experts": 2,
+         "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5},
+    ),
+    "deepseek_v2_lite": (
+        "DeepseekV2ForCausalLM", "deepseek_v2",
+        {**LATENTS, "q_lora_rank": None, "n_shared_experts": 2, "topk_method": "greedy"},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM", "deepseek_v3",
+        {**LATENTS, **GROUPS, "q_lora_rank": 24, "n_shared_experts": 1,
+         "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM", "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32,
+         "attention_bias": True, "rope_scaling": YARN},
     ),
 }  # fmt: skip
 SMALL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -1,5 +1,6 @@
 """Checkpoints on a bucket: saved by TensorStore, whole or not at all, restored as they were."""
 
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ from orchestrator.errors import CheckpointFailed
 from orchestrator.storage.bucket import Bucket
 from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
 from trainers.checkpoint.checkpoints import Checkpoints, newest_step
-from trainers.checkpoint.object_saver import CHUNK_BYTES, chunk_shape, driver
-from trainers.checkpoint.step_objects import MANIFEST
+from trainers.checkpoint.object_saver import CHUNK_BYTES, ObjectSaver, chunk_shape, driver
+from trainers.checkpoint.step_objects import MANIFEST, step_objects
 
 IDENTITY: Mapping[str, str | int] = {"plan": "p", "seed": 1}
 PREFIX = "bucket/runs/key/checkpoints"
@@ -77,6 +78,17 @@ def test_a_state_comes_back_as_it_was(any_folder: Path, bucket_server: BucketSer
     assert steps == {"2", "3", "identity.json"}
 
 
+def test_an_array_is_one_that_other_libraries_read(
+    folder: Path, bucket_server: BucketServer
+) -> None:
+    """Each has the description that zarr asks for, though orch itself reads its own manifest."""
+    with opened(folder) as checkpoints:
+        checkpoints.save(1, state(1))
+    described = json.loads(bucket_server.objects[f"{PREFIX}/1/weights/zarr.json"].content)
+    assert (described["zarr_format"], described["node_type"]) == (3, "array")
+    assert (described["shape"], described["data_type"]) == ([4, 8], "bfloat16")
+
+
 def test_a_state_comes_back_on_other_shards_and_with_more_rows(folder: Path) -> None:
     with opened(folder) as checkpoints:
         checkpoints.save(1, state(1))
@@ -132,6 +144,27 @@ def test_a_save_that_the_bucket_refuses_is_an_error(
         checkpoints.finish()
     bucket_server.fault = lambda _method, _name: None
     assert newest_step(folder) == 0
+
+
+def test_a_process_that_cannot_write_its_shards_tells_the_primary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which then makes no step of what the others wrote."""
+    steps = step_objects(folder)
+    assert steps
+    saver = ObjectSaver(steps)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(saver, "_array", refuse)
+    saver.save("1", state(1))
+    with pytest.raises(OSError, match=r"^no space$"):
+        saver.wait()
+    assert steps.notes("1") == ["no space"]
+    with pytest.raises(OSError, match="a process could not write its shards: no space"):
+        saver._all_wrote("1")
+    assert not steps.is_whole("1")
 
 
 def test_nothing_is_lost_through_faults(folder: Path, bucket_server: BucketServer) -> None:

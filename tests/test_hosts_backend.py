@@ -1,11 +1,13 @@
 """Runs on hosts that meet in a folder: emulated here, each a process that runs one rank."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +27,7 @@ from orchestrator.launch.backend import (
     RunNeeds,
     WorkerArgs,
 )
-from orchestrator.launch.hosts.host_process import environment
+from orchestrator.launch.hosts.host_process import EMULATED_S, environment
 from orchestrator.launch.hosts.hosts_attempt import GONE_S
 from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
@@ -34,6 +36,7 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
 from orchestrator.types.run_options import RetryLimits, RunOptions
 from orchestrator.types.spec import Pods, Spec
+from tests import disk_faults
 from tests.clusters import eventually
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import TINY, spec_of
@@ -322,6 +325,39 @@ def test_only_the_user_and_the_owner_of_the_folder_give_orders(tmp_path: Path) -
     assert meeting.hosts() == (state,)
     os.chown(folder / "host-s-0.json", somebody, -1)
     assert meeting.hosts() == ()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_host_outlives_a_folder_that_fails_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It shows itself again when the folder takes it, and what it runs goes on meanwhile."""
+    folder, fault = tmp_path / "meeting", tmp_path / "fault"
+    library = disk_faults.built(tmp_path)
+    for name, value in disk_faults.variables(library, fault, folder).items():
+        monkeypatch.setenv(name, value)
+    with hosts(folder, make_plan(spec(1))) as [host, *_]:
+        meeting = Meeting(folder)
+
+        def beat() -> int:
+            return next((state.beat for state in meeting.hosts()), 0)
+
+        fault.write_text(str(number))
+        wait_for_silence(beat)
+        assert host.poll() is None
+        last = beat()
+        fault.unlink()
+        within(lambda: beat() > last)
+        assert host.poll() is None
+
+
+def wait_for_silence(beat: Callable[[], int]) -> None:
+    """Wait until a host has not shown itself for ten of its looks."""
+    while True:
+        before = beat()
+        time.sleep(10 * EMULATED_S)
+        if beat() == before:
+            return
 
 
 def test_hosts_meet_in_a_relative_folder_and_through_a_link(

@@ -44,8 +44,11 @@ ON_MESHES: list[tuple[str, dict[str, int]]] = [
     ("mixtral", {"fsdp": 2, "expert": 2, "tensor": 2}),
     ("gemma3", {"fsdp": 2, "sequence": 2, "tensor": 2}),
     ("phi3", {"fsdp": 4, "tensor": 2}),
+    ("deepseek_v2", {"fsdp": 2, "sequence": 2, "tensor": 2}),
+    ("deepseek_v3", {"fsdp": 2, "expert": 2, "tensor": 2}),
+    ("gpt_oss", {"fsdp": 2, "expert": 2, "tensor": 2}),
 ]
-FAST = ("llama3.1", "mixtral", "phi3")
+FAST = ("llama3.1", "mixtral", "phi3", "deepseek_v3", "gpt_oss")
 
 
 def plan_from(folder: Path, **mesh: Any) -> Plan:
@@ -284,6 +287,17 @@ def test_large_models_come_in_several_files(
     again = parameters_from(program_from(tmp_path / "out"))
     first = parameters_from(program_from(folder))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, first))
+
+
+@pytest.mark.parametrize("name", [slow_but(("deepseek_v2",), name) for name in FAMILIES])
+def test_every_architecture_comes_out_as_it_went_in(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "model", config_of(name))
+    saved_run(folder, tmp_path / "run", fsdp=2, tensor=2)
+    request = request_of(tmp_path / "run" / "checkpoints" / "0", tmp_path / "out")
+    plan = codec.from_json((tmp_path / "run" / "plan.json").read_bytes(), Plan)
+    write.write(replace(request, config=config_of(name)), plan)
+    weights = "model.safetensors"
+    assert (tmp_path / "out" / weights).read_bytes() == (folder / weights).read_bytes()
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])

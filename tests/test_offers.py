@@ -505,3 +505,13 @@ def test_the_page_has_the_picture(orch: RunOrch, tmp_path: Path) -> None:
     found = api.offers(ROOT / SPEC, by="30d", budget="1M", chips="v6e")
     assert text.count("<circle") == sum(one.dollars is not None for one in found.offers)
     assert "<polyline" in text
+
+
+def test_the_deadline_of_a_spec_is_the_time_limit() -> None:
+    """Where none is named; a past one is refused."""
+    base = small_spec(tokens=10**9)
+    by_30 = replace(base, run=replace(base.run, deadline="30d"))
+    [first, named] = [api.offers(by_30, chips="v6e", by=by).request.by_days for by in (None, "20d")]
+    assert (first, named) == (30.0, 20.0)
+    with pytest.raises(SpecError):
+        api.offers(replace(base, run=replace(base.run, deadline="2020-01-01")), chips="v6e")

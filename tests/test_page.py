@@ -12,7 +12,7 @@ from jinja2 import UndefinedError
 from orchestrator.journal.counted_steps import counted_steps
 from orchestrator.journal.step_table import table_of
 from orchestrator.render.page import RunPage, run_page
-from orchestrator.render.page.drawings import Axis, Bar, BarChart, BarPart, round_step
+from orchestrator.render.page.drawings import Axis, Bar, BarChart, BarPart, Mark, round_step
 from orchestrator.render.page.run_charts import speed_over_steps, thinned
 from orchestrator.render.page.templates import environment, filled
 from orchestrator.resources import resource
@@ -54,6 +54,18 @@ def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
     near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
     plot = speed_over_steps(near, shown_page.report, table)
     assert [curve.kind for curve in plot.curves].count("lower") == 1
+
+
+def test_a_wide_interval_does_not_flatten_the_bars() -> None:
+    """A band that ends far beyond all bars is cut at the end of the axis."""
+    bars = [Bar(name="matmul", kind="matmul", segments=(BarPart(name="all", value=2.0),))]
+    far = Mark(name="expected", kind="expected", value=4.0, low=2.0, high=1000.0)
+    chart = BarChart(bars=bars, show=str, marks=[far])
+    [part] = chart.placed(bars[0])
+    assert float(part.width.rstrip("%")) > 25
+    assert float(chart.at(2.0).rstrip("%")) + float(chart.width(2.0, 1000.0).rstrip("%")) <= 100
+    near = BarChart(bars=bars, show=str, marks=[replace(far, high=5.0)])
+    assert float(near.at(5.0).rstrip("%")) < 100
 
 
 def test_a_page_links_to_its_mlflow_run() -> None:

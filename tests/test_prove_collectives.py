@@ -149,6 +149,30 @@ def test_an_all_reduce_of_which_everyone_keeps_a_slice_is_a_reduce_scatter() -> 
     assert (one.payload_bytes, one.executed_bytes) == (1024, 2048)
 
 
+def test_an_all_reduce_on_a_sparse_core_is_read_where_it_is_done() -> None:
+    """It is the root of a computation that a call starts, and a slice of what the call ends with
+    is kept.
+    """
+    inside = f"""%inside (q: bf16[128,8]) -> bf16[128,8] {{
+  %q = bf16[128,8] parameter(0)
+  ROOT %r = bf16[128,8] all-reduce(%q), replica_groups={TENSOR}, to_apply=%add
+}}, execution_thread="sparsecore"
+"""
+    [one] = all_moved(
+        program(
+            "%p = bf16[128,8] parameter(0)",
+            "%i = s32[] parameter(1)",
+            "%b = ((bf16[128,8]), bf16[128,8]) call-start(%p), to_apply=%inside",
+            "%e = bf16[128,8] call-done(%b)",
+            "ROOT %s = f32[64,8] fusion(%e, %i), kind=kLoop, calls=%keep",
+            before=SLICED + inside,
+        )
+    )
+    assert (one.kind, one.executed_kind, one.payload_bytes) == (
+        "reduce-scatter", "all-reduce", 1024,
+    )  # fmt: skip
+
+
 def test_an_all_reduce_that_anyone_reads_whole_is_one() -> None:
     """One reader of a slice and one of everything: nothing was scattered."""
     [one] = all_moved(

@@ -1,19 +1,23 @@
 """Trainer llama with mixtures of experts: the numbers are those of a plain reference."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 from orchestrator.types.moe import MixtureOfExperts
 from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference, named
 from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
+from trainers.llama.axes import MESH
 from trainers.llama.experts import collect, spread
+from trainers.llama.mixture import Routed, router_metrics
 from trainers.mesh import abstract_mesh_of
 
 MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)
@@ -111,3 +115,19 @@ def test_complete_rows_are_gathered_without_a_pass_for_the_missing() -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, of(True)(x), of(False)(x)))
     fills = ["FILL_OR_DROP" in str(jax.make_jaxpr(of(one))(x)) for one in (True, False)]
     assert fills == [False, True]
+
+
+def test_more_choices_than_an_integer_of_32_bits_counts() -> None:
+    """33M tokens with 8 choices in each of 94 layers: even loads are one."""
+    tokens, layers = 2**25, 94
+    plan = plan_of(replace(TINY, moe=replace(MOE, top_k=8)))
+    plan = replace(plan, batch=replace(plan.batch, tokens=tokens))
+    load = jnp.full((layers, 8), float(tokens))
+    routed = Routed(jnp.zeros(layers), load, jnp.zeros(layers))
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(MESH)), MESH)
+    metrics = jax.shard_map(
+        partial(router_metrics, plan), mesh=mesh, in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(), check_vma=False,
+    )(routed)  # fmt: skip
+    assert [float(metrics[f"expert_load/{e}"]) for e in range(8)] == pytest.approx([1] * 8)
+    assert float(metrics["busiest_expert"]) == pytest.approx(1)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -80,6 +81,36 @@ def test_its_owner_ends_what_the_keeper_does_not(
     server.end(keeper)
     assert keeper.returncode == -signal.SIGKILL
     eventually(lambda: not any(is_running(one) for one in left), 30)
+
+
+@pytest.mark.parametrize("when", ["starts", "serves"])
+def test_a_server_that_ends_by_itself_is_an_error(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it, and its log says why."""
+    script = "import sys; print('out of luck', flush=True); sys.stdin.read()"
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def stand_in(_: list[str], **options: object) -> subprocess.Popen[bytes]:
+        started.append(start([sys.executable, "-c", script], **options))  # type: ignore[call-overload]
+        if when == "starts":
+            started[0].kill()
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", stand_in)
+    monkeypatch.setattr(server, "answers", lambda _: when == "serves")
+    log = tmp_path / "log"
+
+    def serve() -> None:
+        with server.serving("sqlite://", 1, log, lambda: None) as served:
+            eventually(lambda: log.read_text() != "", 30)
+            served.process.kill()
+            served.wait()
+
+    with pytest.raises(server.NoServer, match="did not" if when == "starts" else "out of luck"):
+        serve()
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def is_running(process: psutil.Process) -> bool:

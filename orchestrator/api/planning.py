@@ -141,16 +141,18 @@ def offers(
 ) -> "Offers":
     """What one may rent for a spec: each offer with its plan, days, dollars and odds.
 
-    `by` is a duration (`30d`, or a number of days) or a date, `budget` dollars (`2M`, or a number).
+    `by` is a duration (`30d`, or a number of days) or a date, and `run.deadline` where it is left
+    out; `budget` is dollars (`2M`, or a number).
     `chips` are names of TPUs; `prices` are `on-demand`, `reserved`, `spot`, or a YAML file.
     """
     from datetime import UTC, datetime
 
     from orchestrator.plan.offers import make_offers
-    from orchestrator.spec.offer_options import offer_request
+    from orchestrator.spec.offer_options import deadline_ahead, offer_request
 
     loaded = _loaded(spec, overrides)
     today = datetime.now(UTC).date()
+    by = deadline_ahead(loaded.run.deadline, today) if by is None else by
     wanted = offer_request(
         loaded.resources, by=by, budget=budget, chips=chips, prices=prices, today=today
     )
@@ -298,6 +300,19 @@ def import_maxtext(
     from orchestrator.maxtext import convert, read_recipe
 
     return convert(read_recipe([_source(one) for one in sources]), device, slices)
+
+
+def import_levanter(
+    config: Path | str, *, device: str, slices: int = 1, vocab: int | None = None
+) -> "ImportedSpec":
+    """The spec of a run that a YAML file of Levanter describes, on these chips: v6e-256.
+
+    `vocab` is the size of a tokenizer that is not known.
+    """
+    from orchestrator.maxtext import convert_levanter
+
+    _, text = _source(Path(config))
+    return convert_levanter(text, device, slices, vocab)
 
 
 def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> "MaxTextRun":

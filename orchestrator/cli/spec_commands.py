@@ -172,6 +172,26 @@ def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | Non
     echo(yaml_text([found.values]), nl=False)
 
 
+@import_.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--device-type", metavar="TYPE", required=True, help="The chips: v6e-256.")
+@click.option("--slices", type=click.IntRange(1), default=1, metavar="N", help="How many slices.")
+@click.option("--vocab", type=click.IntRange(1), metavar="N", help="The tokenizer's words.")
+def levanter(config: Path, device_type: str, slices: int, vocab: int | None) -> None:
+    """Print the spec of a run that a YAML file of Levanter describes.
+
+    Llamas are read. Every key is used, known not to matter, or refused by name.
+
+    Example: orch import levanter config/llama2_small.yaml --device-type v5litepod-256
+    """
+    from orchestrator.spec.spec_text import yaml_text
+
+    found = orch.import_levanter(config, device=device_type, slices=slices, vocab=vocab)
+    for line in import_lines(found.notes, found.irrelevant):
+        echo(line, err=True)
+    echo(yaml_text([found.values]), nl=False)
+
+
 @click.group()
 def data() -> None:
     """Make token sets to train on."""

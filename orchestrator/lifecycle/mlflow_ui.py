@@ -4,7 +4,6 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -93,16 +92,15 @@ def readable_copy(
 def serve(
     uri: str, places: list[Destination], log: Path, port: int | None, progress: Progress
 ) -> None:
-    """Serve a database until an interrupt ends it."""
+    """Serve a database until an interrupt ends it, or an error says that it has ended."""
     with interruptible_by_signals():
         progress(Stage(task=TASK, stage="starting, which takes up to half a minute"))
         try:
-            with server.serving(uri, port, log, lambda: None) as address:
+            with server.serving(uri, port, log, lambda: None) as served:
                 progress(TaskEnded(task=TASK))
-                progress(ready(address, places, progress, served=True))
+                progress(ready(served.address, places, progress, served=True))
                 with suppress(KeyboardInterrupt):
-                    while True:
-                        time.sleep(3600)
+                    served.wait()
         finally:
             progress(TaskEnded(task=TASK))
 

@@ -2,19 +2,21 @@
 
 A published matrix has outputs as rows and inputs as columns; the trainer's have inputs first, and
 one dimension for each logical axis. The trainer stacks layers, and experts within a layer; a
-checkpoint has a matrix for each.
+checkpoint has a matrix for each, but for gpt-oss, whose arrays have all experts of a layer.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from orchestrator.errors import SpecError
+import numpy as np
+
 from orchestrator.network.decoder import PUBLISHED_LAYER
 from orchestrator.network.description import LatentAttention, Network, Stack, Weight
 from orchestrator.network.mixture import CHOICES, EXPERTS
 
-WHOLE_NAMES = (".bias", ".sinks", "_bias")  # the ends of names that are published without `.weight`
+# The ends of names that are published without `.weight`.
+WHOLE_NAMES = (".bias", ".sinks", "_bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,12 @@ class Naming:
     """Where the names of an architecture differ from Llama's.
 
     `other` has their names by Llama's, `joined` the matrices that hold the rows of several others.
+    `stacks_experts` says that an array has the weights of all experts.
     """
 
     other: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacks_experts: bool = False
 
 
 LLAMA = Naming()
@@ -39,6 +43,19 @@ NAMINGS = {
             "mlp.experts.{expert}.up_proj": "block_sparse_moe.experts.{expert}.w3",
         }
     ),
+    "gpt_oss": Naming(
+        other={
+            "mlp.gate": "mlp.router",
+            "mlp.gate.bias": "mlp.router.bias",
+            "mlp.experts.{expert}.gate_proj": "mlp.experts.gate_up_proj",
+            "mlp.experts.{expert}.up_proj": "mlp.experts.gate_up_proj",
+            "mlp.experts.{expert}.down_proj": "mlp.experts.down_proj",
+            "mlp.experts.{expert}.gate_proj.bias": "mlp.experts.gate_up_proj_bias",
+            "mlp.experts.{expert}.up_proj.bias": "mlp.experts.gate_up_proj_bias",
+            "mlp.experts.{expert}.down_proj.bias": "mlp.experts.down_proj_bias",
+        },
+        stacks_experts=True,
+    ),
     "phi3": Naming(
         joined={
             "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -49,23 +66,50 @@ NAMINGS = {
 
 
 @dataclass(frozen=True)
+class PublishedAxis:
+    """An axis of a published array, and the dimensions of a weight that lie along it.
+
+    `sizes` are those of the dimensions, one inside another. An entry lies at `first`, a `period`
+    further for each step of the dimensions but the last, and there at its place of `order`.
+    """
+
+    dimensions: tuple[int, ...]
+    sizes: tuple[int, ...]
+    size: int
+    period: int
+    order: Sequence[int]
+    first: int = 0
+
+    def places(self, wanted: Sequence[range]) -> np.ndarray:
+        """Where the entries of a part are, of a range of each dimension of the weight."""
+        *outer, last = (wanted[dimension] for dimension in self.dimensions)
+        steps = np.zeros(1, np.int64)
+        for one, size in zip(outer, self.sizes, strict=False):
+            steps = (steps[:, None] * size + np.array(one)).ravel()
+        inside = np.array(self.order, np.int64)[last.start : last.stop]
+        return (self.first + steps[:, None] * self.period + inside).ravel()
+
+
+def axis_of(shape: tuple[int, ...], dimensions: tuple[int, ...]) -> PublishedAxis:
+    """The axis that these dimensions are put together to."""
+    sizes = tuple(shape[dimension] for dimension in dimensions)
+    return PublishedAxis(dimensions, sizes, prod(sizes), sizes[-1], range(sizes[-1]))
+
+
+@dataclass(frozen=True)
 class PublishedWeight:
     """A weight of the trainer's tree, and how a checkpoint stores that of one layer and expert.
 
-    `shape` are its dimensions in the tree, of one layer and expert. The published array has those
-    of `rows` first and those of `columns` last, each put together; without columns it is a vector.
-    Where the published matrix joins several weights, this one begins at `first_row` of `all_rows`.
+    `shape` are its dimensions in the tree, of one layer and expert; each lies along one of `axes`,
+    which are those of the published array. Weights that a checkpoint puts together share a name.
     """
 
     path: tuple[str, ...]
     name: str
     shape: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    axes: tuple[PublishedAxis, ...]
     layers: range | None = None
     experts: int | None = None
-    first_row: int = 0
-    all_rows: int = 0
 
     @property
     def stacked(self) -> tuple[int, ...]:
@@ -74,13 +118,13 @@ class PublishedWeight:
         return layers if self.experts is None else (*layers, self.experts)
 
     @property
-    def row_count(self) -> int:
-        return prod(self.shape[place] for place in self.rows)
+    def published_shape(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
 
     @property
-    def published_shape(self) -> tuple[int, ...]:
-        columns = (prod(self.shape[place] for place in self.columns),) if self.columns else ()
-        return (self.all_rows or self.row_count, *columns)
+    def order(self) -> tuple[int, ...]:
+        """The dimensions in the order in which the published array has them."""
+        return tuple(dimension for axis in self.axes for dimension in axis.dimensions)
 
     def name_at(self, index: tuple[int, ...]) -> str:
         """The name of the array at an index of `stacked`."""
@@ -89,13 +133,7 @@ class PublishedWeight:
 
 
 def published_weights(network: Network, model_type: str) -> list[PublishedWeight]:
-    """Every weight of a network as checkpoints of that architecture store it; `SpecError` where
-    they put weights together in a way of their own.
-    """
-    if not is_readable(network):
-        raise SpecError(
-            "checkpoints with latent attention or biases of experts are neither read nor written"
-        )
+    """Every weight of a network as checkpoints of that architecture store it."""
     naming = NAMINGS.get(model_type, LLAMA)
     found = [_table(weight) for weight in network.tables]
     found += [_vector((weight.name,), weight) for weight in network.norm.weights]
@@ -104,29 +142,18 @@ def published_weights(network: Network, model_type: str) -> list[PublishedWeight
     return found
 
 
-def is_readable(network: Network) -> bool:
-    """Whether checkpoints store its weights as matrices and vectors of one layer and expert. Those
-    of DeepSeek have keys and values of a head beside one another, those of gpt-oss all experts.
-    """
-    return not any(
-        isinstance(block.attention, LatentAttention)
-        or any(vector.dimensions[0].axis == EXPERTS for vector in block.vectors)
-        for block in network.blocks
-    )
-
-
 def _table(weight: Weight) -> PublishedWeight:
     shape = tuple(dimension.size for dimension in weight.dimensions)
-    return PublishedWeight((weight.name,), _full_name(weight.published), shape, (0,), (1,))
+    axes = axis_of(shape, (0,)), axis_of(shape, (1,))
+    return PublishedWeight((weight.name,), _full_name(weight.published), shape, axes)
 
 
 def _vector(
     path: tuple[str, ...], weight: Weight, name: str = "", layers: range | None = None
 ) -> PublishedWeight:
     shape = tuple(dimension.size for dimension in weight.dimensions)
-    rows = tuple(range(len(shape)))
-    name = _full_name(name or weight.published)
-    return PublishedWeight(path, name, shape, rows, (), layers)
+    axes = (axis_of(shape, tuple(range(len(shape)))),)
+    return PublishedWeight(path, _full_name(name or weight.published), shape, axes, layers)
 
 
 def _stack(naming: Naming, stack: Stack) -> Iterator[PublishedWeight]:
@@ -136,13 +163,19 @@ def _stack(naming: Naming, stack: Stack) -> Iterator[PublishedWeight]:
         for part in stack.block.sublayers
         for matmul in part.matmuls
     }
+    attention = stack.block.attention
     for weight in stack.block.weights:
         path = (stack.name, weight.name)
-        name = PUBLISHED_LAYER + naming.other.get(weight.published, weight.published)
-        if weight in outputs:
-            yield _matrix(path, weight, _full_name(name), outputs[weight], stack.layers)
-        else:
+        name = _full_name(PUBLISHED_LAYER + naming.other.get(weight.published, weight.published))
+        if weight.dimensions[0].axis == EXPERTS and naming.stacks_experts:
+            yield _all_experts(path, weight, name, stack.layers)
+        elif weight not in outputs:
             yield _vector(path, weight, name, stack.layers)
+        else:
+            matrix = _matrix(path, weight, name, outputs[weight], stack.layers)
+            if isinstance(attention, LatentAttention):
+                matrix = _of_latents(attention, matrix)
+            yield matrix
 
 
 def _matrix(
@@ -152,38 +185,69 @@ def _matrix(
     first, *_ = weight.dimensions
     experts = first.size if first.axis == EXPERTS else None
     dimensions = weight.dimensions if experts is None else weight.dimensions[1:]
-    places = tuple(range(len(dimensions)))
-    return PublishedWeight(
-        path,
-        name,
-        tuple(dimension.size for dimension in dimensions),
-        rows=places[-outputs:],
-        columns=places[:-outputs],
-        layers=layers,
-        experts=experts,
-    )
+    shape = tuple(dimension.size for dimension in dimensions)
+    places = tuple(range(len(shape)))
+    axes = axis_of(shape, places[-outputs:]), axis_of(shape, places[:-outputs])
+    return PublishedWeight(path, name, shape, axes, layers, experts)
+
+
+def _all_experts(
+    path: tuple[str, ...], weight: Weight, name: str, layers: range
+) -> PublishedWeight:
+    """A weight of all experts in one array, with its inputs before its outputs. Where that has
+    their gates too, gates and other inputs take turns.
+    """
+    shape = tuple(dimension.size for dimension in weight.dimensions)
+    axes = [axis_of(shape, (place,)) for place in range(len(shape))]
+    if "gate_up" in name:
+        first, width = int("gate" not in weight.name), 2 * shape[-1]
+        axes[-1] = replace(axes[-1], size=width, order=range(first, width, 2))
+    return PublishedWeight(path, name, shape, tuple(axes), layers)
+
+
+def _of_latents(attention: LatentAttention, weight: PublishedWeight) -> PublishedWeight:
+    """A matrix of DeepSeek's attention. A head's keys and values, and the latent and the part of
+    keys that RoPE turns, are published as one; of what RoPE turns, pairs are neighbours.
+    """
+    of = weight.path[-1]
+    rows, *columns = weight.axes
+    nope, last = attention.nope, rows.sizes[-1]
+    latent = attention.kv_latent_norm.weights[0].dimensions[0].size
+    turned = attention.rotary.width
+    if of == "query":
+        pairs = tuple(nope + place for place in neighbours(turned))
+        rows = replace(rows, order=(*range(nope), *pairs))
+    if of in ("key", "value"):
+        period = nope + attention.result.dimensions[-1].size
+        size, first = rows.sizes[0] * period, 0 if of == "key" else nope
+        rows = replace(rows, size=size, period=period, first=first)
+    if of == "kv_down":
+        rows = replace(rows, size=last + turned)
+    if of == "key_rope":
+        rows = replace(rows, size=latent + last, order=neighbours(last), first=latent)
+    return replace(weight, axes=(rows, *columns))
+
+
+def neighbours(width: int) -> tuple[int, ...]:
+    """Where the halves of a vector are that RoPE turns into each other, if they take turns."""
+    return (*range(0, width, 2), *range(1, width, 2))
 
 
 def _joined(naming: Naming, weights: list[PublishedWeight]) -> list[PublishedWeight]:
     """The same weights, those that are published as one matrix at their rows of it."""
-    by_name = {weight.name: weight for weight in weights}
+    by_path = {weight.path: weight for weight in weights}
+    of_name = {weight.name: weight for weight in weights}
     for theirs, ours in naming.joined.items():
-        parts = [by_name[_full_name(PUBLISHED_LAYER + name)] for name in ours]
-        first, total = 0, sum(part.row_count for part in parts)
+        parts = [of_name[_full_name(PUBLISHED_LAYER + name)] for name in ours]
+        first, total = 0, sum(part.axes[0].size for part in parts)
         for part in parts:
-            by_name[part.name] = PublishedWeight(
-                part.path,
-                _full_name(PUBLISHED_LAYER + theirs),
-                part.shape,
-                part.rows,
-                part.columns,
-                part.layers,
-                first_row=first,
-                all_rows=total,
-            )
-            first += part.row_count
-    return list(by_name.values())
+            rows, *columns = part.axes
+            whole = replace(rows, size=total, first=first)
+            name = _full_name(PUBLISHED_LAYER + theirs)
+            by_path[part.path] = replace(part, name=name, axes=(whole, *columns))
+            first += rows.size
+    return list(by_path.values())
 
 
 def _full_name(name: str) -> str:
-    return name if name.endswith(WHOLE_NAMES) else f"{name}.weight"
+    return name if name.endswith((*WHOLE_NAMES, ".weight")) else f"{name}.weight"

@@ -45,12 +45,13 @@ def dropless_phases(
     A kernel reads matrices in one order alone, so those for the gradients of rows are copies, made
     before the first product. Then the products are made again, and their gradients, after that of
     the last matrix, which is not needed any more. At last each of the first matrices has a part of
-    the rows' gradient, and they are added up beside the rows. Where experts lie apart, which no
-    compiled program has shown yet, one more of each is counted.
+    the rows' gradient, and they are added up beside the rows and the gradient of the results. Where
+    experts lie apart, which no compiled program has shown yet, one more of each is counted.
     """
     apart = np.where(layout.ways("experts") > 1, 1, 0)
     products = mlp_products(layout, block)
     first = sum(layout.elements(one.weight) for one in mixture.inputs)
+    inputs = len(mixture.inputs)
     return tuple(
         (
             name,
@@ -69,7 +70,7 @@ def dropless_phases(
         for name, stages, alive, rows in (
             ("turned experts", TURNED_STAGES, 1, DROPLESS_STAGES),
             ("mlp", 1, products, DROPLESS_STAGES),
-            ("rows of experts", 1, len(mixture.inputs), DROPLESS_STAGES + 1),
+            ("rows of experts", 1, inputs, DROPLESS_STAGES + inputs),
         )
     )  # fmt: skip
 

@@ -14,11 +14,11 @@ from orchestrator.types.plan import Plan
 WHY = "it takes the least time per token, by the mean of lower bound and unoverlapped (loss)"
 ALIKE_RULE = (
     "+n: other meshes with this tensor, remat and microbatches, slower by less than the forecast"
-    " knows"
+    " can tell"
 )
 LOSS_RULE = (
     "loss: extra time per token, midway between lower bound and unoverlapped; below zero where a"
-    " policy offloads for less than the forecast knows"
+    " policy offloads for less than the forecast can tell"
 )
 
 

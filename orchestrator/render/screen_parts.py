@@ -23,8 +23,8 @@ STYLES = {
     "bar": "\033[36m",
 }
 RESET = "\033[0m"
-# A line never ends between a number and its unit or its label, nor before a path.
-UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)")
+# A line never ends between a number and its unit or its label, before a path, or inside an option.
+UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
 # What commands a terminal, or turns the direction of its text around.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others

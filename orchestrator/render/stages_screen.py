@@ -89,7 +89,10 @@ def whole_lines(plan: Plan, odds: DeadlineOdds | None) -> list[Part]:
         rows.append(("this run", shorter_run(plan)))
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
-    return [Table(rows=rows, columns="<w")]
+    styles = dict.fromkeys(range(1, len(rows)), "bold") if plan.ledger_describes_trainer else {}
+    if styles:
+        styles[1] = "green" if forecast.fits else "red"
+    return [Table(rows=rows, columns="<w", row_styles=styles)]
 
 
 def stages_table(plan: Plan) -> Part:

@@ -13,13 +13,16 @@ from typing import Any
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import LOCAL, decoder
 from orchestrator.spec.huggingface import text_model
+from orchestrator.spec.huggingface_experts import ExpertKeys
 from orchestrator.spec.huggingface_families import ACTIVATIONS, FAMILIES, SIZES, Family
+from orchestrator.spec.huggingface_latent import LATENT_KEYS
 from orchestrator.spec.huggingface_rope import SCALINGS
 from orchestrator.spec.huggingface_windows import LAYER_TYPES
 from orchestrator.spec.problem import SpecProblems, SpecText
 from orchestrator.spec.source import read
 from orchestrator.spec.starting_weights import CONFIG
 from orchestrator.types.model import Model
+from orchestrator.types.moe import MixtureOfExperts
 
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -72,11 +75,24 @@ def values_of(family: Family, model: Model) -> dict[str, Any]:
         if (value := value_of(key, field, model)) is not None
     }
     if "hidden_activation" not in values and family.defaults.get("hidden_act"):
-        values["hidden_activation"] = values["hidden_act"]
+        values["hidden_activation"] = values.get("hidden_act")
     values |= dict(rope_values(model)) | window_values(family, model)
     if model.moe is not None and family.experts is not None:
-        known = {key: getattr(model.moe, field) for key, field in family.experts.keys.items()}
-        values |= {key: value for key, value in known.items() if value is not None}
+        values |= expert_values(family.experts, model.moe)
+    if model.latent is not None and family.latent:
+        del values["head_dim"]  # the sum of two keys; here the key would say another width
+        values |= {key: getattr(model.latent, field) for key, field in LATENT_KEYS.items()}
+    return values
+
+
+def expert_values(experts: ExpertKeys, moe: MixtureOfExperts) -> dict[str, Any]:
+    """The keys of a family's experts, and the words that stand for several fields."""
+    known = {key: getattr(moe, field) for key, field in experts.keys.items()}
+    values = {key: value for key, value in known.items() if value is not None}
+    for key, words in experts.choices.items():
+        for word, fields in words.items():
+            if all(getattr(moe, field) == value for field, value in fields.items()):
+                values.setdefault(key, word)
     return values
 
 

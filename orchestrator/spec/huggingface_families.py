@@ -83,8 +83,8 @@ STORED = frozenset({"quantization_config"})
 DEEPSEEK: dict[str, Any] = {
     "keys": {"num_nextn_predict_layers": ("mtp_layers",)},
     "latent": True,
-    # A sum of two other keys, and the order of the columns that RoPE turns.
-    "harmless": STORED | {"qk_head_dim", "rope_interleave"},
+    "harmless": STORED | {"qk_head_dim"},  # a sum of two other keys
+    "fixed": {"rope_interleave": (True, "what RoPE turns together is side by side in its weights")},
 }
 GEMMA = {"norm_offset": True, "embedding_scale": True}
 GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}

@@ -99,6 +99,15 @@ def days_until(by: str | float | datetime.date | None, today: datetime.date) -> 
     return days
 
 
+def deadline_ahead(deadline: str | None, today: datetime.date) -> float | None:
+    """Days until the deadline of a spec, if it has one; one that is past is an error."""
+    if deadline is None:
+        return None
+    if days := days_to_deadline(deadline, today):
+        return days
+    raise SpecError(f"run.deadline {deadline} is past: no slices end by it")
+
+
 def days_to_deadline(deadline: str, today: datetime.date) -> float:
     """Days from today until a deadline of a spec; none are left of one that is past."""
     return max(_days(deadline, today) or 0.0, 0.0)

@@ -123,10 +123,6 @@ MESSAGES: dict[str, tuple[str, str]] = {
             " tokens and path: tokens/manifest.json"
         ),
     ),
-    "weights-not-read": (
-        "has latent attention or biases of experts, must be without: such checkpoints are not read",
-        "leave out experiment.start to train from the seed",
-    ),
     "no-weights": ("has no safetensors, must be a folder with the weights of a model", ""),
     "other-model": (
         "has weights of another model, must be this one's: {names} differ",

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orchestrator.network.decoder import decoder
-from orchestrator.network.published import is_readable
 from orchestrator.spec import huggingface
 from orchestrator.spec.problem import FileReference, SpecProblems, named_by
 from orchestrator.spec.resolved import ResolvedSpec
@@ -29,8 +28,6 @@ def check_start(spec: Spec, resolved: ResolvedSpec, folder: Path) -> None:
         theirs = huggingface.model_of(config, spec.experiment.model.name)
     except SpecProblems as error:
         raise SpecProblems(named_by(FileReference(place, KEY), error.problems)) from None
-    if not is_readable(decoder(spec.experiment.model)):
-        raise SpecProblems([place.problem("weights-not-read", KEY)])
     if not any(config.parent.glob("*.safetensors")):
         raise SpecProblems([place.problem("no-weights", KEY)])
     if decoder(theirs) != decoder(spec.experiment.model):

@@ -129,7 +129,7 @@ class ExpectedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedStep:
-    """What runs lead to expect of the plan's step: the parts add up to `expected_s`.
+    """The estimate of the plan's step from real runs: the parts add up to `expected_s`.
 
     `spread` is the half width of the interval, as the logarithm of a factor, that is left beside
     what is not sure of the constants; `rows` are the runs that it was learned from.

@@ -32,7 +32,11 @@ def logits(folder: Path) -> None:
 
     found = {}
     for path in sorted(folder.iterdir()):
-        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").float()
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            path, attn_implementation="eager", output_loading_info=True
+        )
+        assert not any(loaded.values()), f"{path.name}: not the same weights: {loaded}"
+        model = model.float()
         with torch.no_grad():
             of_model = model(torch.from_numpy(np.load(path / TOKENS))).logits.numpy()[0]
         found[f"{path.name} best"] = of_model.argmax(-1).astype(np.int16)

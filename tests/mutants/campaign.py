@@ -93,7 +93,7 @@ PACKAGES = (
     Package(
         "checkpoint",
         ("trainers/checkpoint/*.py",),
-        ("tests/test_checkpoint.py",),
+        ("tests/test_checkpoint.py", "tests/test_bucket_checkpoints.py"),
         modules=("jax", "orbax.checkpoint"),
         without=(
             "tests/test_checkpoint.py::test_a_kill_while_saving_loses_at_most_that_step",

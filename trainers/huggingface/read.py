@@ -1,7 +1,6 @@
 """Reads published weights into the shards of a plan. A process reads what its own devices hold."""
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from orchestrator.errors import DataUnusable
 from orchestrator.network.published import PublishedWeight
 from trainers.contract import Program
 from trainers.huggingface.folder import WeightFolder
-from trainers.huggingface.stored_weights import stored_shapes, stored_weights
+from trainers.huggingface.stored_weights import selection, stored_shapes, stored_weights
 
 Tree = dict[str, Any]
 # Arrays that no network has, by the ends of their names: caches that old releases stored.
@@ -114,37 +113,13 @@ def part_of(
     weight: PublishedWeight, folder: WeightFolder, name: str, wanted: Sequence[range]
 ) -> np.ndarray:
     """A part of a weight of one layer and expert, in the order of the trainer's dimensions."""
-    groups = [group for group in (weight.rows, weight.columns) if group]
-    bounds = [_bounds(weight.shape, group, wanted) for group in groups]
-    offsets = [weight.first_row, 0]
-    read = folder.read(
-        name,
-        *(slice(o + b.start, o + b.stop) for o, b in zip(offsets, bounds, strict=False)),
-    )
-    order = [place for group in groups for place in group]
-    array = read.reshape([size for g in groups for size in _read_sizes(weight.shape, g, wanted)])
-    firsts = {group[0] for group in groups}
-    cut = array[
-        tuple(
-            slice(None) if place in firsts else slice(wanted[place].start, wanted[place].stop)
-            for place in order
-        )
-    ]
-    return cut.transpose(np.argsort(order))
-
-
-def _bounds(shape: tuple[int, ...], group: tuple[int, ...], wanted: Sequence[range]) -> range:
-    """The rows or columns that hold what is wanted: whole ones of the group's first dimension."""
-    first, *rest = group
-    inner = prod(shape[place] for place in rest)
-    return range(wanted[first].start * inner, wanted[first].stop * inner)
-
-
-def _read_sizes(
-    shape: tuple[int, ...], group: tuple[int, ...], wanted: Sequence[range]
-) -> list[int]:
-    first, *rest = group
-    return [len(wanted[first]), *(shape[place] for place in rest)]
+    places = [axis.places(wanted) for axis in weight.axes]
+    bounds = [slice(int(one.min()), int(one.max()) + 1) for one in places]
+    array = folder.read(name, *bounds)
+    for number, (inside, bound) in enumerate(zip(places, bounds, strict=True)):
+        array = array[(slice(None),) * number + (selection(inside - bound.start),)]
+    order = weight.order
+    return array.reshape([len(wanted[place]) for place in order]).transpose(np.argsort(order))
 
 
 def _leaf(tree: Tree, path: tuple[str, ...]) -> Any:

@@ -27,3 +27,11 @@ def stored_shapes(weights: Sequence[PublishedWeight]) -> dict[str, Shape]:
         for weight in weights
         for index in np.ndindex(*weight.stacked)
     }
+
+
+def selection(places: np.ndarray) -> slice | np.ndarray:
+    """These places of an axis: as a slice, which copies nothing, where they are evenly spaced."""
+    steps = np.diff(places)
+    if steps.size and ((steps != steps[0]).any() or steps[0] < 1):
+        return places
+    return slice(int(places[0]), int(places[-1]) + 1, int(steps[0]) if steps.size else 1)

@@ -29,7 +29,7 @@ from trainers.contract import load
 from trainers.huggingface.checkpoint_arrays import CheckpointArray, Region, fault_of, saved_array
 from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE
 from trainers.huggingface.safetensors_file import NewFile, Shape, new_file
-from trainers.huggingface.stored_weights import stored_shapes, stored_weights
+from trainers.huggingface.stored_weights import selection, stored_shapes, stored_weights
 from trainers.mesh import abstract_mesh_of
 
 DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
@@ -111,10 +111,22 @@ def _copy(
     for region, piece in source.pieces():
         inner = _within(region[depth:], weight.shape)
         kept = piece[(slice(None),) * depth + tuple(slice(s.stop - s.start) for s in inner)]
+        if not kept.size:
+            continue
         for place in np.ndindex(*piece.shape[:depth]):
             index = tuple(part.start + at for part, at in zip(region, place, strict=False))
-            target = in_tree_order(weight, arrays[weight.name_at(index)])
-            target[inner] = kept[place].astype(target.dtype)
+            put(weight, arrays[weight.name_at(index)], inner, kept[place])
+
+
+def put(weight: PublishedWeight, array: np.ndarray, inner: Region, part: np.ndarray) -> None:
+    """Put a part of a weight, in the order of the trainer's dimensions, into a published array."""
+    ranges = [range(one.start, one.stop) for one in inner]
+    places = [axis.places(ranges) for axis in weight.axes]
+    chosen = tuple(map(selection, places))
+    if not all(isinstance(one, slice) for one in chosen):
+        chosen = np.ix_(*places)
+    ordered = part.transpose(weight.order).reshape([len(one) for one in places])
+    array[chosen] = ordered.astype(array.dtype)
 
 
 def _within(region: Region, shape: Shape) -> Region:
@@ -122,14 +134,6 @@ def _within(region: Region, shape: Shape) -> Region:
         slice(min(part.start, size), min(part.stop, size))
         for part, size in zip(region, shape, strict=True)
     )
-
-
-def in_tree_order(weight: PublishedWeight, array: np.ndarray) -> np.ndarray:
-    """A published array with the dimensions of the trainer's tree; it shares its memory."""
-    order = weight.rows + weight.columns
-    own = array[weight.first_row : weight.first_row + weight.row_count]
-    split = own.reshape([weight.shape[place] for place in order])
-    return split.transpose(np.argsort(order))
 
 
 def main() -> int:

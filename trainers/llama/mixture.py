@@ -160,7 +160,7 @@ def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
     Loads of single layers stay in their slice: only a few numbers may cross pods.
     """
     layers, experts = routed.load.shape
-    choices = plan.batch.tokens * plan.model.moe.top_k * layers  # type: ignore[union-attr]
+    choices = float(plan.batch.tokens * plan.model.moe.top_k * layers)  # type: ignore[union-attr]
     in_slice = all_reduce(routed.load, SLICE)
     busiest = jnp.mean(in_slice.max(1) / in_slice.mean(1)) / jax.lax.axis_size(MESH)
     sums = jnp.stack([routed.penalty.sum(), routed.dropped.sum(), busiest])

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from orchestrator.device_settings import emulated_devices
 from orchestrator.errors import JournalUnwritable
@@ -42,14 +43,14 @@ class Host:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def serve(self) -> None:
-        """Obey orders for ever."""
+        """Obey orders for ever. Where the folder fails, what runs goes on until the next look."""
         while True:
             try:
                 self.look()
-            except JournalUnwritable as error:
-                if not is_copy(self.meeting.folder):
+            except (JournalUnwritable, OSError) as error:
+                if is_removed(self.meeting.folder):
                     raise
-                print(error, file=sys.stderr, flush=True)  # the bucket may answer later
+                print(error, file=sys.stderr, flush=True)
             time.sleep(self.wait_s)
 
     @property
@@ -106,6 +107,17 @@ class Host:
         if self.devices is None:
             return dict(os.environ)
         return emulated_devices(os.environ, self.devices)
+
+
+def is_removed(where: Path) -> bool:
+    """Whether the folder in which hosts meet is known to be gone; a bucket's never is."""
+    try:
+        where.stat()
+    except FileNotFoundError:
+        return not is_copy(where)
+    except OSError:
+        return False
+    return False
 
 
 def environment(order: Order, rank: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ from orchestrator.prove.hlo.program import Array, Computation, HloProgram, Instr
 # They yield their operand, elsewhere in memory or in another shape.
 MOVES = frozenset(
     {"bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose", "async-done"}
-    | {"optimization-barrier", "slice-start", "slice-done", "add-dependency"}
+    | {"optimization-barrier", "slice-start", "slice-done", "add-dependency", "call-done"}
     | {"all-gather-done", "all-reduce-done", "collective-permute-done"}
 )
 CROP = "ZeroCrop"  # a custom call that rounds a size up to whole tiles

@@ -12,6 +12,7 @@ from typing import NamedTuple
 ROUND_STEPS = (1, 2, 2.5, 5, 10)
 FEW_DECADES = 2  # an axis of so few decades has ticks at 2 and 5 too
 SHADES = 6
+FAR_BAND = 1.5  # of the largest bar or mark: a band that goes on beyond is cut there
 UNITS = 1000  # of the inner drawing of curves, in each direction
 FLAG_ROWS, FLAG_TOP, FLAG_STEP = 3, 10, 14  # heights of names above a plot, in pixels
 
@@ -145,15 +146,19 @@ class BarChart:
 
     @property
     def axis(self) -> Axis:
-        ends = [bar.value for bar in self.bars]
-        return from_zero([*ends, *(mark.high or mark.value for mark in self.marks)])
+        ends = [*(bar.value for bar in self.bars), *(mark.value for mark in self.marks)]
+        most = FAR_BAND * max(ends, default=0.0)
+        return from_zero([*ends, *(min(mark.high or 0.0, most) for mark in self.marks)])
 
     def at(self, value: float) -> str:
-        return share(self.axis(value))
+        return share(self._place(value))
 
     def width(self, low: float, high: float) -> str:
-        axis = self.axis
-        return share(max(axis(high) - axis(low), 0.0))
+        return share(max(self._place(high) - self._place(low), 0.0))
+
+    def _place(self, value: float) -> float:
+        """Where a value is drawn; what is beyond the axis is at its end."""
+        return min(self.axis(value), 1.0)
 
     def placed(self, bar: Bar) -> Iterator[PlacedSegment]:
         """Yield the segments end to end; those of one color have different shades."""

@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import OrchError
@@ -25,7 +26,6 @@ from orchestrator.tracking.mlflow.tracking_uri import USUAL_PORT
 
 # A server is up to 15 processes and takes up to half a minute, longer on a busy machine.
 START_LIMIT_S, POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
-ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
@@ -33,9 +33,24 @@ class NoServer(OrchError):
     """The MLflow UI does not start."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that answers at an address."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self) -> None:
+        """Wait for as long as it serves; `NoServer` when it has ended by itself."""
+        while not _has_ended(self.process):
+            time.sleep(1.0)
+        raise NoServer(f"the MLflow UI has ended: {_last_line(self.log)}\nits log: {self.log}")
+
+
 @contextmanager
-def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) -> Iterator[str]:
-    """The address of a server that shows a database, for as long as a `with` lasts."""
+def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) -> Iterator[Served]:
+    """A server that shows a database, for as long as a `with` lasts."""
     chosen = port or free_port(USUAL_PORT)
     program = [sys.executable, "-m", "orchestrator.tracking.mlflow.server", uri, str(chosen)]
     with log.open("wb") as out:
@@ -45,7 +60,7 @@ def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) 
     try:
         address = f"http://{LOOPBACK}:{chosen}"
         _wait_for(address, process, log, waiting)
-        yield address
+        yield Served(address, process, log)
     finally:
         end(process)
 
@@ -57,12 +72,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin
     process.stdin.close()
     deadline = time.monotonic() + 2 * END_LIMIT_S
-    # Unreaped it keeps its number, which is that of the session.
-    while time.monotonic() < deadline and not os.waitid(os.P_PID, process.pid, ENDED):
+    while not _has_ended(process) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended. Unreaped it keeps its number, which is that of its session."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _wait_for(
@@ -70,15 +89,18 @@ def _wait_for(
 ) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while not answers(address):
-        if process.poll() is not None:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            why = lines[-1] if lines else "it wrote nothing"
-            raise NoServer(f"the MLflow UI did not start: {why}\nits log: {log}")
+        if _has_ended(process):
+            raise NoServer(f"the MLflow UI did not start: {_last_line(log)}\nits log: {log}")
         if time.monotonic() > deadline:
             why = f"no answer in {START_LIMIT_S:,.0f} s"
             raise NoServer(f"the MLflow UI did not start: {why}\nits log: {log}")
         waiting()
         time.sleep(POLL_S)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it wrote nothing"
 
 
 def answers(address: str) -> bool:
