@@ -40,7 +40,7 @@ def problems(results: Sequence[SyncResult]) -> list[Part]:
 def verdict(results: Sequence[SyncResult], next_command: str) -> list[Part]:
     missing = sum(one.problem is not None for one in results)
     if missing:
-        lost = "Nothing is lost: the journals have it all, and orch sync sends it."
+        lost = "Nothing is lost: the journals have what was trained. orch sync tries again."
         return [f"Sync: {missing} of {len(results)} runs not recorded. {lost}"]
     where = ", ".join(destinations([one for one in results if one.recorded or one.by_driver]))
     recorded = f"Sync: {counted(len(results), 'run')} recorded in {where}."
