@@ -207,13 +207,23 @@ def test_around_a_ring_the_mlps_tensors_are_alive_beside_their_gradients(
 
 
 @pytest.mark.parametrize(
-    ("tensor", "stages"), [(2, (3.5, 4.5)), (4, (3.25, 3.75)), (8, (3.5, 4.625))]
+    ("chip", "topology", "tensor", "stages"),
+    [
+        ("v5p", "2x2x4", 2, (3.5, 4.5)),  # two cores as one device
+        ("v5p", "2x2x4", 4, (3.25, 3.75)),
+        ("v5p", "2x2x4", 8, (3.5, 4.625)),
+        ("v5e", "4x4", 2, (3.5, 6.5)),
+        ("v5e", "4x4", 4, (3.25, 5.25)),
+        ("v5e", "4x4", 8, (3.5, 4.625)),
+    ],
 )
 def test_a_ring_with_a_loop_turns_what_it_gathered(
-    tensor: int, stages: tuple[float, float]
+    chip: str, topology: str, tensor: int, stages: tuple[float, float]
 ) -> None:
-    """As read in programs: with eight devices there is a loop over the hops."""
-    found = phases(plan_of(remat="full", mesh=ring_of(tensor)))
+    """As read in programs: with eight devices there is a loop over the hops, and on devices of one
+    core with fewer.
+    """
+    found = phases(plan_of(chip=chip, topology=topology, remat="full", mesh=ring_of(tensor)))
     stream = 4 * tensor * 2048 * 2048 * 2
     names = ("mlp backward", "mlp ring backward")
     assert tuple(working(found[name], "stream") / stream for name in names) == stages

@@ -96,7 +96,7 @@ class HeartbeatWriter:
     ) -> None:
         self._path, self._watch = RunPaths(run).heartbeat(attempt, rank), watch
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
-        self._lock, self._written = threading.Lock(), False
+        self._lock, self._written = threading.Lock(), threading.Event()
         self._heartbeat = Heartbeat(
             rank=rank, slice_name=slice_name, process=liveness.this_process(), at_s=time.time()
         )
@@ -135,7 +135,7 @@ class HeartbeatWriter:
         text = error_text(error) if error is not None else self._heartbeat.error
         repeats = isinstance(error, ProgramFailed)
         self._heartbeat = replace(self._heartbeat, ended=True, error=text, error_repeats=repeats)
-        self._written = False
+        self._written.clear()
         self._ended.set()
         self._write()
         if text:
@@ -149,8 +149,7 @@ class HeartbeatWriter:
                 self._give_up()
                 return
             self._write()
-        while not self._written:
-            time.sleep(self._interval_s)
+        while not self._written.wait(self._interval_s):
             self._write()
 
     def _write(self) -> None:
@@ -160,7 +159,7 @@ class HeartbeatWriter:
                 files.replace(self._path, msgspec.json.encode(heartbeat))
             except JournalUnwritable:
                 return  # the next heartbeat may succeed
-            self._written = True
+            self._written.set()
 
 
 def error_text(error: BaseException) -> str:

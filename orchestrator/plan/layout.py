@@ -294,6 +294,11 @@ class Layout:
         """Whether arrays are turned beside other work, and are there in both orders meanwhile."""
         return bool(self.chip.libtpu and self.chip.libtpu.turns_apart)
 
+    @property
+    def has_one_core(self) -> bool:
+        """Whether a device is one core of a TPU; "megacore" makes one of two."""
+        return bool(self.chip.libtpu and self.chip.libtpu.chip_config is None)
+
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
         if dimension.axis in GATHERED_AXES:

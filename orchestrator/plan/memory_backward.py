@@ -114,8 +114,9 @@ def ring_phases(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLin
     """A ring's exchange of the gradient of the MLP's input, while gradients of matrices wait.
 
     The gradients of the first products are there apart and, for the ring, as one array. A ring with
-    a loop has written what it gathered in order, and turns it for the gradients of matrices. Where
-    that runs beside other work, it waits until attention's ring has begun.
+    a loop has written what it gathered in order, and turns it for the gradients of matrices; on
+    devices of one core every ring does. Where that runs beside other work, it waits until
+    attention's ring has begun.
     """
     ways, inputs = split_ways(layout), len(block.mlp.inputs)
     if isinstance(block.mlp, Mixture) or not np.any(ways > 1):
@@ -123,7 +124,8 @@ def ring_phases(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLin
     before = activation_moment(layout, block)
     stages = 7 + 5 / ways
     if not layout.turns_apart:
-        stages = np.where(ways > LOOPLESS_WAYS, 4 + 5 / ways, 3 + 3 / ways)
+        turns = (ways > LOOPLESS_WAYS) | layout.has_one_core
+        stages = np.where(turns, 4 + 5 / ways, 3 + 3 / ways)
     products = inputs + 1 + (inputs if inputs > 1 else 0)
     moment = (np.where(ways > 1, *both) for both in zip((stages, products), before, strict=True))
     return (("mlp ring", mlp_lines(layout, block, *moment)),)
