@@ -177,6 +177,19 @@ def test_flops_count_what_the_compiler_repeats() -> None:
     assert missed.compiled / missed.forecast == pytest.approx(1.05)
 
 
+def test_products_of_experts_are_matrix_products() -> None:
+    """Also where a kernel multiplies the rows of each expert."""
+
+    def by_kernel(r: ProgramSummary) -> ProgramSummary:
+        others = r.flops["matrix products"] / 4
+        moved = {"matrix products": 3 * others, "grouped matmul": others}
+        return replace(r, flops={**r.flops, **moved})
+
+    before, after = proof(), proof(by_kernel)
+    assert after.flops == before.flops
+    assert after.agrees
+
+
 def test_a_kernel_without_a_formula_is_a_disagreement() -> None:
     """Uncounted FLOPs are no agreement."""
     result = proof(lambda r: replace(r, uncounted=("gmm",)))

@@ -5,7 +5,13 @@ from dataclasses import asdict, replace
 
 from orchestrator.formatting import GIB
 from orchestrator.plan.layout import DTYPE_BYTES, moment_bytes
-from orchestrator.prove.compiled import PRODUCTS, REPEATED, Compiled, CompiledCollective
+from orchestrator.prove.compiled import (
+    GROUPED_MATMUL,
+    PRODUCTS,
+    REPEATED,
+    Compiled,
+    CompiledCollective,
+)
 from orchestrator.prove.dcn_check import SCALARS_BYTES, carries_gradients_alone, crossings, faults
 from orchestrator.types.model import Model
 from orchestrator.types.plan import ATTENTION_LINES, LedgerLine, LineKind, Link, Plan
@@ -266,13 +272,14 @@ def _change(one: CompiledCollective) -> str:
 
 
 def compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
-    """Matrix products, those that the compiler itself repeats, and kernels."""
+    """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
     counted = [line for line in plan.forecast.time if "flops" in line.inputs]
     attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION_LINES)
     products = sum(line.inputs["flops"] for line in counted) - attention
     flops = dict(compiled.summary.flops)
+    multiplied = flops.pop(PRODUCTS, 0.0) + flops.pop(GROUPED_MATMUL, 0.0)
     lines = [
-        Comparison(name=PRODUCTS, compiled=flops.pop(PRODUCTS, 0.0), forecast=products),
+        Comparison(name=PRODUCTS, compiled=multiplied, forecast=products),
         Comparison(name=REPEATED, compiled=flops.pop(REPEATED, 0.0), forecast=None),
         Comparison(name=KERNELS, compiled=sum(flops.values()), forecast=attention),
     ]

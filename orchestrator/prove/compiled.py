@@ -9,6 +9,7 @@ from orchestrator.types.schedule import Schedule, ScheduleRates
 
 PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a compiled program depends on
 PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what computes its FLOPs
+GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each its own rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ in visited blocks, and each head:
 import re
 from math import prod
 
+from orchestrator.prove.compiled import GROUPED_MATMUL
 from orchestrator.prove.hlo.dataflow import Dataflow, Value
 from orchestrator.prove.hlo.op_flops import MULTIPLY_AND_ADD
 from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
@@ -41,7 +42,7 @@ def kernel_name(kernel: Instruction) -> str:
     """`splash fwd`; for a kernel without a formula, its own name."""
     splash = KERNEL.search(kernel.op_name)
     if GROUPED.search(kernel.op_name):
-        return "grouped matmul"
+        return GROUPED_MATMUL
     return f"splash {splash[1]}" if splash else kernel.name.rsplit(".", 1)[0]
 
 
