@@ -37,8 +37,8 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 	--no-install-recommends chromium >/dev/null; } || echo "test: no chromium: browser tests skip"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-docs test-slow lint bench score bench-calibrate bench-proof \
-	bench-huggingface bench-maxtext chaos chaos-train fuzz mutants lock clean
+.PHONY: help setup demo test test-docs test-slow lint bench score bench-launch bench-calibrate \
+	bench-proof bench-huggingface bench-maxtext chaos chaos-train fuzz mutants lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -74,6 +74,9 @@ bench: setup  ## costs of planning, tracking, training, studies and launching
 	@$(BIN)/python -m tests.bench.study_cost
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.train_overhead
 	@$(BIN)/python -m tests.bench.launch_time
+
+bench-launch: setup  ## from orch submit of four pods to its first step, beside a bare script
+	@$(BIN)/python -m tests.bench.launch_time --spec specs/llama3_70b_4pod.yaml --steps 8 --rounds 2
 
 bench-calibrate: setup  ## compare predicted with measured steps of ten shapes (10 minutes)
 	@$(BIN)/python -m tests.bench.calibration --write

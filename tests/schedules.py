@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from orchestrator.prove.hlo.program import HloProgram
 from orchestrator.prove.hlo.replica_groups import DeviceMesh
 from orchestrator.prove.hlo.summary import Pricing, summarize
 from orchestrator.types.schedule import (
@@ -33,9 +34,13 @@ RATES = ScheduleRates(
 
 def schedule(torus: SliceTorus = LINE_OF_FOUR) -> Schedule:
     """The schedule of `programs/schedule.txt`."""
+    return schedule_of(program("schedule"), torus)
+
+
+def schedule_of(hlo: HloProgram, torus: SliceTorus = LINE_OF_FOUR) -> Schedule:
     rates = replace(RATES, torus=torus)
     pricing = Pricing(rates, tuple((place,) for place in range(4)))
     mesh = DeviceMesh({"tensor": 4})
-    found = summarize(program("schedule"), mesh, DeviceMesh({"pods": 1}), 3, pricing).schedule
+    found = summarize(hlo, mesh, DeviceMesh({"pods": 1}), 3, pricing).schedule
     assert found is not None
     return found

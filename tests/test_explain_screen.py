@@ -18,6 +18,7 @@ from orchestrator.render import explain_screen
 from orchestrator.render.explain_text import summary_text
 from orchestrator.render.plan_differences_text import difference_texts
 from orchestrator.render.plan_text import likely
+from orchestrator.render.screen_parts import Table
 from orchestrator.score import PUBLISHED
 from orchestrator.score.published_runs import OTHER_SOFTWARE, read
 from orchestrator.types import codec
@@ -90,7 +91,8 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.expected is not None
     between = span(lasting(days.low), lasting(days.high))
     summary = explanation_of("70b-four-pods").summary
-    assert summary.planned_days == days
+    assert summary.forecast is not None
+    assert summary.forecast.days == days
     assert summary_text(summary).endswith(f"planned {between}.")
     without = replace(days, low=None, high=None)
     assert likely(without, lasting) == f"at least {lasting(days.lower)}"
@@ -127,7 +129,7 @@ def test_without_a_plan_the_derivation_still_stands() -> None:
     assert sheet.sections == explanation_of("70b-four-pods").sections
     screen = explain_screen.explain_screen(sheet, "orch plan x.yaml")
     assert "\nno realizable plan\n" in screen
-    assert sheet.summary.planned_days is None
+    assert sheet.summary.forecast is None
 
 
 # --- what runs lead to expect
@@ -173,9 +175,13 @@ def test_every_constant_names_the_runs_behind_it() -> None:
 @pytest.mark.parametrize("key", REQUESTS)
 def test_the_sheet_fits_and_ends_in_what_to_do(key: str) -> None:
     """80 columns of plain ASCII, a summary, the next command."""
-    lines = explain_screen.explain_screen(
-        explanation_of(key), "orch plan specs/x.yaml"
-    ).splitlines()
+    sheet = explain_screen.explain_screen(explanation_of(key), "orch plan specs/x.yaml")
+    lines = sheet.splitlines()
+    first = sheet.blocks[1][0]
+    assert isinstance(first, Table)
+    assert [row[0] for row in first.rows] == [
+        "fits", "time", "cost", "MFU", "bound by", "by hand"
+    ]  # fmt: skip
     assert max(map(len, lines)) <= 80
     assert all(line.isascii() and line == line.rstrip() for line in lines)
     assert [line for line in lines[-3:-1] if line.startswith("Answer: ")]

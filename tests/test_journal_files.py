@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from orchestrator.errors import JournalUnreadable, JournalUnwritable, OtherVersi
 from orchestrator.journal import event_chain, event_log, files, line_files, step_log
 from orchestrator.journal.events import SCHEMA
 from orchestrator.lifecycle.next_steps import next_after
+from orchestrator.lifecycle.screens import next_of_run
 from orchestrator.types.plan import PLAN_SCHEMA
 from orchestrator.types.run import TimedStep
 from tests.journals import (
@@ -121,6 +123,9 @@ def test_a_plan_of_another_version_is_named_as_that(tmp_path: Path) -> None:
     assert next_after(met.value) == "orch plan SPEC"
     made.paths.submitted_spec.write_text("name: it\n", encoding="utf-8")
     assert next_after(met.value) == f"orch plan {made.paths.submitted_spec}"
+    ended = replace(made.status(), state="succeeded")
+    assert ended.forecast is None
+    assert next_of_run(ended, "it", tmp_path) == next_after(met.value)
 
 
 def rewrite_plan(made: journal.Journal, digest: str, text: bytes) -> None:

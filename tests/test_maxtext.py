@@ -26,7 +26,7 @@ export SIZE=0.5
 export BASE_OUTPUT_DIR=""
 XLA_FLAGS=" \\
   --xla_tpu_scoped_vmem_limit_kib=61440 \\
-  --xla_tpu_enable_async_collective_fusion=true "
+  --xla_tpu_enable_ag_backward_pipelining=true "
 MAXTEXT_ARGS="\\
 model_name=llama3.1-70b \\
 per_device_batch_size=${SIZE} \\
@@ -76,7 +76,7 @@ def test_a_script_says_model_batch_chips_mesh_remat_and_options() -> None:
     assert (experiment["remat"]["block_input"], kept) == ("offload", {"query"})
     assert experiment["compiler_options"] == {
         "xla_tpu_scoped_vmem_limit_kib": 61440,
-        "xla_tpu_enable_async_collective_fusion": True,
+        "xla_tpu_enable_ag_backward_pipelining": True,
     }
 
 
@@ -91,6 +91,63 @@ def test_the_spec_of_a_script_is_planned_as_it_was(tmp_path: Path) -> None:
         "tensor": 4,
     }
     assert (plan.batch.sequences, plan.model.parameters) == (256, 70_553_706_496)
+
+
+MANIFEST = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: a}
+---
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+spec:
+  replicatedJobs:
+  - name: slice-job
+    replicas: 2
+    template:
+      spec:
+        parallelism: 16
+        template:
+          spec:
+            nodeSelector:
+              cloud.google.com/gke-tpu-accelerator: ACCELERATOR
+              cloud.google.com/gke-tpu-topology: SHAPE
+            containers:
+            - name: jax-tpu
+              command:
+              - bash
+              - -c
+              - |
+                (export TPU_VMODULE=real_program_continuator=1 && export LIBTPU_INIT_ARGS='
+                --xla_tpu_bf16_emission_mode=NATIVE_EMISSION' && python3 -m MaxText.train base.yml
+                model_name=llama3.1-70b per_device_batch_size=2 ici_fsdp_parallelism=-1
+                dcn_data_parallelism=2 attention=flash steps=30 max_target_length=8192) & PID=$!;
+"""
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "shape", "chip", "devices"),
+    [("tpu7x", "4x4x4", "tpu7x", 128), ("tpu-v6e-slice", "16x16", "v6e", 256),
+     ("tpu-v5p-slice", "4x4x8", "v5p", 128)],
+)  # fmt: skip
+def test_a_manifest_says_the_words_and_the_slices(
+    accelerator: str, shape: str, chip: str, devices: int
+) -> None:
+    """Its pods select the chips, its jobs are the slices, its command has the keys."""
+    text = MANIFEST.replace("ACCELERATOR", accelerator).replace("SHAPE", shape)
+    spec = spec_values(("job.yaml", text))
+    experiment, resources = spec["experiment"], spec["resources"]
+    assert (resources["chip"], resources["topology"], resources["pods"]) == (chip, shape, 2)
+    assert resources["mesh"] == {"data": 1, "fsdp": devices}
+    assert experiment["batch"]["sequences"] == 2 * devices * 2
+    assert experiment["compiler_options"] == {"xla_tpu_bf16_emission_mode": "NATIVE_EMISSION"}
+
+
+def test_a_manifest_of_unknown_or_several_chips_is_refused() -> None:
+    known = MANIFEST.replace("ACCELERATOR", "tpu7x").replace("SHAPE", "4x4x4")
+    for text in (MANIFEST, f"{known}---\n{known.replace('4x4x4', '4x4x8')}"):
+        with pytest.raises(RecipeProblems, match=r"job\.yaml"):
+            read_recipe([("job.yaml", text)])
 
 
 def test_a_later_source_overrides_an_earlier_one() -> None:
@@ -216,6 +273,13 @@ def test_what_is_off_or_irrelevant_is_no_problem() -> None:
     found = convert(read_recipe([("words", f"{text} ici_expert_parallelism=1")]), "v5e-256")
     assert {"sa_block_q", "enable_checkpointing"} <= set(found.irrelevant)
     assert not is_irrelevant("num_experts")
+
+
+def test_a_file_may_add_to_the_defaults_alone() -> None:
+    """MaxText's `base.yml`; another file's keys are not read, so that its name is refused."""
+    plain = words("steps=5")
+    assert words("steps=5 base_config=base.yml") == plain
+    assert any("base_config" in one for one in problems("base_config=inference/jetstream.yml"))
 
 
 def test_what_the_spec_says_otherwise_is_noted() -> None:

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,13 @@ import orchestrator as api
 from orchestrator import catalog
 from orchestrator.maxtext import NotForMaxText, run_of, script_of
 from orchestrator.maxtext.model_keys import keys_of_model, shape_of
-from orchestrator.maxtext.model_shape import comparable
+from orchestrator.maxtext.model_shape import comparable, model_of
+from orchestrator.maxtext.recipe import Recipe, Setting
 from orchestrator.maxtext.run_keys import model_of_plan, share
+from orchestrator.maxtext.used_keys import UsedKeys
 from orchestrator.spec.spec_text import yaml_text
+from orchestrator.types.latent import LatentDimensions
+from orchestrator.types.model import RopeScaling
 from orchestrator.types.plan import Plan
 from tests.conftest import ROOT, RunOrch
 
@@ -201,6 +205,7 @@ def test_a_slice_is_called_as_xpk_calls_it(tmp_path: Path) -> None:
     ("name", "theirs"),
     [
         ("llama3-8b", "llama3-8b"),
+        ("llama3-405b", "llama3.1-405b"),  # MaxText refuses the name of its file llama3-405b
         ("mixtral-8x7b", "mixtral-8x7b"),
         ("qwen3-8b", "qwen3-8b"),
         ("gemma3-27b", "gemma3-27b"),
@@ -213,6 +218,55 @@ def test_a_model_has_maxtexts_name_where_it_has_one(name: str, theirs: str) -> N
     keys = keys_of_model(catalog.model(name))
     assert keys["model_name"] == theirs
     assert shape_of(keys) == comparable(catalog.model(name))
+
+
+LATENT = LatentDimensions(query_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+
+
+@pytest.mark.parametrize("factor", [40.0, 32.0])
+@pytest.mark.parametrize("share", [0.707, 1.0, 0.5])
+def test_scores_that_grow_come_back(share: float, factor: float) -> None:
+    """A published share of YaRN's growth is MaxText's mscale, whatever the factor is."""
+    lite = catalog.model("deepseek-v3")
+    growth = 0.1 * share * math.log(factor) + 1
+    model = replace(
+        lite, latent=LATENT, attention_scale=192**-0.5 * growth**2,
+        rope_scaling=RopeScaling(
+            kind="yarn", factor=factor, original_length=4096, attention_factor=1.0
+        ),
+    )  # fmt: skip
+    keys = keys_of_model(model)
+    assert keys.get("mscale", 1.0) == share
+    assert shape_of(keys | {"model_name": "deepseek2-16b"}) is not None
+    found = model_of(UsedKeys(Recipe({key: Setting(value, "") for key, value in keys.items()})))
+    assert found["attention_scale"] == pytest.approx(model.attention_scale, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tiles"),
+    [
+        ((), 1),
+        (("experiment.batch.length=8192",), 32),
+        (("experiment.batch.length=8192", "experiment.batch.microbatches=2"), 16),
+        (("experiment.batch.length=8192", "resources.mesh={fsdp: 2, tensor: 4}"), 64),
+        (
+            (
+                "experiment.batch={sequences: 48, length: 8192}",
+                "resources={chip: v5e, topology: 4x4, mesh: {fsdp: 16}}",
+            ),
+            32,
+        ),
+    ],
+    ids=str,
+)
+def test_the_loss_is_made_in_as_many_parts_as_ours(
+    overrides: tuple[str, ...], tiles: int, tmp_path: Path
+) -> None:
+    """A part has no more logits than the plan counts; 24 of 16 devices would gather the batch."""
+    words = "experiment.model.vocab=131072" if tiles > 1 else "experiment.model.vocab=512"
+    keys = run_of(api.plan(small(tmp_path), (words, *overrides))).keys
+    assert keys.get("num_vocab_tiling", 1) == tiles
+    assert keys["per_device_batch_size"] * keys["max_target_length"] % tiles == 0
 
 
 @pytest.mark.parametrize("whole", [7, 240, 512, 8960, 17_920, 3_576_279])

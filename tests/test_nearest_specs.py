@@ -50,6 +50,18 @@ def refusal(spec: Spec) -> Refusal | None:
     return None
 
 
+def test_other_chips_compute_in_the_type_of_the_spec() -> None:
+    """An fp8 run that does not fit is told of chips that have a peak in fp8, and of no other."""
+    asked = overrides(
+        "llama3-405b", "tpu7x", "2x2x1", 1, 8, 4096, "experiment.precision.compute=fp8"
+    )
+    refused = refusal(api.load(BASE, asked))
+    assert refused is not None
+    chips = {one.chip for one in refused.suggestions}
+    assert chips
+    assert all("fp8" in catalog.chip(chip).peak_flops_per_s for chip in chips)
+
+
 def check_pasted(asked: list[str]) -> bool:
     """Each suggestion, after the overrides that were typed, has the plan that it states.
 

@@ -122,13 +122,17 @@ def test_the_digest_is_of_what_will_run() -> None:
 
 
 def test_a_chips_compiler_options_are_the_plans_unless_the_spec_sets_them() -> None:
-    """Some chips have one, with evidence; the spec's value comes first, others are added."""
+    """Some chips have some, with evidence; the spec's value comes first, others are added."""
+    name, gathers = "xla_tpu_scoped_vmem_limit_kib", "xla_enable_async_all_gather"
     spec = spec_of(TINY, sequences=16, length=64, chip="v6e", topology="4x4", pods=1)
-    name = "xla_tpu_scoped_vmem_limit_kib"
-    assert make_plan(spec).compiler_options == {name: 65536}
-    options: dict[str, bool | int | float | str] = {name: 16384, "xla_tpu_other": True}
+    of_chip = make_plan(spec).compiler_options
+    assert of_chip[name] == 65536
+    assert of_chip[gathers] is True
+    options: dict[str, bool | int | float | str] = {
+        name: 16384, gathers: False, "xla_tpu_other": True
+    }  # fmt: skip
     tuned = replace(spec, experiment=replace(spec.experiment, compiler_options=options))
-    assert make_plan(tuned).compiler_options == options
+    assert make_plan(tuned).compiler_options == of_chip | options
     for chip, kib in (("v5p", 32768), ("tpu7x", 65536), ("v4", None)):
         spec = spec_of(TINY, sequences=16, length=64, chip=chip, topology="2x2x4", pods=1)
         assert make_plan(spec).compiler_options == ({name: kib} if kib else {})

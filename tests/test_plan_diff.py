@@ -10,6 +10,7 @@ from orchestrator.formatting import signed_points
 from orchestrator.plan.diff_plans import diff_plans
 from orchestrator.plan.planner import make_plan
 from orchestrator.render import plan_diff_screen as render
+from orchestrator.render import plan_diff_verdict as verdict
 from orchestrator.types.plan_diff import PlanDiff
 from orchestrator.types.spec import Spec, TensorTreatments
 from tests.conftest import RunOrch
@@ -106,7 +107,7 @@ def test_another_price_changes_dollars_and_nothing_else() -> None:
 )
 def test_a_change_is_a_percentage_or_a_multiple(first: float, second: float, text: str) -> None:
     """Percent while it is small, a multiple when it is not."""
-    assert render.change(first, second) == text
+    assert verdict.change(first, second) == text
 
 
 def test_a_short_training_is_in_a_unit_that_shows_digits() -> None:
@@ -128,13 +129,13 @@ def test_points_that_round_to_zero_have_no_sign() -> None:
 def test_without_runs_of_a_chip_the_verdict_compares_bounds() -> None:
     """Without an estimate, the lower bounds are compared, and shown alone."""
     diff = diff_of(tiny(), tiny(pods=4))
-    assert "faster and costs 1.7 times as much" in render.verdict(diff)
+    assert "faster and costs 1.7 times as much" in verdict.verdict(diff)
     without_estimate = replace(
         diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
     )
-    first, second = render.figure(without_estimate, "tokens_per_s.lower")
-    assert render.faster(second / first) in render.verdict(without_estimate)
-    assert "at best" in render.verdict(without_estimate)
+    first, second = verdict.figure(without_estimate, "tokens_per_s.lower")
+    assert verdict.faster(second / first) in verdict.verdict(without_estimate)
+    assert "at best" in verdict.verdict(without_estimate)
     shown = render.plan_diff_screen(without_estimate, "x")
     figures = shown[shown.index("\n  figures") :]
     assert "unoverlapped" not in figures
@@ -145,7 +146,9 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     done = orch("plan", ONE_POD, FOUR_PODS)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
-    _, _, last = done.stdout.rpartition("\n\n")
+    _, first, *_, last = done.stdout.split("\n\n")
+    labels = [line[2:12].strip() for line in first.splitlines()[1:6]]
+    assert labels == ["fits", "time", "cost", "MFU", "bound by"]
     verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
     assert verdict.startswith("The second is 2.7 times faster and costs 1.7 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")

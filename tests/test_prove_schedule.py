@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.prove.compare import proof_of
 from orchestrator.prove.diff_proofs import diff_proofs
+from orchestrator.prove.hlo.program import program_of
 from orchestrator.prove.hlo.slice_links import SliceLinks
 from orchestrator.prove.schedule_rates import schedule_rates
 from orchestrator.render.page import schedule_page
@@ -19,7 +20,7 @@ from orchestrator.types import codec
 from orchestrator.types.proof import Proof
 from orchestrator.types.schedule import Schedule, SliceTorus
 from tests import proofs
-from tests.schedules import LINE_OF_FOUR, US, schedule
+from tests.schedules import LINE_OF_FOUR, US, schedule, schedule_of
 
 
 def test_seconds_are_cycles_times_trips_and_add_up() -> None:
@@ -83,6 +84,32 @@ def test_one_round_of_the_layer_loop_is_a_timeline() -> None:
         assert after.start_s == pytest.approx(before.start_s + before.seconds)
     assert [event.kind for event in compute] == ["copy", "product", "exposed", "exposed", "other"]
     assert {event.track for event in loop.events} == {"compute", "ici"}
+
+
+REDUCTION = """
+ENTRY %main (x: f32[4,128,128]) -> SHAPE {
+  %x = f32[4,128,128]{2,1,0} parameter(0)
+  %zero = f32[] constant(0)
+  ROOT %sum = SHAPE reduce(%x, %zero), dimensions={PLACE}, to_apply=%add, backend_config={"window_config":{"estimated_cycles":"30000"}}
+}
+%add (p: f32[], q: f32[]) -> f32[] {
+  %p = f32[] parameter(0)
+  %q = f32[] parameter(1)
+  ROOT %r = f32[] add(%p, %q)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("shape", "place", "microseconds"), [("f32[128,128]{1,0}", 0, 5), ("f32[4,128]{1,0}", 1, 30)]
+)
+def test_a_sum_of_arrays_takes_as_long_as_its_bytes(
+    shape: str, place: int, microseconds: float
+) -> None:
+    """Four of a microsecond and the result; the compiler's estimate is of another kind."""
+    head = "HloModule m, is_scheduled=true, num_partitions=4\n"
+    text = head + REDUCTION.replace("SHAPE", shape).replace("PLACE", str(place))
+    assert schedule_of(program_of(text)).other_s == pytest.approx(microseconds * US)
 
 
 def test_a_kernel_without_a_formula_is_named() -> None:

@@ -354,6 +354,17 @@ def test_runners_up_without_an_estimate_have_both_bounds() -> None:
         assert formatting.seconds(plan.forecast.step_s.unoverlapped) in row
 
 
+def test_runners_up_of_a_mixture_have_the_size_of_expert() -> None:
+    """In every row, where any of them has more than one, and the heading names it."""
+    plans = make_plans(load(ROOT / "specs/tiny_mixture.yaml"), 4)
+    assert {plan.mesh["expert"] > 1 for plan in plans} == {True, False}
+    shown = plan_screen(plans[0], "x", runners_up=plans[1:])
+    title, _, *rows = shown[shown.index("the plan and 3 runners-up") :].splitlines()
+    assert "(data.expert.fsdp.sequence.tensor)" in title
+    for plan, row in zip(plans, rows, strict=False):
+        assert int(row.split()[0].split(".")[1]) == plan.mesh["expert"]
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
     """The plan with runners-up, and the start of its rehearsal."""

@@ -196,6 +196,8 @@ def test_a_path_of_data_that_is_absolute_stays(tmp_path: Path) -> None:
     [
         "experiment.data={kind: tokens, path: 's3://bucket/manifest.json'}",
         "experiment.start.huggingface=gs://bucket/model",
+        "experiment.model={huggingface: 'gs://bucket/model/config.json'}",
+        "resources.chip={file: 's3://bucket/chip.toml'}",
     ],
 )
 def test_a_bucket_is_no_folder(override: str, tmp_path: Path) -> None:

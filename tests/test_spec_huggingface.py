@@ -4,14 +4,17 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import catalog
+from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
 from orchestrator.spec import Problem, SpecProblems
+from orchestrator.spec.huggingface_config import config_of
 from orchestrator.spec.load_study import load_study
 from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.model import Model, RopeScaling
@@ -177,6 +180,34 @@ def test_yarn_of_deepseek_grows_scores(tmp_path: Path) -> None:
     assert model.rope_scaling.attention_factor == pytest.approx(turned / growth)
     plain = model_of(tmp_path, DEEPSEEK_V3 | {"rope_scaling": None})
     assert plain.attention_scale is None
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V2-Lite", "DeepSeek-V2", "DeepSeek-V3"])
+@pytest.mark.parametrize("shares", [(0.707, 0.707), (1.0, 1.0), (0.707, 1.0), (1.0, 0.3), None])
+def test_a_config_of_deepseek_comes_back(
+    tmp_path: Path, name: str, shares: tuple[float, float] | None
+) -> None:
+    """YaRN's shares too: of turned vectors, and of all, which also scales scores."""
+    given = dict(zip(("mscale", "mscale_all_dim"), shares or (None, None), strict=True))
+    published = EXPERTS[name][0]
+    model = model_of(tmp_path, published | {"rope_scaling": published["rope_scaling"] | given})
+    written = config_of(model, 4096, "bf16")
+    assert written["architectures"] == published["architectures"]
+    assert [written["rope_scaling"].get(key) for key in given] == list(given.values())
+    again = model_of(tmp_path, written)
+    assert again.attention_scale == model.attention_scale
+    assert again.latent == model.latent
+
+
+def test_a_scale_of_scores_is_a_share_of_growth(tmp_path: Path) -> None:
+    """Of any model with latent attention; one whose scores shrink has no config."""
+    model = replace(model_of(tmp_path, DEEPSEEK_V3), attention_scale=0.123456789)
+    again = model_of(tmp_path, config_of(model, 4096, "bf16"))
+    assert again.attention_scale == pytest.approx(0.123456789, rel=1e-8)
+    assert again.rope_scaling
+    assert again.rope_scaling.attention_factor == pytest.approx(1.0, rel=1e-8)
+    with pytest.raises(SpecError):
+        config_of(replace(model, attention_scale=0.01), 4096, "bf16")
 
 
 def test_the_ways_of_deepseek_to_choose_experts(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
     text = render.scaling_screen(forecast)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
-    assert text.splitlines()[-1].startswith("Study: 1 of 3 trials have no plan, scaling")
+    assert text.splitlines()[2].strip().startswith("Study: 1 of 3 trials have no plan, scaling")
 
 
 def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:

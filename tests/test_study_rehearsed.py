@@ -125,7 +125,7 @@ def test_the_page_of_a_study_is_written(done: Submitted) -> None:
     page = read(text)
     assert page.asked == []
     assert text.count('class="dot measured"') == 2 * 3
-    assert "Where measured and predicted part" in "".join(page.text)
+    assert "Gaps between measured and predicted" in "".join(page.text)
     assert len(text.encode()) < 2_000_000
     assert "cancelled" not in "".join(page.text)
 

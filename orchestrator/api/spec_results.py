@@ -126,7 +126,7 @@ def _offers(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
     )
     return CommandResult(
         found,
-        lambda: offers_for_spec_screen(found, path, spec.overrides),
+        lambda: offers_for_spec_screen(found, path, spec.overrides, options.detail or "usual"),
         exit_code=exit_codes.of_offers(found),
         written=planning.write_offers(found, options.html) if options.html else None,
     )

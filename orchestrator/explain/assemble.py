@@ -27,7 +27,7 @@ from orchestrator.types.explanation import (
 from orchestrator.types.plan import LedgerLine, LineKind, Plan
 from orchestrator.types.spec import Spec
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 def explain(spec: Spec, mfu: float = MFU) -> Explanation:
@@ -99,7 +99,8 @@ def summary(derived: DerivationResult, plan: Plan | SpecError) -> ExplanationSum
         days=numbers["days"],
         mfu=numbers["mfu"],
         mixed_times=mixed,
-        planned_days=plan.forecast.days if isinstance(plan, Plan) else None,
+        tokens=numbers["T"],
+        forecast=plan.forecast if isinstance(plan, Plan) else None,
     )
 
 

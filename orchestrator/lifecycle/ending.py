@@ -21,7 +21,8 @@ def report(error: OrchError) -> None:
     report_json(error)
     refused = not isinstance(error, Interrupted)
     text = f"{ERROR} {error}" if refused else str(error)
-    text = fit(text, columns(sys.stderr), whole=error.quoted) if error.is_prose else text
+    if error.is_prose or is_live(sys.stderr):  # a terminal itself would cut words
+        text = fit(text, columns(sys.stderr), whole=error.quoted)
     say_error(text) if refused else echo(text, err=True)
 
 

@@ -40,11 +40,13 @@ def _known_proof(plan: Plan) -> str:
     return proof_summary(known.proof, known.age_s or 0.0) if known else ""
 
 
-def offers_for_spec_screen(found: "Offers", spec: Path, overrides: Sequence[str]) -> str:
+def offers_for_spec_screen(
+    found: "Offers", spec: Path, overrides: Sequence[str], detail: Detail
+) -> str:
     """The offers for a spec; the next command plans the one that is proposed."""
     from orchestrator.render.next_commands import offer_command  # noqa: PLC0415  plans have none
     from orchestrator.render.offers_screen import offers_screen, to_take  # noqa: PLC0415
 
     chosen = to_take(found)
     following = offer_command(spec, overrides, chosen.overrides) if chosen else None
-    return offers_screen(found, following)
+    return offers_screen(found, following, detail)

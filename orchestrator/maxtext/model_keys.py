@@ -1,10 +1,18 @@
 """A model of a spec in MaxText's keys."""
 
+import math
 from typing import Any
 
 import msgspec
 
-from orchestrator.maxtext.model_shape import GPT_OSS_LIMIT, GPT_OSS_MLP, comparable, model_of
+from orchestrator.maxtext.model_shape import (
+    FIRST_LENGTH,
+    GPT_OSS_LIMIT,
+    GPT_OSS_MLP,
+    LONGER,
+    comparable,
+    model_of,
+)
 from orchestrator.maxtext.recipe import Recipe, Setting
 from orchestrator.maxtext.used_keys import DEFAULTS, UsedKeys, models
 from orchestrator.types.model import Model, RopeScaling
@@ -12,12 +20,14 @@ from orchestrator.types.moe import MixtureOfExperts
 
 Keys = dict[str, Any]
 OVERRIDE = "override_model_config"  # lets words change what MaxText's model says
+REFUSED_NAMES = ("llama3-405b",)  # MaxText 0.2.5 has their files, and its runs refuse the names
 # What MaxText's models leave to the training.
 OF_TRAINING = frozenset({"load_balance_loss_weight", "capacity_factor", "routed_bias_update_rate"})
 # Blocks in which MaxText asks for the name of the model too, and what may differ from its model.
 NAMED_ALONE = ("deepseek", "gemma2", "gemma3")
 OF_NAMED = frozenset({"n_routing_groups", "topk_routing_group", "vocab_size"})
 OF_NAMED |= {"rope_type", "rope_max_timescale", "max_position_embeddings"}
+MSCALE_DIGITS = 12  # what published shares are rounded to, and no plan notices
 
 
 def keys_of_model(model: Model) -> Keys:
@@ -27,7 +37,7 @@ def keys_of_model(model: Model) -> Keys:
     """
     keys = _keys(model)
     for name, of_name in models().items():
-        if of_name.get("decoder_block") == keys["decoder_block"]:
+        if of_name.get("decoder_block") == keys["decoder_block"] and name not in REFUSED_NAMES:
             words = _by_name(name, keys)
             if words is not None and shape_of(words) == comparable(model):
                 return words
@@ -113,6 +123,7 @@ def _attention(model: Model, block: str) -> Keys:
             "qk_nope_head_dim": model.latent.nope_dim,
             "qk_rope_head_dim": model.latent.rope_dim,
             "v_head_dim": model.latent.value_dim,
+            **_scores(model),
         }
     keys: Keys = {"head_dim": model.head_dim}
     keys |= {"sliding_window_size": model.window} if model.window else {}
@@ -127,6 +138,22 @@ def _attention(model: Model, block: str) -> Keys:
     return keys
 
 
+def _scores(model: Model) -> Keys:
+    """How latent attention scales scores: more where sequences are longer than at first.
+
+    MaxText's growth is 1 + 0.1 x mscale x ln(rope_factor), squared, also without YaRN.
+    """
+    first, factor = FIRST_LENGTH, float(LONGER)
+    if (scaling := model.rope_scaling) is not None and scaling.kind == "yarn":
+        first, factor = scaling.original_length or first, scaling.factor
+    if model.attention_scale is None or factor <= 1:
+        return {"max_position_embeddings": first}
+    growth = math.sqrt(model.attention_scale * math.sqrt(model.head_dim))
+    share = round(10 * (growth - 1) / math.log(factor), MSCALE_DIGITS)
+    longer = {"max_position_embeddings": math.ceil(first * factor)}
+    return longer | ({"mscale": share} if share != 1 else {})
+
+
 def _rope(model: Model) -> Keys:
     keys: Keys = {"rope_max_timescale": int(model.rope_theta)}
     if model.local_rope_theta:
@@ -135,8 +162,6 @@ def _rope(model: Model) -> Keys:
     if scaling.kind == "llama3":
         return keys | {"rope_type": "llama3.1"}
     if scaling.kind == "linear":
-        # Without YaRN latent attention scales scores where sequences are longer than at first.
-        keys |= {"max_position_embeddings": 4096} if model.latent else {}
         factor = {"rope_linear_scaling_factor": scaling.factor} if model.rope_scaling else {}
         return keys | {"rope_type": "default"} | factor
     return keys | {

@@ -51,6 +51,8 @@ ONLY_IN = {
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek")
 # They are about DeepSeek's mixtures alone.
 OF_DEEPSEEK = ("shared_experts", "first_num_dense_layers", "n_routing_groups", "topk_routing_group")
+# The length of sequences at first, and how many times longer they become, where no key says it.
+FIRST_LENGTH, LONGER = 4096, 40
 # They are about rope_type=yarn alone.
 YARN = (
     "rope_factor",
@@ -217,8 +219,8 @@ def _rotary(keys: UsedKeys) -> dict[str, Any]:
     elif kind == "yarn":
         said["rope_scaling"] = {
             "kind": "yarn",
-            "factor": float(keys.number("rope_factor", 40)),
-            "original_length": keys.whole("original_max_position_embeddings", 4096),
+            "factor": float(keys.number("rope_factor", LONGER)),
+            "original_length": keys.whole("original_max_position_embeddings", FIRST_LENGTH),
             "beta_fast": float(keys.number("beta_fast", 32)),
             "beta_slow": float(keys.number("beta_slow", 1)),
             "truncate": keys["rope_truncate"] is not False,
@@ -243,9 +245,11 @@ def _latent(keys: UsedKeys, model: dict[str, Any]) -> dict[str, Any]:
         latent["query_rank"] = rank
     width = latent["nope_dim"] + latent["rope_dim"]
     said: dict[str, Any] = {"latent": latent, "head_dim": width, "kv_heads": model["heads"]}
-    original = keys.whole("original_max_position_embeddings", 4096)
+    original = keys.whole("original_max_position_embeddings", FIRST_LENGTH)
     if keys.whole("max_position_embeddings", 163_840) > original:
-        growth = 0.1 * keys.number("mscale", 1) * log(max(keys.number("rope_factor", 40), 1)) + 1
+        growth = (
+            0.1 * keys.number("mscale", 1) * log(max(keys.number("rope_factor", LONGER), 1)) + 1
+        )
         said["attention_scale"] = max(width, 1) ** -0.5 * growth**2
     return said
 

@@ -1,8 +1,10 @@
-"""Reads what a MaxText run is started with: YAML of its keys, `key=value` words, a shell script.
+"""Reads what a MaxText run is started with: YAML of its keys, `key=value` words, a shell script, a
+manifest of Kubernetes.
 
 From a script come the keys of the training command, the options of `xpk workload create` and the
-compiler's flags. A script that starts a benchmark by its name needs MaxText's Python file of
-benchmarks too. A later source overrides an earlier one, as on MaxText's command line.
+compiler's flags; from a manifest the words of its commands and the slices that its pods select. A
+script that starts a benchmark by its name needs MaxText's Python file of benchmarks too. A later
+source overrides an earlier one, as on MaxText's command line.
 """
 
 import ast
@@ -15,8 +17,11 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import SpecError
+from orchestrator.maxtext.manifest import OddManifest, is_manifest, slices_of
 
-KEY = re.compile(r"""(?<![\w./$-])([a-z][a-z0-9_]*)=(?!=)("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\]+)""")
+KEY = re.compile(
+    r"""(?<![\w./$=-])([a-z][a-z0-9_]*)=(?!=)("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\;&|)]+)"""
+)
 FLAG = re.compile(r"(?<![\w-])--?((?:xla|libtpu)_[a-z0-9_]+)=([^\s\"'\\]+)")
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z_-]*)[= ]\s*\"?'?([^\s\"'\\]+)")
 VARIABLE = re.compile(
@@ -92,6 +97,10 @@ def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
 def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
     try:
         _check_bounded(text)
+        documents = list(yaml.safe_load_all(text))
+        if is_manifest(documents):
+            _read_manifest(recipe, name, text, documents)
+            return
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # a date may be none
@@ -104,6 +113,17 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
             value = values[node.value]
             read = value_of(value) if isinstance(value, str) else value
             recipe.set(node.value, Setting(read, place))
+
+
+def _read_manifest(recipe: Recipe, name: str, text: str, documents: Sequence[Any]) -> None:
+    """The words of its commands, and the chips that its pods select."""
+    _read_words(recipe, name, text)
+    try:
+        found = slices_of(documents)
+    except OddManifest as error:
+        raise RecipeProblems([f"{name}: {error}"]) from error
+    if found is not None:
+        recipe.device, recipe.slices = found
 
 
 def _check_bounded(text: str) -> None:

@@ -9,6 +9,7 @@ from orchestrator.maxtext.names import AXES
 from orchestrator.maxtext.training_shape import TYPES
 from orchestrator.network import maxtext_policies
 from orchestrator.network.rematerialization import Policy, policy, treatments
+from orchestrator.plan.kernel_constants import loss_chunk_bytes
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Remat
@@ -32,6 +33,7 @@ NAMES = {
 }
 OF_EXPERTS = {"gate": "moe_mlpwi_0", "up": "moe_mlpwi_1"}
 UNGATED_UP = "mlpwi"
+LOGIT_BYTES = 4  # fp32
 UNUSED = ("none", "minimal_flash")  # it recomputes all; an older name of minimal_with_context
 
 
@@ -42,6 +44,7 @@ def keys_of_plan(plan: Plan) -> Keys:
         **keys_of_model(model_of_plan(plan)),
         "attention": "flash",
         **_batch_keys(plan),
+        **_loss_keys(plan),
         **_mesh_keys(plan),
         **_remat_keys(plan),
         **_precision_keys(plan),
@@ -60,6 +63,23 @@ def _batch_keys(plan: Plan) -> Keys:
         **(accumulated if batch.microbatches > 1 else {}),
         "max_target_length": batch.length,
     }
+
+
+def _loss_keys(plan: Plan) -> Keys:
+    """The loss in about as many parts as ours makes of a device's tokens.
+
+    In one part MaxText holds the logits of all tokens, several times. Its parts are of the whole
+    batch, so that a number that neither divides the devices nor is divided by them gathers it.
+    """
+    batch, parts = plan.batch, plan.mesh["tensor"]
+    shards = plan.devices // parts
+    tokens = batch.tokens // batch.microbatches // shards
+    logits = LOGIT_BYTES * -(-plan.model.vocab // parts)
+    most = int(loss_chunk_bytes(plan.loss_chunk_tokens, logits)) // logits
+    of_device = tokens // parts
+    tiles = (n for n in range(-(-tokens // most), of_device) if of_device % n == 0)
+    found = next((n for n in tiles if shards % n == 0 or n % shards == 0), 1)
+    return {"num_vocab_tiling": found} if found > 1 else {}
 
 
 def share(part: int, whole: int) -> int | float:

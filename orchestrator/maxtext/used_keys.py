@@ -147,7 +147,7 @@ class UsedKeys:
                 continue
             if is_irrelevant(key):
                 irrelevant.append(key)
-            elif setting.value not in OFF and not self._is_one_way(key, setting.value):
+            elif setting.value not in OFF and not self._is_default(key, setting.value):
                 self.refuse(key, "is not served")
         return tuple(sorted(irrelevant))
 
@@ -155,5 +155,7 @@ class UsedKeys:
         return {key: Setting(value, "") for key, value in self._model.items()}
 
     @staticmethod
-    def _is_one_way(key: str, value: Any) -> bool:
-        return key.endswith("_parallelism") and value == 1
+    def _is_default(key: str, value: Any) -> bool:
+        """Whether it says what holds without it: one way, or a file that adds to the defaults."""
+        one_way = key.endswith("_parallelism") and value == 1
+        return one_way or (key, value) == ("base_config", "base.yml")

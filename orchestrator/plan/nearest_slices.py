@@ -76,12 +76,14 @@ def larger_slices(near: Nearby) -> Iterator[Suggestion]:
 
 
 def other_chips(near: Nearby) -> Iterator[Suggestion]:
-    """Of other chips about as many, or as many as hold the model; the cheapest first."""
-    now, model = requested_slices(near), near.changed.experiment.model
+    """Of other chips that compute in the spec's type about as many, or as many as hold the model;
+    the cheapest first.
+    """
+    now, experiment = requested_slices(near), near.changed.experiment
     found: list[Suggestion] = []
-    for name in catalog.chips():
-        if name != now.chip.name:
-            others = about_as_many(catalog.chip(name), now.chips, model)
+    for chip in map(catalog.chip, catalog.chips()):
+        if chip.name != now.chip.name and experiment.precision.compute in chip.peak_flops_per_s:
+            others = about_as_many(chip, now.chips, experiment.model)
             found += first_with_plan(near, now, others)
     yield from sorted(found, key=lambda one: (cost(one.dollars), one.chips))[:CHIPS]
 

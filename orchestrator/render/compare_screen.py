@@ -17,9 +17,11 @@ from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
-    closing,
     heading,
+    indent,
     labelled,
+    next_step,
+    paragraph,
     screen,
     section,
 )
@@ -35,11 +37,12 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
     """Return how fast each run was, what was predicted, and where its time went."""
     return screen(
         [heading(f"{counted(len(reports), 'run')}, measured against predicted")],
+        indent([paragraph(verdict(reports), "bold")]),
         section("speed", [speed(reports)]),
         section("memory per device", [memory(reports)]),
         section("where the time went", [time(reports)]),
         notes(reports),
-        closing(verdict(reports), next_command),
+        next_step(next_command),
     )
 
 

@@ -5,8 +5,9 @@ from decimal import Decimal
 from math import exp
 
 from orchestrator.formatting import count, counted, four_digits, percent, seconds, span, with_unit
-from orchestrator.render.explain_text import QUESTIONS, answer_text, summary_text
+from orchestrator.render.explain_text import NO_PLAN, QUESTIONS, answer_text, by_hand, summary_text
 from orchestrator.render.plan_differences_text import DifferenceText, difference_texts
+from orchestrator.render.plan_verdict import verdict_table
 from orchestrator.render.screen_parts import (
     NO_BREAK,
     Command,
@@ -26,6 +27,7 @@ from orchestrator.types.explanation import (
     ExpectedPart,
     ExpectedStep,
     Explanation,
+    ExplanationSummary,
     Input,
     QuotedFigure,
     QuotedFigures,
@@ -44,6 +46,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
     """Return inputs, derivations, published figures, the plan's differences, and sources."""
     return screen(
         [text("", headline(sheet), style="bold")],
+        indent(verdict_lines(sheet.summary)),
         [*inputs(sheet.inputs), text("  MFU counts ", sheet.mfu_definition)],
         *(section(entry) for entry in sheet.sections),
         *(quotes(entry) for entry in sheet.quotes),
@@ -53,6 +56,14 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         sources(sheet.sources),
         [text("", summary_text(sheet.summary), style="bold"), *next_step(next_command)],
     )
+
+
+def verdict_lines(summary: ExplanationSummary) -> list[Part]:
+    """Return the plan's five lines, and what the derivation says; it alone without a plan."""
+    derived = [("by hand", by_hand(summary))]
+    if summary.forecast is None:
+        return [Table(rows=[("plan", NO_PLAN), *derived], columns="<w", row_styles={0: "red"})]
+    return [verdict_table(summary.forecast, summary.tokens, derived)]
 
 
 def text(start: str, words: str, hang: int | None = None, style: str = "") -> Text:

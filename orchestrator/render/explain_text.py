@@ -6,6 +6,7 @@ from orchestrator.formatting import four_digits, lasting
 from orchestrator.render.plan_text import likely
 from orchestrator.types.explanation import ExplanationSummary, QuestionCode, Verdict
 
+NO_PLAN = "no realizable plan"
 QUESTIONS: dict[QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
     "sequence_for_every_chip": "Is there a sequence for every chip?",
@@ -20,12 +21,17 @@ QUESTIONS: dict[QuestionCode, str] = {
 
 def summary_text(summary: ExplanationSummary) -> str:
     """Return the whole explanation in one line."""
-    parts = [f"{lasting(summary.days)} at {assumed(summary.mfu)}"]
-    if summary.mixed_times is not None:
-        parts.append(f"FSDP + tensor {bound_by(summary.mixed_times)}")
-    days = summary.planned_days
-    parts.append("no realizable plan" if days is None else f"planned {likely(days, lasting)}")
-    return f"Answer: {', '.join(parts)}."
+    forecast = summary.forecast
+    planned = f"planned {likely(forecast.days, lasting)}" if forecast else NO_PLAN
+    return f"Answer: {by_hand(summary)}, {planned}."
+
+
+def by_hand(summary: ExplanationSummary) -> str:
+    """Return what the derivation says without a plan."""
+    days = f"{lasting(summary.days)} at {assumed(summary.mfu)}"
+    if summary.mixed_times is None:
+        return days
+    return f"{days}, FSDP + tensor {bound_by(summary.mixed_times)}"
 
 
 def assumed(mfu: float) -> str:

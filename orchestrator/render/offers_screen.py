@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from orchestrator.formatting import count, counted, dollars, lasting, scaled, to_digits
 from orchestrator.render.screen_parts import (
+    WIDTH,
     Command,
+    Detail,
     Part,
     Screen,
     Table,
@@ -13,6 +16,7 @@ from orchestrator.render.screen_parts import (
     heading,
     indent,
     next_step,
+    paragraph,
     screen,
     warning,
 )
@@ -20,7 +24,8 @@ from orchestrator.render.warning_text import warning_texts
 from orchestrator.types.offers import Offer, OfferReasonCode, Offers
 from orchestrator.types.plan import Estimate, PlanWarning, plan_warning
 
-HEAD = ("chip", "topology", "pods", "chips", "days", "80 %", "dollars", "80 %", "odds", "")
+INTERVAL = "80 %"
+HEAD = ("chip", "topology", "pods", "chips", "days", INTERVAL, "dollars", INTERVAL, "odds", "")
 COLUMNS = "<<>>>>>>><"
 REASONS: dict[OfferReasonCode, str] = {
     "too_slow": "would take longer even at the peak of their chips",
@@ -36,12 +41,17 @@ LEAST_DAYS = 0.01
 SPOT = "spot slices can be taken away at any time: days do not count what that costs"
 
 
-def offers_screen(found: Offers, next_command: str | None) -> Screen:
-    """Return the offers on one screen."""
+def offers_screen(found: Offers, next_command: str | None, detail: Detail = "usual") -> Screen:
+    """Return the offers on one screen; a brief one ends after those to choose from."""
     planned = [one for one in found.offers if one.days]
-    return screen(
+    top: list[list[Part]] = [
         [heading(headline(found))],
         indent([*choice(found), *commands(found)]),
+    ]
+    if detail == "brief":
+        return screen(*top, next_step(next_command))
+    return screen(
+        *top,
         indent(frontier(found, planned)),
         indent(left_out(found, planned)),
         [warning(text) for text in warning_texts([*found.warnings, *of_choice(found)])],
@@ -72,8 +82,8 @@ def choice(found: Offers) -> list[Part]:
     if found.fastest:
         in_budget = f", {sure(found)} of the budget" if request.budget_dollars is not None else ""
         rows.append((f"fastest{in_budget}", in_words(found.fastest)))
-    parts: list[Part] = [Table(rows=rows, columns="<w")] if rows else []
-    return parts if found.cheapest else [nothing_sure(found), *parts]
+    parts: list[Part] = [Table(rows=rows, columns="<w", style="bold")] if rows else []
+    return parts if found.cheapest else [paragraph(nothing_sure(found), "bold"), *parts]
 
 
 def sure(found: Offers) -> str:
@@ -134,7 +144,20 @@ def frontier(found: Offers, planned: Sequence[Offer]) -> list[Part]:
     named = " that no other undercuts" if any(one.on_frontier for one in shown) else ""
     title = f"{counted(len(shown), 'offer')}{named}:"
     styles = {row: "bold" for row, cells in enumerate(rows) if row and cells[-1]}
-    return [heading(title), Table(rows=rows, columns=COLUMNS, row_styles=styles)]
+    table = Table(rows=rows, columns=COLUMNS, row_styles=styles)
+    return [heading(title), table if is_narrow(table) else without_intervals(table)]
+
+
+def is_narrow(table: Table) -> bool:
+    """Return whether the table fits, indented, on a terminal of usual width."""
+    return max(map(len, table.lines(WIDTH))) <= WIDTH - 2
+
+
+def without_intervals(table: Table) -> Table:
+    """Return the table with no column of intervals; JSON has them."""
+    kept = [place for place, name in enumerate(HEAD) if name != INTERVAL]
+    rows = [tuple(row[place] for place in kept) for row in table.rows]
+    return replace(table, rows=rows, columns="".join(table.columns[place] for place in kept))
 
 
 def choices(found: Offers) -> dict[str, Offer | None]:

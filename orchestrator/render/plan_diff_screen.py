@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from orchestrator.formatting import (
-    change_by,
     counted,
     dollars,
     in_memory,
@@ -12,17 +11,31 @@ from orchestrator.formatting import (
     scaled,
     seconds,
     signed_points,
-    to_digits,
 )
 from orchestrator.plan.diff_plans import SUM
+from orchestrator.render.plan_diff_verdict import (
+    change,
+    figure,
+    figures_differ,
+    verdict,
+    verdict_rows,
+)
 from orchestrator.render.resource_names import resource_name
-from orchestrator.render.screen_parts import Part, Screen, Table, closing, heading, screen, section
+from orchestrator.render.screen_parts import (
+    Part,
+    Screen,
+    Table,
+    closing,
+    heading,
+    indent,
+    paragraph,
+    screen,
+    section,
+)
 from orchestrator.types.codec import short
-from orchestrator.types.plan_diff import KeyDiff, LineDiff, PlanDiff, PlanReference
+from orchestrator.types.plan_diff import LineDiff, PlanDiff, PlanReference
 
 SMALL = 0.002  # of the larger total: smaller lines are shown as one
-SAME = 0.001  # a ratio this close to one is no difference
-FEW_TIMES = 1.5  # smaller ratios are shown as percent
 HEAD = ("", "", "first", "second", "change")
 TOTALS = {"lower": "lower bound"}
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -56,6 +69,8 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
         compared = [figures_section] if figures_differ(diff) else []
     return screen(
         [heading(f"{reference(first)} and {reference(second)}")],
+        indent(verdict_rows(diff)),
+        indent([paragraph(verdict(diff), "bold")]),
         section("differences", differences(diff)),
         *compared,
         closing(verdict(diff), next_command),
@@ -65,10 +80,6 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
 def reference(plan: PlanReference) -> str:
     changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
     return f"{plan.name} ({short(plan.digest)}){changes}"
-
-
-def figures_differ(diff: PlanDiff) -> bool:
-    return any(pair.first != pair.second for pair in diff.figures)
 
 
 def differences(diff: PlanDiff) -> list[Part]:
@@ -155,15 +166,6 @@ def line_row(name: str, part: str, line: LineDiff, show: Callable[[float], str])
     return name, part, *values, change(line.first or 0.0, line.second or 0.0)
 
 
-def change(first: float, second: float) -> str:
-    """Return the change in percent, or as a multiple where it is large."""
-    if first == second:
-        return "same"
-    if not first or not second:
-        return "new" if second else "gone"
-    return change_by(second / first)
-
-
 def stages(diff: PlanDiff) -> list[Part]:
     """Return the figures of each stage that differ: what is expected, or the lower bound."""
     places = dict.fromkeys(stage for pair in diff.figures if (stage := of_stage(pair.key)[0]))
@@ -206,55 +208,3 @@ def figures(diff: PlanDiff) -> list[Part]:
 
 def shown(values: tuple[float, float], show: Callable[[float], str]) -> list[str]:
     return [show(value) if value else "-" for value in values]
-
-
-def figure(diff: PlanDiff, key: str) -> tuple[float, float]:
-    """Return a figure of both forecasts; 0 where one has none."""
-    pairs: dict[str, KeyDiff] = {pair.key: pair for pair in diff.figures}
-    pair = pairs.get(key)
-    return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
-
-
-def verdict(diff: PlanDiff) -> str:
-    """Return how much faster and dearer the second plan is."""
-    first, second = diff.plans
-    if first.digest == second.digest:
-        differ = "its figures differ" if figures_differ(diff) else "its figures are the same"
-        return f"Both are one plan; {differ}."
-    at = "expected" if all(figure(diff, "days.expected")) else "lower"
-    staged = not all(figure(diff, f"tokens_per_s.{at}"))
-    text = f"The second is {faster(ratio(diff, f'tokens_per_s.{at}'))}" if not staged else ""
-    if staged:
-        text = f"The second takes {costs(ratio(diff, f'days.{at}'))} time"
-    if all(figure(diff, "dollars.lower")):
-        text += f" and costs {costs(ratio(diff, f'dollars.{at}'))}"
-    if at == "lower":
-        text += ", both at best"
-    before, after = diff.bounds
-    if staged:
-        return f"{text}."
-    return f"{text}. It is bound by {after}{f', not {before}' if before != after else ''}."
-
-
-def ratio(diff: PlanDiff, key: str) -> float:
-    """Return the second over the first."""
-    first, second = figure(diff, key)
-    return second / first
-
-
-def faster(ratio: float) -> str:
-    """Return a ratio of speeds: `2.4 times faster`, `9.4 % slower`."""
-    if abs(ratio - 1) < SAME:
-        return "as fast"
-    word, times = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
-    by = f"{to_digits(times, 2)} times" if times >= FEW_TIMES else percent(abs(ratio - 1))
-    return f"{by} {word}"
-
-
-def costs(ratio: float) -> str:
-    """Return a ratio of costs: `1.6 times as much`, `9.4 % less`."""
-    if abs(ratio - 1) < SAME:
-        return "the same"
-    if not 1 / FEW_TIMES < ratio < FEW_TIMES:
-        return f"{to_digits(ratio, 2)} times as much"
-    return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"

@@ -1,6 +1,6 @@
 """The verdict on a plan: five lines that come first, and one sentence that comes last."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.formatting import (
     at_least,
@@ -26,23 +26,26 @@ def verdict_lines(plan: Plan, compiled: str, odds: DeadlineOdds | None = None) -
     """
     if not plan.ledger_describes_trainer:
         return []
-    forecast = plan.forecast
+    more = [("deadline", deadline_text(odds))] if odds else []
+    if plan.run_share < 1:
+        more.append(("this run", shorter_run(plan)))
+    if compiled:
+        more.append(("proof", compiled))
+    return [verdict_table(plan.forecast, plan.tokens, more)]
+
+
+def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, str]] = ()) -> Table:
+    """Return the five lines of a forecast, and more lines below them."""
     rows = [
         ("fits", fits_text(forecast)),
-        ("time", time_text(plan)),
+        ("time", time_text(forecast, tokens)),
         ("cost", cost_text(forecast)),
         ("MFU", mfu_text(forecast.mfu)),
         ("bound by", bound_text(forecast)),
     ]
     styles = dict.fromkeys(range(1, len(rows)), "bold")
     styles[0] = "green" if forecast.fits else "red"
-    if odds:
-        rows.append(("deadline", deadline_text(odds)))
-    if plan.run_share < 1:
-        rows.append(("this run", shorter_run(plan)))
-    if compiled:
-        rows.append(("proof", compiled))
-    return [Table(rows=rows, columns="<w", row_styles=styles)]
+    return Table(rows=[*rows, *more], columns="<w", row_styles=styles)
 
 
 def fits_text(forecast: Forecast) -> str:
@@ -56,8 +59,8 @@ def fits_text(forecast: Forecast) -> str:
     return f"{'yes' if forecast.fits else 'no'}: {text}"
 
 
-def time_text(plan: Plan) -> str:
-    return f"{with_interval(plan.forecast.days, lasting)}; {scaled(plan.tokens)} tokens"
+def time_text(forecast: Forecast, tokens: float) -> str:
+    return f"{with_interval(forecast.days, lasting)}; {scaled(tokens)} tokens"
 
 
 def cost_text(forecast: Forecast) -> str:

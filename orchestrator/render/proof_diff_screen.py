@@ -1,9 +1,19 @@
 """Show two proofs side by side on one screen."""
 
 from orchestrator.formatting import in_memory, percent, seconds, with_unit
-from orchestrator.render.plan_diff_screen import change
+from orchestrator.render.plan_diff_verdict import change
 from orchestrator.render.schedule_screen import short_line
-from orchestrator.render.screen_parts import Part, Screen, Table, closing, heading, screen, section
+from orchestrator.render.screen_parts import (
+    Part,
+    Screen,
+    Table,
+    closing,
+    heading,
+    indent,
+    paragraph,
+    screen,
+    section,
+)
 from orchestrator.types.codec import short
 from orchestrator.types.proof import Proof
 from orchestrator.types.proof_diff import LineSeconds, ProofDiff, ProofFigure
@@ -32,6 +42,7 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
     first, second = diff.proofs
     return screen(
         [heading(f"{reference(names[0], first)} and {reference(names[1], second)}")],
+        indent([paragraph(verdict(diff), "bold")]),
         section("per device and step", figures(diff)),
         section("lines whose seconds differ most", lines(diff)),
         closing(verdict(diff)),

@@ -129,11 +129,11 @@ def memory(proof: Proof, *, full: bool) -> list[Part]:
 
 def largest(buffers: tuple[Buffer, ...]) -> list[Part]:
     rows = [
-        (in_memory(buffer.bytes), buffer.name, buffer.shape)
+        (in_memory(buffer.bytes), f"{buffer.name} {buffer.shape}")
         for buffer in buffers
         if buffer.bytes >= GIB / 100
     ]
-    return section("largest buffers", [Table(rows=rows, columns="><<")], 0) if rows else []
+    return section("largest buffers", [Table(rows=rows, columns=">w")], 0) if rows else []
 
 
 def collectives(proof: Proof, *, full: bool) -> list[Part]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from orchestrator.formatting import count, counted, in_memory, percent, seconds
-from orchestrator.network.mesh_axes import in_use
+from orchestrator.network.mesh_axes import ICI_AXES, in_use
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.plan.passed_over import Reason, loss, passed_over
 from orchestrator.plan.ranking import OFFLOAD_GAIN, TIE
@@ -28,8 +28,9 @@ def runners_up_table(plans: Sequence[Plan]) -> list[Part]:
     has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
     columns = ("expected", "MFU") if has_estimate else ("lower", "unoverlapped")
     head = ("mesh", "batch", "remat", "memory", *columns, "loss", "bound")
-    rows = [head, *(runner_up(plan, first, has_estimate=has_estimate) for plan in plans)]
-    title = f"the plan and {counted(len(others), 'runner')}-up (data.fsdp.sequence.tensor)"
+    axes = shown_axes(plans)
+    rows = [head, *(runner_up(plan, first, axes, has_estimate=has_estimate) for plan in plans)]
+    title = f"the plan and {counted(len(others), 'runner')}-up ({'.'.join(axes)})"
     table = Table(rows=rows, columns="<><>>>><", row_styles={1: "bold"})
     return [heading(title), *indent([table, ALIKE_RULE, LOSS_RULE, *choice(first, others)])]
 
@@ -42,13 +43,15 @@ def choice(plan: Plan, others: Sequence[Plan]) -> list[Part]:
             faster.setdefault(reason, []).append(other)
     known = plan.forecast.step_s.expected is not None
     text = WHY if faster or not known else f"{WHY}; it is also expected to be the fastest of these"
-    why_not = (not_chosen(plan, listed, reason) for reason, listed in faster.items())
+    axes = shown_axes((plan, *others))
+    why_not = (not_chosen(plan, listed, reason, axes) for reason, listed in faster.items())
     return [Text(text=f"why the first: {text}", hang=2), *why_not]
 
 
-def not_chosen(plan: Plan, others: Sequence[Plan], reason: Reason) -> Text:
+def not_chosen(plan: Plan, others: Sequence[Plan], reason: Reason, axes: Sequence[str]) -> Text:
     """Return why plans that are expected to be faster rank lower, in the figures of the first."""
-    names = (f"{mesh_text(one)} (MFU {percent(one.forecast.mfu.expected or 0)})" for one in others)
+    mfus = ((mesh_text(one, axes), percent(one.forecast.mfu.expected or 0)) for one in others)
+    names = (f"{mesh} (MFU {mfu})" for mesh, mfu in mfus)
     return Text(text=f"why not {', '.join(names)}: {WHY_NOT[reason](plan, others[0])}", hang=2)
 
 
@@ -90,7 +93,9 @@ WHY_NOT: dict[Reason, Callable[[Plan, Plan], str]] = {
 }
 
 
-def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]:
+def runner_up(
+    plan: Plan, first: Plan, axes: Sequence[str], *, has_estimate: bool
+) -> tuple[str, ...]:
     forecast = plan.forecast
     step_s = forecast.step_s
     if has_estimate:
@@ -98,7 +103,7 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
     else:
         speed = seconds(step_s.lower), seconds(step_s.unoverlapped)
     return (
-        mesh_with_alike(plan),
+        mesh_with_alike(plan, axes),
         in_microbatches(plan.batch),
         summary_of(plan.remat),
         in_memory(forecast.memory_bytes_per_device),
@@ -108,14 +113,18 @@ def runner_up(plan: Plan, first: Plan, *, has_estimate: bool) -> tuple[str, ...]
     )
 
 
-def mesh_text(plan: Plan) -> str:
+def shown_axes(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Return the axes inside a pod that any of the plans uses."""
+    used = {axis for plan in plans for axis in in_use(plan.mesh, plan.mesh)}
+    return tuple(axis for axis in ICI_AXES if axis in used)
+
+
+def mesh_text(plan: Plan, axes: Sequence[str]) -> str:
     """Return the sizes of the mesh inside a pod."""
-    shown = in_use(plan.mesh, plan.mesh)
-    inside = (axis for axis in plan.axes if axis.link == "ici" and axis.name in shown)
-    return ".".join(str(axis.size) for axis in inside)
+    return ".".join(str(plan.mesh[axis]) for axis in axes)
 
 
-def mesh_with_alike(plan: Plan) -> str:
+def mesh_with_alike(plan: Plan, axes: Sequence[str]) -> str:
     """Return the mesh inside a pod, and how many meshes are like it."""
-    mesh = mesh_text(plan)
+    mesh = mesh_text(plan, axes)
     return f"{mesh} +{plan.search.alike}" if plan.search.alike else mesh

@@ -11,10 +11,11 @@ from orchestrator.render.screen_parts import (
     Part,
     Screen,
     Table,
-    closing,
     heading,
     indent,
     labelled,
+    next_step,
+    paragraph,
     screen,
     warning,
 )
@@ -36,10 +37,11 @@ def scaling_report_screen(report: ScalingReport, next_command: str) -> Screen:
     title = f"{report.name}: {kind}{done} of {total} runs done, {SCALINGS[report.scaling]}"
     return screen(
         [heading(title)],
+        indent([paragraph(f"Study: {scaling_verdict(report)}", "bold")]),
         indent([trials(report)]),
         [*(labelled("note:", note) for note in notes(report)), *unfinished(report)],
         [gap_explanation(report.explanations)] if report.explanations else [],
-        closing(f"Study: {scaling_verdict(report)}", next_command),
+        next_step(next_command),
     )
 
 

@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.formatting import count, counted, dollars, percent, seconds
-from orchestrator.render.screen_parts import Screen, Table, closing, heading, indent, screen
+from orchestrator.render.screen_parts import (
+    Screen,
+    Table,
+    heading,
+    indent,
+    next_step,
+    paragraph,
+    screen,
+)
 from orchestrator.render.trials_text import key_title, refusals, warnings
 from orchestrator.types.plan import Estimate
 from orchestrator.types.scaling import PlannedTrial, ScalingForecast, TrialForecast
@@ -22,10 +30,11 @@ def scaling_screen(forecast: ScalingForecast, next_command: str = "") -> Screen:
     columns = ">" + ">" * len(forecast.vary) + ">>>>><>"
     return screen(
         [heading(f"{forecast.name}: {trials}, {SCALINGS[forecast.scaling]}")],
+        indent([paragraph(verdict(forecast), "bold")]),
         indent([Table(rows=rows, columns=columns)]),
         indent([legend(forecast)]),
         [*refusals(forecast), *warnings(forecast)],
-        closing(verdict(forecast), next_command),
+        next_step(next_command),
     )
 
 

@@ -106,9 +106,12 @@ def part(value_s: float, schedule: Schedule) -> str:
 
 
 def short_line(line: str) -> str:
-    """Return a line of source by its file and number: `model.py:120 (mlp_part)`."""
+    """Return a line of source by its file and number: `model.py:120 (mlp_part)`. Of a function's
+    qualified name the last word stays that names one: `<listcomp>` names none.
+    """
     path, _, function = line.partition(" ")
-    return " ".join(filter(None, (path.rsplit("/", 1)[-1], function)))
+    words = [one for one in function.strip("()").split(".") if one and not one.startswith("<")]
+    return " ".join((path.rsplit("/", 1)[-1], *(f"({one})" for one in words[-1:])))
 
 
 def products(schedule: Schedule) -> list[Part]:
@@ -135,7 +138,7 @@ def copies(schedule: Schedule) -> list[Part]:
         for one in longest
         if one.copies_s >= SMALL * schedule.total_s
     ]
-    return [Table(rows=rows, columns="><")] if rows else []
+    return [Table(rows=rows, columns=">w")] if rows else []
 
 
 def transfers(schedule: Schedule) -> list[Part]:

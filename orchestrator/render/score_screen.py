@@ -11,6 +11,7 @@ from orchestrator.render.screen_parts import (
     closing,
     indent,
     labelled,
+    paragraph,
     screen,
 )
 from orchestrator.types.score import (
@@ -28,6 +29,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
     summary = score.summary
     return screen(
         [Title(left=f"{runs(summary.rows)} against their forecasts", right=score.learned_on)],
+        indent([paragraph(verdict(summary), "bold")]),
         indent(table(score)),
         indent(outliers(score)),
         indent(totals(score)),

@@ -80,7 +80,7 @@ def whole_lines(plan: Plan, odds: DeadlineOdds | None) -> list[Part]:
     if plan.ledger_describes_trainer:
         rows += [
             ("fits", "yes, every stage" if forecast.fits else "no"),
-            ("time", time_text(plan)),
+            ("time", time_text(forecast, plan.tokens)),
             ("cost", cost_text(forecast)),
         ]
     if odds:

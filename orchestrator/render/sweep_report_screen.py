@@ -4,10 +4,11 @@ from orchestrator.formatting import count, percent, seconds
 from orchestrator.render.screen_parts import (
     Screen,
     Table,
-    closing,
     heading,
     indent,
     labelled,
+    next_step,
+    paragraph,
     screen,
     warning,
 )
@@ -31,10 +32,11 @@ def sweep_report_screen(report: SweepReport, next_command: str) -> Screen:
     rows = [head(report), *(row(report, one) for one in ranked(report))]
     return screen(
         [heading(title)],
+        indent([paragraph(f"Sweep: {sweep_verdict(report)}", "bold")]),
         indent([Table(rows=rows, columns=">" + ">" * len(report.vary) + "<>>>>")]),
         [labelled("note:", one) for one in notes(report)],
         [warning(f"{run} is {state}") for run, state in failed(report)],
-        closing(f"Sweep: {sweep_verdict(report)}", next_command),
+        next_step(next_command),
     )
 
 

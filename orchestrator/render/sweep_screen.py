@@ -5,10 +5,11 @@ from orchestrator.render.scaling_screen import expected
 from orchestrator.render.screen_parts import (
     Screen,
     Table,
-    closing,
     heading,
     indent,
     labelled,
+    next_step,
+    paragraph,
     screen,
 )
 from orchestrator.render.trials_text import key_title, refusals, warnings
@@ -25,10 +26,11 @@ def sweep_screen(forecast: SweepForecast, next_command: str = "") -> Screen:
     names = ", ".join(forecast.vary)
     return screen(
         [heading(f"{forecast.name}: a sweep of {trials} over {names}")],
+        indent([paragraph(verdict(forecast), "bold")]),
         indent([Table(rows=rows, columns=">" * len(head(forecast)))]),
         [labelled("note:", one) for one in notes(forecast)],
         [*refusals(forecast), *warnings(forecast)],
-        closing(verdict(forecast), next_command),
+        next_step(next_command),
     )
 
 

@@ -1,5 +1,6 @@
 """The sentences of a plan's warnings, from their codes and figures."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -79,11 +80,17 @@ AXES = {
 def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> list[str]:
     """Return the sentences of a plan's warnings; one for all extrapolations, with their values."""
     listed = list(warnings)
-    others = [warning_text(one) for one in listed if one.code != "extrapolation"]
+    others = [with_unit_apart(warning_text(one)) for one in listed if one.code != "extrapolation"]
     axes = [axis_text(values, one.figures) for one in listed if one.code == "extrapolation"]
     if axes:
-        others.append(f"expected is an extrapolation; outside published runs: {', '.join(axes)}")
+        outside = with_unit_apart(", ".join(axes))
+        others.append(f"expected is an extrapolation; outside published runs: {outside}")
     return others
+
+
+def with_unit_apart(text: str) -> str:
+    """Return a sentence with a space before each percent sign, as other figures have it."""
+    return re.sub(r"(?<=\d)%", " %", text)
 
 
 def axis_text(values: bool, figures: dict[str, Any]) -> str:

@@ -96,7 +96,7 @@ def data_faults(spec: ResolvedSpec, data: dict[str, Any]) -> Iterator[Fault]:
         yield "data.path", "data-path-missing", {}
     if kind == "synthetic" and path is not None:
         yield "data.path", "data-path-unused", {}
-    if _is_address(path):
+    if is_an_address(path):
         yield "data.path", "no-file-system", {}
     model = spec["experiment.model"]
     vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
@@ -113,12 +113,13 @@ def _report(spec: ResolvedSpec, section: str, faults: Iterator[Fault]) -> None:
 def _paths_are_of_a_file_system(spec: ResolvedSpec) -> None:
     """A bucket would be taken for a folder of that name, on each host another."""
     for key in PATHS:
-        if _is_address(spec[key]) and not (key == "run.storage" and is_address(spec[key])):
+        if is_an_address(spec[key]) and not (key == "run.storage" and is_address(spec[key])):
             code = "no-such-bucket" if key == "run.storage" else "no-file-system"
             spec.report(key, code)
 
 
-def _is_address(path: object) -> bool:
+def is_an_address(path: object) -> bool:
+    """Whether a value is an address of any scheme, where a path is wanted."""
     return isinstance(path, str) and "://" in path
 
 

@@ -6,6 +6,7 @@ network.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from orchestrator.spec.huggingface import text_model
 from orchestrator.spec.huggingface_experts import ExpertKeys
 from orchestrator.spec.huggingface_families import ACTIVATIONS, FAMILIES, SIZES, Family
 from orchestrator.spec.huggingface_latent import LATENT_KEYS
-from orchestrator.spec.huggingface_rope import SCALINGS
+from orchestrator.spec.huggingface_rope import SCALINGS, magnitude, with_growth
 from orchestrator.spec.huggingface_windows import LAYER_TYPES
 from orchestrator.spec.problem import SpecProblems, SpecText
 from orchestrator.spec.source import read
@@ -24,6 +25,7 @@ from orchestrator.spec.starting_weights import CONFIG
 from orchestrator.types.model import Model
 from orchestrator.types.moe import MixtureOfExperts
 
+SAME = 1e-8  # of two scales, relative: less than float32 tells apart
 TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -50,7 +52,7 @@ def same_config(folder: Path, model: Model) -> dict[str, Any] | None:
     """The config.json of a folder if it describes this model; it may say more than ours."""
     try:
         source = read(folder / CONFIG)
-        if decoder(text_model(source, model.name)) != decoder(model):
+        if not same_network(text_model(source, model.name), model):
             return None
     except SpecProblems:
         return None
@@ -62,9 +64,30 @@ def is_of(config: dict[str, Any], model: Model) -> bool:
     """Whether a config describes the same network."""
     text = SpecText("config.json", tuple(json.dumps(config, indent=2).split("\n")))
     try:
-        return decoder(text_model(text, model.name)) == decoder(model)
+        return same_network(text_model(text, model.name), model)
     except SpecProblems:
         return False
+
+
+def same_network(one: Model, other: Model) -> bool:
+    """Whether two models compute the same; scales that a config says otherwise are rounded."""
+    pairs = zip(scales(one), scales(other), strict=True)
+    return all(isclose(*pair, rel_tol=SAME) for pair in pairs) and (
+        decoder(without_scales(one)) == decoder(without_scales(other))
+    )
+
+
+def scales(model: Model) -> tuple[float, float]:
+    """What multiplies scores, over the usual, and YaRN's factor of turned vectors."""
+    scores, scaling = (model.attention_scale or 0) * model.head_dim**0.5, model.rope_scaling
+    if scaling is None or scaling.kind != "yarn":
+        return scores or 1.0, 1.0
+    return scores or 1.0, scaling.attention_factor or magnitude(scaling.factor, 1)
+
+
+def without_scales(model: Model) -> Model:
+    scaling = model.rope_scaling and replace(model.rope_scaling, attention_factor=None)
+    return replace(model, attention_scale=None, rope_scaling=scaling)
 
 
 def values_of(family: Family, model: Model) -> dict[str, Any]:
@@ -114,6 +137,10 @@ def rope_values(model: Model) -> Iterator[tuple[str, Any]]:
         keys = SCALINGS[scaling.kind].items()
         known = {theirs: getattr(scaling, ours) for theirs, ours in keys}
         given = {key: value for key, value in known.items() if value is not None}
+        scores, turned = scales(model)
+        if model.latent and scaling.kind == "yarn" and not isclose(scores, 1, rel_tol=SAME):
+            given.pop("attention_factor", None)
+            given |= with_growth(scaling.factor, turned, scores**0.5)
         yield "rope_scaling", {"rope_type": scaling.kind, **given}
 
 

@@ -33,6 +33,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     },
 }
 GROWTH = ("mscale", "mscale_all_dim")  # of turned numbers, and of all numbers of a head
+SHARE_DIGITS = 10  # so that a published 0.707 is 0.707 again
 ROTARY_SHARE = "partial_rotary_factor"
 NAMES = frozenset({"type", "rope_type", "rope_theta", ROTARY_SHARE})
 # The newer form by kind of layer → the field of its base.
@@ -77,6 +78,15 @@ def without_growth(key: str, rope: dict[str, Any]) -> dict[str, Any]:
         raise Unserved(key, rope)
     turned, every = (magnitude(float(factor or 1), float(share or 0)) for share in shares)
     return others | {"attention_factor": turned / every}
+
+
+def with_growth(factor: float, turned: float, every: float) -> dict[str, float]:
+    """The shares of YaRN's growth that scale turned vectors and all vectors so; the inverse."""
+    whole = magnitude(factor, 1) - 1
+    if not whole:
+        return {}  # a factor of 1 grows nothing, so that no share says another scale
+    growths = dict(zip(GROWTH, (turned * every, every), strict=True))
+    return {key: round((growth - 1) / whole, SHARE_DIGITS) for key, growth in growths.items()}
 
 
 def magnitude(factor: float, share: float) -> float:

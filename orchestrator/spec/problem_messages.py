@@ -98,7 +98,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "for example gs://my-bucket/runs",
     ),
     "no-file-system": (
-        "is an address, must be a path: a bucket holds runs, and no data or weights to begin with",
+        "is an address, must be a path: a bucket holds runs, and nothing that they begin with",
         "mount a file system on all hosts, for example /mnt/shared",
     ),
     "data-path-unused": (

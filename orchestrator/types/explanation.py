@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.types.plan import Estimate
+from orchestrator.types.plan import Forecast
 from orchestrator.types.plan_differences import PlanDifferences
 
 # How a recomputed value stands to a printed figure: the figure is the value rounded or cut to the
@@ -158,13 +158,14 @@ class Citation:
 class ExplanationSummary:
     """The derivation in a line: days at an MFU, and by how much FSDP + tensor is compute-bound.
 
-    `mixed_times` is None on one chip, and `planned_days` without a plan.
+    `mixed_times` is None on one chip, and the plan's `forecast` without a plan.
     """
 
     days: float
     mfu: float
     mixed_times: float | None
-    planned_days: Estimate | None
+    tokens: float
+    forecast: Forecast | None
 
 
 @dataclass(frozen=True, kw_only=True)

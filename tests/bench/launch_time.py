@@ -1,10 +1,10 @@
 """What orch costs beside a bare JaxTrainer script, on the same emulated cluster.
 
-    python -m tests.bench.launch_time [--steps N] [--rounds N]
+    python -m tests.bench.launch_time [--spec FILE] [--steps N] [--rounds N]
 
-Both start a private cluster of the slices of specs/tiny_2pod.yaml and train the same model there,
-in turns. Measured are the seconds from the start of the command to the end of the first step, and
-the median seconds of a step. Exit code 1 above the limits.
+Both start a private cluster of the slices of the spec and train the same small copy there, in
+turns. Measured are the seconds from the start of the command to the end of the first step, and the
+median seconds of a step. Exit code 1 above the limits.
 """
 
 import argparse
@@ -48,12 +48,12 @@ def measure(began_s: float, ended_s: Sequence[float]) -> Measured:
     return Measured(first_step_s=ended_s[0] - began_s, step_s=statistics.median(steps))
 
 
-def time_orch(folder: Path, steps: int) -> Measured:
+def time_orch(file: Path, folder: Path, steps: int) -> Measured:
     """`orch submit`."""
     began_s = time.time()
     options = ["--no-prove", "--steps", str(steps), "--set", f"run.storage={folder}"]
     options += ["--set", f"run.checkpoint.every={steps}"]
-    command = [sys.executable, "-m", "orchestrator", "submit", str(SPEC), *options]
+    command = [sys.executable, "-m", "orchestrator", "submit", str(file), *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     [found] = journal.list_journals(folder)
     return measure(began_s, [timed.at_s for timed in found.steps(found.run())])
@@ -85,17 +85,18 @@ def describe(mine: Measured, theirs: Measured) -> str:
 def main() -> int:
     """Print both and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", type=Path, default=SPEC)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    loaded = spec.load(SPEC)
+    loaded = spec.load(asked.spec)
     plan = rehearse(loaded, make_plan(loaded), steps=asked.steps).plan
     rounds: list[tuple[Measured, Measured]] = []
     for _ in range(asked.rounds):
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
             rounds.append(
                 (
-                    time_orch(Path(one), asked.steps),
+                    time_orch(asked.spec, Path(one), asked.steps),
                     time_bare_script(Path(other), asked.steps, plan),
                 )
             )

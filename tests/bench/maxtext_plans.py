@@ -26,6 +26,7 @@ class MaxTextPlan:
     `flags` are the compiler's, of its recipe; ours are the plan's own.
     """
 
+    title: str
     device: str
     slices: int
     words: tuple[str, ...]
@@ -35,8 +36,10 @@ class MaxTextPlan:
         return f"{self.slices} x {self.device}: {' '.join(self.words)}"
 
 
-def run(device: str, words: str, flags: tuple[str, ...] = (), slices: int = 1) -> MaxTextPlan:
-    return MaxTextPlan(device, slices, tuple(words.split()), flags)
+def run(
+    title: str, device: str, words: str, flags: tuple[str, ...] = (), slices: int = 1
+) -> MaxTextPlan:
+    return MaxTextPlan(title, device, slices, tuple(words.split()), flags)
 
 
 EIGHT = "model_name=llama3.1-8b max_target_length=8192 attention=flash"
@@ -48,17 +51,26 @@ SIXTEEN = (
 )
 FULL = "remat_policy=full"
 ROWS = (
-    run("v6e-8", f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=8", TRILLIUM),
-    run("v6e-256", f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=256", TRILLIUM),
-    run("v6e-256", f"{SEVENTY} per_device_batch_size=1 {FULL} ici_fsdp_parallelism=256", TRILLIUM),
-    run("v6e-256", f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=256"
+    run("8B, fsdp 8", "v6e-8",
+        f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=8", TRILLIUM),
+    run("8B, fsdp 256", "v6e-256",
+        f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=256", TRILLIUM),
+    run("70B, fsdp 256", "v6e-256",
+        f"{SEVENTY} per_device_batch_size=1 {FULL} ici_fsdp_parallelism=256", TRILLIUM),
+    run("8B, two slices, fsdp 256", "v6e-256",
+        f"{EIGHT} per_device_batch_size=3 {FULL} ici_fsdp_parallelism=256"
         " dcn_data_parallelism=2", TRILLIUM, slices=2),
-    run("v5e-256", f"{SIXTEEN} per_device_batch_size=6 {FULL} ici_fsdp_parallelism=256"),
-    run("v5p-256", f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=16"
+    run("16B, fsdp 256", "v5e-256",
+        f"{SIXTEEN} per_device_batch_size=6 {FULL} ici_fsdp_parallelism=256"),
+    run("70B, fsdp 16, tensor 8", "v5p-256",
+        f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=16"
         " ici_tensor_parallelism=8"),
-    run("v5p-1024", "model_name=llama3.1-405b max_target_length=8192 attention=flash"
+    run("405B, fsdp 64, tensor 8", "v5p-1024",
+        "model_name=llama3.1-405b max_target_length=8192 attention=flash"
         f" per_device_batch_size=1 {FULL} ici_fsdp_parallelism=64 ici_tensor_parallelism=8"),
-    run("v5p-128", "model_name=llama3.1-8b max_target_length=65536 attention=flash"
+    run("8B of 65,536 tokens, fsdp 64", "v5p-128",
+        "model_name=llama3.1-8b max_target_length=65536 attention=flash"
         f" per_device_batch_size=1 {FULL} ici_fsdp_parallelism=64"),
-    run("tpu7x-128", f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=128"),
+    run("70B, fsdp 128", "tpu7x-128",
+        f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=128"),
 )  # fmt: skip

@@ -27,7 +27,6 @@ if not hasattr(xla_metadata, "must_fuse_call"):
 # A run without data, storage and checkpoints: only its step counts.
 ALONE = (
     "log_config=false", "base_output_directory=out", "skip_jax_distributed_system=true",
-    "use_iota_embed=true",
 )  # fmt: skip
 
 

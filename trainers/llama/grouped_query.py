@@ -39,9 +39,8 @@ def attended(
     y = attend(
         q, zigzag.gather(k, runtime.ways), zigzag.gather(v, runtime.ways), sinks, runtime.documents
     )
-    shard = layer[kind.output.weight.name]  # [N/Y, H, D/X]
-    output = runtime.gather_matrix(shard.reshape(-1, shard.shape[-1]), 1)  # [N/Y H, D]
-    y = matmul_reduce_scatter(in_arrival_order(y.reshape(*y.shape[:2], -1)), output)
+    output = runtime.gather_matrix(layer[kind.output.weight.name], 2)  # [N/Y, H, D]
+    y = matmul_reduce_scatter(in_arrival_order(y), output)
     return y if kind.output.bias is None else y + layer[kind.output.bias.name].astype(y.dtype)
 
 
@@ -51,7 +50,7 @@ def queries_keys_values(
     """All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice."""
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
     products = with_biases(kind.inputs, layer, runtime.products(y, shards))
-    q, k, v = (x.reshape(*x.shape[:2], -1, shards[0].shape[-1]) for x in map(in_order, products))
+    q, k, v = map(in_order, products)
     positions = zigzag.own_positions(runtime.plan.batch.length, runtime.ways)
     q = rotate(kind.rotary, head_norm(kind.query_norm, layer, q, "heads"), positions)
     k = rotate(kind.rotary, head_norm(kind.key_norm, layer, k, "kv_heads"), positions)

@@ -56,8 +56,4 @@ def heads_of(
 ) -> list[jax.Array]:
     """Heads [b, S/s, N/Y, H] of all positions, from sources [b, S/(s Y), R] of this chip's."""
     shards = [layer[matmul.weight.name] for matmul in matmuls]  # [R/X, N/Y, H]
-    products = map(in_order, runtime.products(source, shards))
-    return [
-        product.reshape(*product.shape[:2], -1, shard.shape[-1])
-        for product, shard in zip(products, shards, strict=True)
-    ]
+    return [in_order(product) for product in runtime.products(source, shards, joined=2)]

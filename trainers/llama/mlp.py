@@ -42,9 +42,7 @@ def with_biases(
 ) -> list[jax.Array]:
     """The products of these matmuls, with the bias of each that has one."""
     return [
-        product
-        if one.bias is None
-        else product + layer[one.bias.name].reshape(-1).astype(product.dtype)
+        product if one.bias is None else product + layer[one.bias.name].astype(product.dtype)
         for one, product in zip(matmuls, products, strict=True)
     ]
 

@@ -1,6 +1,7 @@
 """Collective matmuls: transfers over `tensor` overlap with the products.
 
     b sequences, Y chips in the ring, each with t positions of its own; T = Y t
+    F one dimension of a weight or several, as those of heads
 
 A product with a gathered input starts with the chip's own positions while its neighbours' are on
 their way. A product with a reduce-scatter sends partial sums while it computes the rest. Both
@@ -43,7 +44,8 @@ def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
 
 def _gathered_backward(saved: Any, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
     everyones, weight = saved
-    return _multiply_and_scatter(gradients, weight.T), _weight_gradient(everyones, gradients)
+    inputs = _multiply_and_scatter(gradients, jnp.moveaxis(weight, 0, -1))
+    return inputs, _weight_gradient(everyones, gradients)
 
 
 def _scattered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
@@ -52,7 +54,7 @@ def _scattered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]
 
 def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, weight = saved
-    everyones, products = _gather_and_multiply(gradient, weight.T)
+    everyones, products = _gather_and_multiply(gradient, jnp.moveaxis(weight, -1, 0))
     return products, _weight_gradient(x, everyones)
 
 
@@ -61,26 +63,26 @@ matmul_reduce_scatter.defvjp(_scattered_forward, _scattered_backward)
 
 
 def _weight_gradient(x: jax.Array, gradients: jax.Array) -> jax.Array:
-    """Of weight [F, D], from x [Y, b, t, F] and gradients [Y, b, t, D]: rounded once."""
-    return _rows(x).T @ _rows(gradients)
+    """Of weight [F, D], from x [Y, b, t, F] and gradients [Y, b, t, D]: rounded once.
 
-
-def _rows(x: jax.Array) -> jax.Array:
-    """Every position as a row."""
-    return x.reshape(-1, x.shape[-1])
+    Positions stay three dimensions: one would cost a copy where the compiler has them last.
+    """
+    return jnp.tensordot(x, gradients, ((0, 1, 2), (0, 1, 2)))
 
 
 def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Everyone's positions, and each times the weight while the next are on their way."""
     ways = jax.lax.axis_size(TENSOR)
     if ways == 1:
-        return x[None], (x @ weight)[None]
+        return x[None], jnp.tensordot(x, weight, 1)[None]
 
     def put(whole: Whole, arrived: jax.Array, slot: Any) -> Whole:
         positions, products = whole
         return (
             jax.lax.dynamic_update_slice_in_dim(positions, arrived, slot, 0),
-            jax.lax.dynamic_update_slice_in_dim(products, arrived @ weight, slot, 0),
+            jax.lax.dynamic_update_slice_in_dim(
+                products, jnp.tensordot(arrived, weight, 1), slot, 0
+            ),
         )
 
     def hop(state: tuple[Whole, Pair], k: jax.Array) -> tuple[tuple[Whole, Pair], None]:
@@ -91,8 +93,8 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
     hops, arrived = (ways - 1) // 2, (x, x)
     if hops:
         arrived = _receive(x, 1), _receive(x, -1)
-    widths = x.shape[-1], weight.shape[-1]
-    empty = [jax.lax.empty((ways, *x.shape[:-1], width), x.dtype) for width in widths]
+    shapes = x.shape, (*x.shape[:-1], *weight.shape[1:])
+    empty = [jax.lax.empty((ways, *shape), x.dtype) for shape in shapes]
     whole = put((empty[0], empty[1]), x[None], 0)
     if hops > 1:
         (whole, arrived), _ = jax.lax.scan(hop, (whole, arrived), jnp.arange(1, hops))
@@ -112,8 +114,11 @@ def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
     ways = jax.lax.axis_size(TENSOR)
     hops = (ways - 1) // 2
 
+    def product(x: jax.Array) -> jax.Array:
+        return jnp.tensordot(x, weight, weight.ndim - 1)
+
     def sides(k: Any) -> Pair:
-        pair = jax.lax.dynamic_slice_in_dim(x, 2 * k - 1, 2) @ weight
+        pair = product(jax.lax.dynamic_slice_in_dim(x, 2 * k - 1, 2))
         return pair[0], pair[1]
 
     def hop(waiting: Pair, k: jax.Array) -> tuple[Pair, None]:
@@ -121,16 +126,16 @@ def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
         return (behind + _receive(waiting[0], -1), ahead + _receive(waiting[1], 1)), None
 
     if ways <= 2:
-        own = x[0] @ weight
-        return own if ways == 1 else own + _receive(x[1] @ weight, 1)
-    opposite = x[-1] @ weight if ways % 2 == 0 else None
+        own = product(x[0])
+        return own if ways == 1 else own + _receive(product(x[1]), 1)
+    opposite = product(x[-1]) if ways % 2 == 0 else None
     behind, ahead = sides(hops)
     if opposite is not None:
         behind = behind + _receive(opposite, -1)
     waiting = behind, ahead
     if hops > 1:
         waiting, _ = jax.lax.scan(hop, waiting, jnp.arange(1, hops), reverse=True)
-    return x[0] @ weight + _receive(waiting[0], -1) + _receive(waiting[1], 1)
+    return product(x[0]) + _receive(waiting[0], -1) + _receive(waiting[1], 1)
 
 
 def _receive(x: jax.Array, step: int) -> jax.Array:

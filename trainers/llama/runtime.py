@@ -48,18 +48,19 @@ class Runtime:
         """The same for matrices of this chip's experts."""
         return self._gathered(shard, dimension, WEIGHTS_OF_EXPERTS)
 
-    def products(self, y: jax.Array, shards: list[jax.Array]) -> list[jax.Array]:
-        """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, ...], each of size F.
+    def products(self, y: jax.Array, shards: list[jax.Array], joined: int = 1) -> list[jax.Array]:
+        """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, F], each with an F of
+        one dimension or, for heads, two.
 
-        Over a ring they are one product, which hides the hops. Without a ring that would only cost
-        copies: to join the matrices, to part the results, and to join their gradients.
+        Over a ring they are one product, which hides the hops, of matrices `joined` along that
+        dimension. Without a ring that would only cost copies: to join the matrices, to part the
+        results, and to join their gradients.
         """
-        matrices = [shard.reshape(shard.shape[0], -1) for shard in shards]
         if jax.lax.axis_size(TENSOR) == 1:
-            return [all_gather_matmul(y, self.gather_matrix(one, 0)) for one in matrices]
-        joined = all_gather_matmul(y, self.gather_matrix(jnp.concatenate(matrices, axis=1), 0))
-        ends = np.cumsum([one.shape[1] for one in matrices])
-        return jnp.split(joined, ends[:-1], axis=-1)
+            return [all_gather_matmul(y, self.gather_matrix(one, 0)) for one in shards]
+        matrix = self.gather_matrix(jnp.concatenate(shards, axis=joined), 0)
+        ends = np.cumsum([shard.shape[joined] for shard in shards])
+        return jnp.split(all_gather_matmul(y, matrix), ends[:-1], axis=joined + 2)
 
     def _gathered(self, shard: jax.Array, dimension: int, axes: tuple[str, ...]) -> jax.Array:
         precision = self.plan.precision

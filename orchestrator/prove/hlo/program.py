@@ -46,11 +46,16 @@ class Array:
         match = SPACE.search(self.layout)
         return (int(match[1]) if match else HBM) == HBM
 
+    @property
+    def minor_dimensions(self) -> tuple[int, ...]:
+        """The dimensions from minor to major."""
+        written = tuple(int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit())
+        return written or tuple(reversed(range(len(self.dimensions))))
+
     @cached_property
     def padded_bytes(self) -> float:
         """Bytes in memory, where the minor dimensions are padded to whole tiles."""
-        order = [int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit()]
-        sizes = [self.dimensions[d] for d in reversed(order)] or list(self.dimensions)
+        sizes = [self.dimensions[d] for d in reversed(self.minor_dimensions)]
         tiles = TILE.search(self.layout)
         tile = numbers(tiles[1]) if tiles else ()
         for back, length in enumerate(reversed(tile), start=1):

@@ -17,7 +17,7 @@ from orchestrator.prove.hlo.dcn import is_to_other_slices, transfer_of
 from orchestrator.prove.hlo.execution_counts import UnknownTrips, trip_count
 from orchestrator.prove.hlo.kernel_flops import is_kernel, kernel_flops, kernel_name
 from orchestrator.prove.hlo.op_flops import is_product, product_flops
-from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction
+from orchestrator.prove.hlo.program import Computation, HloProgram, Instruction, numbers
 from orchestrator.prove.hlo.transfers import (
     ASYNC_DONE,
     ASYNC_START,
@@ -203,6 +203,18 @@ class _SchedulePass:
         seconds = flops / (self.rates.peak_flops_per_s * self.rates.kernel_share)
         self._spend(Work("kernel", one, self._lines(one), seconds, self.times, flops))
 
+    def reduction(self, one: Instruction) -> None:
+        """A reduction by itself. Where it adds whole tiles, the compiler's estimate is up to thirty
+        times its own bundles (docs/proof.md), and its bytes take longer than its additions.
+        """
+        summed = self.where.operand(one, 0).arrays[0]
+        if set(numbers(one.braced("dimensions"))) & set(summed.minor_dimensions[:2]):
+            self.compute(one)
+            return
+        moved = summed.bytes + sum(array.bytes for array in one.arrays)
+        seconds = moved / self.transfers.rates.hbm_bytes_per_s
+        self._spend(Work("other", one, self._lines(one), seconds, self.times))
+
     def _work(self, one: Instruction, seconds: float) -> Work:
         """What an instruction computes: a product, if a product is inside it."""
         parts = inside(self.program, one) if one.opcode == "fusion" else [(self.where, one)]
@@ -333,5 +345,6 @@ HANDLERS: tuple[tuple[Callable[[Instruction], bool], Handler], ...] = (
     (lambda one: one.opcode.endswith(START), _SchedulePass.start),
     (lambda one: one.opcode.endswith(DONE), _SchedulePass.done),
     (is_kernel, _SchedulePass.kernel),
+    (lambda one: one.opcode == "reduce", _SchedulePass.reduction),
     (lambda _: True, _SchedulePass.compute),
 )

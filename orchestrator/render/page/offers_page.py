@@ -19,7 +19,7 @@ from orchestrator.render.page.templates import filled
 from orchestrator.types.offers import Offer, Offers
 from orchestrator.types.plan import Estimate
 
-KINDS = ("matmul", "hbm", "ici", "dcn", "host", "latency")  # colors, a chip each
+COLORS = 6  # of chips, in the style sheet
 
 
 def offers_page(found: Offers) -> str:
@@ -77,7 +77,7 @@ def picture(found: Offers, planned: list[Offer]) -> Plot:
 def dots(priced: list[Offer]) -> list[Curve]:
     """Return the offers of each chip as dots of one color."""
     return [
-        Curve(name=chip, kind=KINDS[i % len(KINDS)], dots=True, joined=False,
+        Curve(name=chip, kind=f"chip-{i % COLORS + 1}", dots=True, joined=False,
               points=tuple(place(one) for one in priced if one.chip == chip),
               labels=tuple(label(one) for one in priced if one.chip == chip))
         for i, chip in enumerate(dict.fromkeys(one.chip for one in priced))
