@@ -183,8 +183,8 @@ class DataSource:
     path: Annotated[
         Text | None,
         about(
-            "The path of the token set's manifest, relative to the spec, or its address,"
-            " gs://BUCKET/SET/manifest.json or s3://BUCKET/SET/manifest.json; for kind tokens alone.",
+            "The path of the token set's manifest, relative to the spec, or its address on a"
+            " bucket: gs://BUCKET/SET/manifest.json, or s3:// likewise; for kind tokens alone.",
             "tokens/manifest.json",
         ),
     ] = None
