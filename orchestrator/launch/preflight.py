@@ -31,8 +31,8 @@ class PreflightRequest:
 class PreflightHost:
     """The answer of a host. One that did not answer has no versions.
 
-    `reaches` says that it can write to the run's storage, and `lacks` names missing secrets. `fault`
-    is the error in place of an answer; none where the time was over.
+    `reaches` says that it can write to the run's storage, and `lacks` names missing secrets.
+    `fault` is the error in place of an answer; none where the time was over.
     """
 
     name: str
