@@ -216,6 +216,7 @@ def codes_in_the_code() -> set[str]:
     [
         ("plan nope.yaml", "orch init nope.yaml"),
         ("plan", "orch plan --help"),
+        ("plan --alternatives", "orch plan --help"),
         ("frob", "orch --help"),
         ("export huggingface --frob", "orch export huggingface --help"),
         (
