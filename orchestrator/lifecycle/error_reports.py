@@ -44,12 +44,11 @@ def problem_detail(problem: Problem) -> ErrorDetail:
 
 def problem_hints(problem: Problem) -> Iterator[Hint]:
     """What to write instead: a hint for each value that may be meant."""
-    correction = problem.suggestion
-    for value in correction.values if correction else ():
-        yield Hint(
-            kind=correction.kind, value=value, text=str(replace(correction, value=value, others=()))
-        )
-    if problem.hint and correction is None:
+    if correction := problem.suggestion:
+        for value in correction.values:
+            text = str(replace(correction, value=value, others=()))
+            yield Hint(kind=correction.kind, value=value, text=text)
+    elif problem.hint:
         yield Hint(kind="hint", value="", text=problem.hint)
 
 
