@@ -1,6 +1,6 @@
 """Faults strike runs, and nothing may be lost: 500 faults, in as many parts as one likes.
 
-    python -m tests.chaos.campaign [--faults N] [--first N] [--seed N] [--only processes|ray] [--table]
+    python -m tests.chaos.campaign [--faults N] [--first N] [--seed N] [--only BACKEND] [--table]
 
 The faults are drawn from the seed, four on each run: most runs are plain processes that train the
 toy, every tenth is on emulated slices with Ray. Results are kept in `.chaos/`, so that the next
