@@ -40,7 +40,7 @@ NAMES = frozenset(
 )
 # Kernel blocks, checkpoints, profiles, data pipelines, evaluation, inference, vision.
 PATTERNS = re.compile(
-    r"sa_.*|.*_tile_.*|checkpoint_.*|enable_.*(?:checkpoint|ckpt).*|profile.*|grain_.*|hf_.*|eval_.*"
+    r"(?:local_)?sa_.*|.*_tile_.*|checkpoint_.*|enable_.*(?:checkpoint|ckpt).*|profile.*|grain_.*|hf_.*|eval_.*"
     r"|tokenizer_.*|dataset_.*|.*_for_vit|vision_.*|image_.*|inference_.*|prefill_.*|decode_.*"
     r"|goodput_.*|vertex_.*|ragged_.*|wandb_.*|xprof_.*|.*_logical_axis_rules|colocated_.*|mtc_.*"
     r"|multi_tier_.*|local_checkpoint_.*|elastic_.*|stack_trace_.*|jax_.*"
