@@ -13,7 +13,7 @@ from orchestrator.errors import JournalUnreadable, JournalUnwritable, MissingExt
 from orchestrator.journal import boundary, event_log, files
 from orchestrator.storage import bucket as bucket_module
 from orchestrator.storage import segments
-from orchestrator.storage.bucket import Bucket
+from orchestrator.storage.bucket import Bucket, _failure
 from orchestrator.storage.place import Place, place_of
 from tests.bucket_server import BROKEN, LOST, STALLED, THROTTLED, BucketServer
 
@@ -212,6 +212,13 @@ def test_a_bucket_without_conditions_is_refused(
     with pytest.raises(JournalUnwritable, match="two drivers could claim a run"):
         files.check_writable(folder_of(one_bucket))
     assert bucket_server.names() == []
+
+
+def test_missing_credentials_are_said_in_a_sentence() -> None:
+    """And not what the cloud's library tried."""
+    error = RuntimeError("Generic GCS error: Error performing token request: Error performing GET")
+    assert "no credentials" in str(_failure("gs://bucket/runs", error))
+    assert "GET" not in str(_failure("gs://bucket/runs", error))
 
 
 # --- files that grow

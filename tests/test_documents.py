@@ -12,7 +12,10 @@ import pytest
 
 from orchestrator import spec
 from orchestrator.plan.planner import make_plan
+from orchestrator.spec.expectations import SECTIONS
+from orchestrator.spec.problem import SpecProblems
 from tests.conftest import ROOT
+from tests.spec_texts import MINIMAL
 
 README = ROOT / "README.md"
 DOCUMENTS = [
@@ -135,6 +138,29 @@ def test_the_spec_of_the_readme_can_be_planned(tmp_path: Path) -> None:
     path.write_text(block, encoding="utf-8")
     plan = make_plan(spec.load(path))
     assert (plan.chips, plan.pods) == (256, 2)
+
+
+SECTION = re.compile(r"(?m)^(\w+):.*\n(?:(?: .*)?\n)*")
+LEFT_OUT = {"unreadable", "missing-key"}  # what a document leaves to its reader
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_specs_of_documents_are_legal(document: Path, tmp_path: Path) -> None:
+    """Whole specs, and sections of them on top of what stands before."""
+    whole = {one[1]: one[0] for one in SECTION.finditer(MINIMAL)}
+    blocks = re.findall(r"```yaml\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+    for number, block in enumerate(blocks):
+        sections = {one[1]: one[0] for one in SECTION.finditer(block)}
+        if not sections or not sections.keys() <= {"name", *SECTIONS}:
+            continue
+        whole |= sections
+        path = tmp_path / f"{number}.yaml"
+        path.write_text("".join(whole.values()), encoding="utf-8")
+        try:
+            spec.load(path)
+        except SpecProblems as error:
+            wrong = [one for one in error.problems if one.code not in LEFT_OUT]
+            assert [str(one) for one in wrong] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -216,9 +216,30 @@ def codes_in_the_code() -> set[str]:
     [
         ("plan nope.yaml", "orch init nope.yaml"),
         ("plan", "orch plan --help"),
+        ("plan --alternatives", "orch plan --help"),
         ("frob", "orch --help"),
         ("export huggingface --frob", "orch export huggingface --help"),
-        ("plan specs/tiny_2pod.yaml --set resources.chips=v5p", "orch schema --key resources"),
+        (
+            "plan specs/tiny_2pod.yaml --set resources.chips=v5p",
+            "orch plan specs/tiny_2pod.yaml --set resources.chip=v5p",
+        ),
+        (
+            "plan specs/tiny_2pod.yaml --set seed=1 --set model=llama-1b",
+            "orch schema --key experiment.seed",
+        ),
+        (
+            "plan specs/tiny_2pod.yaml --set=model=llama-1b",
+            "orch plan specs/tiny_2pod.yaml --set=experiment.model=llama-1b",
+        ),
+        (
+            "plan specs/tiny_2pod.yaml --set experiment.model=LLaMA-1B",
+            "orch plan specs/tiny_2pod.yaml --set experiment.model=llama-1b",
+        ),
+        (
+            "plan specs/tiny_2pod.yaml --set experiment.model=llama3",
+            "orch schema --key experiment.model",
+        ),
+        ("plan specs/tiny_2pod.yaml --set experiment.data=texts", "orch data pack --help"),
         (
             "plan specs/tiny_2pod.yaml --set experiment.remat=never",
             "orch schema --key experiment.remat",

@@ -157,7 +157,9 @@ def test_orch_runs_lists_the_newest_first(orch: RunOrch, tmp_path: Path) -> None
         journal.create_run(tmp_path, run_request(rehearsal=True), key)
     (tmp_path / "broken" / "events").mkdir(parents=True)
     table = orch("runs", "--storage", str(tmp_path))
-    assert [line.split()[0] for line in table.stdout.splitlines()] == ["RUN", "newer", "older"]
+    *rows, _, following = table.stdout.splitlines()
+    assert [line.split()[0] for line in rows] == ["RUN", "newer", "older"]
+    assert following == f"Next: orch status newer --storage {tmp_path}"
     assert "warning: " in table.stderr
     assert "broken: contains no run" in table.stderr
     listed = json.loads(orch("runs", "--storage", str(tmp_path), "--json").stdout)

@@ -274,3 +274,24 @@ def test_a_share_is_the_whole_number_that_maxtext_takes_of_it(whole: int) -> Non
     for part in {1, 3, whole // 7, whole // 3, whole - 1, whole, 5 * whole}:
         assert int(whole * share(part, whole)) == part
         assert math.isclose(share(part, whole), part / whole)
+
+
+def test_slices_exchange_no_parts_of_the_loss_that_fits_whole(tmp_path: Path) -> None:
+    """MaxText's parts are of the whole batch: on several slices they would travel between them."""
+    many = ("experiment.model.vocab=131072", "experiment.batch.length=8192")
+    slices = (*many, "resources.pods=2", "experiment.batch.sequences=64")
+    assert "num_vocab_tiling" in run_of(api.plan(small(tmp_path), many)).keys
+    assert "num_vocab_tiling" in run_of(api.plan(small(tmp_path), slices)).keys
+    fewer = (*slices, "experiment.batch.sequences=16")
+    assert "num_vocab_tiling" not in run_of(api.plan(small(tmp_path), fewer)).keys
+
+
+def test_the_kernel_has_our_blocks(tmp_path: Path) -> None:
+    """So that it computes as many FLOPs; along a window, where there is one."""
+    long = run_of(api.plan(small(tmp_path), ("experiment.batch.length=8192",))).keys
+    assert (long["sa_block_q"], long["sa_block_kv_dkv"]) == (1024, 2048)
+    assert long["sa_use_fused_bwd_kernel"] is True
+    assert not [key for key in long if key.startswith("local_sa")]
+    windowed = run_of(api.plan(ROOT / "specs" / "gemma3_27b_v6e.yaml")).keys
+    assert windowed["local_sa_block_q"] == 512
+    assert windowed["sa_block_q"] == 1024

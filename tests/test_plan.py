@@ -239,6 +239,9 @@ def test_a_plan_warns_of_a_batch_far_above_the_critical_one() -> None:
     assert figures["critical_tokens"] == pytest.approx(27.7e6, rel=0.01)
     assert figures["token_factor"] == pytest.approx(4.9, rel=0.02)
     assert figures["source"] in catalog.sources()
+    long = spec_of("llama3-8b", chip="v6e", topology="16x16", pods=2, sequences=512, length=131_072)
+    [figures] = figures_of(make_plan(long), "large_batch")
+    assert figures["token_factor"] == pytest.approx(1.5, rel=0.02)
     assert not figures_of(make_plan(spec_of()), "large_batch")
 
 

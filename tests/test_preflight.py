@@ -72,9 +72,11 @@ def test_a_host_that_cannot_write_the_journal_is_named() -> None:
 
 def test_all_faults_are_told_at_once() -> None:
     """A silent host, and a secret that is set on some hosts alone."""
-    report = with_hosts(PreflightHost(name="10.0.0.0"), replace(GOOD[1], lacks=("HF_TOKEN",)))
+    gone = PreflightHost(name="10.0.0.2", fault="its raylet died")
+    report = with_hosts(PreflightHost(name="10.0.0.0"), replace(GOOD[1], lacks=("HF_TOKEN",)), gone)
     assert faults(WANTED, report) == [
         "hosts: 1 of 8 hosts (10.0.0.0) did not answer",
+        "hosts: 1 of 8 hosts (10.0.0.2) did not answer: its raylet died",
         "secrets: HF_TOKEN is not in the environment of 1 of 8 hosts (10.0.0.1)",
     ]
 

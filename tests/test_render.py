@@ -15,6 +15,7 @@ from orchestrator.plan.planner import make_plan, make_plans
 from orchestrator.plan.rehearsal import rehearse
 from orchestrator.render import rehearsal_screen, trials_text
 from orchestrator.render.bars import bar, in_encoding
+from orchestrator.render.key_help_text import key_help_screen
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.score_screen import score_screen
 from orchestrator.render.screen_parts import (
@@ -35,6 +36,7 @@ from orchestrator.render.study_screens import forecast_screen
 from orchestrator.render.terminal import say
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
+from orchestrator.spec.key_help import help_about
 from orchestrator.spec.load_study import load_study
 from orchestrator.study import forecast_of
 from orchestrator.types.model import Model
@@ -109,6 +111,26 @@ def test_columns_move_closer_only_where_they_must() -> None:
     """A table that fits keeps its gaps."""
     assert Table(rows=[["word"] * 5], columns="<" * 5).lines(28) == ["word  word  word  word  word"]
     assert Table(rows=[["word"] * 5], columns="<" * 5).lines(27) == ["word word word word word"]
+
+
+def test_columns_that_do_not_fit_come_below() -> None:
+    """Each part has the first column, and rows keep their styles."""
+    rows = [("RUN", "STEPS", "LOSS"), ("a-long-name", "20", "1.5")]
+    table = Table(rows=rows, columns="<>>", row_styles={0: "bold"})
+    folded = ["RUN          STEPS", "a-long-name     20", "RUN          LOSS", "a-long-name   1.5"]
+    assert table.lines(21) == folded
+    assert table.lines(22) == ["RUN         STEPS LOSS", "a-long-name    20  1.5"]
+    styled = screen([table]).on_terminal(21).splitlines()
+    assert [line.startswith("\033[1m") for line in styled] == [True, False, True, False]
+
+
+def test_many_keys_have_a_line_each() -> None:
+    """A key with many below it is described, and they are listed."""
+    text = key_help_screen(help_about("experiment.model"), "")
+    assert text.startswith("experiment.model\n  The model: ")
+    assert text.count("must be:") == 1
+    assert text.splitlines()[-1] == "Next: orch schema --key experiment.model.name"
+    assert "must be:" not in key_help_screen(help_about("experiment.model.moe"), "")
 
 
 def test_a_last_column_wraps_below_itself() -> None:

@@ -233,6 +233,10 @@ def test_every_name_of_other_programs_stands_for_a_key() -> None:
         ("model: meta-llama/Llama-3.1-8B", "llama3-8b"),
         ("model: mistralai/Mistral-7B-v0.3", "mistral-7b"),
         ("compute: float32", "fp32"),
+        ("model: Llama2", "llama2-7b or llama2-70b"),
+        ("model: llama3", "llama3-8b, llama3-70b or llama3-405b"),
+        ("model: llama3-80b", "llama3-8b or llama3-70b"),
+        ("chip: v5", "v5p or v5e"),
     ],
 )
 def test_values_are_known_by_the_names_of_others(text: str, meant: str, tmp_path: Path) -> None:

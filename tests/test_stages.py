@@ -18,6 +18,7 @@ from orchestrator.plan.elastic import plan_on
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse
+from orchestrator.render.stages_screen import stages_screen
 from orchestrator.render.status_screen import stage as stage_text
 from orchestrator.spec import load
 from orchestrator.spec.problem import SpecProblems
@@ -118,6 +119,12 @@ def test_each_stage_has_a_plan_of_its_own(plan: Plan) -> None:
     ]
     assert codec.from_json(codec.to_json(plan), Plan) == plan
     assert len({plan.digest, *(one.digest for one in plan.stages)}) == 4
+
+
+def test_the_verdict_on_all_stages_comes_first(plan: Plan) -> None:
+    """Five lines, as of a plan without stages."""
+    lines = [line.split("  ")[1] for line in stages_screen(plan, None).splitlines()[2:8]]
+    assert [line.strip() for line in lines] == ["fits", "time", "cost", "MFU", "bound by", "model"]
 
 
 def test_time_and_money_add_up(plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -376,6 +377,15 @@ def test_the_set_knows_its_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
     assert packed(tmp_path, "--tokenizer", file, "--end", "four") == [2, 5]
     manifest = manifests.read(tmp_path / "set" / manifests.FILE_NAME)
     assert (manifest.tokenizer, manifest.vocab) == (tokenizer.name, 6)
+
+
+def test_without_an_end_of_text_a_token_is_proposed(tmp_path: Path) -> None:
+    """One that no text is made of."""
+    made = Tokenizer(WordLevel({"<other>": 0}, unk_token="<other>"))
+    made.add_special_tokens(["<|end of text|>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataUnusable, match=re.escape("--end, such as '<|end of text|>'")):
+        HuggingFaceTokenizer(tmp_path / "tokenizer.json")
 
 
 BAD_TEXTS: dict[str, tuple[str, bytes, tuple[str, ...], str]] = {

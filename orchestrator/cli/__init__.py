@@ -66,12 +66,14 @@ def take_json(command: click.Command) -> None:
 take_json(orch)
 
 
-def help_command(error: click.ClickException) -> str:
-    """What shows the help of the command whose words make no sense."""
-    names, context = ["--help"], getattr(error, "ctx", None)
-    while context and context.parent:
-        names, context = [context.info_name, *names], context.parent
-    return " ".join(["orch", *names])
+def help_command() -> str:
+    """What shows the help of the command that was typed."""
+    names, commands = ["orch"], orch.commands
+    for word in sys.argv[1:]:
+        if word not in commands:
+            break
+        names, commands = [*names, word], getattr(commands[word], "commands", {})
+    return " ".join([*names, "--help"])
 
 
 def main() -> None:
@@ -86,7 +88,7 @@ def main() -> None:
         interrupted = isinstance(error.__cause__, KeyboardInterrupt)
         raise SystemExit(report_abort(interrupted=interrupted)) from None
     except click.ClickException as error:
-        report(Usage(error.format_message(), next_command=help_command(error)))
+        report(Usage(error.format_message(), next_command=help_command()))
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         report(error)

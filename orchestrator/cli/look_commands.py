@@ -26,7 +26,9 @@ def runs(storage: Path, as_json: bool) -> None:
     from orchestrator.render.runs_screen import runs_screen
 
     found = orch.runs(storage, progress=Display())
-    show(found, lambda: runs_screen(found, str(storage), orch.studies(storage)), as_json=as_json)
+    following = run_command("status", found[0].run, storage) if found else None
+    studies = orch.studies(storage)
+    show(found, lambda: runs_screen(found, str(storage), studies, following), as_json=as_json)
 
 
 @click.command(epilog=RUN_HELP)

@@ -32,12 +32,14 @@ class PreflightHost:
     """The answer of a host. One that did not answer has no versions.
 
     `reaches` says that it can write to the run's storage, and `lacks` names missing secrets.
+    `fault` is the error in place of an answer; none where the time was over.
     """
 
     name: str
     versions: Mapping[str, str] = field(default_factory=dict)
     reaches: bool = False
     lacks: tuple[str, ...] = ()
+    fault: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,12 @@ def _missing_slices(request: PreflightRequest, report: PreflightReport) -> Itera
 
 
 def _silent(hosts: Sequence[PreflightHost]) -> Iterator[str]:
-    if silent := [host.name for host in hosts if not host.versions]:
-        yield f"hosts: {some_of(silent, len(hosts))} did not answer"
+    by_fault = defaultdict(list)
+    for host in hosts:
+        if not host.versions:
+            by_fault[host.fault].append(host.name)
+    for fault, names in by_fault.items():
+        yield f"hosts: {some_of(names, len(hosts))} did not answer{f': {fault}' if fault else ''}"
 
 
 def _different_versions(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:

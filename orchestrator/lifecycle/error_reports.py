@@ -1,5 +1,6 @@
 """Errors as values, for programs that read the output of commands."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.errors import NoSuchSlice, OrchError, UnknownName
@@ -30,8 +31,6 @@ def error_report(error: OrchError) -> ErrorReport:
 
 def problem_detail(problem: Problem) -> ErrorDetail:
     """One problem of a file. Line 0 is the file as a whole."""
-    text, correction = problem.hint, problem.suggestion
-    kind, value = (correction.kind, correction.value) if correction else ("hint", "")
     return ErrorDetail(
         code=problem.code.replace("-", "_"),
         message=": ".join(filter(None, (problem.key, problem.message))),
@@ -39,8 +38,18 @@ def problem_detail(problem: Problem) -> ErrorDetail:
         file=problem.file,
         line=problem.line or None,
         column=problem.col or None,
-        suggestions=(Hint(kind=kind, value=value, text=text),) if text else (),
+        suggestions=tuple(problem_hints(problem)),
     )
+
+
+def problem_hints(problem: Problem) -> Iterator[Hint]:
+    """What to write instead: a hint for each value that may be meant."""
+    if correction := problem.suggestion:
+        for value in correction.values:
+            text = str(replace(correction, value=value, others=()))
+            yield Hint(kind=correction.kind, value=value, text=text)
+    elif problem.hint:
+        yield Hint(kind="hint", value="", text=problem.hint)
 
 
 def nearest_hint(nearest: Suggestion) -> Hint:

@@ -17,7 +17,8 @@ from orchestrator.journal.run_paths import RunPaths
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.render.next_commands import as_typed, spec_command
 from orchestrator.spec.key_help import keys_of_specs
-from orchestrator.spec.problem import SpecProblems
+from orchestrator.spec.overrides import FLAG
+from orchestrator.spec.problem import Problem, SpecProblems
 
 
 def next_after(error: OrchError) -> str:
@@ -63,7 +64,25 @@ def after_problems(error: SpecProblems) -> str:
         return "orch data pack --help"
     if first.code == "unreadable":
         return f"orch init {first.file}"
-    return key_command(first.key)
+    if len(error.problems) == 1 and (corrected := corrected_override(first)):
+        return as_typed(changed=corrected)
+    meant = first.suggestion.value if first.suggestion and first.code == "unknown-key" else ""
+    return key_command(meant if "." in meant else first.key)
+
+
+def corrected_override(problem: Problem) -> dict[str, str]:
+    """Return the `--set` with a problem and what was meant instead, where only one thing was."""
+    correction, source = problem.suggestion, problem.place.source
+    if source.name != FLAG or source.hidden or not correction or correction.kind != "meant":
+        return {}
+    override, meant = source.lines[problem.line - 1], correction.value
+    key, _, value = override.partition("=")
+    if correction.others or key != problem.key:
+        return {}
+    if problem.code == "illegal-value":
+        return {override: f"{key}={meant}"}
+    section = "" if "." in meant else key.rpartition(".")[0]
+    return {override: f"{'.'.join(filter(None, (section, meant)))}={value}"}
 
 
 def key_command(key: str) -> str:

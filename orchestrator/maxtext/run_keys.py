@@ -8,8 +8,11 @@ from orchestrator.maxtext.model_keys import Keys, keys_of_model
 from orchestrator.maxtext.names import AXES
 from orchestrator.maxtext.training_shape import TYPES
 from orchestrator.network import maxtext_policies
+from orchestrator.network.decoder import decoder
 from orchestrator.network.rematerialization import Policy, policy, treatments
+from orchestrator.plan.attention_blocks import attention_block, block_sizes, head_bytes
 from orchestrator.plan.kernel_constants import loss_chunk_bytes
+from orchestrator.plan.layout import DTYPE_BYTES, activation_type
 from orchestrator.types.model import Model
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Remat
@@ -34,6 +37,7 @@ NAMES = {
 OF_EXPERTS = {"gate": "moe_mlpwi_0", "up": "moe_mlpwi_1"}
 UNGATED_UP = "mlpwi"
 LOGIT_BYTES = 4  # fp32
+LOGITS_HELD = 1.5  # how often MaxText holds them: besides in bf16
 UNUSED = ("none", "minimal_flash")  # it recomputes all; an older name of minimal_with_context
 
 
@@ -42,7 +46,7 @@ def keys_of_plan(plan: Plan) -> Keys:
     return {
         "run_name": plan.name,
         **keys_of_model(model_of_plan(plan)),
-        "attention": "flash",
+        **_attention_keys(plan),
         **_batch_keys(plan),
         **_loss_keys(plan),
         **_mesh_keys(plan),
@@ -53,6 +57,22 @@ def keys_of_plan(plan: Plan) -> Keys:
         "init_weights_seed": plan.seed,
         "enable_checkpointing": False,
     }
+
+
+def _attention_keys(plan: Plan) -> Keys:
+    """The attention kernel, with the blocks that ours takes; `local_` are those along a window."""
+    keys: Keys = {"attention": "flash"}
+    wide = DTYPE_BYTES[activation_type(plan.precision)]
+    for block, _ in decoder(plan.model).kinds:
+        attention = block.attention
+        widths = (one.dimensions[-1].size for one in (attention.queries, attention.result))
+        window = attention.scores.window
+        place = plan.batch.length, plan.mesh["sequence"], window
+        if attention_block(*place, 0):
+            sizes = block_sizes(*place, head_bytes(widths, wide))
+            prefix = "local_sa_" if window else "sa_"
+            keys |= {f"{prefix}{k}": v for k, v in sizes.items() if v is not None}
+    return keys
 
 
 def _batch_keys(plan: Plan) -> Keys:
@@ -68,13 +88,17 @@ def _batch_keys(plan: Plan) -> Keys:
 def _loss_keys(plan: Plan) -> Keys:
     """The loss in about as many parts as ours makes of a device's tokens.
 
-    In one part MaxText holds the logits of all tokens, several times. Its parts are of the whole
-    batch, so that a number that neither divides the devices nor is divided by them gathers it.
+    In one part MaxText holds the logits of all tokens. Its parts are of the whole batch, so that a
+    number that neither divides the devices nor is divided by them gathers it, and that parts of
+    several slices travel between them: these are made only where they must be.
     """
     batch, parts = plan.batch, plan.mesh["tensor"]
     shards = plan.devices // parts
     tokens = batch.tokens // batch.microbatches // shards
     logits = LOGIT_BYTES * -(-plan.model.vocab // parts)
+    whole = plan.forecast.memory_bytes_per_device + LOGITS_HELD * tokens * logits
+    if plan.pods > 1 and whole <= plan.forecast.hbm_bytes_per_device:
+        return {}
     most = int(loss_chunk_bytes(plan.loss_chunk_tokens, logits)) // logits
     of_device = tokens // parts
     tiles = (n for n in range(-(-tokens // most), of_device) if of_device % n == 0)

@@ -24,6 +24,8 @@ WINDOW_BLOCK, LEAST_WINDOW = 512, 2048
 LONG, LONG_KEYS, LONG_HEAD_BYTES = 8192, 2048, 256
 MOST_PARTIAL_SUMS = 8
 QUERY_KEYS = 512  # keys that a kernel of the queries' gradients alone takes at a time
+# Keys of a block whose scores are made at a time: more of them need more of the fast memory.
+FORWARD_KEYS, BACKWARD_KEYS = 512, 256
 
 
 def attention_block(length: int, ways: Any, window: int | None, head_bytes: float) -> Any:
@@ -54,6 +56,29 @@ def partial_sums(length: int, block: Any, window: int | None, head_bytes: float)
 def query_keys(block: Any) -> Any:
     """Keys of a kernel that makes the gradients of queries alone, by blocks of so many queries."""
     return np.maximum(_largest_block(block, QUERY_KEYS), np.minimum(block, LANES))
+
+
+def block_sizes(length: int, ways: int, window: int | None, head_bytes: float) -> dict[str, Any]:
+    """All sizes of the kernels, by the names that splash attention has for them."""
+    block = int(attention_block(length, ways, window, head_bytes))
+    sums = int(partial_sums(length, block, window, head_bytes))
+    keys = length // sums if sums else block
+    return {
+        "block_q": block,
+        "block_kv": block,
+        "block_kv_compute": _at_a_time(block, FORWARD_KEYS),
+        "block_q_dkv": block,
+        "block_kv_dkv": keys,
+        "block_kv_dkv_compute": _at_a_time(keys, BACKWARD_KEYS),
+        "block_q_dq": None if sums else block,
+        "block_kv_dq": None if sums else int(query_keys(block)),
+        "use_fused_bwd_kernel": bool(sums),
+    }
+
+
+def _at_a_time(block: int, most: int) -> int:
+    """The most that divide a block, up to a limit."""
+    return max(size for size in range(LANES, most + 1, LANES) if block % size == 0)
 
 
 def head_bytes(widths: Iterable[int], compute_bytes: int) -> int:

@@ -23,7 +23,7 @@ MILLION = 1e6
 MOSTLY, BLOCKED, WORTH_CHANGING = 0.5, 0.05, 0.01
 SHORT_S = 3600  # nobody minds what a shorter run loses
 # The largest published batch, DeepSeek-V3's 63M tokens in a run of 14.8T, is 2.3 times critical.
-LARGE_BATCH = 2.5
+LARGE_BATCH = 2.35
 
 
 def search_warnings(

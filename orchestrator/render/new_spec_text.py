@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.render.screen_parts import Screen, Table, screen
+from orchestrator.render.screen_parts import Screen, Table, next_step, screen
+
+LEADING = "llama3_8b_v6e_2slice"  # the README's example
 
 
 def examples_screen(examples: Mapping[str, str]) -> Screen:
     """Return the examples, each with what it is about."""
-    return screen([Table(rows=list(examples.items()), columns="<w")])
+    copied = next_step(f"orch init --from {LEADING} my-run.yaml")
+    return screen([Table(rows=list(examples.items()), columns="<w")], copied)
 
 
 def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[str]:

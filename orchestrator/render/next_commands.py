@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,12 @@ def storage_of(run: "Run") -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def as_typed(*without: str, more: Sequence[str] = ()) -> str:
-    """The command that was typed, without some of its words, and with more."""
-    return shlex.join(["orch", *(word for word in sys.argv[1:] if word not in without), *more])
+def as_typed(
+    *without: str, more: Sequence[str] = (), changed: Mapping[str, str] | None = None
+) -> str:
+    """The command that was typed, without some of its words, with more, and with some changed."""
+    words = [word for word in sys.argv[1:] if word not in without]
+    for old, new in (changed or {}).items():
+        mended = {old: new, f"--set={old}": f"--set={new}"}
+        words = [mended.get(word, word) for word in words]
+    return shlex.join(["orch", *words, *more])

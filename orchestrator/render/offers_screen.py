@@ -30,11 +30,13 @@ COLUMNS = "<<>>>>>>><"
 REASONS: dict[OfferReasonCode, str] = {
     "too_slow": "would take longer even at the peak of their chips",
     "memory": "cannot hold the model",
-    "too_few_sequences": "have more replicas than the batch has sequences",
-    "batch_not_divisible": "do not divide the batch (experiment.batch.tolerance lets it move)",
-    "no_mesh": "have no mesh that divides what its axes split",
-    "no_price": "have no known price",
-    "no_rate": "have no known rate in that compute type",
+    "too_few_sequences": "more replicas than the batch has sequences",
+    "batch_not_divisible": (
+        "the batch does not divide evenly (experiment.batch.tolerance lets it move)"
+    ),
+    "no_mesh": "no mesh divides what its axes split",
+    "no_price": "no known price",
+    "no_rate": "no known rate in that compute type",
 }
 SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
 LEAST_DAYS = 0.01

@@ -45,9 +45,9 @@ def amount(line: LedgerLine) -> str:
     """Return the amount of work on the line, and the rate."""
     inputs = line.inputs
     if "calls" in inputs and "hops" in inputs:
-        return f"{count(inputs['calls'])} calls x {count(inputs['hops'])} hops"
+        return f"{counted(int(inputs['calls']), 'call')} x {counted(int(inputs['hops']), 'hop')}"
     if "once" in inputs:
-        return f"{count(inputs['calls'])} calls x {seconds(inputs['once'])}, as measured"
+        return f"{counted(int(inputs['calls']), 'call')} x {seconds(inputs['once'])}, as measured"
     name, unit = ("flops", "FLOP") if "flops" in inputs else ("bytes", "B")
     return f"{with_unit(inputs[name], unit)} at {with_unit(inputs['rate'], unit + '/s')}"
 

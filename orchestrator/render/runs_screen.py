@@ -22,8 +22,12 @@ FEW = 10_000  # smaller numbers are written out
 Row = tuple[str, ...]
 
 
-def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = ()) -> Screen:
-    """Return all runs, newest first; a study comes above its runs."""
+def runs_screen(
+    runs: list[Run], storage: str, studies: Sequence[StudyStatus] = (), following: str | None = None
+) -> Screen:
+    """Return all runs, newest first; a study comes above its runs. `following` is the command for
+    one of them.
+    """
     if not runs and not studies:
         return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
     heads = {one.study: study_row(one) for one in studies}
@@ -34,7 +38,7 @@ def runs_screen(runs: list[Run], storage: str, studies: Sequence[StudyStatus] = 
     for key, head in heads.items():
         groups.setdefault(key, [head])
     rows = [HEAD, *(row for group in groups.values() for row in group)]
-    return screen([Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"})])
+    return screen([Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"})], next_step(following))
 
 
 def study_row(status: StudyStatus) -> Row:

@@ -35,7 +35,8 @@ def score_screen(score: Score, next_command: str) -> Screen:
         indent(totals(score)),
         indent(software(score)),
         indent(retention(score)),
-        goodput(score),
+        indent(goodput(score)),
+        indent(recoveries(score)),
         indent(assumptions(score)),
         indent(labelled("left out:", f"{one.id}: {one.reason}") for one in score.left_out),
         closing(verdict(summary), next_command),
@@ -143,18 +144,17 @@ def retention_row(one: Retention) -> tuple[str, ...]:
 
 
 def goodput(score: Score) -> list[Part]:
-    """Return shares of effective time, and recoveries of the campaign of faults."""
-    if not score.goodput:
-        return []
+    """Return shares of effective time."""
     head = ("share of time that trains", "predicted", "80 % interval", "reported")
     rows = [head, *map(goodput_row, score.goodput)]
-    faults = ("seconds until a step was done again", "predicted", "recorded")
-    recoveries = [
-        (one.id, seconds(one.predicted_s), seconds(one.recorded_s)) for one in score.recoveries
-    ]
-    return indent(
-        [Table(rows=rows, columns="<>>>"), Table(rows=[faults, *recoveries], columns="<>>")]
-    )
+    return [Table(rows=rows, columns="<>>>")] if score.goodput else []
+
+
+def recoveries(score: Score) -> list[Part]:
+    """Return the recoveries of the campaign of faults."""
+    head = ("seconds until a step was done again", "predicted", "recorded")
+    rows = [(one.id, seconds(one.predicted_s), seconds(one.recorded_s)) for one in score.recoveries]
+    return [Table(rows=[head, *rows], columns="<>>")] if rows else []
 
 
 def goodput_row(one: GoodputScore) -> tuple[str, ...]:

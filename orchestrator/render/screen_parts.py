@@ -128,10 +128,30 @@ class Table:
             lines = self._aligned(1)
         if self.bars:
             lines = with_bars(lines, self.bars, width)
+        elif max(map(len, lines)) > width:
+            lines = self._folded(width)
         return [[line] for line in lines]
 
     def indented(self, by: int) -> "Table":
         return replace(self, start=" " * by + self.start)
+
+    def _folded(self, width: int) -> list[str]:
+        """Return the columns that fit, then the others below, each part with the first column."""
+        parts: list[list[str]] = []
+        chosen: list[int] = []
+        for column in range(1, len(self.columns)):
+            wider = self._part([0, *chosen, column])
+            if chosen and max(map(len, wider)) <= width:
+                parts[-1], chosen = wider, [*chosen, column]
+            else:
+                chosen = [column]
+                parts.append(self._part([0, column]))
+        return [line for part in parts for line in part]
+
+    def _part(self, chosen: Sequence[int]) -> list[str]:
+        rows = [[row[i] for i in chosen] for row in self.rows]
+        columns = "".join(self.columns[i] for i in chosen)
+        return replace(self, rows=rows, columns=columns)._aligned(self.gap)
 
     def _aligned(self, gap: int) -> list[str]:
         return [(self.start + (" " * gap).join(row)).rstrip() for row in self._padded(self.columns)]
@@ -197,7 +217,9 @@ def part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
     rows = [[CONTROL.sub("?", line) for line in row] for row in part.row_lines(width)]
     if not styled:
         return [line for row in rows for line in row]
-    styles = [part.row_styles.get(number, part.style) for number in range(len(rows))]
+    styles = [
+        part.row_styles.get(number % len(part.rows), part.style) for number in range(len(rows))
+    ]
     return [
         with_style(BARS.sub(lambda bar: with_style(bar[0], "bar"), line), style)
         for row, style in zip(rows, styles, strict=True)

@@ -11,6 +11,7 @@ from orchestrator.formatting import (
     percent,
     scaled,
     seconds,
+    span,
 )
 from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of
@@ -24,6 +25,7 @@ from orchestrator.render.plan_verdict import (
     time_text,
     verdict,
 )
+from orchestrator.render.resource_names import in_words
 from orchestrator.render.screen_parts import (
     Detail,
     Part,
@@ -42,7 +44,7 @@ from orchestrator.types.codec import short
 from orchestrator.types.offers import DeadlineOdds
 from orchestrator.types.plan import Estimate, Plan
 
-HEAD = ("", "tokens", "steps", "batch", "length", "step", "MFU", "days", "dollars")
+HEAD = ("", "tokens", "steps", "batch", "length", "step", "MFU", "time", "dollars")
 MESH_HEAD = ("", "mesh inside a pod", "batch", "remat", "memory", "bound")
 
 
@@ -76,23 +78,33 @@ def stages_screen(
 def whole_lines(plan: Plan, odds: DeadlineOdds | None) -> list[Part]:
     """Return the verdict on the run: whether all stages fit, and what they take together."""
     forecast = plan.forecast
-    rows = [("model", model(plan))]
+    rows = []
     if plan.ledger_describes_trainer:
         rows += [
             ("fits", "yes, every stage" if forecast.fits else "no"),
             ("time", time_text(forecast, plan.tokens)),
             ("cost", cost_text(forecast)),
+            ("MFU", mfu_range(plan.stages)),
+            ("bound by", f"{forecast.bound}: {in_words(forecast.bound)}, in the longest stage"),
         ]
+    styles = dict.fromkeys(range(1, len(rows)), "bold")
+    if styles:
+        styles[0] = "green" if forecast.fits else "red"
     if odds:
         rows.append(("deadline", deadline_text(odds)))
     if plan.run_share < 1:
         rows.append(("this run", shorter_run(plan)))
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
-    styles = dict.fromkeys(range(1, len(rows)), "bold") if plan.ledger_describes_trainer else {}
-    if styles:
-        styles[1] = "green" if forecast.fits else "red"
+    rows.append(("model", model(plan)))
     return [Table(rows=rows, columns="<w", row_styles=styles)]
+
+
+def mfu_range(stages: Sequence[Plan]) -> str:
+    """Return the least and the greatest MFU of a stage, as it should be, or at most."""
+    each = [one.forecast.mfu.likeliest for one in stages]
+    known = all(one.forecast.mfu.expected is not None for one in stages)
+    return f"{'' if known else 'at most '}{span(percent(min(each)), percent(max(each)))}, by stage"
 
 
 def stages_table(plan: Plan) -> Part:

@@ -180,7 +180,8 @@ def large_batch(
 ) -> str:
     where = catalog.sources()[source].where
     return (
-        f"a batch of {scaled(batch_tokens)} tokens is {batch_tokens / critical_tokens:.0f} times"
+        f"a batch of {scaled(batch_tokens)} tokens is {batch_tokens / critical_tokens:.2g} times"
         f" the critical batch of a run of {scaled(tokens)}, about {scaled(critical_tokens, 2)}"
-        f" ({where}): the same loss takes about {token_factor:.1f} times the tokens"
+        f" ({where}): the same loss takes about {token_factor:.1f} times the tokens; lower"
+        " experiment.batch.sequences to spare them"
     )

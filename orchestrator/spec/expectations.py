@@ -18,7 +18,7 @@ from orchestrator.spec.schema import (
     scalar_types,
     validator,
 )
-from orchestrator.spec.synonyms import synonym, value_synonym
+from orchestrator.spec.synonyms import synonym, values_meant
 
 BOUNDS = {
     "minimum": "at least",
@@ -34,17 +34,20 @@ NOUNS = {
     "array": "a list",
 }
 ALMOST_EQUAL = 0.9  # a key beside it that is this similar is likelier than the same key elsewhere
+MANY = 10  # a longer list is not repeated where the nearest names are suggested
 SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
 
 
-def must(schema: Schema) -> str:
-    """What a field must hold."""
+def must(schema: Schema, *, brief: bool = False) -> str:
+    """What a field must hold; where it is to be brief, without a long list of names."""
     whole = resolved(schema)
     if "title" in whole:
         return str(whole["title"])
     if "anyOf" in whole:
-        return " or ".join(map(must, alternatives(whole)))
+        return " or ".join(must(one, brief=brief) for one in alternatives(whole))
     if listed := constants(whole):
+        if brief and len(listed) > MANY:
+            return "a known name"
         return ("one of " if len(listed) > 1 else "") + ", ".join(map(plain, listed))
     if whole.get("type") == "object":
         return f"a mapping of {', '.join(properties(whole)) or 'names to values'}"
@@ -67,22 +70,22 @@ def suggestion(
     """A legal value instead of an illegal or missing one: what was meant, or an example."""
     if isinstance(node, Scalar) and not schema.get("writeOnly"):
         meant = likely(schema, node)
-        if meant is not None:
-            quoted = meant == node.text and not node.plain
-            return Correction("unquoted" if quoted else "meant", meant)
+        if meant:
+            quoted = meant[0] == node.text and not node.plain
+            return Correction("unquoted" if quoted else "meant", meant[0], tuple(meant[1:]))
     value = example(schema)
     key = f"{path[-1]}: " if path and isinstance(path[-1], str) else ""
     return None if value is None else Correction("example", f"{key}{plain(value)}")
 
 
-def likely(schema: Schema, node: Scalar) -> str | None:
-    """The legal value that was probably meant."""
+def likely(schema: Schema, node: Scalar) -> list[str]:
+    """The legal values that were probably meant, the likeliest first."""
     if not 0 < len(node.text) <= SHOWN_VALUE:
-        return None
+        return []
     listed = [value for one in alternatives(schema) for value in map(plain, constants(one))]
-    if listed and (meant := value_synonym(node.text, listed)):
+    if listed and (meant := values_meant(node.text, listed)):
         return meant
-    return next((text for text in respellings(node.text) if is_legal(text, schema)), None)
+    return [text for text in respellings(node.text) if is_legal(text, schema)][:1]
 
 
 def is_legal(text: str, schema: Schema) -> bool:

@@ -91,8 +91,8 @@ def _scalar(instance: SpecInstance, path: Path, here: Field, node: Scalar) -> Va
         code, fields = "empty-value" if node.empty else "unprintable", {}
         meant: Correction | None = suggestion(path, schema, node)
     elif node.plain and may_mean_either(types) and ambiguous(node.text, value):
-        code, meant, other = "ambiguous", None, likely(schema, node)
-        alternative = f"{other}, or " if other else ""
+        code, meant = "ambiguous", None
+        alternative = "".join(f"{one}, or " for one in likely(schema, node)[:1])
         fields = {"value": shown(node, schema), "text": node.text, "alternative": alternative}
     else:
         return value

@@ -57,13 +57,24 @@ class SpecPosition:
 
 @dataclass(frozen=True)
 class Correction:
-    """A legal value or key to write instead; SUGGESTIONS has the kinds."""
+    """A legal value or key to write instead; SUGGESTIONS has the kinds.
+
+    Where several are as likely, `others` has those after the first.
+    """
 
     kind: str
     value: str = ""
+    others: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (self.value, *self.others)
 
     def __str__(self) -> str:
-        return SUGGESTIONS[self.kind].format(value=self.value)
+        *before, last = self.values
+        return SUGGESTIONS[self.kind].format(
+            value=" or ".join(filter(None, (", ".join(before), last)))
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Keys and values as others call them, and what a spec calls them."""
 
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 # Each is looked for among the legal keys of the place where it stands.
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -97,6 +97,9 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "moments": ("optimizer",),
     "xla_flags": ("compiler_options",),
     "dataset": ("data",),
+    "tokens": ("path",),
+    "manifest": ("path",),
+    "files": ("path",),
     "tracking_uri": ("uri",),
     "mlflow": ("tracking", "uri"),
     "ray": ("cluster", "address"),
@@ -120,11 +123,25 @@ VALUE_SYNONYMS = {
 }
 
 
-def value_synonym(text: str, legal: list[str]) -> str | None:
-    """The legal value that others call so; a path such as meta-llama/Llama-3.1-8B ends with it."""
-    name = text.lower().rpartition("/")[2]
-    meant = VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_"), name)
-    return next(iter(get_close_matches(meant, legal, 1)), None)
+AS_LIKELY = 0.05  # a name that is so much less similar than the nearest is not meant
+FEW = 3  # so many names are suggested
+
+
+def values_meant(text: str, legal: list[str]) -> list[str]:
+    """The legal values that others call so, the likeliest first: those that begin so, or the most
+    similar. A path such as meta-llama/Llama-3.1-8B ends with the name.
+    """
+    name = text.lower().strip().rpartition("/")[2]
+    if known := VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_")):
+        return [known] if known in legal else []
+    begun = [one for one in legal if name and one.startswith(name)]
+    close = get_close_matches(name, begun or legal, FEW, cutoff=0.0 if begun else 0.6)
+    similar = [SequenceMatcher(None, one, name).ratio() for one in close]
+    return [
+        one
+        for one, ratio in zip(close, similar, strict=True)
+        if begun or ratio > similar[0] - AS_LIKELY
+    ]
 
 
 def synonym(key: str, legal: list[str]) -> str | None:

@@ -63,11 +63,17 @@ def _illegal(path: Path, here: Field) -> Located:
     schema = here.schema or {}
     # A file that holds one text is no spec, whatever it is: its text is not repeated.
     value = shown(here.node, schema) if path or not isinstance(here.node, Scalar) else "text"
-    fields = {"value": value, "expected": must(schema)}
-    if dotted(path).endswith("data.kind"):
-        return path, here.node.place.problem("text-as-data", dotted(path), None, **fields)
     hint = suggestion(path, schema, here.node)
+    brief = hint is not None and hint.kind == "meant"
+    fields = {"value": value, "expected": must(schema, brief=brief)}
+    if is_data(path):
+        return path, here.node.place.problem("text-as-data", dotted(path), None, **fields)
     return path, here.node.place.problem("illegal-value", dotted(path), hint, **fields)
+
+
+def is_data(path: Path) -> bool:
+    """Whether text may have been named there as what is trained on."""
+    return path[:1] == ("experiment",) and (path[-1:] == ("data",) or path[-2:] == ("data", "kind"))
 
 
 def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Located:

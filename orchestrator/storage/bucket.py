@@ -284,9 +284,16 @@ def _failure(where: str, error: Exception) -> OSError:
         return error
     text = str(error).strip().split("\n\nDebug source", 1)[0]
     first = " ".join(text.split()) or type(error).__name__
+    if NO_TOKEN in first:
+        return OSError(errno.EIO, NO_CREDENTIALS, where)
     number = errno.EACCES if type(error).__name__ in REFUSED else errno.EIO
     return OSError(number, f"the bucket does not serve it: {first}", where)
 
 
 FINAL = (errno.EFBIG, errno.ESTALE)
 REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
+NO_TOKEN = "Error performing token request"
+NO_CREDENTIALS = (
+    "this machine has no credentials for it: set GOOGLE_APPLICATION_CREDENTIALS, or"
+    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run gcloud auth application-default login"
+)

@@ -62,6 +62,9 @@ ROWS = (
         " dcn_data_parallelism=2", TRILLIUM, slices=2),
     run("16B, fsdp 256", "v5e-256",
         f"{SIXTEEN} per_device_batch_size=6 {FULL} ici_fsdp_parallelism=256"),
+    run("16B, two slices, fsdp 256", "v5e-256",
+        f"{SIXTEEN} per_device_batch_size=6 {FULL} ici_fsdp_parallelism=256"
+        " dcn_data_parallelism=2", slices=2),
     run("70B, fsdp 16, tensor 8", "v5p-256",
         f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=16"
         " ici_tensor_parallelism=8"),

@@ -1,6 +1,7 @@
 """What turns files into tokens: bytes, a Hugging Face tokenizer, or arrays of tokens."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -94,8 +95,14 @@ class HuggingFaceTokenizer:
         token = None if end is None else self._tokenizer.token_to_id(end)
         if token is None:
             reason = "no token ends a document" if end is None else f"it has no token {end!r}"
-            raise DataUnusable(f"{file}: {reason}: name one of its tokens with --end")
+            raise DataUnusable(f"{file}: {reason}: name one of its tokens with --end{self._ends()}")
         return int(token)
+
+    def _ends(self) -> str:
+        """Which tokens may be meant: those that no text is made of."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        special = [one.content for one in added if one.special]
+        return f", such as {shlex.quote(special[0])}" if special else ""
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
         texts = documents(path, self._field)

@@ -15,16 +15,12 @@ from orchestrator.network.description import Scores
 from orchestrator.plan.attention_blocks import (
     LANES,
     attention_block,
+    block_sizes,
     head_bytes,
-    partial_sums,
-    query_keys,
 )
 from trainers.llama import zigzag
 from trainers.llama.axes import SEQUENCE
 from trainers.llama.blockwise import Documents
-
-# Keys of a block whose scores are made at a time: more of them need more of the fast memory.
-FORWARD_KEYS, BACKWARD_KEYS = 512, 256
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,9 @@ def splash(
             mask,
             head_shards=1,
             q_seq_shards=ways,
-            block_sizes=_blocks(length, ways, kind.window, _head_bytes(q, v)),
+            block_sizes=kernels.BlockSizes(
+                **block_sizes(length, ways, kind.window, _head_bytes(q, v))
+            ),
             residual_checkpoint_name="attention",
             attn_logits_soft_cap=kind.cap,
             interpret=interpret,
@@ -119,25 +117,3 @@ def _shard(kernel: Any, ways: int) -> Any:
 
 def _head_bytes(q: jax.Array, v: jax.Array) -> int:
     return head_bytes((q.shape[-1], v.shape[-1]), q.dtype.itemsize)
-
-
-def _blocks(length: int, ways: int, window: int | None, bytes_of_head: int) -> Any:
-    block = int(attention_block(length, ways, window, bytes_of_head))
-    sums = int(partial_sums(length, block, window, bytes_of_head))
-    keys = length // sums if sums else block
-    return kernels.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=_at_a_time(block, FORWARD_KEYS),
-        block_q_dkv=block,
-        block_kv_dkv=keys,
-        block_kv_dkv_compute=_at_a_time(keys, BACKWARD_KEYS),
-        block_q_dq=None if sums else block,
-        block_kv_dq=None if sums else int(query_keys(block)),
-        use_fused_bwd_kernel=bool(sums),
-    )
-
-
-def _at_a_time(block: int, most: int) -> int:
-    """The most that divide a block, up to a limit."""
-    return max(size for size in range(LANES, most + 1, LANES) if block % size == 0)

@@ -23,6 +23,7 @@ from orchestrator.types import codec
 
 MARK = "orch preflight: "
 ANSWER_LIMIT_S = 300.0  # a host may have to fetch and unpack the code first
+MOST_OF_FAULT = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +95,9 @@ def _answer(task: Any, name: str, done: bool) -> PreflightHost:
 
     try:
         host: PreflightHost = ray.get(task) if done else PreflightHost(name=name)
-    except ray.exceptions.RayError:  # the host is gone, or cannot start a process
-        return PreflightHost(name=name)
+    except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
+        *_, fault = str(error).strip().splitlines() or [type(error).__name__]
+        return PreflightHost(name=name, fault=fault[:MOST_OF_FAULT])
     return host
 
 
