@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.errors import SpecError
-
 COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 QUOTED = r'"(?:\\.|[^"\\])*"|\'[^\']*\''
 LIST = rf"\((?:{QUOTED}|\\.|[^()\"'\\])*\)"
@@ -28,7 +26,7 @@ DEPTH = 8
 LONGEST = 1 << 20  # characters of a line with the values of its variables
 
 
-class TooLong(SpecError):
+class TooLong(ValueError):
     """A line that its variables make too long."""
 
 
