@@ -84,7 +84,7 @@ class HuggingFaceTokenizer:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:
             raise DataUnusable(
-                f"{file}: not a tokenizer ({error}); name the tokenizer.json of a model, or its folder"
+                f"{file}: not a tokenizer ({error}); name the tokenizer.json of a model"
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
