@@ -48,7 +48,7 @@ setup: $(READY)  ## build .venv from requirements.lock (minutes, 2.5 GB)
 	@:
 
 demo: setup  ## plan, prove and rehearse Llama 3 70B on four v5p pods
-	@$(BIN)/orch submit specs/llama3_70b_4pod.yaml
+	@$(BIN)/orch submit specs/llama3_70b_4pod.yaml --steps 10
 
 # Three workers keep two cores busy: some tests wait for clusters and servers.
 test: lint  ## lint, types and the tests (under ten minutes on two cores)

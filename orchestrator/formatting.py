@@ -52,6 +52,8 @@ def four_digits(value: float) -> str:
 
 def in_memory(value_bytes: float) -> str:
     """Return bytes of device memory in GiB, or in MiB where GiB would show no digit."""
+    if 0 <= value_bytes < MIB / 200:
+        return "0" if value_bytes == 0 else "< 0.01 MiB"
     unit, name = (MIB, "MiB") if 0 < value_bytes < GIB / 100 else (GIB, "GiB")
     return f"{value_bytes / unit:,.2f} {name}"
 

@@ -131,6 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "DELETE":
             del objects[name]
             return 204, b"", {}
+        if self.headers.get("If-Match", here.etag) != here.etag:
+            return 412, b"<Error><Code>PreconditionFailed</Code></Error>", {}
         if self.headers.get("If-None-Match") == here.etag:
             return 304, b"", _headers(here)
         return self._ranged(here)

@@ -12,7 +12,7 @@ from orchestrator.launch.backend import WorkerArgs
 from orchestrator.types.run import SavedCheckpoint, Startup, Step
 
 WORKER = f"{__name__}:work"
-FAILURES = "failures.json"  # how to fail, by ATTEMPT.RANK.STEP
+FAILURES = "failures.json"  # how to fail, by ATTEMPT.RANK.STEP, before the heartbeats at "start"
 STEP_S = 0.05
 SAVE_EVERY = 3
 
@@ -21,6 +21,7 @@ def work(args: WorkerArgs, rank: int) -> None:
     """Do the steps that are left, one after another."""
     run = journal.Journal(Path(args.run))
     failures = json.loads((run.path / FAILURES).read_text())
+    fail(failures.get(f"{args.attempt}.{rank}.start"))
     saved = max((one.steps_done for one in run.run().attempts), default=0)
     first = max(saved - 1, 0)  # the last step is not saved, as checkpoints are rare
     slice_name = os.environ["TPU_NAME"]
@@ -63,9 +64,11 @@ def step(index: int, *, opens: bool) -> Step:
 
 
 def fail(how: str | None) -> None:
-    """Stop this process, do nothing for long, or raise an error with that text."""
+    """Stop or kill this process, do nothing for long, or raise an error with that text."""
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif how == "wait":
         time.sleep(60)
     elif how:

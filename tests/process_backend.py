@@ -32,6 +32,7 @@ from orchestrator.launch.backend import (
     Slice,
     WorkerArgs,
 )
+from orchestrator.launch.dead_rank import DeadRank, describe_exit
 from orchestrator.ports import free_port
 from orchestrator.storage import folder
 from orchestrator.types import codec
@@ -122,7 +123,7 @@ class ProcessAttempt:
             codes = [process.poll() for _, process in self._workers]
             for rank, code in enumerate(codes):
                 if code:
-                    return AttemptEvent(ended=True, error=f"rank {rank} ended with {code}")
+                    return death(rank, self._workers[rank][0], code)
             if codes and all(code == 0 for code in codes):
                 return AttemptEvent(ended=True)
             time.sleep(POLL_S)
@@ -163,6 +164,12 @@ class ProcessAttempt:
         for name, process in self._workers:
             if name in self._lost and process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
+
+
+def death(rank: int, slice_name: str, code: int) -> AttemptEvent:
+    """The end of an attempt by that of a rank."""
+    dead = DeadRank(rank=rank, host="this machine", slice_name=slice_name, how=describe_exit(code))
+    return AttemptEvent(ended=True, error=dead.error, dead=(dead,))
 
 
 def holders(spec: AttemptSpec, name: str) -> IO[bytes]:

@@ -47,6 +47,8 @@ def test_a_part_goes_on_where_the_last_one_stopped() -> None:
     assert campaign.due_episodes(done, 0, None)[0] == [4, 6, 7]
     assert campaign.due_episodes(done, 1, None)[0] == [0, 1, 2, 3]
     assert sum(map(len, campaign.due_episodes(done, 0, None))) == campaign.FAULTS - 5
+    assert campaign.due_episodes(done, 0, None, first=6)[0] == [4, 6, 7]
+    assert campaign.due_episodes(done, 0, None, first=8)[0] == [8, 9, 10, 11]
     on_ray = campaign.due_episodes([], 0, "ray")
     assert {campaign.backend_of(one[0]) for one in on_ray} == {"ray"}
     assert sum(map(len, on_ray)) == 48

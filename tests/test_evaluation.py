@@ -238,7 +238,7 @@ def spec_with(folder: Path, data: str, evaluation: str) -> Spec:
     [
         ("{kind: tokens, path: a.json}", "{every: 10}", "data-path-missing"),
         ("{kind: synthetic}", "{path: b.json}", "data-path-unused"),
-        ("{kind: tokens, path: a.json}", "{path: 'gs://b/c.json'}", "no-file-system"),
+        ("{kind: tokens, path: a.json}", "{path: 'https://b/c.json'}", "no-such-bucket"),
     ],
 )
 def test_a_wrong_evaluation_is_refused(

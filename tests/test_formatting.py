@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.formatting import ago, change_by
+from orchestrator.formatting import ago, change_by, in_memory
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,9 @@ def test_an_age_is_never_negative(age_s: float, shown: str) -> None:
 @pytest.mark.parametrize(("ratio", "shown"), [(1.094, "+9.4 %"), (0.5, "-50.0 %"), (3.2, "x 3.2")])
 def test_a_large_change_is_a_multiple(ratio: float, shown: str) -> None:
     assert change_by(ratio) == shown
+
+
+def test_no_memory_is_zero() -> None:
+    assert [in_memory(size) for size in (0, 100, 1 << 20, 1 << 30)] == [
+        "0", "< 0.01 MiB", "1.00 MiB", "1.00 GiB",
+    ]  # fmt: skip

@@ -20,6 +20,7 @@ from orchestrator import journal
 from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.drive.monitor import explain_failure
 from orchestrator.errors import Superseded
+from orchestrator.journal import boundary
 from orchestrator.launch.backend import (
     AttemptHandle,
     AttemptSpec,
@@ -32,6 +33,7 @@ from orchestrator.launch.hosts.hosts_attempt import GONE_S
 from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
 from orchestrator.plan.planner import make_plan
+from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Run
 from orchestrator.types.run_options import RetryLimits, RunOptions
@@ -116,6 +118,20 @@ def test_a_failure_is_tried_again_on_the_same_hosts(tmp_path: Path, meeting: Pat
         1,
         "ValueError: out of luck",
     )
+
+
+def test_a_rank_that_is_killed_before_its_first_heartbeat_is_named(
+    tmp_path: Path, meeting: Path
+) -> None:
+    """With its host, its slice and the signal; the other only waits for it."""
+    first = driver(tmp_path, _1_1_start="kill", _1_0_start="wait")
+    with hosts(meeting, first.first_plan):
+        assert run_to_end(first) == 0
+    run = first.writer.run()
+    assert reasons(run) == ["failure", "finished"]
+    died = "rank 1 was killed by SIGKILL (host slice-1-0 at 127.0.0.1, slice slice-1)"
+    assert run.attempts[0].first_dead_rank == 1
+    assert run.attempts[0].error == f"{died}, before its first heartbeat"
 
 
 def test_a_lost_host_is_a_preemption_and_the_run_goes_on_without_its_slice(
@@ -253,7 +269,7 @@ def test_of_two_drivers_that_give_an_order_at_once_one_has_the_hosts(
     assert event is not None
     assert (event.ended, event.error) == (True, "another driver has taken the hosts")
     slow.__exit__(None, None, None)
-    other = Order(number=2, run="another", claim=1)
+    other = Order(number=2, run="another", run_id="another", claim=1)
     overtaken_by(lambda: give(Meeting(meeting), other))
     fast.__exit__(None, None, None)
     assert Meeting(meeting).order() == other
@@ -289,7 +305,7 @@ def test_a_host_that_goes_between_choice_and_start_ends_the_attempt(
 
 
 def join_without_processes(
-    folder: Path, plan: Plan, beat: int, numbers: Sequence[int] | None = None
+    folder: Path, plan: Plan, beat: int, numbers: Sequence[int] | None = None, order: int = 0
 ) -> None:
     """The hosts of a plan, or these alone, as files alone."""
     for number in range(plan.hosts) if numbers is None else numbers:
@@ -301,6 +317,7 @@ def join_without_processes(
             address="127.0.0.1",
             free_port=1,
             beat=beat,
+            order=order,
         )
         Meeting(folder).join(state)
 
@@ -311,12 +328,12 @@ def test_only_the_user_and_the_owner_of_the_folder_give_orders(tmp_path: Path) -
     folder, somebody, admin = tmp_path / "meeting", 65534, 65533
     folder.mkdir(mode=0o777)
     meeting = Meeting(folder)
-    meeting.give(Order(number=1, run="theirs", claim=9))
+    meeting.give(Order(number=1, run="theirs", run_id="theirs", claim=9))
     os.chown(folder / "order-000001.json", somebody, -1)
     assert meeting.order() is None
     os.chown(folder, admin, -1)
     os.chown(folder / "order-000001.json", admin, -1)
-    assert meeting.order() is not None
+    assert Meeting(folder).order() is not None
     state = HostState(
         host=HostName(slice_name="s", index=0), size=1, kind="k", address="10.9.9.9", free_port=1,
         beat=1,
@@ -325,6 +342,137 @@ def test_only_the_user_and_the_owner_of_the_folder_give_orders(tmp_path: Path) -
     assert meeting.hosts() == (state,)
     os.chown(folder / "host-s-0.json", somebody, -1)
     assert meeting.hosts() == ()
+
+
+ORDER = Order(number=1, run="it", run_id="it", claim=9)
+
+
+def write_order(folder: Path, number: int, order: Order) -> None:
+    (folder / f"order-{number:06d}.json").write_bytes(codec.to_json(order))
+
+
+WRONG_ORDERS: dict[str, Callable[[Path], object]] = {
+    "no order": lambda path: path.write_text("{}"),
+    "not JSON": lambda path: path.write_bytes(b"\xff"),
+    "too large": lambda path: path.write_text(" " * (1 << 20) + "{}"),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": os.mkfifo,
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a link to an order": lambda path: path.symlink_to("order-000001.json"),
+    "another number": lambda path: write_order(path.parent, 2, replace(ORDER, number=10**9)),
+    "an earlier claim": lambda path: write_order(path.parent, 2, replace(ORDER, number=2, claim=8)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ORDERS)
+def test_an_order_that_does_not_count_is_said_and_passed_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    """The next one counts, for those who have met before and for those who come later."""
+    meeting = Meeting(tmp_path)
+    meeting.give(ORDER)
+    WRONG_ORDERS[wrong](tmp_path / "order-000002.json")
+    for one in (meeting, Meeting(tmp_path)):
+        assert (one.order(), one.next_number) == (ORDER, 3)
+        assert "order-000002.json is passed over: it " in capfd.readouterr().err
+        assert one.order() == ORDER
+        assert capfd.readouterr().err == ""
+    meeting.give(third := replace(ORDER, number=3))
+    assert meeting.order() == Meeting(tmp_path).order() == third
+
+
+def test_an_order_that_cannot_be_read_now_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All who meet must pass over the same ones."""
+    meeting, real = Meeting(tmp_path), boundary.read_trusted
+    meeting.give(ORDER)
+    monkeypatch.setattr(boundary, "read_trusted", raises(OSError(errno.EIO, "an error")))
+    assert (meeting.order(), meeting.next_number) == (None, 1)
+    monkeypatch.setattr(boundary, "read_trusted", real)
+    assert (meeting.order(), meeting.next_number) == (ORDER, 2)
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def called(*_: object) -> None:
+        raise error
+
+    return called
+
+
+def test_an_attempt_starts_and_ends_past_orders_that_do_not_count(
+    tmp_path: Path, meeting: Path
+) -> None:
+    """They would have blocked every attempt: the number is taken, and nobody obeys it."""
+    first = driver(tmp_path)
+    plan, run = first.first_plan, str(first.journal.path)
+    meeting.mkdir()
+    (meeting / "order-000001.json").symlink_to("nowhere")
+    attempt = HostsBackend().attempt(AttemptSpec(run=run, claim=5, worker=WORKER))
+    args = WorkerArgs(run=run, claim=5, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
+    for beat in range(2):
+        join_without_processes(meeting, plan, beat)
+        attempt.slices()
+    attempt.next_event(0.0)
+    attempt.start(args, ("slice-0", "slice-1"))
+    given = Meeting(meeting).order()
+    assert given
+    assert (given.number, given.claim, given.args) == (2, 5, args)
+    assert attempt.next_event(0.0) is None
+    write_order(meeting, 3, replace(given, number=3, claim=4))
+    (meeting / "order-000004.json").mkdir()
+    assert attempt.next_event(0.0) is None
+    join_without_processes(meeting, plan, 2, order=5)
+    attempt.__exit__(None, None, None)
+    ended = Meeting(meeting).order()
+    assert ended
+    assert (ended.number, ended.args) == (5, None)
+
+
+def test_an_earlier_claim_that_is_faster_does_not_get_the_hosts(
+    tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked before there was a later one, and gives its order between that one's two steps."""
+    first = driver(tmp_path)
+    plan, run = first.first_plan, str(first.journal.path)
+    meeting.mkdir()
+    attempt = HostsBackend().attempt(AttemptSpec(run=run, claim=5, worker=WORKER))
+    args = WorkerArgs(run=run, claim=5, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
+    for beat in range(2):
+        join_without_processes(meeting, plan, beat)
+        attempt.slices()
+    give, run_id = Meeting.give, first.journal.state().submitted.submission.id
+
+    def late(meeting: Meeting, order: Order) -> None:
+        monkeypatch.setattr(Meeting, "give", give)
+        give(meeting, Order(number=1, run=run, run_id=run_id, claim=4))
+        give(meeting, order)
+
+    monkeypatch.setattr(Meeting, "give", late)
+    attempt.start(args, ("slice-0", "slice-1"))
+    given = Meeting(meeting).order()
+    assert given
+    assert (given.number, given.claim) == (2, 5)
+    assert attempt.next_event(0.0) is None
+
+
+def test_a_new_run_in_the_folder_of_a_removed_one_gets_the_hosts(
+    tmp_path: Path, meeting: Path
+) -> None:
+    """Its claims begin again, and those of the removed run were higher."""
+    first = driver(tmp_path)
+    plan, run = first.first_plan, str(first.journal.path)
+    meeting.mkdir()
+    Meeting(meeting).give(Order(number=1, run=run, run_id="removed", claim=9))
+    attempt = HostsBackend().attempt(AttemptSpec(run=run, claim=2, worker=WORKER))
+    for beat in range(2):
+        join_without_processes(meeting, plan, beat)
+        attempt.slices()
+    args = WorkerArgs(run=run, claim=2, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
+    attempt.start(args, ("slice-0", "slice-1"))
+    given = Meeting(meeting).order()
+    assert given
+    assert (given.number, given.claim) == (2, 2)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -367,7 +515,7 @@ def test_hosts_meet_in_a_relative_folder_and_through_a_link(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meeting").mkdir()
     (tmp_path / "linked").symlink_to("meeting")
-    Meeting(Path("meeting")).give(order := Order(number=1, run="it", claim=1))
+    Meeting(Path("meeting")).give(order := Order(number=1, run="it", run_id="it", claim=1))
     assert Meeting(Path("linked")).order() == Meeting(Path("meeting")).order() == order
 
 
@@ -376,6 +524,7 @@ def test_the_environment_joins_ranks_and_slices() -> None:
     order = Order(
         number=1,
         run="r",
+        run_id="r",
         claim=2,
         ranks=names,
         coordinator="10.0.0.1:30000",

@@ -52,12 +52,12 @@ def test_hosts_and_their_driver_meet_in_a_bucket(
         host.join(state(0, beat=1))
         host.join(state(1, beat=1))
     assert driver.hosts() == (state(0, beat=1), state(1, beat=1))
-    driver.give(first := Order(number=1, run="it", claim=1))
+    driver.give(first := Order(number=1, run="it", run_id="it", claim=1))
     with machine(monkeypatch, tmp_path / "host"):
         assert host.order() == first
         host.join(state(1, beat=2))
         with pytest.raises(FileExistsError):
-            host.give(Order(number=1, run="another", claim=1))
+            host.give(Order(number=1, run="another", run_id="another", claim=1))
     assert driver.hosts() == (state(0, beat=1), state(1, beat=2))
     assert bucket_server.faults > 3
 

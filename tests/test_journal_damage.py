@@ -125,8 +125,9 @@ def test_a_note_that_is_one_event_behind_is_no_problem(tmp_path: Path) -> None:
         lambda text: b"".join(text.splitlines(keepends=True)[:-1]),
         lambda text: text.replace(b'"loss":2.0', b'"loss":1.0', 1),
         lambda text: text.replace(b'"index":9', b'"index":8'),
+        lambda text: text + text.splitlines(keepends=True)[-1],
     ],
-    ids=["emptied", "halved", "last line missing", "another loss", "another index"],
+    ids=["emptied", "halved", "last line missing", "another loss", "another index", "a step twice"],
 )
 def test_damaged_steps_are_a_problem(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     run = ended_run(tmp_path)

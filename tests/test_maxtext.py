@@ -150,6 +150,66 @@ def test_a_manifest_of_unknown_or_several_chips_is_refused() -> None:
             read_recipe([("job.yaml", text)])
 
 
+def test_a_manifest_may_say_the_slice_in_its_annotations() -> None:
+    """As Kueue's topology does; a label of the node is then the accelerator alone."""
+    lines = MANIFEST.replace("ACCELERATOR", "tpu7x").splitlines(keepends=True)
+    label = next(line for line in lines if "gke-tpu-topology" in line)
+    at = next(n for n, line in enumerate(lines) if "nodeSelector" in line) - 1
+    pod = " " * 10
+    note = f"{pod}metadata: {{annotations: {{cloud.google.com/gke-tpu-slice-topology: 4x4x4}}}}\n"
+    without = [line for line in lines if line != label]
+    text = "".join([*without[:at], note, *without[at:]])
+    assert spec_values(("job.yaml", text))["resources"]["topology"] == "4x4x4"
+    with pytest.raises(RecipeProblems, match="no label beside it says the topology"):
+        read_recipe([("job.yaml", "".join(without))])
+
+
+SHELL = """\
+#!/bin/bash
+foo=bar; project=mine
+steps=${STEPS:-50}
+args=(
+  model_name=llama3.1-8b   # the model
+  steps=$steps
+)
+args+=(max_target_length=8192 ici_fsdp_parallelism=-1)
+docker build --build-arg mode=stable -t x . && gcloud config set verbosity=none
+if [ -n "$X" ]; then kind=on; fi
+tokenizer=a python3 -m MaxText.train base.yml "${args[@]}" per_device_batch_size=${SIZE-4} | tee log
+python3 -m maxtext.inference.decode base.yml per_device_batch_size=1 prompt="hi there"
+"""
+
+
+def test_variables_of_the_shell_and_other_commands_have_no_keys() -> None:
+    """A script's own words may look like MaxText's keys; defaults of variables count."""
+    recipe = read_recipe([("run.sh", SHELL)])
+    assert {key: one.value for key, one in recipe.keys.items()} == {
+        "model_name": "llama3.1-8b",
+        "steps": 50,
+        "max_target_length": 8192,
+        "ici_fsdp_parallelism": -1,
+        "per_device_batch_size": 4,
+    }
+    assert recipe.keys["model_name"].place == "run.sh:5"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("#!/bin/bash\nfoo=bar\necho $foo\n", "has no command that trains with MaxText"),
+        (
+            "#!/bin/bash\npython3 -m maxtext.trainers.post_train.rl.train_rl base.yml steps=2\n",
+            "rl is not planned",
+        ),
+        ("python3 -m MaxText.train base.yml steps=$1", "'steps=…'"),
+        ("load_parameters_path=gs://a/b", "experiment.start in the spec"),
+    ],
+)
+def test_a_refusal_says_what_to_do(text: str, said: str) -> None:
+    with pytest.raises(RecipeProblems, match=said):
+        convert(read_recipe([("run.sh", text)]), "v5e-256")
+
+
 def test_a_later_source_overrides_an_earlier_one() -> None:
     base = ("base.yml", "model_name: llama2-7b\nper_device_batch_size: 12.0\nsteps: 5\n")
     spec = spec_values(base, ("words", "per_device_batch_size=0.5"), device="v5e-256")
@@ -269,9 +329,9 @@ def test_chips_must_be_named_somewhere() -> None:
 
 
 def test_what_is_off_or_irrelevant_is_no_problem() -> None:
-    text = "sa_block_q=1024 enable_checkpointing=False mtp_num_layers=0 use_qk_clip=False"
+    text = "local_sa_block_q=1 enable_checkpointing=False mtp_num_layers=0 use_qk_clip=False"
     found = convert(read_recipe([("words", f"{text} ici_expert_parallelism=1")]), "v5e-256")
-    assert {"sa_block_q", "enable_checkpointing"} <= set(found.irrelevant)
+    assert {"local_sa_block_q", "enable_checkpointing"} <= set(found.irrelevant)
     assert not is_irrelevant("num_experts")
 
 
@@ -331,6 +391,9 @@ HOSTILE = {
     "text.yml": BASE + "rope_linear_scaling_factor: a\nz_loss_multiplier: b\n",
     "words.sh": "".join(f"{a}={('$' + b) * 99}\n" for a, b in pairwise("ABCDEF"))
     + f"F={'x' * 99}\ntrain per_device_batch_size=4 z=$A\n",
+    "doubled.sh": "#!/bin/sh\na=xxxxxxxx\n" + "a=$a$a\n" * 40 + "train.py b=$a\n",
+    "quotes.sh": "#!/bin/sh\n" + "\"'" * 20_000 + "\ntrain.py per_device_batch_size=x\n",
+    "lists.sh": "#!/bin/sh\n" + "a=(" * 20_000 + "\ntrain.py per_device_batch_size=x\n",
     "deep.py": "-" * 200_000 + "1",
     "call.py": "M(model_name=f(), model_type='x', tuning_params={})",
 }

@@ -17,6 +17,7 @@ from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
+from orchestrator.launch.dead_rank import DeadRank, describe_exit
 from orchestrator.types import recovery
 from orchestrator.types.run import SavedCheckpoint, StateReason
 from tests.journals import claimed_run, tiny_plan, write_steps
@@ -160,6 +161,52 @@ def test_the_backends_error_counts_where_no_rank_has_one(tmp_path: Path) -> None
         watch,
     ):
         assert watch.wait_for_end() == AttemptEnd(reason="failure", error="no controller")
+
+
+DEAD = DeadRank(rank=1, host="h", slice_name="pod-1", how=describe_exit(-9))
+DEATH = AttemptEvent(ended=True, error=DEAD.error, dead=(DEAD,))
+UNSEEN = "rank 1 was killed by SIGKILL (host h, slice pod-1), before its first heartbeat"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_rank_that_died_before_its_first_heartbeat_is_named(tmp_path: Path) -> None:
+    """It had not joined the others: they end because of it, and say so later."""
+    with watched(tmp_path, ScriptedAttempt(DEATH)) as (writer, watch), beating(writer, 0):
+        assert watch.wait_for_end() == AttemptEnd(reason="failure", error=UNSEEN, first_dead_rank=1)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_rank_that_told_its_error_before_is_to_blame(tmp_path: Path) -> None:
+    """So is one with heartbeats, whatever the backend saw."""
+    with watched(tmp_path, ScriptedAttempt(DEATH)) as (writer, watch):
+        raises(writer, 0, ValueError("out of luck"))
+        ending = watch.wait_for_end()
+        assert (ending.first_dead_rank, ending.error) == (0, "ValueError: out of luck")
+    seen = ScriptedAttempt(DEATH)
+    with watched(tmp_path / "seen", seen) as (writer, watch), beating(writer, 1, every_s=600.0):
+        ending = watch.wait_for_end()
+        assert (ending.first_dead_rank, ending.error) == (1, None)
+
+
+def test_a_rank_that_died_unseen_with_its_slice_is_named(tmp_path: Path) -> None:
+    """The loss of the slice is a preemption."""
+    attempt = ScriptedAttempt(DEATH, slices=WHOLE[:1])
+    with watched(tmp_path, attempt) as (_, watch):
+        assert watch.wait_for_end() == AttemptEnd(
+            reason="preemption", error="slice pod-1 is gone", first_dead_rank=1
+        )
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (3, "ended with exit code 3"),
+        (-11, "was killed by SIGSEGV"),
+        (-70, "was killed by signal 70"),
+    ],
+)
+def test_how_a_process_ended_is_said_in_words(code: int, how: str) -> None:
+    assert describe_exit(code) == how
 
 
 def test_a_silent_rank_ends_the_attempt(tmp_path: Path) -> None:

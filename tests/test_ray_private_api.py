@@ -37,6 +37,7 @@ def test_the_installed_ray_was_tried() -> None:
     [
         ("ray._private.state", "available_resources_per_node", ()),
         ("ray._private.state", "jobs", ()),
+        ("ray._private.state", "actors", ("actor_id",)),
         ("ray._private.services", "get_node", ("gcs_address", "node_id")),
         (
             "ray._private.services",
@@ -104,3 +105,19 @@ def test_no_other_file_uses_private_parts() -> None:
     files = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
     users = {path for path in files if any(private_names(path))}
     assert users == FENCED
+
+
+def test_the_process_of_an_actor_is_read_as_ray_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"Address": {"NodeID": "n7"}, "Pid": 70, "State": "DEAD"}
+    monkeypatch.setattr("ray._private.state.actors", {"known": told, "unknown": {}}.get)
+    process = private_api.process_of_actor
+    assert process("known") == private_api.ActorProcess(node_id="n7", pid=70)
+    assert process("unknown") is process(None) is None
+
+
+def test_an_error_of_a_dead_worker_has_that_of_its_actor() -> None:
+    """`dead_ranks` reads it."""
+    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError  # noqa: PLC0415
+
+    cause = OSError()
+    assert WorkerHealthCheckFailedError("text", cause).health_check_failure is cause

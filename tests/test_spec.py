@@ -194,17 +194,29 @@ def test_a_path_of_data_that_is_absolute_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "experiment.data={kind: tokens, path: 's3://bucket/manifest.json'}",
-        "experiment.start.huggingface=gs://bucket/model",
         "experiment.model={huggingface: 'gs://bucket/model/config.json'}",
         "resources.chip={file: 's3://bucket/chip.toml'}",
     ],
 )
-def test_a_bucket_is_no_folder(override: str, tmp_path: Path) -> None:
-    """Nothing that runs would find it, and each host would make a folder of that name."""
+def test_what_planning_reads_is_on_no_bucket(override: str, tmp_path: Path) -> None:
+    """Planning opens no connection."""
     with pytest.raises(SpecProblems) as caught:
         spec.load(write(tmp_path, MINIMAL), [override])
     assert [problem.code for problem in caught.value.problems] == ["no-file-system"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "experiment.data={kind: tokens, path: 'https://bucket/manifest.json'}",
+        "experiment.start.huggingface=hf://bucket/model",
+    ],
+)
+def test_an_address_is_of_a_bucket(override: str, tmp_path: Path) -> None:
+    """Of another one each host would make a folder."""
+    with pytest.raises(SpecProblems) as caught:
+        spec.load(write(tmp_path, MINIMAL), [override])
+    assert [problem.code for problem in caught.value.problems] == ["no-such-bucket"]
 
 
 def test_the_known_version_may_be_named(tmp_path: Path) -> None:

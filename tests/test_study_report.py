@@ -167,7 +167,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     recorded = finished_study(tmp_path, study_of(1, 2, 4), lambda *_: 0.5, steps=4)
     done = orch("report", recorded.key, "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2] == f"wrote {recorded.path / 'report.html'}"
+    assert done.stdout.splitlines()[-3:-1] == ["", f"wrote {recorded.path / 'report.html'}"]
     text = (recorded.path / "report.html").read_text(encoding="utf-8")
     page = read(text)
     assert page.asked == []

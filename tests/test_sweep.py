@@ -289,7 +289,7 @@ def test_the_best_trial_is_the_lowest_loss_of_those_that_ended(done: StudyJourna
     assert (by_number[4].steps_done, by_number[5].steps_done) == (10, 40)
     assert [by_number[n].loss for n in (1, 2, 3, 4, 5)] == [5.0, 4.0, 6.0, 8.0, 3.0]
     text = study_report_screen(report, "")
-    assert f"best is trial 5 with {LR} 1e-4" in " ".join(text.split())
+    assert f"best is trial 5 with {LR.rpartition('.')[2]} 1e-4" in " ".join(text.split())
     assert "scaling" not in text
     assert "efficiency" not in text.lower()
 
@@ -337,6 +337,7 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
     page = tmp_path / "page.html"
     assert orch("report", done.key, *at, "-o", str(page)).returncode == 0
     text = page.read_text()
+    assert "peak_lr 1e-\N{WORD JOINER}4" in text
     assert text.count("<polyline") == 5
     assert "scaling" not in text.partition("<body>")[2].lower()
     shown = orch("status", done.key, *at).stdout

@@ -22,6 +22,7 @@ import jax
 import msgspec
 
 from orchestrator.errors import OrchError, SpecError
+from orchestrator.storage import is_address
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import Outcome, Startup, Step
@@ -129,7 +130,9 @@ def _evaluation(plan: Plan, options: argparse.Namespace) -> EvaluationOptions | 
         return None
     if (options.held_out is None) != (plan.data.kind == "synthetic"):
         raise SpecError("--held-out: the manifest of a token set, and none for synthetic data")
-    path = options.held_out and str(Path(options.held_out).absolute())
+    path = options.held_out
+    if path and not is_address(path):
+        path = str(Path(path).absolute())
     if min(options.evaluate, options.held_out_sequences) < 1:
         raise SpecError("--evaluate and --held-out-sequences: must be at least 1")
     return EvaluationOptions(

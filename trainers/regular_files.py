@@ -1,4 +1,4 @@
-"""Opens files that others made: regular ones, of a bounded size. Links are followed.
+"""Opens files that others made: regular ones, of a bounded size, or objects. Links are followed.
 
 A pipe would wait for ever for its writer, and a device has no end.
 """
@@ -7,13 +7,17 @@ import errno
 import stat
 from pathlib import Path
 
+from orchestrator.storage.inputs import stored_input
+
 MOST_BYTES = 64 << 20
 
 
 def check_regular(path: Path) -> int:
-    """The size of a regular file; `OSError` where it is none."""
+    """The size of a regular file or of an object; `OSError` where it is none."""
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "no file has such a name")
+    if stored := stored_input(path):
+        return stored.size
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file")
@@ -21,7 +25,8 @@ def check_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most so many bytes."""
+    """The content of a regular file or an object of at most so many bytes."""
     if check_regular(path) > most:
         raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
-    return path.read_bytes()
+    stored = stored_input(path)
+    return stored.read(0, stored.size) if stored else path.read_bytes()

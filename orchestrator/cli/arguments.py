@@ -23,8 +23,11 @@ class StorageFolder(click.Path):
 
     def convert(self, value: Any, parameter: Any, context: Any) -> Any:
         from orchestrator import storage
+        from orchestrator.storage.place import reserved_name
 
         if isinstance(value, str) and storage.is_address(value):
+            if name := reserved_name(value):
+                self.fail(f"{value}: no runs can be in a folder called {name}", parameter, context)
             return storage.folder(value)
         return super().convert(value, parameter, context)
 

@@ -9,6 +9,7 @@ from orchestrator.drive.clock import Clock
 from orchestrator.journal import Writer, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor, read_heartbeats
 from orchestrator.launch.backend import AttemptEvent, AttemptHandle, Slice, WorkerArgs
+from orchestrator.launch.dead_rank import DeadRank
 from orchestrator.types.recovery import poll_interval_s, settling_s
 from orchestrator.types.run import AttemptReason
 
@@ -109,6 +110,7 @@ class Monitor:
 
     def _failure(self, event: AttemptEvent | None, seen_s: float) -> AttemptEnd:
         """Wait until it is clear which rank died first, and which slices have lost a host."""
+        unseen = self._died_unseen(event)
         if event and event.error:
             print(event.error, file=sys.stderr, flush=True)
         until_s = seen_s + settling_s(self.args.heartbeat_s)
@@ -117,7 +119,15 @@ class Monitor:
             self.read_heartbeats()
         first_dead = self.heartbeats.first_dead(seen_s)
         error = event.error if event else None
-        return explain_failure(first_dead, error, self.slices, self.attempt.slices())
+        return explain_failure(first_dead, error, self.slices, self.attempt.slices(), unseen)
+
+    def _died_unseen(self, event: AttemptEvent | None) -> DeadRank | None:
+        """The first rank that ended before its first heartbeat: before it joined the others, so not
+        because of them. None where one that joined has told an error before.
+        """
+        if event is None or self.heartbeats.has_error():
+            return None
+        return next((one for one in event.dead if one.rank not in self.heartbeats.ranks), None)
 
     def _is_unclear(self, since_s: float) -> bool:
         """Whether a rank has been silent since then, and is not known to be gone."""
@@ -130,15 +140,20 @@ def explain_failure(
     backend_error: str | None,
     used: Sequence[str],
     slices: Sequence[Slice] | None,
+    unseen: DeadRank | None = None,
 ) -> AttemptEnd:
     """Why an attempt failed.
 
     A lost host is a preemption, whatever error the processes report. A rank that died without an
-    error has none that could be compared with the next attempt's.
+    error has none that could be compared with the next attempt's. An `unseen` rank ended before its
+    first heartbeat.
     """
-    rank = first_dead.rank if first_dead else None
+    rank = unseen.rank if unseen else first_dead.rank if first_dead else None
     if lost := lost_hosts(used, slices):
         return AttemptEnd(reason="preemption", error=lost, first_dead_rank=rank)
+    if unseen:
+        died = f"{unseen.error}, before its first heartbeat"
+        return AttemptEnd(reason="failure", error=died, first_dead_rank=rank)
     error = first_dead.error if first_dead else backend_error
     repeats = first_dead.error_repeats if first_dead else False
     return AttemptEnd(reason="failure", error=error, repeats=repeats, first_dead_rank=rank)

@@ -124,7 +124,10 @@ def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[File
     opening, problems = decode(path, [first] if first is not None else [])
     steps, more_problems = decode(path, last[-RECENT_STEPS:])
     startup = opening[0].step.startup if opening else None
-    summary = StepSummary(startup=startup, last_steps=tuple(steps))
+    once = {one.step.index: one for one in steps}
+    if len(once) < len(steps):
+        more_problems.append(fault(path, "a step is there twice"))
+    summary = StepSummary(startup=startup, last_steps=tuple(once.values()))
     problems += [*more_problems, *_shortfall(path, attempt, summary, end)]
     return summary, list(dict.fromkeys(problems))
 

@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
+from orchestrator.launch.dead_rank import DeadRank
 from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.types.plan import Plan
 from orchestrator.types.run import SavedCheckpoint
@@ -78,7 +79,7 @@ class AttemptEvent:
     """News of an attempt: the slices and the runs `ahead` of it in the queue, or its end.
 
     An attempt that has ended without an error has done its work. An error `repeats` if every
-    attempt would end with it.
+    attempt would end with it. `dead` are the ranks that the backend saw end, the first one first.
     """
 
     slices: tuple[Slice, ...] = ()
@@ -86,6 +87,7 @@ class AttemptEvent:
     ended: bool = False
     error: str | None = None
     repeats: bool = False
+    dead: tuple[DeadRank, ...] = ()
 
 
 class AttemptHandle(Protocol):

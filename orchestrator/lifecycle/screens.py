@@ -9,7 +9,7 @@ from orchestrator.lifecycle.pages import Page
 from orchestrator.render.next_commands import run_command
 from orchestrator.render.report_screen import report_screen
 from orchestrator.render.runs_screen import study_runs_screen
-from orchestrator.render.screen_parts import Detail
+from orchestrator.render.screen_parts import Command, Detail, next_step, screen
 from orchestrator.render.status_screen import next_run_command, status_screen
 from orchestrator.render.study_screens import study_report_screen, verdict_text
 from orchestrator.study import report_of_study
@@ -44,7 +44,7 @@ def report_screens(page: Page, detail: Detail | None) -> list[str]:
     report, where = page.report, f"open {page.path.absolute().as_uri()}"
     if isinstance(report, Report):
         return [report_screen(report, str(page.path), where, detail or "usual")]
-    wrote = f"wrote {page.path}\nNext: {where}\n"
+    wrote = screen([Command(text=f"wrote {page.path}"), *next_step(where)])
     if detail == "brief":
-        return [verdict_text(report), wrote]
-    return [study_report_screen(report, ""), wrote]
+        return [verdict_text(report), "\n", wrote]
+    return [study_report_screen(report, ""), "\n", wrote]

@@ -27,7 +27,7 @@ from orchestrator.lifecycle.requests import (
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
 from orchestrator.render.next_commands import spec_command
-from orchestrator.spec.missing_inputs import missing_inputs
+from orchestrator.spec.missing_inputs import absent_objects, missing_inputs
 from orchestrator.storage import folder, is_copy
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (
@@ -96,6 +96,14 @@ def check_inputs(spec: Spec, path: Path) -> None:
         command = spec_command("submit", path, (f"{key}={PLACE}",))
         what = f"{key}: {missing} does not exist on this machine, where the rehearsal reads it"
         raise SpecError(what, next_command=command)
+    try:
+        absent = next(absent_objects(spec), None)
+    except OSError as error:
+        raise SpecError(f"{error.filename}: {error.strerror}") from error
+    if absent:
+        key, address = absent
+        command = spec_command("submit", path, (f"{key}={PLACE}",))
+        raise SpecError(f"{key}: {address} is not in its bucket", next_command=command)
 
 
 def submit_new(request: SubmitRequest, where: NamedCluster | None) -> Run:

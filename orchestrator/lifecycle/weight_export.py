@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from orchestrator.errors import CheckpointFailed, OrchError, SpecError
 from orchestrator.journal import find_run
 from orchestrator.lifecycle.progress import Progress
 from orchestrator.spec.huggingface_config import config_of, same_config
+from orchestrator.storage.inputs import input_path, stored_inputs
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import TaskEnded, UnitsDone
@@ -21,6 +24,7 @@ from orchestrator.types.weights import ExportedWeights, WeightsRequest, WeightsR
 
 TASK = "weights"
 COMMAND = (sys.executable, "-m", "trainers.huggingface.write")
+CONFIG = "config.json"
 PLAN, CHECKPOINTS = "plan.json", "checkpoints"  # of a run of `python -m trainers`
 # What goes with weights besides their config: the tokenizer, and how text is generated.
 COMPANIONS = (
@@ -46,19 +50,19 @@ def export_weights(
     """Write the weights of a run's newest checkpoint, or of that step's."""
     saved = saved_weights(run, storage, step)
     plan, dtype = saved.plan, dtype or saved.plan.precision.parameters
-    source = saved.folder / plan.start.huggingface if plan.start else None
-    config = source and same_config(source, plan.model)
-    config = config or config_of(plan.model, plan.batch.length, dtype)
-    request = WeightsRequest(
-        plan=codec.to_json(plan).decode(),
-        checkpoint=str(saved.checkpoint),
-        sha256=saved.sha256,
-        out=str(out),
-        dtype=dtype,
-        config=config,
-        copies=tuple(str(path) for path in companions(source)),
-    )
-    result = written(request, report)
+    with start_folder(saved) as source:
+        config = source and same_config(source, plan.model)
+        config = config or config_of(plan.model, plan.batch.length, dtype)
+        request = WeightsRequest(
+            plan=codec.to_json(plan).decode(),
+            checkpoint=str(saved.checkpoint),
+            sha256=saved.sha256,
+            out=str(out),
+            dtype=dtype,
+            config=config,
+            copies=tuple(str(path) for path in companions(source)),
+        )
+        result = written(request, report)
     return ExportedWeights(
         folder=str(out),
         model=plan.model.name,
@@ -68,6 +72,21 @@ def export_weights(
         parameters=result.parameters,
         files=result.files,
     )
+
+
+@contextmanager
+def start_folder(saved: SavedWeights) -> Iterator[Path | None]:
+    """The folder that a run started from; of one on a bucket a copy of all but the weights."""
+    start = saved.plan.start
+    folder = input_path(saved.folder, start.huggingface) if start else None
+    objects = stored_inputs(folder, (CONFIG, *COMPANIONS)) if folder else None
+    if objects is None:
+        yield folder
+        return
+    with TemporaryDirectory(prefix="orch-") as copy:
+        for name, stored in objects.items():
+            (Path(copy) / name).write_bytes(stored.read(0, stored.size))
+        yield Path(copy)
 
 
 def saved_weights(run: str, storage: Path, step: int | None) -> SavedWeights:

@@ -33,6 +33,7 @@ NAMES = frozenset(
     adamw_mask goodput_upload_interval_seconds num_vocab_tiling
     use_splash_scheduler dq_reduction_steps use_max_logit_estimate fsdp_shard_on_exp
     shard_exp_on_fsdp use_2d_fsdp_sharding moe_fsdp_use_two_stage_all_gather
+    dense_fsdp_use_two_stage_all_gather
     enable_pathways_goodput enable_single_controller force_q_layout
     weight_quantization_calibration_method act_quantization_calibration_method
     bwd_quantization_calibration_method use_qwix_quantization

@@ -9,7 +9,7 @@ source overrides an earlier one, as on MaxText's command line.
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,24 +18,22 @@ import yaml
 
 from orchestrator.errors import SpecError
 from orchestrator.maxtext.manifest import OddManifest, is_manifest, slices_of
+from orchestrator.maxtext.shell import TooLong, words_of
 
 KEY = re.compile(
     r"""(?<![\w./$=-])([a-z][a-z0-9_]*)=(?!=)("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\;&|)]+)"""
 )
+SHEBANG = re.compile(r"#!.*sh\b")
 FLAG = re.compile(r"(?<![\w-])--?((?:xla|libtpu)_[a-z0-9_]+)=([^\s\"'\\]+)")
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z_-]*)[= ]\s*\"?'?([^\s\"'\\]+)")
-VARIABLE = re.compile(
-    r"""^\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=("[^"]*"|'[^']*'|[^\s;]*)""", re.MULTILINE
-)
-USE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)(?::-[^}]*)?\}|\$([A-Z][A-Z0-9_]*)")
-COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 BARE_LIST = re.compile(r"\[[a-z]\w*(?:,[a-z]\w*)*\]")
-DEPTH = 8
 DEEPEST = 16  # nested values
-LONGEST = 1 << 20  # characters of a line with the values of its variables
 # How Python says that a text is no literal, or too deep a one.
 NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 BENCHMARKS_NEEDED = "give MaxText's Python file of benchmarks too, maxtext_*_model_configs.py"
+NO_TRAINING = "has no command that trains with MaxText, such as python3 -m MaxText.train"
+NO_PRETRAINING = re.compile(r"\S*post_train[./](distillation|rl|dpo)\b")
+NO_PLAN = "is not planned: only pre-training and supervised fine-tuning are"
 # xpk's options that say which chips.
 DEVICE, SLICES, BENCHMARK = ("device-type", "tpu-type"), "num-slices", "model-name"
 
@@ -117,7 +115,7 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
 
 def _read_manifest(recipe: Recipe, name: str, text: str, documents: Sequence[Any]) -> None:
     """The words of its commands, and the chips that its pods select."""
-    _read_words(recipe, name, text)
+    _read_words(recipe, name, text, is_script=False)
     try:
         found = slices_of(documents)
     except OddManifest as error:
@@ -138,24 +136,39 @@ def _check_bounded(text: str) -> None:
             raise ValueError(f"it has more than {DEEPEST} levels")
 
 
-def _read_words(recipe: Recipe, name: str, text: str) -> None:
-    """The words of a script or a command line; what is a comment or a shell variable is none."""
-    plain = COMMENT.sub(lambda match: match[1], text)
-    variables = {match[1]: match[2].strip("\"'") for match in VARIABLE.finditer(plain)}
-    without = VARIABLE.sub(_value_alone, plain)
-    for number, line in enumerate(without.splitlines(), start=1):
-        place, words = f"{name}:{number}", expanded(line, variables)
-        for match in FLAG.finditer(words):
+def _read_words(recipe: Recipe, name: str, text: str, *, is_script: bool = True) -> None:
+    """The words of a script or a command line: options and flags of all commands, and the keys of
+    those that train.
+    """
+    try:
+        words = words_of(text, is_script=is_script)
+    except TooLong as error:
+        raise RecipeProblems([f"{name}: {error}"]) from error
+    places: dict[tuple[str, str], str] = {}
+    for number, line in enumerate(words.lines, start=1):
+        place = f"{name}:{number}"
+        for match in FLAG.finditer(line):
             recipe.flags[match[1]] = Setting(value_of(match[2]), place)
-        for match in OPTION.finditer(words):
+        for match in OPTION.finditer(line):
             _take_option(recipe, match[1], match[2])
-        for match in KEY.finditer(FLAG.sub("", words)):
-            recipe.set(match[1], Setting(value_of(match[2].strip("\"'")), place))
+        for match in KEY.finditer(FLAG.sub("", line)):
+            places.setdefault((match[1], match[2]), place)
+    if SHEBANG.match(text) and not (words.training or recipe.benchmark):
+        raise RecipeProblems([f"{name}: {NO_TRAINING}"])
+    keys = _of_training(name, words.training, places) if words.training else places
+    for (key, value), place in keys.items():
+        recipe.set(key, Setting(value_of(value.strip("\"'")), place))
 
 
-def _value_alone(match: re.Match[str]) -> str:
-    """What a variable is set to, without the name: its words may be keys."""
-    return match[0][: match.start(1) - match.start()] + " " + match[2]
+def _of_training(
+    name: str, commands: Sequence[str], places: Mapping[tuple[str, str], str]
+) -> dict[tuple[str, str], str]:
+    """The keys of the commands that train, each with its place."""
+    for command in commands:
+        if other := NO_PRETRAINING.match(command):
+            raise RecipeProblems([f"{name}: {command.split()[0]}: {other[1]} {NO_PLAN}"])
+    found = KEY.finditer(FLAG.sub("", "\n".join(commands)))
+    return {(one[1], one[2]): places.get((one[1], one[2]), name) for one in found}
 
 
 def _take_option(recipe: Recipe, option: str, value: str) -> None:
@@ -205,19 +218,6 @@ def _entries(node: ast.expr) -> dict[str, ast.expr]:
 def _plain(name: str) -> str:
     """A benchmark's name as the runner compares it."""
     return re.sub(r"[^a-z0-9]", "_", name.lower())
-
-
-def expanded(text: str, variables: dict[str, str]) -> str:
-    """Text with the values of variables that the script sets; others stay as they are."""
-    for _ in range(DEPTH):
-        before = text
-        uses = (match[1] or match[2] for match in USE.finditer(text))
-        if len(text) + sum(len(variables.get(name, "")) for name in uses) > LONGEST:
-            raise RecipeProblems([f"variables make a line longer than {LONGEST:,} characters"])
-        text = USE.sub(lambda match: variables.get(match[1] or match[2], match[0]), text)
-        if text == before:
-            break
-    return text
 
 
 def value_of(text: str) -> Any:

@@ -56,8 +56,15 @@ DEFAULTS: dict[str, Any] = {
     "wsd_decay_steps_fraction": 0.1,
     "wsd_decay_style": "linear",
 }
-# What switches a key off: nothing is lost where such a key is not served.
+# What a spec has in place of a key that is not served.
+INSTEAD = {
+    "load_parameters_path": (
+        "is not served: MaxText's checkpoints are not read; experiment.start in the spec names a"
+        " Hugging Face folder, and the rest imports without this key"
+    ),
+}
 LARGEST, SHOWN = 1e18, 120
+# What switches a key off: nothing is lost where such a key is not served.
 OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], "default", "none", "disabled", "remat")
 
 
@@ -133,6 +140,8 @@ class UsedKeys:
         self.refused.append(key)
         place = f"{setting.place}: " if setting and setting.place else ""
         written = shorten(f"{key}={setting.value}" if setting else key, SHOWN)
+        if setting and "$" in str(setting.value) and key not in INSTEAD:
+            why = f"is set outside of the script; add its value as another source, '{key}=…'"
         self.problems.append(f"{place}{written}: {why}")
 
     def note(self, text: str) -> None:
@@ -148,7 +157,7 @@ class UsedKeys:
             if is_irrelevant(key):
                 irrelevant.append(key)
             elif setting.value not in OFF and not self._is_default(key, setting.value):
-                self.refuse(key, "is not served")
+                self.refuse(key, INSTEAD.get(key, "is not served"))
         return tuple(sorted(irrelevant))
 
     def _of_model(self) -> dict[str, Setting]:

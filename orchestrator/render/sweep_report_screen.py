@@ -106,7 +106,9 @@ def sweep_verdict(report: SweepReport) -> str:
     best = next((one for one in report.trials if one.number == report.best), None)
     if best is None or best.loss is None:
         return "no trial has done all its steps yet."
-    settings = ", ".join(f"{key} {text}" for key, text in best.settings.items())
+    settings = ", ".join(
+        f"{key_title(key, report.vary).lower()} {text}" for key, text in best.settings.items()
+    )
     text = f"best is trial {best.number} with {settings}: loss {loss_text(best.loss)}"
     others = [one for one in ranked(report) if one.loss is not None and one.number != best.number]
     whole = [one for one in others if one.stop is None and is_done(one)]

@@ -10,6 +10,7 @@ from orchestrator.errors import NoSuchSlice, UnknownName
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.spec.resolved import ResolvedSpec
 from orchestrator.storage import is_address
+from orchestrator.storage.place import reserved_name
 from orchestrator.types.latent import LatentDimensions
 from orchestrator.types.moe import MixtureOfExperts
 from orchestrator.types.spec import AUTO_TOPOLOGY
@@ -96,8 +97,8 @@ def data_faults(spec: ResolvedSpec, data: dict[str, Any]) -> Iterator[Fault]:
         yield "data.path", "data-path-missing", {}
     if kind == "synthetic" and path is not None:
         yield "data.path", "data-path-unused", {}
-    if is_an_address(path):
-        yield "data.path", "no-file-system", {}
+    if is_an_address(path) and not is_address(str(path)):
+        yield "data.path", "no-such-bucket", {}
     model = spec["experiment.model"]
     vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
     if separator is not None and vocab is not None and separator >= vocab:
@@ -110,12 +111,14 @@ def _report(spec: ResolvedSpec, section: str, faults: Iterator[Fault]) -> None:
         spec.report(f"{section}.{key}", code, **fields)
 
 
-def _paths_are_of_a_file_system(spec: ResolvedSpec) -> None:
-    """A bucket would be taken for a folder of that name, on each host another."""
+def _addresses_are_of_buckets(spec: ResolvedSpec) -> None:
+    """Another address would be taken for a folder of that name, on each host another."""
     for key in PATHS:
-        if is_an_address(spec[key]) and not (key == "run.storage" and is_address(spec[key])):
-            code = "no-such-bucket" if key == "run.storage" else "no-file-system"
-            spec.report(key, code)
+        if is_an_address(spec[key]) and not is_address(spec[key]):
+            spec.report(key, "no-such-bucket")
+    runs = spec["run.storage"]
+    if is_address(runs or "") and (name := reserved_name(runs)):
+        spec.report("run.storage", "reserved-name", name=name)
 
 
 def is_an_address(path: object) -> bool:
@@ -268,7 +271,7 @@ CHECKS: tuple[Check, ...] = (
     _learning_rate_falls,
     _data_is_consistent,
     _evaluation_has_its_path,
-    _paths_are_of_a_file_system,
+    _addresses_are_of_buckets,
     _remat_names_tensors_of_the_model,
     _pods_are_in_order,
     _pods_share_weights_evenly,

@@ -19,6 +19,7 @@ from orchestrator.spec.nodes import NO_NAMES
 from orchestrator.spec.scalars import ambiguous
 from orchestrator.spec.schema import field, schema_text, study_schema_text
 from orchestrator.spec.spec_text import spec_text
+from orchestrator.storage import is_address
 
 STARTER = "starter.yaml"
 SCHEMA, STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
@@ -93,7 +94,7 @@ def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
     """The text of a spec with overrides. What it names by a path is found from its new place."""
     spec = load(source, overrides)
     data = spec.experiment.data
-    if data.path is not None and not Path(data.path).is_absolute():
+    if data.path and not is_address(data.path) and not Path(data.path).is_absolute():
         there = Path(os.path.relpath(source.parent / data.path, path.parent))
         moved = replace(data, path=there.as_posix())
         spec = replace(spec, experiment=replace(spec.experiment, data=moved))

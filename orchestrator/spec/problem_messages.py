@@ -97,9 +97,13 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "is no address of a bucket, must be a path, or gs:// or s3:// with a bucket and a prefix",
         "for example gs://my-bucket/runs",
     ),
+    "reserved-name": (
+        "has a folder called {name}, which the copies of buckets keep for this machine's own files",
+        "for example gs://my-bucket/runs",
+    ),
     "no-file-system": (
-        "is an address, must be a path: a bucket holds runs, and nothing that they begin with",
-        "mount a file system on all hosts, for example /mnt/shared",
+        "is an address, must be a path: it is read when the spec is, which opens no connection",
+        "copy the file beside the spec",
     ),
     "data-path-unused": (
         "is given, must be left out for synthetic data",

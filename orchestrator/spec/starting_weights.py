@@ -7,6 +7,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.spec import huggingface
 from orchestrator.spec.problem import FileReference, SpecProblems, named_by
 from orchestrator.spec.resolved import ResolvedSpec
+from orchestrator.storage import is_address
 from orchestrator.types.model import Model
 from orchestrator.types.spec import Spec
 
@@ -17,10 +18,10 @@ CONFIG = "config.json"
 def check_start(spec: Spec, resolved: ResolvedSpec, folder: Path) -> None:
     """Raise `SpecProblems` if the folder of the weights describes another model.
 
-    A folder that this machine does not have is for the hosts that train to find.
+    A folder that this machine does not have, or a bucket has, is for the hosts that train to read.
     """
     start = spec.experiment.start
-    if start is None or not (folder / start.huggingface).exists():
+    if start is None or is_address(start.huggingface) or not (folder / start.huggingface).exists():
         return
     place = resolved.place(tuple(KEY.split(".")))
     config = folder / start.huggingface / CONFIG

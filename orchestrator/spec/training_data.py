@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.spec.problem import Problem, SpecProblems
 from orchestrator.spec.resolved import ResolvedSpec
+from orchestrator.storage import is_address
 from orchestrator.types.spec import Spec
 
 MANIFEST = "manifest.json"
@@ -13,7 +14,7 @@ MANIFEST = "manifest.json"
 def check_data(spec: Spec, resolved: ResolvedSpec, folder: Path) -> None:
     """Raise `SpecProblems` if a path names text, or the folder of a set.
 
-    A path that this machine does not have is for the hosts that train to find.
+    What this machine does not have, or a bucket has, is for the hosts that train to find.
     """
     if problems := [*_problems(spec, resolved, folder)]:
         raise SpecProblems(problems)
@@ -21,6 +22,8 @@ def check_data(spec: Spec, resolved: ResolvedSpec, folder: Path) -> None:
 
 def _problems(spec: Spec, resolved: ResolvedSpec, folder: Path) -> Iterator[Problem]:
     for key, path in data_paths(spec):
+        if is_address(path):
+            continue
         found = folder / path
         is_set = (found / MANIFEST).is_file()
         if found.is_dir() or (found.is_file() and found.suffix != ".json"):

@@ -95,10 +95,18 @@ class Bucket:
         """The bytes of an object, and what is known of it; `FileNotFoundError` where it is none."""
         return self._tried(name, lambda: self._read(name, None))
 
+    def found(self, name: str) -> Found:
+        """What is known of an object; `FileNotFoundError` where there is none."""
+        try:
+            return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
+        except FileNotFoundError as error:
+            where = f"{self.scheme}://{self.name}/{name}"
+            raise FileNotFoundError(errno.ENOENT, "no such object", where) from error
+
     def has(self, name: str) -> bool:
         """Whether there is an object of that name."""
         try:
-            self._tried(name, lambda: _obstore().head(self._quick, name))
+            self.found(name)
         except FileNotFoundError:
             return False
         return True
@@ -116,6 +124,19 @@ class Bucket:
         if got.meta["size"] > MOST_BYTES:
             raise OSError(errno.EFBIG, f"is larger than {MOST_BYTES:,} bytes", name)
         return bytes(got.bytes()), _found(got.meta)
+
+    def read_part(self, name: str, start: int, stop: int, version: str) -> bytes:
+        """A few of the bytes of that version; `OSError` where the object is another now."""
+        options: Any = {"range": (start, stop), "if_match": json.loads(version)["e_tag"]}
+
+        def read() -> bytes:
+            try:
+                return bytes(_obstore().get(self._quick, name, options=options).bytes())
+            except _exceptions().PreconditionError as error:
+                where = f"{self.scheme}://{self.name}/{name}"
+                raise OSError(errno.ESTALE, "has changed since it was opened", where) from error
+
+        return self._tried(name, read)
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects; those that are gone already do not matter."""
@@ -255,7 +276,7 @@ def _is_final(error: Exception) -> bool:
         kinds.NotSupportedError,
         kinds.InvalidPathError,
     )
-    return isinstance(error, refusals) or getattr(error, "errno", None) == errno.EFBIG
+    return isinstance(error, refusals) or getattr(error, "errno", None) in FINAL
 
 
 def _failure(where: str, error: Exception) -> OSError:
@@ -269,6 +290,7 @@ def _failure(where: str, error: Exception) -> OSError:
     return OSError(number, f"the bucket does not serve it: {first}", where)
 
 
+FINAL = (errno.EFBIG, errno.ESTALE)
 REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 NO_TOKEN = "Error performing token request"
 NO_CREDENTIALS = (

@@ -44,3 +44,9 @@ def place_of(path: Path) -> Place | None:
 def is_of_this_machine(name: str) -> bool:
     """Whether a file or folder of that name is not copied: it is hidden, or a tracker's."""
     return name.startswith(".") or name in OF_THIS_MACHINE
+
+
+def reserved_name(address: str) -> str | None:
+    """The part of an address that no runs can be below: it would be taken for this machine's."""
+    _, _, inside = address.partition("://")
+    return next((one for one in inside.split("/")[1:] if is_of_this_machine(one)), None)

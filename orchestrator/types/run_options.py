@@ -55,8 +55,8 @@ class EvaluationOptions:
     path: Annotated[
         Text | None,
         about(
-            "The path of the manifest of a token set of its own, relative to the spec; for kind"
-            " tokens alone. Synthetic data has sequences of another seed.",
+            "The path of the manifest of a token set of its own, relative to the spec, or its"
+            " address; for kind tokens alone. Synthetic data has sequences of another seed.",
             "held-out/manifest.json",
         ),
     ] = None

@@ -183,7 +183,8 @@ class DataSource:
     path: Annotated[
         Text | None,
         about(
-            "The path of the token set's manifest, relative to the spec; for kind tokens alone.",
+            "The path of the token set's manifest, relative to the spec, or its address on a"
+            " bucket: gs://BUCKET/SET/manifest.json, or s3:// likewise; for kind tokens alone.",
             "tokens/manifest.json",
         ),
     ] = None
@@ -206,7 +207,7 @@ class StartingWeights:
         Text,
         about(
             "The folder of a Hugging Face model (config.json and safetensors), relative to the"
-            " spec.",
+            " spec, or its address, gs://BUCKET/MODEL or s3://BUCKET/MODEL.",
             "SmolLM2-135M",
         ),
     ]

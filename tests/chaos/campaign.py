@@ -1,11 +1,11 @@
 """Faults strike runs, and nothing may be lost: 500 faults, in as many parts as one likes.
 
-    python -m tests.chaos.campaign [--faults N] [--seed N] [--only processes|ray] [--table]
+    python -m tests.chaos.campaign [--faults N] [--first N] [--seed N] [--only BACKEND] [--table]
 
 The faults are drawn from the seed, four on each run: most runs are plain processes that train the
 toy, every tenth is on emulated slices with Ray. Results are kept in `.chaos/`, so that the next
-part goes on where this one stopped. The table counts only what ran. Exit code 1 where anything was
-lost.
+part goes on where this one stopped; `--first` begins a part farther on, where another machine has
+the results before it. The table counts only what ran. Exit code 1 where anything was lost.
 """
 
 import argparse
@@ -50,10 +50,13 @@ def known(store: Path = STORE) -> list[FaultRecord]:
     )
 
 
-def due_episodes(records: Iterable[FaultRecord], seed: int, only: str | None) -> list[list[int]]:
-    """The faults that have not run, run by run."""
+def due_episodes(
+    records: Iterable[FaultRecord], seed: int, only: str | None, first: int = 0
+) -> list[list[int]]:
+    """The faults that have not run, run by run, from the run of the fault `first` on."""
     done = {one.index for one in records if one.seed == seed}
-    episodes = [range(first, first + EPISODE) for first in range(0, FAULTS, EPISODE)]
+    starts = range(first // EPISODE * EPISODE, FAULTS, EPISODE)
+    episodes = [range(start, start + EPISODE) for start in starts]
     due = [[index for index in episode if index not in done] for episode in episodes]
     return [one for one in due if one and only in (None, backend_of(one[0]))]
 
@@ -66,11 +69,12 @@ class Part:
 
     seed: int
     jobs: int
+    first: int = 0
 
     def run(self, faults: int, only: str | None) -> None:
         """Let about so many faults strike, and note each run's records at its end."""
         STORE.mkdir(exist_ok=True)
-        due = chosen(due_episodes(known(), self.seed, only), faults)
+        due = chosen(due_episodes(known(), self.seed, only, self.first), faults)
         plain = [one for one in due if backend_of(one[0]) == "processes"]
         expected: list[float] = []
         if plain:
@@ -192,13 +196,14 @@ def main() -> int:
     """Run a part of the campaign, and print the table of all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--first", type=int, default=0, help="leave out the faults before it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4, help="so many runs at a time")
     parser.add_argument("--only", choices=("processes", "ray"))
     parser.add_argument("--table", action="store_true", help="only print what ran")
     options = parser.parse_args()
     if not options.table:
-        Part(options.seed, options.jobs).run(options.faults, options.only)
+        Part(options.seed, options.jobs, options.first).run(options.faults, options.only)
     records = [one for one in known() if one.seed == options.seed]
     print(f"\n{table(records)}\n")
     print(f"{len(records)} of {FAULTS} faults have run")

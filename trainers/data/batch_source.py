@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from orchestrator.errors import DataUnusable
+from orchestrator.storage.inputs import input_path
 from orchestrator.types.plan import Plan
 from trainers.data.synthetic import Synthetic
 from trainers.data.tokens import ShuffledWindows, open_for
@@ -35,7 +36,7 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
     if plan.data.kind == "synthetic":
         number = stage.number - 1 if stage else 0
         return Synthetic(plan.model.vocab, plan.batch.length, plan.seed, number)
-    source = open_for(plan.model.vocab, folder / _manifest_path(plan), verify=verify)
+    source = open_for(plan.model.vocab, input_path(folder, _manifest(plan)), verify=verify)
     return ShuffledWindows(
         source,
         plan.batch.sequences,
@@ -46,10 +47,10 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
     )
 
 
-def _manifest_path(plan: Plan) -> Path:
+def _manifest(plan: Plan) -> str:
     if plan.data.path is None:
         raise DataUnusable("data.kind is tokens, but data.path names no manifest")
-    return Path(plan.data.path)
+    return plan.data.path
 
 
 @dataclass(frozen=True, kw_only=True)

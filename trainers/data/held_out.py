@@ -1,5 +1,6 @@
 """Held-out sequences: the first of a token set of its own, the same at each evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -7,6 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from orchestrator.errors import DataUnusable
+from orchestrator.storage import address
+from orchestrator.storage.inputs import input_path
 from orchestrator.types import codec
 from orchestrator.types.plan import Plan
 from orchestrator.types.run_options import EvaluationOptions
@@ -16,7 +19,7 @@ from trainers.data.tokens import TokenSet, open_for
 SEED = 2**31  # of synthetic sequences: no spec has it
 
 
-class Sequences(Protocol):
+class Text(Protocol):
     """Sequences by their numbers."""
 
     @property
@@ -24,8 +27,8 @@ class Sequences(Protocol):
         """Identity of the text."""
         ...
 
-    def read(self, index: int) -> np.ndarray:
-        """Token ids int32 [length + 1] of a sequence."""
+    def read(self, indices: Sequence[int]) -> np.ndarray:
+        """Token ids int32 [indices, length + 1] of sequences."""
         ...
 
 
@@ -40,8 +43,8 @@ class FirstWindows:
     def digest(self) -> str:
         return codec.digest(self.source.manifest)
 
-    def read(self, index: int) -> np.ndarray:
-        return self.source.read(index * self.length, self.length + 1)
+    def read(self, indices: Sequence[int]) -> np.ndarray:
+        return self.source.windows([index * self.length for index in indices], self.length + 1)
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,8 @@ class SyntheticSequences:
     def digest(self) -> str:
         return self.source.digest
 
-    def read(self, index: int) -> np.ndarray:
-        row: np.ndarray = self.source.batch(0, range(index, index + 1))[0]
-        return row
+    def read(self, indices: Sequence[int]) -> np.ndarray:
+        return np.concatenate([self.source.batch(0, range(one, one + 1)) for one in indices])
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class HeldOut:
     read, and not predicted.
     """
 
-    sequences: Sequences
+    sequences: Text
     count: int
     rows: int
 
@@ -82,11 +84,11 @@ class HeldOut:
 
     def batch(self, number: int, rows: range) -> np.ndarray:
         """Token ids int32 [rows, length + 1] of some rows of a batch."""
-        return np.stack([self._row(number * self.rows + row) for row in rows])
-
-    def _row(self, index: int) -> np.ndarray:
-        tokens = self.sequences.read(index % self.count)
-        return tokens if index < self.count else ~tokens
+        indices = [number * self.rows + row for row in rows]
+        tokens = self.sequences.read([index % self.count for index in indices])
+        left_over = np.array(indices) >= self.count
+        tokens[left_over] = ~tokens[left_over]
+        return tokens
 
 
 def held_out(
@@ -97,11 +99,11 @@ def held_out(
     if options.path is None:
         synthetic = SyntheticSequences(Synthetic(plan.model.vocab, length, SEED))
         return HeldOut(synthetic, options.sequences, rows)
-    source = open_for(plan.model.vocab, folder / options.path, verify=verify)
+    source = open_for(plan.model.vocab, input_path(folder, options.path), verify=verify)
     windows = (source.manifest.tokens - 1) // length
     if windows < options.sequences:
         raise DataUnusable(
-            f"{source.path}: {source.manifest.tokens} tokens are {windows} sequences of {length}"
-            f" with their next words, against run.evaluation.sequences {options.sequences}"
+            f"{address(source.path)}: {source.manifest.tokens} tokens are {windows} sequences of"
+            f" {length} with their next words, against run.evaluation.sequences {options.sequences}"
         )
     return HeldOut(FirstWindows(source, length), options.sequences, rows)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.errors import DataUnusable
+from orchestrator.storage import address
 from orchestrator.types import codec
 from trainers.file_digest import file_digest
 from trainers.regular_files import check_regular, read_regular
@@ -50,10 +51,10 @@ def read(path: Path) -> Manifest:
         manifest = codec.from_json(read_regular(path), Manifest)
     except OSError as error:
         raise DataUnusable(
-            f"{path}: no token set manifest can be read: {error.strerror}"
+            f"{address(path)}: no token set manifest can be read: {error.strerror}"
         ) from error
     except msgspec.DecodeError as error:
-        raise DataUnusable(f"{path}: not a token set manifest: {error}") from error
+        raise DataUnusable(f"{address(path)}: not a token set manifest: {error}") from error
     for shard in manifest.shards:
         _check_size(path.parent / shard.file, shard.tokens * manifest.wire_dtype.itemsize)
     return manifest
@@ -62,11 +63,12 @@ def read(path: Path) -> Manifest:
 def check_contents(path: Path, manifest: Manifest) -> None:
     """Read every shard through and compare its sha256 with the manifest's."""
     for shard in manifest.shards:
-        actual = file_digest(path.parent / shard.file)
+        file = path.parent / shard.file
+        actual = file_digest(file)
         if actual != shard.sha256:
             raise DataUnusable(
-                f"{path.parent / shard.file}: sha256 is {actual}, against {shard.sha256} in the"
-                " manifest: the shard has changed since it was packed"
+                f"{address(file)}: sha256 is {actual}, against {shard.sha256} in the manifest:"
+                " the shard has changed since it was packed"
             )
 
 
@@ -74,8 +76,8 @@ def _check_size(shard: Path, expected_bytes: int) -> None:
     try:
         actual_bytes = check_regular(shard)
     except OSError as error:
-        raise DataUnusable(f"{shard}: shard cannot be read: {error.strerror}") from error
+        raise DataUnusable(f"{address(shard)}: shard cannot be read: {error.strerror}") from error
     if actual_bytes != expected_bytes:
         raise DataUnusable(
-            f"{shard}: {actual_bytes} bytes, against {expected_bytes} in the manifest"
+            f"{address(shard)}: {actual_bytes} bytes, against {expected_bytes} in the manifest"
         )

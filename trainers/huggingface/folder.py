@@ -12,6 +12,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from orchestrator.errors import DataUnusable
+from orchestrator.storage import address
+from orchestrator.storage.inputs import has_input, stored_input
+from trainers.huggingface import stored_arrays
 from trainers.regular_files import check_regular, read_regular
 
 CONFIG, INDEX, ONE_FILE = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -34,9 +37,13 @@ class WeightFolder:
         """The arrays of a folder; none is read before it is asked for."""
         model_type = str(_json(path / CONFIG).get("model_type"))
         with ExitStack() as stack, _errors(path):
+            stack.callback(stored_arrays.forget)
             arrays: dict[str, Any] = {}
             for file in _files(path):
                 check_regular(file)
+                if stored := stored_input(file):
+                    arrays |= stored_arrays.arrays_of(stored)
+                    continue
                 opened = stack.enter_context(safe_open(file, framework="numpy"))
                 arrays |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             yield cls(path, model_type, _text_model(arrays))
@@ -57,14 +64,14 @@ class WeightFolder:
 def _files(path: Path) -> list[Path]:
     """The files of the arrays: those of the index, or the only one."""
     index = path / INDEX
-    if not index.exists():
+    if not has_input(index):
         return [path / ONE_FILE]
     files = _json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(one, str) for one in files.values()):
-        raise DataUnusable(f"{index}: has no weight_map of names and files")
+        raise DataUnusable(f"{address(index)}: has no weight_map of names and files")
     names = sorted(set(files.values()))
     if outside := [name for name in names if Path(name).name != name]:
-        raise DataUnusable(f"{index}: {outside[0]} is no file of this folder")
+        raise DataUnusable(f"{address(index)}: {outside[0]} is no file of this folder")
     return [path / name for name in names]
 
 
@@ -83,9 +90,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataUnusable(f"{path}: cannot be read: {_first_line(error)}") from error
+        raise DataUnusable(f"{address(path)}: cannot be read: {_first_line(error)}") from error
     if not isinstance(content, dict):
-        raise DataUnusable(f"{path}: not a JSON object")
+        raise DataUnusable(f"{address(path)}: not a JSON object")
     return content
 
 
@@ -95,7 +102,8 @@ def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, AttributeError) as error:  # a type that numpy lacks
-        raise DataUnusable(f"{path}: its weights cannot be read: {_first_line(error)}") from error
+        reason = _first_line(error)
+        raise DataUnusable(f"{address(path)}: its weights cannot be read: {reason}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -9,11 +9,14 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable
 from orchestrator.network.published import PublishedWeight
+from orchestrator.storage import address
+from orchestrator.storage.inputs import input_path
 from trainers.contract import Program
 from trainers.huggingface.folder import WeightFolder
 from trainers.huggingface.stored_weights import selection, stored_shapes, stored_weights
 
 Tree = dict[str, Any]
+Ranges = tuple[range, ...]  # of a shard, in each dimension
 # Arrays that no network has, by the ends of their names: caches that old releases stored.
 CACHES = (".rotary_emb.inv_freq", ".masked_bias", ".attention.bias")
 SHOWN = 3  # names in a message
@@ -27,7 +30,7 @@ def new_state(program: Program, folder: Path) -> Tree:
     start, seed = program.plan.start, program.plan.seed
     if start is None:
         return program.init(seed)
-    with WeightFolder.open(folder / start.huggingface) as source:
+    with WeightFolder.open(input_path(folder, start.huggingface)) as source:
         weights = weights_of(program, source)
         state = program.init(seed)
         jax.tree.map(lambda array: array.delete(), state["parameters"])  # there may be no more room
@@ -52,17 +55,17 @@ def with_published(tree: Tree, weights: Sequence[PublishedWeight], folder: Weigh
 
 def check(weights: Sequence[PublishedWeight], folder: WeightFolder) -> None:
     """`DataUnusable` unless the folder has these weights and no others."""
-    expected = stored_shapes(weights)
+    expected, where = stored_shapes(weights), address(folder.path)
     if absent := sorted(expected.keys() - folder.names()):
-        raise DataUnusable(f"{folder.path}: the model has weights that it lacks: {_shown(absent)}")
+        raise DataUnusable(f"{where}: the model has weights that it lacks: {_shown(absent)}")
     others = sorted(folder.names() - expected.keys())
     unknown = [name for name in others if not name.endswith(CACHES)]
     if unknown and not _is_tied_head(unknown, expected, folder):
-        raise DataUnusable(f"{folder.path}: weights that the model lacks: {_shown(unknown)}")
+        raise DataUnusable(f"{where}: weights that the model lacks: {_shown(unknown)}")
     for name, shape in expected.items():
         if folder.shape(name) != shape:
             raise DataUnusable(
-                f"{folder.path}: {name} is {list(folder.shape(name))}, against {list(shape)}"
+                f"{where}: {name} is {list(folder.shape(name))}, against {list(shape)}"
             )
 
 
@@ -75,38 +78,50 @@ def _is_tied_head(names: list[str], expected: Mapping[str, Any], folder: WeightF
 
 
 def _array(leaf: jax.ShapeDtypeStruct, weight: PublishedWeight, folder: WeightFolder) -> jax.Array:
-    """A leaf of the tree. What it has beyond the weight's rows is zero."""
-    parts: dict[Any, np.ndarray] = {}
+    """A leaf of the tree. What it has beyond the weight's rows is zero.
 
-    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None  # it is for keys of random numbers alone
-        ranges = tuple(
-            range(*one.indices(size)) for one, size in zip(index, leaf.shape, strict=True)
-        )
-        if ranges not in parts:
-            parts[ranges] = _part(leaf.dtype, weight, folder, ranges)
-        return parts[ranges]
+    Each array of the files is read for all devices of this process before the next one is.
+    """
+    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+    shards = {ranges: _zeros(leaf, ranges) for ranges in {_ranges(leaf, one) for one in indices}}
+    for place in np.ndindex(*weight.stacked):
+        for ranges, shard in shards.items():
+            _fill(shard, weight, folder, ranges, place)
+    return jax.make_array_from_callback(
+        leaf.shape, leaf.sharding, lambda index: shards[_ranges(leaf, index)]
+    )
 
-    return jax.make_array_from_callback(leaf.shape, leaf.sharding, shard)
+
+def _zeros(leaf: jax.ShapeDtypeStruct, ranges: Ranges) -> np.ndarray:
+    return np.zeros([len(one) for one in ranges], leaf.dtype)
 
 
-def _part(
-    dtype: Any, weight: PublishedWeight, folder: WeightFolder, ranges: tuple[range, ...]
-) -> np.ndarray:
+def _ranges(leaf: jax.ShapeDtypeStruct, index: tuple[slice, ...] | None) -> Ranges:
+    assert index is not None  # it is for keys of random numbers alone
+    return tuple(range(*one.indices(size)) for one, size in zip(index, leaf.shape, strict=True))
+
+
+def _fill(
+    shard: np.ndarray,
+    weight: PublishedWeight,
+    folder: WeightFolder,
+    ranges: Ranges,
+    place: tuple[int, ...],
+) -> None:
+    """Read the part of a layer's and expert's weight that a shard has."""
     stacked = len(weight.stacked)
-    out = np.zeros([len(one) for one in ranges], dtype)
+    if not all(at in one for at, one in zip(place, ranges, strict=False)):
+        return
     inside = [
         range(one.start, min(one.stop, size))
         for one, size in zip(ranges[stacked:], weight.shape, strict=True)
     ]
     if not all(inside):
-        return out
+        return
+    here = tuple(one.index(at) for at, one in zip(place, ranges, strict=False))
     filled = tuple(slice(len(one)) for one in inside)
-    for place in np.ndindex(*out.shape[:stacked]):
-        index = tuple(one[at] for one, at in zip(ranges, place, strict=False))
-        array = part_of(weight, folder, weight.name_at(index), inside)
-        out[(*place, *filled)] = array.astype(dtype)
-    return out
+    array = part_of(weight, folder, weight.name_at(place), inside)
+    shard[here][filled] = array.astype(shard.dtype)
 
 
 def part_of(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,12 +11,14 @@ from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.journal import Journal
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.launch.dead_rank import DeadRank, describe_exit
 from orchestrator.launch.hosts.meeting import HostName, HostState, Meeting, Order
 
 POLL_S = 0.1
 STOP_LIMIT_S = 10.0
 # A host shows itself every second; after this long without a sign it is suspect, then gone.
 SUSPECT_S, GONE_S = 3.0, 10.0
+TAKEN = "another driver has taken the hosts"
 ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, and requests stall
 
 
@@ -71,6 +73,12 @@ def _index(host: HostName) -> int:
     return host.index
 
 
+def _death(rank: int, name: HostName, host: str, how: str) -> AttemptEvent:
+    """The end of an attempt by that of a rank."""
+    dead = DeadRank(rank=rank, host=host, slice_name=name.slice_name, how=how)
+    return AttemptEvent(ended=True, error=dead.error, dead=(dead,))
+
+
 class HostsAttempt:
     """An attempt at a run. Leaving the `with` ends every process of it."""
 
@@ -78,10 +86,10 @@ class HostsAttempt:
         self._meeting, self._spec = Meeting(folder), spec
         self._watch, self._order = Watch(self._meeting), None
         self._shown: tuple[Slice, ...] | None = None
-        self._lost: str | None = None
+        self._refused: str | None = None
         journal = Journal(storage.folder(spec.run))
-        plan = journal.plan(journal.state().submitted.submission.plan_digest)
-        self._kind = plan.slice_kind
+        submission = journal.state().submitted.submission
+        self._kind, self._run_id = journal.plan(submission.plan_digest).slice_kind, submission.id
 
     _order: Order | None
 
@@ -97,9 +105,8 @@ class HostsAttempt:
         """Order all hosts to stop, unless another driver has them by now, and wait for them."""
         if self._order is None or self._is_superseded():
             return
-        run, claim = self._spec.run, self._spec.claim
-        end = Order(number=self._order.number + 1, run=run, claim=claim)
-        if not self._gives(end):
+        end = self._give(self._order_of(), after=self._order)
+        if end is None:
             return
         deadline = time.monotonic() + STOP_LIMIT_S
         while time.monotonic() < deadline:
@@ -127,38 +134,55 @@ class HostsAttempt:
         for chosen in slices:
             names = sorted((one for one in hosts if one.slice_name == chosen), key=_index)
             if not names or len(names) < hosts[names[0]].size:
-                self._lost = chosen
+                self._refused = f"slice {chosen} lost a host before its ranks were started"
                 return
             ranks += names
         first, last = hosts[ranks[0]], self._meeting.order()
-        if last and last.run == self._spec.run and last.claim > self._spec.claim:
+        if last and last.run_id == self._run_id and last.claim > self._spec.claim:
             raise Superseded(f"claim {last.claim} of the run has given the hosts an order")
-        order = Order(
-            number=last.number + 1 if last else 1,
-            run=self._spec.run,
-            claim=self._spec.claim,
+        order = replace(
+            self._order_of(),
             worker=self._spec.worker,
             args=args,
             ranks=tuple(ranks),
             coordinator=f"{first.address}:{first.free_port}",
             coordinator_host=first.address,
         )
-        self._gives(order)
-        self._order = order
+        self._order = self._give(order, after=last)
+        self._refused = None if self._order else TAKEN
 
     def _event(self) -> AttemptEvent | None:
-        if self._lost is not None:
-            error = f"slice {self._lost} lost a host before its ranks were started"
-            return AttemptEvent(ended=True, error=error)
+        if self._refused is not None:
+            return AttemptEvent(ended=True, error=self._refused)
         return self._slices_event() if self._order is None else self._end(self._order)
 
-    def _gives(self, order: Order) -> bool:
-        """Give an order, unless another driver was faster."""
-        try:
-            self._meeting.give(order)
-        except FileExistsError:
+    def _order_of(self) -> Order:
+        """An order of this claim that has no number yet, and gives nobody anything to do."""
+        spec = self._spec
+        return Order(number=0, run=spec.run, run_id=self._run_id, claim=spec.claim)
+
+    def _give(self, order: Order, after: Order | None) -> Order | None:
+        """Give an order under the next number; None where another driver gave one after `after`.
+
+        A file of that number which is no order that counts is passed over.
+        """
+        while True:
+            numbered = replace(order, number=self._meeting.next_number)
+            try:
+                self._meeting.give(numbered)
+            except FileExistsError:
+                newest = self._meeting.order()
+                is_stuck = self._meeting.next_number == numbered.number
+                if is_stuck or self._is_taken(newest, after):
+                    return None
+            else:
+                return numbered
+
+    def _is_taken(self, newest: Order | None, after: Order | None) -> bool:
+        """Whether another driver has the hosts now, that is not of an earlier claim of this run."""
+        if newest is None or newest == after:
             return False
-        return True
+        return newest.run_id != self._run_id or newest.claim >= self._spec.claim
 
     def slices(self) -> tuple[Slice, ...] | None:
         """The slices of the run's kind as they are now. One is free that no other run uses."""
@@ -187,14 +211,14 @@ class HostsAttempt:
     def _end(self, order: Order) -> AttemptEvent | None:
         """The end of the attempt, once all ranks have done their work or one cannot any more."""
         if self._is_superseded():
-            return AttemptEvent(ended=True, error="another driver has taken the hosts")
+            return AttemptEvent(ended=True, error=TAKEN)
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
             state = hosts.get(name)
             if state is None:
-                return AttemptEvent(ended=True, error=f"host {name} of rank {rank} is gone")
+                return _death(rank, name, str(name), "is gone with its host")
             if state.order == order.number and state.code:
-                return AttemptEvent(ended=True, error=f"rank {rank} ended with {state.code}")
+                return _death(rank, name, f"{name} at {state.address}", describe_exit(state.code))
             done += state.order == order.number and state.code == 0
         return AttemptEvent(ended=True) if done == len(order.ranks) else None
 

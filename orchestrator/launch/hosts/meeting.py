@@ -4,10 +4,13 @@ It may be a place in a bucket.
 Each host replaces one file with its state again and again. A driver gives orders, numbered and
 created exclusively: of two drivers that give an order of one number, one fails and looks again.
 Nobody lists the folder to learn of an order, because a directory may be cached for a minute.
-Only files of the user and of the folder's owner count: others may be able to write there.
+Only files of the user and of the folder's owner count: others may be able to write there. An order
+that does not count is said and passed over, so that nobody can end the row of orders.
 """
 
+import errno
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,8 @@ from orchestrator.types import codec
 
 T = TypeVar("T")
 VARIABLE = "ORCH_HOSTS"  # the driver's environment names the folder
+# Why a file can never be read as an order. Any other error may be gone at the next look.
+REFUSED = {errno.EPERM, errno.EACCES, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EFBIG}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +48,13 @@ class Order:
     """What a driver wants of the hosts: `ranks` name a host each, and other hosts do nothing.
 
     Without `args` nobody has anything to do. The first rank's host says where the others meet it.
-    After an order of a later claim of the same run, one of an earlier claim is never given.
+    `run_id` tells a run from an earlier one in the same folder. After an order of a later claim of
+    the same run, one of an earlier claim does not count.
     """
 
     number: int
     run: str
+    run_id: str
     claim: int
     worker: str = ""
     args: WorkerArgs | None = None
@@ -102,7 +109,9 @@ class Meeting:
     """The folder, as one of those who meet there sees it."""
 
     folder: Path
-    newest: int = field(default=0, init=False)
+    _seen: int = field(default=0, init=False)  # the number of the newest file of an order
+    _newest: Order | None = field(default=None, init=False)
+    _claims: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Follow the links to the folder, which are the user's own."""
@@ -134,10 +143,49 @@ class Meeting:
         return _read_now(self.folder / "question.json", Question)
 
     def order(self) -> Order | None:
-        """The newest order; None where there is none yet."""
-        while files.exists(self._path(self.newest + 1)):
-            self.newest += 1
-        return _read_now(self._path(self.newest), Order) if self.newest else None
+        """The newest order that counts; None where there is none yet."""
+        while self._exists(self._seen + 1):
+            try:
+                order = self._read_order(self._seen + 1)
+            except OSError as error:
+                if error.errno not in REFUSED:
+                    break
+                self._pass_over(error.strerror or str(error))
+            except (msgspec.DecodeError, ValueError) as error:
+                self._pass_over(str(error))
+            else:
+                self._newest, self._claims[order.run_id] = order, order.claim
+            self._seen += 1
+        return self._newest
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next order, as far as the last look at the newest showed."""
+        return self._seen + 1
+
+    def _exists(self, number: int) -> bool:
+        """Whether anything has the name of that order, if only a link to nowhere."""
+        path = self._path(number)
+        try:
+            copies.refresh_file(path)
+            path.lstat()
+        except OSError:
+            return False
+        return True
+
+    def _read_order(self, number: int) -> Order:
+        """The order of that number; `ValueError` says why it does not count."""
+        content = boundary.read_trusted(self._path(number), boundary.MAX_RECORD_BYTES)
+        order = codec.from_json(content, Order)
+        if order.number != number:
+            raise ValueError(f"says that it is order {order.number}")
+        if order.claim < (later := self._claims.get(order.run_id, 0)):
+            raise ValueError(f"is of claim {order.claim} of a run that claim {later} has")
+        return order
+
+    def _pass_over(self, why: str) -> None:
+        name = self._path(self.next_number).name
+        print(f"{name} is passed over: it {why}", file=sys.stderr, flush=True)
 
     def give(self, order: Order) -> None:
         """Give an order; `FileExistsError` when somebody else has given one of that number."""

@@ -22,6 +22,7 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import ClaimWatch, Journal, heartbeat
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.launch.ray import private_api, slices
+from orchestrator.launch.ray.dead_ranks import find_dead_ranks
 from orchestrator.launch.ray.process_messages import SIGN_OF_LIFE_S, AttemptCommand
 from orchestrator.launch.ray.slice_queue import Lease
 from orchestrator.storage import folder, is_address
@@ -260,7 +261,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
     try:
         trainer.fit()
     except Exception as error:  # noqa: BLE001  Ray wraps every error in classes of its own
-        return AttemptEvent(ended=True, error=_cause(error))
+        return AttemptEvent(ended=True, error=_cause(error), dead=find_dead_ranks(error))
     return AttemptEvent(ended=True)
 
 

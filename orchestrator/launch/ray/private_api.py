@@ -1,9 +1,9 @@
 """The parts of Ray that are private or meant for tests. No other file uses any.
 
-They read what nodes have left and which jobs run, start a cluster of several nodes on one machine,
-let slow machines take their time, and limit the time of a request. Ray's public functions count the
-resources of the cluster as a whole, ask its dashboard for jobs, which may be down while the cluster
-works, start one node, and wait for an answer for ever.
+They read what nodes have left, which jobs run and where an actor died, start a cluster of several
+nodes on one machine, let slow machines take their time, and limit the time of a request. Ray's
+public functions count the resources of the cluster as a whole, ask its dashboard for jobs and
+actors, which may be down while the cluster works, start one node, and wait for an answer for ever.
 
 Ray's version is pinned because of these parts; tests/test_ray_private_api.py checks that a version
 has them.
@@ -12,6 +12,7 @@ has them.
 import inspect
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 TRIED = ("2.60.0",)  # versions of Ray, the newest last
@@ -33,6 +34,22 @@ def live_jobs() -> set[str]:
     from ray._private.state import jobs  # noqa: PLC0415
 
     return {job["JobID"] for job in jobs() if not job["IsDead"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorProcess:
+    """The process of an actor, which may have ended."""
+
+    node_id: str
+    pid: int
+
+
+def process_of_actor(actor_id: str | None) -> ActorProcess | None:
+    """The process of an actor; None where Ray does not know the actor."""
+    from ray._private.state import actors  # noqa: PLC0415
+
+    found = actors(actor_id) if actor_id else {}
+    return ActorProcess(node_id=found["Address"]["NodeID"], pid=found["Pid"]) if found else None
 
 
 def job_client(address: str) -> Any:

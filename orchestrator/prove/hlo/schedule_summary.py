@@ -20,7 +20,7 @@ SMALL = 1e-4  # of a step: products and transfers below that are left out of the
 SHORT = 5e-4  # of a round: events below that are left out of a timeline
 LOOPS = 2  # the forward and the backward pass
 MOVED_OUT = 2  # rounds of a loop
-UNKNOWN = "?"  # a line that no instruction nearby names
+UNKNOWN = "no source line"  # a line that no instruction nearby names
 FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "other": "other_s"}
 
 

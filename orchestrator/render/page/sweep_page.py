@@ -1,5 +1,6 @@
 """Show a sweep on a page: losses over steps and over settings, and the table of trials."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from orchestrator.types.sweep import SweepReport, SweepTrialReport
 KINDS = ("matmul", "hbm", "ici", "dcn", "host")
 BEST, OTHER = "measured", "ideal"
 MOST_PLOTS = 4
+EXPONENT, UNBROKEN = re.compile(r"(?<=\de)-"), "-\N{WORD JOINER}"  # 1e-2 stays on a line
 WIDE = 10.0  # values that differ by so much have a logarithmic axis
 
 
@@ -34,7 +36,7 @@ def sweep_page(report: SweepReport) -> str:
     return filled(
         "sweep.html",
         title=report.study,
-        verdict=f"{verdict[0].upper()}{verdict[1:]}",
+        verdict=EXPONENT.sub(UNBROKEN, f"{verdict[0].upper()}{verdict[1:]}"),
         headline=f"{report.name}: a sweep of {len(report.trials)} trials",
         report=report,
         over_steps=over_steps(report, known) if known else None,
