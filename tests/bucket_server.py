@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
@@ -31,7 +32,7 @@ class Stored:
     generation: int
     at_s: float
 
-    @property
+    @cached_property
     def etag(self) -> str:
         return f'"{hashlib.md5(self.content).hexdigest()}-{self.generation}"'
 
