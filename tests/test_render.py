@@ -17,6 +17,7 @@ from orchestrator.render import rehearsal_screen, trials_text
 from orchestrator.render.bars import bar, in_encoding
 from orchestrator.render.key_help_text import key_help_screen
 from orchestrator.render.plan_screen import plan_screen
+from orchestrator.render.plan_text import headline
 from orchestrator.render.score_screen import score_screen
 from orchestrator.render.screen_parts import (
     WIDTH,
@@ -301,6 +302,11 @@ def test_words_say_why_a_plan_is_not_the_one_that_is_expected_to_be_fastest(
         assert passed_over(plan, other) == reason
         shown = plan_screen(plan, "x", runners_up=[other])
         assert ("(MFU 99.0 %)" in shown) == (reason is not None)
+
+
+def test_one_chip_is_no_chips(four_pods: list[Plan]) -> None:
+    assert ": 1 v5p chip, 1 pod of " in headline(replace(four_pods[0], chips=1, pods=1))
+    assert ": 35,840 v5p chips, 4 pods of " in headline(four_pods[0])
 
 
 def test_a_changed_batch_is_shown(four_pods: list[Plan]) -> None:

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from math import exp
 
-from orchestrator.formatting import count, counted, four_digits, percent, seconds, span, with_unit
+from orchestrator.formatting import counted, four_digits, percent, seconds, span, with_unit
 from orchestrator.render.explain_text import NO_PLAN, QUESTIONS, answer_text, by_hand, summary_text
 from orchestrator.render.plan_differences_text import DifferenceText, difference_texts
 from orchestrator.render.plan_verdict import verdict_table
@@ -78,7 +78,7 @@ def labelled(label: str, words: str) -> Text:
 def headline(sheet: Explanation) -> str:
     slices = f"{counted(sheet.pods, 'pod')} of {sheet.topology}"
     changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
-    chips = f"{count(sheet.chips)} {sheet.chip} chips"
+    chips = counted(sheet.chips, f"{sheet.chip} chip")
     return f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
 
 

@@ -56,7 +56,7 @@ def hosts(number: int, versions: Mapping[str, str]) -> str:
 def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
     """Return the chips, time and money of a run, or of runs that follow each other."""
     largest = max((plan for plan, _ in runs), key=lambda plan: plan.chips)
-    chips = f"{count(largest.chips)} {largest.chip} chips"
+    chips = counted(largest.chips, f"{largest.chip} chip")
     if len(runs) > 1:
         chips = f"at most {chips}, {counted(len(runs), 'run')}"
     return f"{chips}, {count(sum(steps for _, steps in runs))} steps, {cost(runs)}"

@@ -22,7 +22,7 @@ INTERVAL = "80 % interval"
 
 
 def headline(plan: Plan) -> str:
-    chips = f"{count(plan.chips)} {plan.chip} chips"
+    chips = counted(plan.chips, f"{plan.chip} chip")
     stage = f", stage {plan.stage.number} of {plan.stage.of}" if plan.stage else ""
     return f"{plan.name}{stage}: {chips}, {counted(plan.pods, 'pod')} of {plan.topology}"
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from orchestrator.network.description import Scores
 from trainers.llama import zigzag
 from trainers.llama.blockwise import Documents, blockwise
+from trainers.llama.splash import splash
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, Documents | None], jax.Array]
 
@@ -32,8 +33,6 @@ def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: S
     heads of one width; NVIDIA then uses `blockwise`.
     """
     if platform == "tpu":
-        from trainers.llama.splash import splash  # noqa: PLC0415  others need not wait for it
-
         return splash(length, ways, kind)
     plain = partial(_blockwise, length, ways, kind)
     if platform == "gpu" and compute == jnp.bfloat16 and ways == 1 and kind.cap is None:
