@@ -108,7 +108,7 @@ bench-huggingface: setup  ## logits of transformers for small models, and the tr
 bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table
 
-bench-maxtext: setup $(MAXTEXT)/ready  ## compile ten runs of MaxText's beside ours: docs/maxtext-bench.md (hours)
+bench-maxtext: setup $(MAXTEXT)/ready  ## compile eleven runs of MaxText's beside ours: docs/maxtext-bench.md (hours)
 	@$(BIN)/python -m tests.bench.maxtext_table --python $(MAXTEXT)/bin/python
 
 # MaxText asks for a newer Python and a newer JAX than it needs for these runs.

@@ -1,5 +1,6 @@
 # The difference of two plans (`orch plan SPEC OTHER --json`) as a table in Markdown.
-def cell: if . == null then "-" elif type == "number" then (. * 1000 | round / 1000) else . end | tostring;
+def rounded: if . == floor then . else pow(10; 3 - (fabs | log10 | floor)) as $by | . * $by | round / $by end;
+def cell: if . == null then "-" elif type == "number" then rounded else . end | tostring;
 def row: "| \(.key) | \(.first | cell) | \(.second | cell) |";
 "| | \(.plans[0].name) | \(.plans[1].name) |", "|---|---|---|",
 (.requested[] | row), (.decided[] | row),

@@ -5,12 +5,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from orchestrator import extras, storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, MissingExtra
 from orchestrator.journal import boundary, event_log, files
+from orchestrator.render.next_commands import storage_of, storage_option
 from orchestrator.storage import bucket as bucket_module
 from orchestrator.storage import segments
 from orchestrator.storage.bucket import Bucket, _failure
@@ -303,3 +306,15 @@ def test_many_processes_share_a_copy(one_bucket: Bucket) -> None:
     segments.pull(place)
     assert path.read_bytes() == b"".join(b"%d\n" % number for number in range(20))
     assert time.time() - path.stat().st_mtime < 60
+
+
+def test_the_next_command_names_the_bucket_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the home folder, which the copies of buckets are below."""
+    monkeypatch.setenv("ORCH_BUCKETS", str(tmp_path / "copies"))
+    monkeypatch.chdir(tmp_path)
+    run: Any = SimpleNamespace(journal="gs://bucket/runs/first")
+    assert storage_option(storage_of(run)) == ("--storage", "gs://bucket/runs")
+    here: Any = SimpleNamespace(journal=str(tmp_path / "mine" / "first"))
+    assert storage_option(storage_of(here)) == ("--storage", "mine")

@@ -10,7 +10,15 @@ from orchestrator.types.schedule import SliceTorus
 from tests import programs
 from tests.bench import maxtext_table
 from tests.bench.maxtext_plans import ROWS, MaxTextPlan
-from tests.bench.maxtext_table import CompiledStep, Pair, maxtext_summary, plan_of_run, summary
+from tests.bench.maxtext_table import (
+    CompiledStep,
+    Pair,
+    agrees,
+    maxtext_summary,
+    plan_of_run,
+    read_record,
+    summary,
+)
 from tests.schedules import RATES
 
 STEP = CompiledStep(
@@ -83,3 +91,19 @@ def test_a_row_says_what_ours_takes_longer() -> None:
 
 def test_the_page_is_that_of_the_record() -> None:
     assert maxtext_table.PAGE.read_text(encoding="utf-8") == maxtext_table.page()
+
+
+def test_what_is_exported_is_the_run_that_was_planned() -> None:
+    """MaxText's compiled program agrees with ours: of one slice and several, with tensor
+    parallelism, and of long sequences.
+    """
+    record = read_record()
+    same = [row for row in ROWS if str(row) in record and agrees(record[str(row)])]
+    assert len(same) >= 4
+    assert any(row.slices > 1 for row in same)
+    for words in (
+        "ici_tensor_parallelism=8",
+        "max_target_length=65536",
+        "ici_fsdp_parallelism=256",
+    ):
+        assert any(words in row.words for row in same), words

@@ -276,14 +276,14 @@ def test_a_share_is_the_whole_number_that_maxtext_takes_of_it(whole: int) -> Non
         assert math.isclose(share(part, whole), part / whole)
 
 
-def test_slices_exchange_no_parts_of_the_loss_that_fits_whole(tmp_path: Path) -> None:
-    """MaxText's parts are of the whole batch: on several slices they would travel between them."""
-    many = ("experiment.model.vocab=131072", "experiment.batch.length=8192")
-    slices = (*many, "resources.pods=2", "experiment.batch.sequences=64")
-    assert "num_vocab_tiling" in run_of(api.plan(small(tmp_path), many)).keys
-    assert "num_vocab_tiling" in run_of(api.plan(small(tmp_path), slices)).keys
-    fewer = (*slices, "experiment.batch.sequences=16")
-    assert "num_vocab_tiling" not in run_of(api.plan(small(tmp_path), fewer)).keys
+@pytest.mark.parametrize("pods", [1, 2])
+def test_the_loss_stays_whole_where_it_fits(pods: int, tmp_path: Path) -> None:
+    """MaxText's parts are of the whole batch: devices, and slices, would exchange them."""
+    long = ("experiment.model.vocab=131072", "experiment.batch.length=8192")
+    for sequences, tiled in ((32, True), (8, False)):
+        batch = f"experiment.batch.sequences={sequences * pods}"
+        keys = run_of(api.plan(small(tmp_path), (*long, f"resources.pods={pods}", batch))).keys
+        assert ("num_vocab_tiling" in keys) == tiled
 
 
 def test_the_kernel_has_our_blocks(tmp_path: Path) -> None:

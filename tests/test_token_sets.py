@@ -162,7 +162,18 @@ def test_the_command_fails_in_json(
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(["nowhere"], "no file that matches"), ([".", "--glob", "*.zzz"], "no file that matches")],
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        ([".", "--glob", "*.zzz"], ".: no file matches --glob '*.zzz', of 1 file; try '*.txt'"),
+        ([".", "--glob", "/x"], "must be a pattern of names"),
+        (["empty"], "empty: has no files"),
+        (["gs://bucket/texts"], "gs://bucket/texts: is on a bucket; copy its texts here"),
+        (["a.txt", "--tokenizer", "nope"], "nope: no such file; --tokenizer takes"),
+        (["a.txt", "--tokenizer", "empty"], "empty: has no tokenizer.json"),
+        (["a.txt", "--tokenizer", "a.txt"], "a.txt: not a tokenizer"),
+        (["a.txt", "--tokenizer", "org/model"], "after `hf download org/model tokenizer.json"),
+        (["a.txt", "--tokenizer", "s3://a/b"], "s3://a/b: is on a bucket"),
+    ],
 )
 def test_the_command_names_what_it_cannot_find(
     arguments: list[str],
@@ -173,8 +184,12 @@ def test_the_command_names_what_it_cannot_find(
 ) -> None:
     """An input without files is an error in one line, and exit code 2."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "empty").mkdir()
     assert pack.main(["set", *arguments]) == 2
-    assert reason in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.count("\n") == 2  # the error, and what to do next
 
 
 # Reading

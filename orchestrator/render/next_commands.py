@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.storage import address, folder
+from orchestrator.storage import address, folder, is_copy
 
 if TYPE_CHECKING:  # every command imports this module
     from orchestrator.types.run import Run
@@ -50,7 +50,9 @@ def storage_option(storage: Path) -> tuple[str, ...]:
 def storage_of(run: "Run") -> Path:
     """Where a run is stored, relative to the working directory where that is shorter."""
     path, here = folder(run.journal).parent, Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    if is_copy(path) or not path.is_relative_to(here):
+        return path
+    return path.relative_to(here)
 
 
 def as_typed(

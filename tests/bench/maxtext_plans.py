@@ -68,6 +68,9 @@ ROWS = (
     run("70B, fsdp 16, tensor 8", "v5p-256",
         f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=16"
         " ici_tensor_parallelism=8"),
+    run("70B, two slices, fsdp 16, tensor 8", "v5p-256",
+        f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=16"
+        " ici_tensor_parallelism=8 dcn_data_parallelism=2", slices=2),
     run("405B, fsdp 64, tensor 8", "v5p-1024",
         "model_name=llama3.1-405b max_target_length=8192 attention=flash"
         f" per_device_batch_size=1 {FULL} ici_fsdp_parallelism=64 ici_tensor_parallelism=8"),

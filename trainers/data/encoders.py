@@ -83,7 +83,9 @@ class HuggingFaceTokenizer:
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:
-            raise DataUnusable(f"{file}: not a tokenizer: {error}") from error
+            raise DataUnusable(
+                f"{file}: not a tokenizer ({error}); name the tokenizer.json of a model"
+            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._field = field

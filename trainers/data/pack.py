@@ -22,9 +22,9 @@ from orchestrator.types.error_report import ErrorReport, Hint
 from trainers.data.documents import FIELD
 from trainers.data.encoders import Bytes, Encoder, HuggingFaceTokenizer, TokenArrays, dtype_of
 from trainers.data.manifest import FILE_NAME, Manifest, Shard
+from trainers.data.pack_inputs import check_local, files_of, tokenizer_file
 
 BYTES = Bytes()
-TOKENIZER = "tokenizer.json"
 ABOUT = """\
 Pack text, JSON lines or Parquet into a token set.
 
@@ -44,8 +44,9 @@ def pack(
     """Write a new token set at `out`, whole or not at all."""
     if shard_tokens < 1:
         raise DataUnusable(f"--shard-tokens {shard_tokens}: must be at least 1")
+    check_local(out, "pack into a folder here, and copy it there")
     if os.path.lexists(out):
-        raise DataUnusable(f"{out}: already exists; a token set is never overwritten")
+        raise DataUnusable(f"{out}: already exists; choose another folder, or remove this one")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -56,27 +57,6 @@ def pack(
         shutil.rmtree(partial)
         raise
     return manifest
-
-
-def files_of(inputs: list[Path], glob: str) -> list[Path]:
-    """The files of the inputs; those below a directory in order of name."""
-    files: list[Path] = []
-    for path in inputs:
-        below = _files_below(path, glob) if path.is_dir() else [path]
-        if not below or not below[0].is_file():
-            raise DataUnusable(f"{path}: no file that matches {glob!r}")
-        files += below
-    return files
-
-
-def _files_below(folder: Path, glob: str) -> list[Path]:
-    """Hidden files and caches are left out."""
-    paths = (path.relative_to(folder) for path in folder.rglob(glob) if path.is_file())
-    return [folder / path for path in sorted(paths) if not any(map(_is_hidden, path.parts))]
-
-
-def _is_hidden(part: str) -> bool:
-    return part.startswith(".") or part == "__pycache__"
 
 
 def _write(folder: Path, inputs: list[Path], encoder: Encoder, shard_tokens: int) -> Manifest:
@@ -136,17 +116,11 @@ def _write_shard(path: Path, parts: Iterator[np.ndarray], dtype: np.dtype[Any]) 
 
 def encoder_of(options: argparse.Namespace) -> Encoder:
     """What makes tokens of the inputs."""
-    named = Path(options.tokenizer)
     if options.vocab is not None:
         return TokenArrays(name=options.tokenizer, vocab=options.vocab)
     if options.tokenizer == BYTES.name:
         return BYTES
-    file = named / TOKENIZER if named.is_dir() else named
-    if not file.is_file():
-        raise DataUnusable(
-            f"{file}: no such tokenizer; give a tokenizer.json, its folder, or {BYTES.name!r}; or"
-            " --vocab with the name of the one that made arrays of tokens"
-        )
+    file = tokenizer_file(options.tokenizer)
     return HuggingFaceTokenizer(file, options.end, options.field)
 
 

@@ -19,7 +19,6 @@ from trainers.llama.axes import COPY, WEIGHTS, WEIGHTS_OVER_DCN
 Axes = str | tuple[str, ...]
 Leaves = list[jax.Array]  # parameters, or their gradients
 Shardings = tuple[P, ...]  # of each leaf
-WORD_BYTES = 4  # a row of a tile has words: two rows of bf16 share one
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -87,12 +86,11 @@ def _matrix_backward(
 def _scatter_rows(gradient: jax.Array, axes: Axes, dimension: int) -> jax.Array:
     """A matrix's gradient summed over chips, each with its own rows.
 
-    Rows that fill no whole tiles are not parted for free. XLA would part the operands of the
-    gradient's product instead, and copy activations for it. The barrier leaves that to the
+    XLA would part the operands of the gradient's product instead. Rows are a dimension of the
+    activations there, and parts of fewer than 128 cost copies of them. The barrier leaves it to the
     gradient, with its rows first, as the product can write them.
     """
-    rows = gradient.shape[dimension] // jax.lax.axis_size(axes)
-    if rows % (TILE[0] * WORD_BYTES // gradient.dtype.itemsize) == 0:
+    if gradient.shape[dimension] // jax.lax.axis_size(axes) % TILE[0] == 0:
         return reduce_scatter(gradient, axes, dimension)
     first = jax.lax.optimization_barrier(jnp.moveaxis(gradient, dimension, 0))
     return jnp.moveaxis(reduce_scatter(first, axes, 0), 0, dimension)
