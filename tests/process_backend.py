@@ -8,7 +8,6 @@ lives. Tests take slices away with `lost`.
 
 import fcntl
 import os
-import pkgutil
 import shlex
 import signal
 import subprocess
@@ -33,6 +32,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
 )
 from orchestrator.launch.dead_rank import DeadRank, describe_exit
+from orchestrator.launch.hosts.rank import work_or_exit
 from orchestrator.ports import free_port
 from orchestrator.storage import folder
 from orchestrator.types import codec
@@ -193,8 +193,8 @@ def main(spec: str, args: str, rank: str) -> None:
     """Be one worker."""
     held = holders(codec.from_json(spec.encode(), AttemptSpec), os.environ["TPU_NAME"])
     fcntl.flock(held, fcntl.LOCK_SH)
-    work = pkgutil.resolve_name(codec.from_json(spec.encode(), AttemptSpec).worker)
-    work(codec.from_json(args.encode(), WorkerArgs), int(rank))
+    worker = codec.from_json(spec.encode(), AttemptSpec).worker
+    work_or_exit(worker, codec.from_json(args.encode(), WorkerArgs), int(rank))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,9 @@ def work(args: WorkerArgs, rank: int) -> None:
     points = points_of_process()
     if points:
         points.come_to("start", f"rank-{rank}")
-    if "COORDINATOR" in os.environ:
-        import jax  # noqa: PLC0415
-
-        jax.distributed.initialize(os.environ["COORDINATOR"], int(os.environ["PROCESSES"]), rank)
+    if "COORDINATOR" in os.environ:  # the worker joins the others, after its first heartbeat
+        os.environ["JAX_COORDINATOR_ADDRESS"] = os.environ["COORDINATOR"]
+        os.environ |= {"ORCH_PROCESSES": os.environ["PROCESSES"], "ORCH_PROCESS": str(rank)}
     if points:
         add_points(points, f"rank-{rank}")
     from orchestrator.drive import worker  # noqa: PLC0415
