@@ -28,6 +28,8 @@ Fault = Callable[[str, str], str | None]  # of a method and a path: which fault,
 
 @dataclass
 class Stored:
+    """An object. Its sum is made once: tests that change the content put another in its place."""
+
     content: bytes
     generation: int
     at_s: float

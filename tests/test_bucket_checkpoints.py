@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -115,7 +116,8 @@ def test_a_step_that_is_not_whole_is_skipped(
     if damage == "missing":
         del bucket_server.objects[shard]
     if damage == "changed":
-        bucket_server.objects[shard].content = b"\0" * len(bucket_server.objects[shard].content)
+        whole = bucket_server.objects[shard]
+        bucket_server.objects[shard] = replace(whole, content=bytes(len(whole.content)))
     if damage == "manifest":
         del bucket_server.objects[f"{PREFIX}/2/{MANIFEST}"]
     with opened(folder) as checkpoints:
