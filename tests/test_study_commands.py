@@ -37,7 +37,7 @@ def test_orch_runs_lists_the_runs_of_a_study_below_it(orch: RunOrch, tmp_path: P
         claimed_run(tmp_path, key=run, study=study.key).end_run("succeeded")
         claimed_run(tmp_path, key=f"after-{number}")
     table, _ = orch("runs", *at(study)).stdout.split("\n\n")
-    shown = [line.split()[0] for line in table.split("\nRUN ")[0].splitlines()[1:]]
+    shown = [line.split()[0] for line in table.splitlines()[1:]]
     trials = [f"{study.key}-trial-{number}.1" for number in (2, 1)]
     assert shown == ["after-2", study.key, *trials, "after-1", "before"]
     listed = json.loads(orch("runs", *at(study), "--json").stdout)

@@ -38,7 +38,8 @@ def runs_screen(
     for key, head in heads.items():
         groups.setdefault(key, [head])
     rows = [HEAD, *(row for group in groups.values() for row in group)]
-    return screen([Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"})], next_step(following))
+    table = Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"}, one_line=True)
+    return screen([table], next_step(following))
 
 
 def study_row(status: StudyStatus) -> Row:

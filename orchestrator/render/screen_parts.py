@@ -101,6 +101,7 @@ class Table:
 
     `bars` has a size for each row: the row ends in a bar of that share of the largest, as wide as
     the room that is left; none where the size is 0. `row_styles` are by the number of a row.
+    What is too wide goes on below, unless each row is to stay `one_line` to search for.
     """
 
     rows: Sequence[Sequence[str]]
@@ -110,6 +111,7 @@ class Table:
     style: str = ""
     bars: Sequence[float] = ()
     row_styles: Mapping[int, str] = field(default_factory=dict)
+    one_line: bool = False
 
     def lines(self, width: int) -> list[str]:
         return [line for row in self.row_lines(width) for line in row]
@@ -128,7 +130,7 @@ class Table:
             lines = self._aligned(1)
         if self.bars:
             lines = with_bars(lines, self.bars, width)
-        elif max(map(len, lines)) > width:
+        elif max(map(len, lines)) > width and not self.one_line:
             lines = self._folded(width)
         return [[line] for line in lines]
 
