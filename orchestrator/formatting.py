@@ -104,6 +104,11 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
 
 
+def whole_percent(fraction: float) -> str:
+    """Return a fraction as a percentage without decimals: 33 %."""
+    return f"{fraction * 100:.0f} %"
+
+
 def signed_percent(fraction: float) -> str:
     """Return a difference as a percentage with its sign; a zero has none: +9.4 %, 0.0 %."""
     shown = f"{fraction * 100:+.1f}"

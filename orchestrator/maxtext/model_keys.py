@@ -15,6 +15,7 @@ from orchestrator.maxtext.model_shape import (
 )
 from orchestrator.maxtext.recipe import Recipe, Setting
 from orchestrator.maxtext.used_keys import DEFAULTS, UsedKeys, models
+from orchestrator.network.rotary import yarn_growth
 from orchestrator.types.model import Model, RopeScaling
 from orchestrator.types.moe import MixtureOfExperts
 
@@ -149,7 +150,7 @@ def _scores(model: Model) -> Keys:
     if model.attention_scale is None or factor <= 1:
         return {"max_position_embeddings": first}
     growth = math.sqrt(model.attention_scale * math.sqrt(model.head_dim))
-    share = round(10 * (growth - 1) / math.log(factor), MSCALE_DIGITS)
+    share = round((growth - 1) / (yarn_growth(factor) - 1), MSCALE_DIGITS)
     longer = {"max_position_embeddings": math.ceil(first * factor)}
     return longer | ({"mscale": share} if share != 1 else {})
 

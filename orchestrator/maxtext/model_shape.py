@@ -1,13 +1,14 @@
 """The shape of a MaxText model in the words of a spec."""
 
 from dataclasses import asdict, replace
-from math import log, log2
+from math import log2
 from typing import Any
 
 import msgspec
 
 from orchestrator import catalog
 from orchestrator.maxtext.used_keys import OFF, UsedKeys
+from orchestrator.network.rotary import yarn_growth
 from orchestrator.types.model import Model
 
 # What a decoder block computes that no key says.
@@ -247,9 +248,7 @@ def _latent(keys: UsedKeys, model: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"latent": latent, "head_dim": width, "kv_heads": model["heads"]}
     original = keys.whole("original_max_position_embeddings", FIRST_LENGTH)
     if keys.whole("max_position_embeddings", 163_840) > original:
-        growth = (
-            0.1 * keys.number("mscale", 1) * log(max(keys.number("rope_factor", LONGER), 1)) + 1
-        )
+        growth = yarn_growth(keys.number("rope_factor", LONGER), keys.number("mscale", 1))
         said["attention_scale"] = max(width, 1) ** -0.5 * growth**2
     return said
 

@@ -10,7 +10,8 @@ from orchestrator.maxtext.training_shape import TYPES
 from orchestrator.network import maxtext_policies
 from orchestrator.network.decoder import decoder
 from orchestrator.network.rematerialization import Policy, policy, treatments
-from orchestrator.plan.attention_blocks import attention_block, block_sizes, head_bytes
+from orchestrator.plan.attention_blocks import attention_block, block_sizes
+from orchestrator.plan.flops import head_of
 from orchestrator.plan.kernel_constants import loss_chunk_bytes
 from orchestrator.plan.layout import DTYPE_BYTES, activation_type
 from orchestrator.types.model import Model
@@ -65,11 +66,10 @@ def _attention_keys(plan: Plan) -> Keys:
     wide = DTYPE_BYTES[activation_type(plan.precision)]
     for block, _ in decoder(plan.model).kinds:
         attention = block.attention
-        widths = (one.dimensions[-1].size for one in (attention.queries, attention.result))
         window = attention.scores.window
         place = plan.batch.length, plan.mesh["sequence"], window
         if attention_block(*place, 0):
-            sizes = block_sizes(*place, head_bytes(widths, wide))
+            sizes = block_sizes(*place, head_of(attention, wide))
             prefix = "local_sa_" if window else "sa_"
             keys |= {f"{prefix}{k}": v for k, v in sizes.items() if v is not None}
     return keys

@@ -31,7 +31,7 @@ class TooLong(ValueError):
 
 
 @dataclass(frozen=True)
-class Words:
+class ScriptWords:
     """The lines of a text with the values of its variables, and the commands that train.
 
     `lines` are numbered from 1, and have the values that variables are set to, without their names.
@@ -41,7 +41,7 @@ class Words:
     training: tuple[str, ...]
 
 
-def words_of(text: str, *, is_script: bool) -> Words:
+def words_of(text: str, *, is_script: bool) -> ScriptWords:
     """The words of a script, or of another text that has parts of one. Without a training command
     they are only words, in which variables have large letters.
     """
@@ -52,7 +52,7 @@ def words_of(text: str, *, is_script: bool) -> Words:
         found = LARGE_VARIABLE.finditer(plain)
         variables = {match[1]: match[2].strip("\"'") for match in found}
     without = LARGE_VARIABLE.sub(_value_alone, plain)
-    return Words(tuple(expanded(one, variables) for one in without.splitlines()), training)
+    return ScriptWords(tuple(expanded(one, variables) for one in without.splitlines()), training)
 
 
 def _variables(text: str) -> dict[str, str]:

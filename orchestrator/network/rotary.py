@@ -1,5 +1,7 @@
 """Rotary positions of a layer: which part of a head turns, and at what base."""
 
+from math import log
+
 from orchestrator.network.description import Rotary
 from orchestrator.types.model import Model
 
@@ -23,3 +25,8 @@ def rotated_width(model: Model) -> int:
     if model.latent is not None:
         return model.latent.rope_dim
     return 2 * int(model.head_dim * model.rotary_share / 2)
+
+
+def yarn_growth(factor: float, share: float = 1) -> float:
+    """How much YaRN enlarges vectors for sequences longer by a factor; or a share of that."""
+    return 0.1 * share * log(factor) + 1 if factor > 1 else 1.0

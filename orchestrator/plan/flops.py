@@ -265,21 +265,21 @@ def computed_positions(
 
 def block_of(layout: Layout, attention: Attention) -> Number:
     """Positions that the kernels take at a time, or would where they cannot take the sequence."""
-    window, head = attention.scores.window, head_of(layout, attention)
+    window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
     size = attention_block(layout.length, layout.ways("length"), window, head)
     return np.where(size > 0, size, min(LANES, layout.length))
 
 
 def partial_sums_of(layout: Layout, attention: Attention) -> Number:
     """Gradients of each query that one backward kernel writes, or 0 where there are two kernels."""
-    window, head = attention.scores.window, head_of(layout, attention)
+    window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
     return partial_sums(layout.length, block_of(layout, attention), window, head)
 
 
-def head_of(layout: Layout, attention: Attention) -> int:
+def head_of(attention: Attention, compute_bytes: int) -> int:
     """Bytes of the wider head of queries and values."""
     heads = attention.queries, attention.result
-    return head_bytes((one.dimensions[-1].size for one in heads), layout.compute_bytes)
+    return head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
 
 
 def attention_recompute_flops(layout: Layout) -> Number:

@@ -1,11 +1,19 @@
 """The sentences of a plan's warnings, from their codes and figures."""
 
-import re
 from collections.abc import Iterable
+from string import Formatter
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.formatting import count, counted, in_memory, scaled, seconds, with_unit
+from orchestrator.formatting import (
+    count,
+    counted,
+    in_memory,
+    scaled,
+    seconds,
+    whole_percent,
+    with_unit,
+)
 from orchestrator.types.plan import PlanWarning, WarningCode
 
 SENTENCES: dict[WarningCode, str] = {
@@ -77,20 +85,26 @@ AXES = {
 }
 
 
+class SpacedPercent(Formatter):
+    """Writes a percentage as every other screen does: 5 %, not 5%."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        text: str = super().format_field(value, format_spec)
+        return f"{text[:-1]} %" if format_spec.endswith("%") else text
+
+
+FIGURES = SpacedPercent()
+
+
 def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> list[str]:
     """Return the sentences of a plan's warnings; one for all extrapolations, with their values."""
     listed = list(warnings)
-    others = [with_unit_apart(warning_text(one)) for one in listed if one.code != "extrapolation"]
+    others = [warning_text(one) for one in listed if one.code != "extrapolation"]
     axes = [axis_text(values, one.figures) for one in listed if one.code == "extrapolation"]
     if axes:
-        outside = with_unit_apart(", ".join(axes))
+        outside = ", ".join(axes)
         others.append(f"expected is an extrapolation; outside published runs: {outside}")
     return others
-
-
-def with_unit_apart(text: str) -> str:
-    """Return a sentence with a space before each percent sign, as other figures have it."""
-    return re.sub(r"(?<=\d)%", " %", text)
 
 
 def axis_text(values: bool, figures: dict[str, Any]) -> str:
@@ -99,8 +113,10 @@ def axis_text(values: bool, figures: dict[str, Any]) -> str:
     name, number = text.split("{")
     if not values:
         return name.strip()
-    low, high = (f"{{{number}".format(figures[end]) for end in ("low", "high"))
-    return f"{text.format(figures['value'])} ({low if low == high else f'{low} to {high}'})"
+    low, high = (FIGURES.format(f"{{{number}", figures[end]) for end in ("low", "high"))
+    return (
+        f"{FIGURES.format(text, figures['value'])} ({low if low == high else f'{low} to {high}'})"
+    )
 
 
 def warning_text(warning: PlanWarning) -> str:
@@ -122,7 +138,7 @@ def warning_text(warning: PlanWarning) -> str:
         case "host_memory_unknown":
             return host_memory_unknown(**figures)
         case code:
-            return SENTENCES[code].format(**figures)
+            return FIGURES.format(SENTENCES[code], **figures)
 
 
 def accumulation_faster(microbatches: int, expected_s: float, step_s: float) -> str:
@@ -156,8 +172,8 @@ def storage_too_slow(
 
 def saves_block(blocking_s: float, every_s: float, bytes: float) -> str:  # noqa: A002
     return (
-        f"steps wait {seconds(blocking_s)} for each save, {blocking_s / every_s:.0%} of the time"
-        f" between two: a chip sends {with_unit(bytes, 'B')} to its host"
+        f"steps wait {seconds(blocking_s)} for each save, {whole_percent(blocking_s / every_s)} of"
+        f" the time between two: a chip sends {with_unit(bytes, 'B')} to its host"
     )
 
 
@@ -171,7 +187,8 @@ def few_steps(steps: int) -> str:
 def long_warmup(warmup_steps: int, steps: int) -> str:
     return (
         f"the warm-up of {count(warmup_steps)} steps is longer than the run, which ends after"
-        f" {count(steps)}: the learning rate reaches {steps / warmup_steps:.0%} of its peak"
+        f" {count(steps)}: the learning rate reaches"
+        f" {whole_percent(steps / warmup_steps)} of its peak"
     )
 
 

@@ -97,7 +97,7 @@ def data_faults(spec: ResolvedSpec, data: dict[str, Any]) -> Iterator[Fault]:
         yield "data.path", "data-path-missing", {}
     if kind == "synthetic" and path is not None:
         yield "data.path", "data-path-unused", {}
-    if is_an_address(path) and not is_address(str(path)):
+    if has_scheme(path) and not is_address(str(path)):
         yield "data.path", "no-such-bucket", {}
     model = spec["experiment.model"]
     vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
@@ -114,14 +114,14 @@ def _report(spec: ResolvedSpec, section: str, faults: Iterator[Fault]) -> None:
 def _addresses_are_of_buckets(spec: ResolvedSpec) -> None:
     """Another address would be taken for a folder of that name, on each host another."""
     for key in PATHS:
-        if is_an_address(spec[key]) and not is_address(spec[key]):
+        if has_scheme(spec[key]) and not is_address(spec[key]):
             spec.report(key, "no-such-bucket")
     runs = spec["run.storage"]
     if is_address(runs or "") and (name := reserved_name(runs)):
         spec.report("run.storage", "reserved-name", name=name)
 
 
-def is_an_address(path: object) -> bool:
+def has_scheme(path: object) -> bool:
     """Whether a value is an address of any scheme, where a path is wanted."""
     return isinstance(path, str) and "://" in path
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import LOCAL, decoder
+from orchestrator.network.rotary import yarn_growth
 from orchestrator.spec.huggingface import text_model
 from orchestrator.spec.huggingface_experts import ExpertKeys
 from orchestrator.spec.huggingface_families import ACTIVATIONS, FAMILIES, SIZES, Family
 from orchestrator.spec.huggingface_latent import LATENT_KEYS
-from orchestrator.spec.huggingface_rope import SCALINGS, magnitude, with_growth
+from orchestrator.spec.huggingface_rope import SCALINGS, with_growth
 from orchestrator.spec.huggingface_windows import LAYER_TYPES
 from orchestrator.spec.problem import SpecProblems, SpecText
 from orchestrator.spec.source import read
@@ -82,7 +83,7 @@ def scales(model: Model) -> tuple[float, float]:
     scores, scaling = (model.attention_scale or 0) * model.head_dim**0.5, model.rope_scaling
     if scaling is None or scaling.kind != "yarn":
         return scores or 1.0, 1.0
-    return scores or 1.0, scaling.attention_factor or magnitude(scaling.factor, 1)
+    return scores or 1.0, scaling.attention_factor or yarn_growth(scaling.factor)
 
 
 def without_scales(model: Model) -> Model:

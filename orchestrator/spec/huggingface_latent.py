@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from orchestrator.spec.huggingface_rope import GROWTH, ROPE_KEYS, magnitude
+from orchestrator.network.rotary import yarn_growth
+from orchestrator.spec.huggingface_rope import GROWTH, ROPE_KEYS
 from orchestrator.types.latent import LatentDimensions
 
 # Keys of the config → the fields of LatentAttention.
@@ -35,5 +36,5 @@ def scale_of_scores(latent: LatentDimensions, values: dict[str, Any]) -> float |
         rope = values.get(key)
         share = rope.get(GROWTH[1]) if isinstance(rope, dict) else None
         if rope is not None and share:
-            return float(latent.head_dim**-0.5 * magnitude(rope["factor"], share) ** 2)
+            return float(latent.head_dim**-0.5 * yarn_growth(rope["factor"], share) ** 2)
     return None

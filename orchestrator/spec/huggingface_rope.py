@@ -2,11 +2,11 @@
 (`rope_parameters`).
 """
 
-from math import log
 from typing import Any
 
 import msgspec
 
+from orchestrator.network.rotary import yarn_growth
 from orchestrator.spec.scalars import is_positive
 from orchestrator.types.model import RopeScaling
 
@@ -76,22 +76,17 @@ def without_growth(key: str, rope: dict[str, Any]) -> dict[str, Any]:
     others = {name: value for name, value in rope.items() if name not in GROWTH}
     if not all(map(is_positive, [*shares, factor])) or "attention_factor" in rope:
         raise Unserved(key, rope)
-    turned, every = (magnitude(float(factor or 1), float(share or 0)) for share in shares)
+    turned, every = (yarn_growth(float(factor or 1), float(share or 0)) for share in shares)
     return others | {"attention_factor": turned / every}
 
 
 def with_growth(factor: float, turned: float, every: float) -> dict[str, float]:
     """The shares of YaRN's growth that scale turned vectors and all vectors so; the inverse."""
-    whole = magnitude(factor, 1) - 1
+    whole = yarn_growth(factor) - 1
     if not whole:
         return {}  # a factor of 1 grows nothing, so that no share says another scale
     growths = dict(zip(GROWTH, (turned * every, every), strict=True))
     return {key: round((growth - 1) / whole, SHARE_DIGITS) for key, growth in growths.items()}
-
-
-def magnitude(factor: float, share: float) -> float:
-    """YaRN's growth of vectors with the length of sequences, a share of it."""
-    return 0.1 * share * log(factor) + 1 if factor > 1 else 1.0
 
 
 def by_layer(key: str, rope: dict[str, Any]) -> dict[str, Any]:

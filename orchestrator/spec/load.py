@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator import catalog
 from orchestrator.catalog import Chip
-from orchestrator.spec.checks import check, check_topology, is_an_address
+from orchestrator.spec.checks import check, check_topology, has_scheme
 from orchestrator.spec.chip_file import read_chip
 from orchestrator.spec.instance import instance_of
 from orchestrator.spec.nodes import Mapping, Node, parse
@@ -86,7 +86,7 @@ def _chip(
         return catalog.chip(chip), None, []
     if not isinstance(chip, dict) or "file" not in chip:
         return None, None, []
-    if is_an_address(chip["file"]):
+    if has_scheme(chip["file"]):
         return None, None, [_not_a_path(resolved, CHIP_FILE)]
     try:
         return *read_chip(folder / chip["file"]), []
@@ -99,7 +99,7 @@ def _config_model(resolved: ResolvedSpec, folder: Path) -> tuple[Model | None, l
     model = resolved["experiment.model"]
     if not isinstance(model, dict) or HUGGINGFACE not in model:
         return None, []
-    if is_an_address(model[HUGGINGFACE]):
+    if has_scheme(model[HUGGINGFACE]):
         return None, [_not_a_path(resolved, CONFIG)]
     from orchestrator.spec import huggingface  # noqa: PLC0415  most specs name a model
 

@@ -36,7 +36,7 @@ GCS_ENDPOINT, S3_ENDPOINT = "STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class StoredObject:
     """An object: its name in the bucket, its size, its version, and when it was written."""
 
     name: str
@@ -91,16 +91,20 @@ class Bucket:
         except FileNotFoundError:
             return False
 
-    def read(self, name: str) -> tuple[bytes, Found]:
+    def read(self, name: str) -> tuple[bytes, StoredObject]:
         """The bytes of an object, and what is known of it; `FileNotFoundError` where it is none."""
         return self._tried(name, lambda: self._read(name, None))
 
-    def found(self, name: str) -> Found:
+    def address(self, name: str) -> str:
+        """What names an object on every machine."""
+        return f"{self.scheme}://{self.name}/{name}"
+
+    def found(self, name: str) -> StoredObject:
         """What is known of an object; `FileNotFoundError` where there is none."""
         try:
             return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
         except FileNotFoundError as error:
-            where = f"{self.scheme}://{self.name}/{name}"
+            where = self.address(name)
             raise FileNotFoundError(errno.ENOENT, "no such object", where) from error
 
     def has(self, name: str) -> bool:
@@ -111,14 +115,14 @@ class Bucket:
             return False
         return True
 
-    def read_if_changed(self, name: str, version: str | None) -> tuple[bytes, Found] | None:
+    def read_if_changed(self, name: str, version: str | None) -> tuple[bytes, StoredObject] | None:
         """The same; None where it still has that version."""
         try:
             return self._tried(name, lambda: self._read(name, version))
         except _exceptions().NotModifiedError:
             return None
 
-    def _read(self, name: str, version: str | None) -> tuple[bytes, Found]:
+    def _read(self, name: str, version: str | None) -> tuple[bytes, StoredObject]:
         options: Any = {"if_none_match": json.loads(version)["e_tag"]} if version else None
         got = _obstore().get(self._patient, name, options=options)
         if got.meta["size"] > MOST_BYTES:
@@ -133,7 +137,7 @@ class Bucket:
             try:
                 return bytes(_obstore().get(self._quick, name, options=options).bytes())
             except _exceptions().PreconditionError as error:
-                where = f"{self.scheme}://{self.name}/{name}"
+                where = self.address(name)
                 raise OSError(errno.ESTALE, "has changed since it was opened", where) from error
 
         return self._tried(name, read)
@@ -152,17 +156,17 @@ class Bucket:
 
     # --- many
 
-    def below(self, prefix: str, after: str | None = None) -> list[Found]:
+    def below(self, prefix: str, after: str | None = None) -> list[StoredObject]:
         """The objects below a prefix that ends with a slash, in order: all, or those after one."""
 
-        def listed() -> Iterator[Found]:
+        def listed() -> Iterator[StoredObject]:
             for part in _obstore().list(self._quick, prefix, offset=after, chunk_size=1000):
                 yield from map(_found, part)
 
         found = self._tried(prefix, lambda: list(listed()))
         return sorted(found, key=lambda one: one.name)
 
-    def inside(self, prefix: str) -> tuple[list[Found], list[str]]:
+    def inside(self, prefix: str) -> tuple[list[StoredObject], list[str]]:
         """The objects directly below a prefix, and the prefixes below it, as a folder has both."""
         got = self._tried(
             prefix, lambda: _obstore().list_with_delimiter(self._quick, prefix.rstrip("/"))
@@ -182,7 +186,7 @@ class Bucket:
                 if type(error).__name__ == "NotModifiedError":
                     raise
                 if wait_s is None or _is_final(error):
-                    raise _failure(f"{self.scheme}://{self.name}/{name}", error) from error
+                    raise _failure(self.address(name), error) from error
                 time.sleep(wait_s)
         raise AssertionError  # the last try returns or raises
 
@@ -253,9 +257,9 @@ def _mode(version: str) -> Any:
     return {key: value for key, value in json.loads(version).items() if value is not None}
 
 
-def _found(meta: Any) -> Found:
+def _found(meta: Any) -> StoredObject:
     version = json.dumps({"e_tag": meta["e_tag"], "version": meta["version"]})
-    return Found(
+    return StoredObject(
         name=meta["path"],
         size=meta["size"],
         version=version,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.storage import segments
-from orchestrator.storage.bucket import THREADS, Found
+from orchestrator.storage.bucket import THREADS, StoredObject
 from orchestrator.storage.place import Place, is_of_this_machine, place_of
 
 # A bucket is asked for the same file or folder once in so long, however often it is looked at.
@@ -98,7 +98,7 @@ def _download(path: Path) -> None:
     refresh_file(path)
 
 
-def _is_due(path: Path, found: Found) -> bool:
+def _is_due(path: Path, found: StoredObject) -> bool:
     """Whether to read an object before it is asked for: it is small, and its copy is of another.
 
     A copy has the object's time.
@@ -118,7 +118,7 @@ def _known_version(path: Path) -> str | None:
     return _versions.get(path) if path.exists() else None
 
 
-def _keep(path: Path, content: bytes, found: Found) -> None:
+def _keep(path: Path, content: bytes, found: StoredObject) -> None:
     _write(path, content, found.at_s)
     _versions[path] = found.version
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from orchestrator.storage import addresses
-from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, Found, bucket
+from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, StoredObject, bucket
 
 
 def input_path(folder: Path, text: str) -> Path:
@@ -29,7 +29,7 @@ class StoredInput:
     name: str
 
     @cached_property
-    def _found(self) -> Found:
+    def _found(self) -> StoredObject:
         return self.bucket.found(self.name)
 
     @property
@@ -47,7 +47,7 @@ class StoredInput:
     def _part(self, start: int, stop: int) -> bytes:
         content = self.bucket.read_part(self.name, start, stop, self._found.version)
         if len(content) != stop - start:
-            where = f"{self.bucket.scheme}://{self.bucket.name}/{self.name}"
+            where = self.bucket.address(self.name)
             raise OSError(errno.EIO, f"{len(content)} bytes came of {stop - start}", where)
         return content
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.storage.bucket import Bucket, Found
+from orchestrator.storage.bucket import Bucket, StoredObject
 from orchestrator.storage.place import Place, place_of
 from orchestrator.types import codec
 from trainers.checkpoint.step_folders import NAME, Owner, owner_of, step_of
@@ -154,7 +154,7 @@ class StepObjects:
         return [self.bucket.read(one.name)[0].decode() if one.size else "" for one in found]
 
 
-def _sum_of(found: Found) -> str:
+def _sum_of(found: StoredObject) -> str:
     versions: dict[str, str | None] = msgspec.json.decode(found.version)
     return versions["e_tag"] or versions["version"] or ""
 

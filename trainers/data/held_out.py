@@ -19,7 +19,7 @@ from trainers.data.tokens import TokenSet, open_for
 SEED = 2**31  # of synthetic sequences: no spec has it
 
 
-class Text(Protocol):
+class Sequences(Protocol):
     """Sequences by their numbers."""
 
     @property
@@ -69,7 +69,7 @@ class HeldOut:
     read, and not predicted.
     """
 
-    sequences: Text
+    sequences: Sequences
     count: int
     rows: int
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from orchestrator.errors import DataUnusable
 from orchestrator.formatting import counted
+from orchestrator.storage.addresses import SCHEMES
 
 TOKENIZER = "tokenizer.json"
 ALL = "*"
@@ -74,7 +75,6 @@ def tokenizer_file(name: str) -> Path:
 
 def check_local(path: Path, instead: str) -> None:
     """Refuse the address of a bucket, which would be a path of this machine here."""
-    if path.parts and path.parts[0] in ("gs:", "s3:"):
-        raise DataUnusable(
-            f"{path.parts[0]}//{'/'.join(path.parts[1:])}: is on a bucket; {instead}"
-        )
+    scheme, *rest = path.parts or ("",)
+    if scheme.removesuffix(":") in SCHEMES and scheme.endswith(":"):
+        raise DataUnusable(f"{scheme}//{'/'.join(rest)}: is on a bucket; {instead}")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestrator.network.description import Rotary
-from orchestrator.network.rotary import EXCHANGE
+from orchestrator.network.rotary import EXCHANGE, yarn_growth
 from orchestrator.types.model import RopeScaling
 
 
@@ -103,4 +103,4 @@ def magnitude(scaling: RopeScaling | None) -> float:
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
-    return 0.1 * log(scaling.factor) + 1 if scaling.factor > 1 else 1.0
+    return yarn_growth(scaling.factor)
