@@ -67,15 +67,26 @@ def instruction(groups: str) -> Instruction:
         ("[4,2]<=[2,4]T(1,0)", (0, 4), ("data",)),
         ("[2,4]<=[2,2,2]T(1,0,2)", (0, 1, 4, 5), ("data", "tensor")),
         ("{}", tuple(range(8)), ("data", "fsdp", "tensor")),
+        ("mesh['a'=4,'b'=1,'c'=2] {'c'}", (0, 1), ("tensor",)),
+        ("mesh['a'=4,'b'=2] {'a','b'}", tuple(range(8)), ("data", "fsdp", "tensor")),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}", (0, 1), ("tensor",)),
+        ("mesh['a'=8] {'a':(2)2}", (0, 2), ("fsdp",)),
+        ("mesh['a'=2,'b'=4] {'b':(2)2,'a'}", (0, 4, 1, 5), ("data", "tensor")),
     ],
 )
 def test_groups_name_the_axes_their_devices_differ_in(
     groups: str, members: tuple[int, ...], axes: tuple[str, ...]
 ) -> None:
-    """Groups as lists and as transposed counts; no list means everyone."""
+    """Groups as lists, transposed counts and axes of a mesh; no list means everyone."""
     found = first_group(instruction(groups), 8)
     assert found == members
     assert MESH.axes_of(found) == axes
+
+
+def test_groups_in_a_form_that_nobody_knows_are_no_whole_slice() -> None:
+    """They would be priced as an exchange of all devices."""
+    with pytest.raises(ValueError, match="groups of another form"):
+        first_group(instruction("net['a'=8] {'a'}"), 8)
 
 
 def test_a_mesh_in_another_order_is_looked_up() -> None:
