@@ -119,10 +119,10 @@ def test_scattered_matmul_is_matmul_then_scatter(ways: int) -> None:
         return y, *back(dy)
 
     def plainly(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
-        y, back = jax.vjp(lambda x, weight: reduce_scatter(x @ weight, TENSOR, 1), x, weight)
+        y, back = jax.vjp(lambda x, weight: reduce_scatter(x @ weight.T, TENSOR, 1), x, weight)
         return y, *back(dy)
 
-    check_same(by_ring, plainly, ways, sizes=((2, 3 * ways, 7), (7, 5), (2, 3, 5)))
+    check_same(by_ring, plainly, ways, sizes=((2, 3 * ways, 7), (5, 7), (2, 3, 5)))
 
 
 def check_same(

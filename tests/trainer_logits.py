@@ -24,8 +24,8 @@ def logits_of(program: Program, runtime: Runtime, weights: Any, tokens: np.ndarr
     def of_chip(weights: Any, batch: dict[str, jax.Array]) -> jax.Array:
         x, _ = residual_stream(runtime, weights, batch["inputs"])
         x = all_gather(norm(network.norm, weights, x), TENSOR, 1)
-        table = runtime.gather_matrix(weights[network.head.name], 1)
-        logits = jnp.einsum("bsd,vd->bsv", x, table, precision="highest")
+        table = runtime.gather_rows(weights[network.head.name], 1)
+        logits = jnp.einsum("bsd,dv->bsv", x, table, precision="highest")
         cap = network.logit_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

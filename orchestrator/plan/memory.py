@@ -10,8 +10,6 @@ import numpy as np
 
 from orchestrator.network.description import Block, Tensor
 from orchestrator.network.mesh_axes import (
-    GROUPS,
-    ICI_AXES,
     REPLICA_AXES,
     SHARED_OVER_DCN,
     SLICE_REPLICAS,
@@ -28,7 +26,6 @@ from orchestrator.plan.memory_lines import (
     stream_bytes,
 )
 from orchestrator.plan.optimizers import other_moments
-from orchestrator.plan.tiles import tiled
 from orchestrator.types.plan import LedgerLine, MemoryPhase
 from orchestrator.types.spec_fields import Treatment
 
@@ -45,7 +42,6 @@ def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
         for name, lines in backward_lines(layout, block)
     ]
     return (
-        phase("unembedding", [*saved, *unembedding_lines(layout)]),
         phase("loss", [*saved, *loss_lines(layout)]),
         *backward,
         phase("embedding backward", [*resting, *gradients, *embedding_lines(layout)]),
@@ -147,9 +143,9 @@ def waiting_copies(layout: Layout) -> Number:
 # --- the loss
 
 
-def head_line(layout: Layout, name: str, tables: Number) -> LedgerLine:
-    """The gathered unembedding in the compute type, so many times, and its fp32 gradient."""
-    size = tables * layout.compute_bytes + ACCUMULATION_BYTES
+def head_line(layout: Layout, name: str) -> LedgerLine:
+    """The gathered unembedding in the compute type, and its fp32 gradient."""
+    size = layout.compute_bytes + ACCUMULATION_BYTES
     return line("gathered_weights", name, "size x table", size=size, table=layout.table_elements)
 
 
@@ -159,37 +155,13 @@ def head_stream_line(layout: Layout) -> LedgerLine:
                 stages=2 + 1 / split_ways(layout), stream=stream_bytes(layout))  # fmt: skip
 
 
-def unembedding_lines(layout: Layout) -> list[LedgerLine]:
-    """The unembedding as it arrives, and once more where it has to be turned."""
-    tables = 1 + arrives_turned(layout)
-    return [head_line(layout, "unembedding arriving", tables), head_stream_line(layout)]
-
-
-def arrives_turned(layout: Layout) -> Number:
-    """Whether the unembedding is alive in two orders at once, beside its gradient.
-
-    Where a device's columns are few, they take less as rows in whole tiles: what is gathered lies
-    in another order than its product needs. The gradient's memory is taken while an asynchronous
-    gather is on its way. A gather over two mesh axes is not asynchronous; over a whole slice of a
-    3D torus it is an all-reduce, which starts with the order that is needed; and a tied table is
-    there since the lookup.
-    """
-    words, embed = (layout.stored_size(one) for one in layout.network.head.dimensions)
-    is_turned = tiled(embed, words, layout.tile) < tiled(words, embed, layout.tile)
-    ways = layout.devices_along(GROUPS["weights"])
-    along_one_axis = np.logical_or.reduce([layout.mesh[axis] == ways for axis in GROUPS["weights"]])
-    is_all_reduce = (ways == layout.devices_along(ICI_AXES)) & (layout.chip.torus_axes == 3)
-    is_tied = layout.network.head is layout.network.embedding
-    return np.where(is_turned & along_one_axis & ~np.asarray(is_all_reduce), not is_tied, False)
-
-
 def loss_lines(layout: Layout) -> list[LedgerLine]:
     """The unembedding gathered, its fp32 gradient, and one chunk of logits."""
     vocab, _ = layout.network.head.dimensions
     of_token = FP32_BYTES * layout.size(vocab)
     chunk = loss_chunk_bytes(layout.loss_chunk_tokens, of_token)
     return [
-        head_line(layout, "unembedding", 1),
+        head_line(layout, "unembedding"),
         line("logits", "logits", "chunk", chunk=np.minimum(chunk, layout.tokens * of_token)),
         head_stream_line(layout),
     ]
@@ -218,7 +190,7 @@ def gradient_lines(layout: Layout) -> list[LedgerLine]:
 
 def embedding_lines(layout: Layout) -> list[LedgerLine]:
     """The gradient of the gathered embedding, in fp32 and in the compute type."""
-    return [head_line(layout, "embedding", 1)]
+    return [head_line(layout, "embedding")]
 
 
 def optimizer_lines(layout: Layout) -> list[LedgerLine]:

@@ -39,7 +39,7 @@ def attended(
     y = attend(
         q, zigzag.gather(k, runtime.ways), zigzag.gather(v, runtime.ways), sinks, runtime.documents
     )
-    output = runtime.gather_matrix(layer[kind.output.weight.name], 2)  # [N/Y, H, D]
+    output = runtime.gather_rows(layer[kind.output.weight.name], 2)  # [D, N/Y, H]
     y = matmul_reduce_scatter(in_arrival_order(y), output)
     return y if kind.output.bias is None else y + layer[kind.output.bias.name].astype(y.dtype)
 

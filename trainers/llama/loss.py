@@ -46,8 +46,8 @@ class Logits(NamedTuple):
 def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits) -> Loss:
     """This chip's share of the sum over tokens: the shares of a tensor group add up to it.
 
-    x [M, D] and targets [M] are the same on all chips of the group, table [V/Y, D] is the chip's
-    own words. The penalty of a token is how.z_loss x its log-sum-exp squared. A row beyond
+    x [M, D] and targets [M] are the same on all chips of the group, table [D, V/Y] has the chip's
+    own words. The penalty of a token is how.z_loss x its log-sum-exp squared. A column beyond
     `how.vocab` has no word, and no probability.
     """
     return _forward(x, table, targets, how)[0]
@@ -56,14 +56,14 @@ def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits) 
 def _forward(
     x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits
 ) -> tuple[Loss, tuple[jax.Array, jax.Array]]:
-    words = table.shape[0]
+    words = table.shape[1]
     size = _chunk_tokens(x.shape[0], words, how.chunk_tokens)
     own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
 
     def step(carry: Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[Sums, jax.Array]:
         d_table, entropy, penalty = carry
         x, targets = chunk  # [C, D], [C]
-        logits = jnp.einsum("cd,vd->cv", x, table, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("cd,dv->cv", x, table, preferred_element_type=jnp.float32)
         slope_of_cap: jax.Array | float = 1.0
         if how.cap is not None:
             capped = jnp.tanh(logits / how.cap)
@@ -80,8 +80,8 @@ def _forward(
             d_logits = jnp.where(predicts[:, None], d_logits, 0)
             log_sum, target = (jnp.where(predicts, one, 0) for one in (log_sum, target))
         d_logits = d_logits.astype(x.dtype)
-        dx = jnp.einsum("cv,vd->cd", d_logits, table)
-        d_table += jnp.einsum("cv,cd->vd", d_logits, x, preferred_element_type=jnp.float32)
+        dx = jnp.einsum("cv,dv->cd", d_logits, table)
+        d_table += jnp.einsum("cd,cv->dv", x, d_logits, preferred_element_type=jnp.float32)
         sums = entropy + (log_sum - target).sum(), penalty + (how.z_loss * log_sum**2).sum()
         return (d_table, *sums), dx  # of this chunk [C, D]
 

@@ -33,7 +33,7 @@ def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Arr
     """The MLP's addition to the stream. y [b, S/(s Y), D]"""
     products = runtime.products(y, [layer[matmul.weight.name] for matmul in kind.inputs])
     hidden = activate(kind, with_biases(kind.inputs, layer, products))  # [Y, b, S/(s Y), F/Y]
-    y = matmul_reduce_scatter(hidden, runtime.gather_matrix(layer[kind.output.weight.name], 1))
+    y = matmul_reduce_scatter(hidden, runtime.gather_rows(layer[kind.output.weight.name], 1))
     return y if kind.output.bias is None else y + layer[kind.output.bias.name].astype(y.dtype)
 
 

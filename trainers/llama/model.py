@@ -52,7 +52,7 @@ def batch_loss(
     x = all_gather(norm(network.norm, parameters, x), TENSOR, 1)  # [b, S/s, D]
     shard = parameters[network.head.name]
     x, shard = together_in_backward(x, shard)
-    table = runtime.gather_matrix(shard, 1)  # [V/Y, D]
+    table = runtime.gather_rows(shard, 1)  # [D, V/Y]
     tokens = x.reshape(-1, x.shape[-1])
     gaps = "documents" in batch or runtime.some_predict_nothing
     how = Logits(

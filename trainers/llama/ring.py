@@ -33,7 +33,7 @@ def all_gather_matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def matmul_reduce_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """The sum of all products for own positions: x [Y, b, t, F], weight [F, D] -> [b, t, D]."""
+    """The sum of all products for own positions: x [Y, b, t, F], weight [D, F] -> [b, t, D]."""
     return _multiply_and_scatter(x, weight)
 
 
@@ -44,8 +44,7 @@ def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
 
 def _gathered_backward(saved: Any, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
     everyones, weight = saved
-    inputs = _multiply_and_scatter(gradients, jnp.moveaxis(weight, 0, -1))
-    return inputs, _weight_gradient(everyones, gradients)
+    return _multiply_and_scatter(gradients, weight), _weight_gradient(everyones, gradients)
 
 
 def _scattered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
@@ -54,20 +53,21 @@ def _scattered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]
 
 def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, weight = saved
-    everyones, products = _gather_and_multiply(gradient, jnp.moveaxis(weight, -1, 0))
-    return products, _weight_gradient(x, everyones)
+    everyones, products = _gather_and_multiply(gradient, weight)
+    return products, _weight_gradient(everyones, x)
 
 
 all_gather_matmul.defvjp(_gathered_forward, _gathered_backward)
 matmul_reduce_scatter.defvjp(_scattered_forward, _scattered_backward)
 
 
-def _weight_gradient(x: jax.Array, gradients: jax.Array) -> jax.Array:
-    """Of weight [F, D], from x [Y, b, t, F] and gradients [Y, b, t, D]: rounded once.
+def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
+    """Of weight [D, F], from one of [Y, b, t, D] and [Y, b, t, F] and the other's gradient: rounded
+    once.
 
     Positions stay three dimensions: one would cost a copy where the compiler has them last.
     """
-    return jnp.tensordot(x, gradients, ((0, 1, 2), (0, 1, 2)))
+    return jnp.tensordot(stream, inner, ((0, 1, 2), (0, 1, 2)))
 
 
 def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -107,7 +107,7 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
 
 
 def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """The sum of all chips' products for this chip: the farthest are sent first.
+    """The sum of all chips' products for this chip: the farthest are sent first. x [Y, b, t, F]
 
     A partial sum travels while the next product is computed.
     """
@@ -115,7 +115,8 @@ def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
     hops = (ways - 1) // 2
 
     def product(x: jax.Array) -> jax.Array:
-        return jnp.tensordot(x, weight, weight.ndim - 1)
+        inner = range(1, weight.ndim)
+        return jnp.tensordot(x, weight, ([n - weight.ndim for n in inner], list(inner)))
 
     def sides(k: Any) -> Pair:
         pair = product(jax.lax.dynamic_slice_in_dim(x, 2 * k - 1, 2))

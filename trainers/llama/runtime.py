@@ -44,6 +44,12 @@ class Runtime:
         """A matrix gathered from the chips that split its d_model."""
         return self._gathered(shard, dimension, WEIGHTS)
 
+    def gather_rows(self, shard: jax.Array, dimension: int) -> jax.Array:
+        """The same with d_model first: the matrix is then in one piece as it arrives, and its
+        gradient as it leaves.
+        """
+        return self.gather_matrix(jnp.moveaxis(shard, dimension, 0), 0)
+
     def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array:
         """The same for matrices of this chip's experts."""
         return self._gathered(shard, dimension, WEIGHTS_OF_EXPERTS)
