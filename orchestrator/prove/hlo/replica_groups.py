@@ -108,9 +108,8 @@ def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) 
         for name, whole in sizes.items()
         for at, end in pairwise(_cuts(whole, [part[1:] for part in parts if part[0] == name]))
     ]
-    iota = np.arange(prod(sizes.values()))
-    if counted:
-        iota = iota.reshape(numbers(counted)).transpose(numbers(order) if order else None)
+    tiles = numbers(counted) if counted else (prod(sizes.values()),)
+    iota = np.arange(prod(tiles)).reshape(tiles).transpose(numbers(order) if order else None)
     devices = iota.reshape([size for _, _, size in pieces])
     along = [
         number
