@@ -19,6 +19,7 @@ import yaml
 from orchestrator.errors import SpecError
 from orchestrator.maxtext.manifest import OddManifest, is_manifest, slices_of
 from orchestrator.maxtext.shell import TooLong, words_of
+from orchestrator.maxtext.yaml_bounds import check_bounded
 
 KEY = re.compile(
     r"""(?<![\w./$=-])([a-z][a-z0-9_]*)=(?!=)("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\;&|)]+)"""
@@ -27,7 +28,6 @@ SHEBANG = re.compile(r"#!.*sh\b")
 FLAG = re.compile(r"(?<![\w-])--?((?:xla|libtpu)_[a-z0-9_]+)=([^\s\"'\\]+)")
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z_-]*)[= ]\s*\"?'?([^\s\"'\\]+)")
 BARE_LIST = re.compile(r"\[[a-z]\w*(?:,[a-z]\w*)*\]")
-DEEPEST = 16  # nested values
 # How Python says that a text is no literal, or too deep a one.
 NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 BENCHMARKS_NEEDED = "give MaxText's Python file of benchmarks too, maxtext_*_model_configs.py"
@@ -94,7 +94,7 @@ def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
 
 def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
     try:
-        _check_bounded(text)
+        check_bounded(text)
         documents = list(yaml.safe_load_all(text))
         if is_manifest(documents):
             _read_manifest(recipe, name, text, documents)
@@ -122,18 +122,6 @@ def _read_manifest(recipe: Recipe, name: str, text: str, documents: Sequence[Any
         raise RecipeProblems([f"{name}: {error}"]) from error
     if found is not None:
         recipe.device, recipe.slices = found
-
-
-def _check_bounded(text: str) -> None:
-    """Refuse what could grow when values are made of it: aliases, and depth."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"the alias *{event.anchor} is not served")
-        if depth > DEEPEST:
-            raise ValueError(f"it has more than {DEEPEST} levels")
 
 
 def _read_words(recipe: Recipe, name: str, text: str, *, is_script: bool = True) -> None:
