@@ -344,11 +344,25 @@ def test_a_file_may_add_to_the_defaults_alone() -> None:
 
 def test_what_the_spec_says_otherwise_is_noted() -> None:
     found = convert(
-        read_recipe([("words", "gradient_accumulation_steps=4 mu_dtype=bfloat16")]), "v5e-256"
+        read_recipe([("words", "gradient_accumulation_steps=4 remat_policy=none")]), "v5e-256"
     )
-    assert [note.partition("=")[0] for note in found.notes] == ["mu_dtype"]
+    assert [note.partition("=")[0] for note in found.notes] == ["remat_policy"]
     batch = found.values["experiment"]["batch"]
     assert (batch["sequences"], batch["microbatches"]) == (12 * 256 * 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        ("mu_dtype=bfloat16", "bf16"),
+        ("mu_dtype=float32", None),
+        ("mu_dtype=''", None),
+        ("weight_dtype=bfloat16 mu_dtype=float32", "fp32"),
+        ("weight_dtype=bfloat16 mu_dtype=bfloat16", None),
+    ],
+)
+def test_the_first_moment_may_have_a_type_of_its_own(said: str, first: str | None) -> None:
+    assert words(said)["experiment"]["precision"].get("first_moment") == first
 
 
 @pytest.mark.parametrize("name", [name for name in models() if name.startswith("llama")])
@@ -370,10 +384,10 @@ def test_no_key_and_no_file_end_in_a_message(tmp_path: Path, orch: RunOrch) -> N
 
 def test_the_command_prints_a_spec_and_its_notes(orch: RunOrch) -> None:
     done = orch(
-        "import", "maxtext", "model_name=llama2-7b mu_dtype=bfloat16", "--device-type", "v6e-8"
+        "import", "maxtext", "model_name=llama2-7b remat_policy=none", "--device-type", "v6e-8"
     )
     assert yaml.safe_load(done.stdout)["resources"]["chip"] == "v6e"
-    assert "note: mu_dtype" in done.stderr
+    assert "note: remat_policy" in done.stderr
 
 
 BASE = "model_name: llama3-8b\nper_device_batch_size: 4\n"

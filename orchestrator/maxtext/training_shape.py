@@ -83,11 +83,12 @@ def _final_fraction(keys: UsedKeys) -> str:
 def _precision(keys: UsedKeys) -> dict[str, str]:
     types = {"compute": _compute(keys), "parameters": _type(keys, "weight_dtype")}
     keys.accept("grad_dtype")  # devices send gradients in the type of activations in either
-    first_moment = _type(keys, "mu_dtype") if keys.is_on("mu_dtype") else types["parameters"]
-    if first_moment != types["parameters"]:
-        keys.note(f"mu_dtype={keys['mu_dtype']}: the plan has both moments in the type of weights")
     sent = {"gradients": "fp32"} if types["compute"] == "fp32" else {}
-    return {**types, **sent, "optimizer": types["parameters"]}
+    moments = {"optimizer": types["parameters"]}
+    first = _type(keys, "mu_dtype") if keys.is_on("mu_dtype") else types["parameters"]
+    if first != types["parameters"]:
+        moments["first_moment"] = first
+    return {**types, **sent, **moments}
 
 
 def _compute(keys: UsedKeys) -> str:
