@@ -210,6 +210,51 @@ def test_a_refusal_says_what_to_do(text: str, said: str) -> None:
         convert(read_recipe([("run.sh", text)]), "v5e-256")
 
 
+TWICE = """\
+#!/bin/bash
+SIZE=4
+train() { python3 -m maxtext.trainers.pre_train.train base.yml $ARGS dtype=float32; }
+ARGS="model_name=llama3-8b steps=7"
+python3 -m MaxText.train base.yml $ARGS per_device_batch_size=$SIZE
+SIZE=2
+python3 -m MaxText.train base.yml $ARGS \\
+  per_device_batch_size=$SIZE run_name=again
+"""
+
+
+def test_of_several_commands_that_train_one_is_chosen() -> None:
+    """Each has the values that variables have there; a user never gets a mixture of two."""
+    with pytest.raises(RecipeProblems) as caught:
+        read_recipe([("run.sh", TWICE)])
+    assert "run.sh: has 3 commands that train; --command N" in str(caught.value)
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()[1:]] == [
+        "  1, line 3", "  2, line 5", "  3, line 7",
+    ]  # fmt: skip
+    sizes = [
+        read_recipe([("run.sh", TWICE)], command).get("per_device_batch_size", None)
+        for command in (1, 2, 3)
+    ]
+    assert sizes == [None, 4, 2]
+    with pytest.raises(RecipeProblems, match="has 3 commands"):
+        read_recipe([("run.sh", TWICE)], 4)
+
+
+def test_a_compilation_of_the_same_run_is_no_other_command() -> None:
+    script = (
+        "#!/bin/bash\nA='model_name=llama3-8b steps=5'\n"
+        "python3 -m MaxText.train_compile base.yml $A compile_topology=v6e-16\n"
+        "python3 -m MaxText.train base.yml $A\n"
+    )
+    assert spec_values(("run.sh", script))["resources"]["topology"] == "4x4"
+
+
+def test_commands_of_a_manifest_that_differ_are_refused() -> None:
+    known = MANIFEST.replace("ACCELERATOR", "tpu7x").replace("SHAPE", "4x4x4")
+    second = "python3 -m MaxText.train base.yml per_device_batch_size=4"
+    with pytest.raises(RecipeProblems, match=r"job\.yaml:\d+: per_device_batch_size=4, and 2"):
+        read_recipe([("job.yaml", known.replace("& PID=$!;", f"& PID=$!; {second}"))])
+
+
 def test_a_later_source_overrides_an_earlier_one() -> None:
     base = ("base.yml", "model_name: llama2-7b\nper_device_batch_size: 12.0\nsteps: 5\n")
     spec = spec_values(base, ("words", "per_device_batch_size=0.5"), device="v5e-256")

@@ -291,15 +291,20 @@ def export(
 
 
 def import_maxtext(
-    sources: Sequence[str | Path], *, device: str | None = None, slices: int | None = None
+    sources: Sequence[str | Path],
+    *,
+    device: str | None = None,
+    slices: int | None = None,
+    command: int | None = None,
 ) -> "ImportedSpec":
     """The spec of a MaxText run, from files (YAML, scripts) and `key=value` words, in their order.
 
-    `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them.
+    `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them;
+    `command` is the number of one command of a script that trains several times.
     """
     from orchestrator.maxtext import convert, read_recipe
 
-    return convert(read_recipe([_source(one) for one in sources]), device, slices)
+    return convert(read_recipe([_source(one) for one in sources], command), device, slices)
 
 
 def import_levanter(

@@ -152,7 +152,12 @@ def import_() -> None:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
 @click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
-def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | None) -> None:
+@click.option(
+    "--command", type=click.IntRange(1), metavar="N", help="The N-th command that trains."
+)
+def maxtext(
+    sources: tuple[str, ...], device_type: str | None, slices: int | None, command: int | None
+) -> None:
     """Print the spec of a run that was written for MaxText.
 
     A SOURCE is a file (YAML of its keys, a shell script with its command and xpk's) or words
@@ -166,7 +171,7 @@ def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | Non
     """
     from orchestrator.spec.spec_text import yaml_text
 
-    found = orch.import_maxtext(sources, device=device_type, slices=slices)
+    found = orch.import_maxtext(sources, device=device_type, slices=slices, command=command)
     for line in import_lines(found.notes, found.irrelevant):
         echo(line, err=True)
     echo(yaml_text([found.values]), nl=False)
