@@ -1,5 +1,6 @@
 """Recipes of MaxText as specs: what each key becomes, and what is refused by name."""
 
+import math
 import os
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +13,7 @@ import yaml
 import orchestrator as api
 from orchestrator.maxtext import RecipeProblems, convert, read_recipe
 from orchestrator.maxtext.irrelevant_keys import is_irrelevant
-from orchestrator.maxtext.used_keys import models
+from orchestrator.maxtext.used_keys import DEFAULTS, base_values, models
 from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.spec.problem import SpecProblems
 from orchestrator.spec.spec_text import yaml_text
@@ -208,6 +209,36 @@ def test_variables_of_the_shell_and_other_commands_have_no_keys() -> None:
 def test_a_refusal_says_what_to_do(text: str, said: str) -> None:
     with pytest.raises(RecipeProblems, match=said):
         convert(read_recipe([("run.sh", text)]), "v5e-256")
+
+
+BASE_YML = {
+    **{key: values[-1] for key, values in base_values().items()},
+    **DEFAULTS,
+    "compile_topology": "",
+    "compile_topology_num_slices": -1,
+    "decoder_layer_input": "device",
+    "query_proj": "remat",
+}
+
+
+def test_base_yml_is_below_the_model_and_changes_nothing() -> None:
+    """As MaxText reads it: its sizes are those of no model, and nothing of it is refused."""
+    base = ("base.yml", yaml.safe_dump(BASE_YML))
+    said = "model_name=llama3-70b per_device_batch_size=1 steps=3"
+    assert spec_values(base, ("words", said), device="v5p-256") == words(said, "v5p-256")
+    assert convert(read_recipe([base, ("words", said)]), "v5p-256").notes == ()
+    changed_base = ("base.yml", yaml.safe_dump({**BASE_YML, "steps": 7, "packing": "sometimes"}))
+    with pytest.raises(RecipeProblems, match=r"base\.yml:\d+: packing=sometimes: is not served"):
+        spec_values(changed_base, device="v5p-256")
+    model = ("my-model.yml", "base_emb_dim: 1024\nbase_num_decoder_layers: 3\n")
+    found = spec_values(base, model, device="v5p-256")["experiment"]["model"]
+    assert (found["d_model"], found["layers"], found["d_ff"]) == (1024, 3, 7168)
+
+
+def test_yarn_of_deepseek_v2_scales_its_scores() -> None:
+    """As the published config's mscale_all_dim of 0.707 does."""
+    model = words("model_name=deepseek2-16b per_device_batch_size=1")["experiment"]["model"]
+    assert model["attention_scale"] == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
 
 
 TWICE = """\

@@ -35,6 +35,8 @@ BENCHMARKS_NEEDED = "give MaxText's Python file of benchmarks too, maxtext_*_mod
 NO_TRAINING = "has no command that trains with MaxText, such as python3 -m MaxText.train"
 NO_PRETRAINING = re.compile(r"\S*post_train[./](distillation|rl|dpo)\b")
 NO_PLAN = "is not planned: only pre-training and supervised fine-tuning are"
+# base.yml has all keys, from 94 to 695; a recipe and a model change fewer.
+FEWEST_OF_BASE = 80
 AHEAD = re.compile("compile")  # what a compilation ahead of time is told besides
 SHOWN = 90  # characters of a command
 # xpk's options that say which chips.
@@ -62,6 +64,7 @@ class Recipe:
     """A run of MaxText as its sources have it."""
 
     keys: dict[str, Setting] = field(default_factory=dict)
+    base: dict[str, Setting] = field(default_factory=dict)  # below those of the model
     flags: dict[str, Setting] = field(default_factory=dict)
     device: str | None = None
     slices: int | None = None
@@ -69,7 +72,8 @@ class Recipe:
 
     def get(self, key: str, default: Any) -> Any:
         """The value of a key, or its default."""
-        return self.keys[key].value if key in self.keys else default
+        found = self.keys.get(key) or self.base.get(key)
+        return found.value if found else default
 
     def set(self, key: str, setting: Setting) -> None:
         """Set a key; where its value is the same again, the first place counts."""
@@ -89,9 +93,9 @@ def read_recipe(sources: Sequence[tuple[str, str]], command: int | None = None) 
             _read_benchmark(recipe, name, text)
         else:
             _read_words(recipe, name, text, command)
-    if recipe.benchmark and not recipe.keys:
+    if recipe.benchmark and not recipe.keys | recipe.base:
         raise RecipeProblems([f"benchmark {recipe.benchmark}: {BENCHMARKS_NEEDED}"])
-    if not recipe.keys:
+    if not recipe.keys | recipe.base:
         names = ", ".join(name for name, _ in sources)
         raise RecipeProblems([f"{names}: has no key of MaxText, such as per_device_batch_size=4"])
     return recipe
@@ -110,12 +114,16 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
         raise RecipeProblems([f"{name}: is not YAML: {error}"]) from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
         raise RecipeProblems([f"{name}: is no mapping of MaxText's keys"])
+    is_base = "base_config" not in values and len(values) > FEWEST_OF_BASE
     for node, _ in root.value:
         if isinstance(node, yaml.ScalarNode) and node.value in values:
             place = f"{name}:{node.start_mark.line + 1}"
             value = values[node.value]
             read = value_of(value) if isinstance(value, str) else value
-            recipe.set(node.value, Setting(read, place))
+            if is_base:
+                recipe.base[node.value] = Setting(read, place)
+            else:
+                recipe.set(node.value, Setting(read, place))
 
 
 def _read_manifest(recipe: Recipe, name: str, text: str, documents: Sequence[Any]) -> None:

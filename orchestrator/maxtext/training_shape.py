@@ -131,7 +131,7 @@ def _policy(keys: UsedKeys) -> Policy:
     if name not in maxtext_policies.NAMED:
         keys.refuse("remat_policy", f"must be one of {', '.join(maxtext_policies.NAMED)}, custom")
         return POLICIES["full"]
-    if any(place in ("device", "offload") for one, place in tensors.items()):
+    if any(keys.is_given(one) and place != "remat" for one, place in tensors.items()):
         keys.note(f"remat_policy={name}: the places of single tensors have no effect")
     return maxtext_policies.NAMED[name]
 
