@@ -152,9 +152,7 @@ def import_() -> None:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
 @click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
-@click.option(
-    "--command", type=click.IntRange(1), metavar="N", help="The N-th command that trains."
-)
+@click.option("--command", type=click.IntRange(1), metavar="N", help="Of several that train.")
 def maxtext(
     sources: tuple[str, ...], device_type: str | None, slices: int | None, command: int | None
 ) -> None:
