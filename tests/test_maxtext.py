@@ -1,5 +1,6 @@
 """Recipes of MaxText as specs: what each key becomes, and what is refused by name."""
 
+import math
 import os
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +13,7 @@ import yaml
 import orchestrator as api
 from orchestrator.maxtext import RecipeProblems, convert, read_recipe
 from orchestrator.maxtext.irrelevant_keys import is_irrelevant
-from orchestrator.maxtext.used_keys import models
+from orchestrator.maxtext.used_keys import DEFAULTS, base_values, models
 from orchestrator.network.maxtext_policies import NAMED
 from orchestrator.spec.problem import SpecProblems
 from orchestrator.spec.spec_text import yaml_text
@@ -210,6 +211,81 @@ def test_a_refusal_says_what_to_do(text: str, said: str) -> None:
         convert(read_recipe([("run.sh", text)]), "v5e-256")
 
 
+BASE_YML = {
+    **{key: values[-1] for key, values in base_values().items()},
+    **DEFAULTS,
+    "compile_topology": "",
+    "compile_topology_num_slices": -1,
+    "decoder_layer_input": "device",
+    "query_proj": "remat",
+}
+
+
+def test_base_yml_is_below_the_model_and_changes_nothing() -> None:
+    """As MaxText reads it: its sizes are those of no model, and nothing of it is refused."""
+    base = ("base.yml", yaml.safe_dump(BASE_YML))
+    said = "model_name=llama3-70b per_device_batch_size=1 steps=3"
+    assert spec_values(base, ("words", said), device="v5p-256") == words(said, "v5p-256")
+    assert convert(read_recipe([base, ("words", said)]), "v5p-256").notes == ()
+    changed_base = ("base.yml", yaml.safe_dump({**BASE_YML, "steps": 7, "packing": "sometimes"}))
+    with pytest.raises(RecipeProblems, match=r"base\.yml:\d+: packing=sometimes: is not served"):
+        spec_values(changed_base, device="v5p-256")
+    model = ("my-model.yml", "base_emb_dim: 1024\nbase_num_decoder_layers: 3\n")
+    found = spec_values(base, model, device="v5p-256")["experiment"]["model"]
+    assert (found["d_model"], found["layers"], found["d_ff"]) == (1024, 3, 7168)
+
+
+def test_yarn_of_deepseek_v2_scales_its_scores() -> None:
+    """As the published config's mscale_all_dim of 0.707 does."""
+    model = words("model_name=deepseek2-16b per_device_batch_size=1")["experiment"]["model"]
+    assert model["attention_scale"] == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
+
+
+TWICE = """\
+#!/bin/bash
+SIZE=4
+train() { python3 -m maxtext.trainers.pre_train.train base.yml $ARGS dtype=float32; }
+ARGS="model_name=llama3-8b steps=7"
+python3 -m MaxText.train base.yml $ARGS per_device_batch_size=$SIZE
+SIZE=2
+python3 -m MaxText.train base.yml $ARGS \\
+  per_device_batch_size=$SIZE run_name=again
+"""
+
+
+def test_of_several_commands_that_train_one_is_chosen() -> None:
+    """Each has the values that variables have there; a user never gets a mixture of two."""
+    with pytest.raises(RecipeProblems) as caught:
+        read_recipe([("run.sh", TWICE)])
+    assert "run.sh: has 3 commands that train; --command N" in str(caught.value)
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()[1:]] == [
+        "  1, line 3", "  2, line 5", "  3, line 7",
+    ]  # fmt: skip
+    sizes = [
+        read_recipe([("run.sh", TWICE)], command).get("per_device_batch_size", None)
+        for command in (1, 2, 3)
+    ]
+    assert sizes == [None, 4, 2]
+    with pytest.raises(RecipeProblems, match="has 3 commands"):
+        read_recipe([("run.sh", TWICE)], 4)
+
+
+def test_a_compilation_of_the_same_run_is_no_other_command() -> None:
+    script = (
+        "#!/bin/bash\nA='model_name=llama3-8b steps=5'\n"
+        "python3 -m MaxText.train_compile base.yml $A compile_topology=v6e-16\n"
+        "python3 -m MaxText.train base.yml $A\n"
+    )
+    assert spec_values(("run.sh", script))["resources"]["topology"] == "4x4"
+
+
+def test_commands_of_a_manifest_that_differ_are_refused() -> None:
+    known = MANIFEST.replace("ACCELERATOR", "tpu7x").replace("SHAPE", "4x4x4")
+    second = "python3 -m MaxText.train base.yml per_device_batch_size=4"
+    with pytest.raises(RecipeProblems, match=r"job\.yaml:\d+: per_device_batch_size=4, and 2"):
+        read_recipe([("job.yaml", known.replace("& PID=$!;", f"& PID=$!; {second}"))])
+
+
 def test_a_later_source_overrides_an_earlier_one() -> None:
     base = ("base.yml", "model_name: llama2-7b\nper_device_batch_size: 12.0\nsteps: 5\n")
     spec = spec_values(base, ("words", "per_device_batch_size=0.5"), device="v5e-256")
@@ -344,11 +420,25 @@ def test_a_file_may_add_to_the_defaults_alone() -> None:
 
 def test_what_the_spec_says_otherwise_is_noted() -> None:
     found = convert(
-        read_recipe([("words", "gradient_accumulation_steps=4 mu_dtype=bfloat16")]), "v5e-256"
+        read_recipe([("words", "gradient_accumulation_steps=4 remat_policy=none")]), "v5e-256"
     )
-    assert [note.partition("=")[0] for note in found.notes] == ["mu_dtype"]
+    assert [note.partition("=")[0] for note in found.notes] == ["remat_policy"]
     batch = found.values["experiment"]["batch"]
     assert (batch["sequences"], batch["microbatches"]) == (12 * 256 * 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        ("mu_dtype=bfloat16", "bf16"),
+        ("mu_dtype=float32", None),
+        ("mu_dtype=''", None),
+        ("weight_dtype=bfloat16 mu_dtype=float32", "fp32"),
+        ("weight_dtype=bfloat16 mu_dtype=bfloat16", None),
+    ],
+)
+def test_the_first_moment_may_have_a_type_of_its_own(said: str, first: str | None) -> None:
+    assert words(said)["experiment"]["precision"].get("first_moment") == first
 
 
 @pytest.mark.parametrize("name", [name for name in models() if name.startswith("llama")])
@@ -370,10 +460,10 @@ def test_no_key_and_no_file_end_in_a_message(tmp_path: Path, orch: RunOrch) -> N
 
 def test_the_command_prints_a_spec_and_its_notes(orch: RunOrch) -> None:
     done = orch(
-        "import", "maxtext", "model_name=llama2-7b mu_dtype=bfloat16", "--device-type", "v6e-8"
+        "import", "maxtext", "model_name=llama2-7b remat_policy=none", "--device-type", "v6e-8"
     )
     assert yaml.safe_load(done.stdout)["resources"]["chip"] == "v6e"
-    assert "note: mu_dtype" in done.stderr
+    assert "note: remat_policy" in done.stderr
 
 
 BASE = "model_name: llama3-8b\nper_device_batch_size: 4\n"

@@ -119,6 +119,7 @@ def test_what_is_exported_comes_back_as_the_same_plan(path: Path, tmp_path: Path
         ("experiment.precision={parameters: bf16, optimizer: bf16}",),
         ("experiment.precision={compute: fp32, gradients: fp32}",),
         ("experiment.precision.compute=int8",),
+        ("experiment.precision.first_moment=bf16",),
         ("experiment.optimizer={decay: constant, warmup_steps: 7}",),
         ("experiment.optimizer={decay: linear, warmup_steps: 100, z_loss: 0.001}",),
         ("experiment.optimizer={end_lr: 8e-7, warmup_steps: 10, clip_norm: 0.5}",),

@@ -14,18 +14,20 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.time import hbm_lines
 from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Optimizer, Precision
-from orchestrator.types.spec_fields import MomentType
+from orchestrator.types.spec_fields import DType, MomentType
 from tests.example_specs import spec_of
 from tests.trainer_plans import TINY, plan_of
 
 MODEL = replace(TINY, d_model=256, d_ff=512, head_dim=32, vocab=1024)
 
 
-def layout_for(name: str, moments: MomentType = "fp32", **mesh: Any) -> Layout:
+def layout_for(
+    name: str, moments: MomentType = "fp32", first: DType | None = None, **mesh: Any
+) -> Layout:
     plan = plan_of(
         MODEL,
         optimizer=Optimizer(name=name),  # type: ignore[arg-type]
-        precision=Precision(optimizer=moments),
+        precision=Precision(optimizer=moments, first_moment=first),
         **mesh,
     )
     return layout_of(plan, catalog.chip(plan.chip))
@@ -46,6 +48,24 @@ def test_moments_take_what_their_type_takes() -> None:
     assert held(layout_for("adamw", "bf16")) == held(wide) / 2
     assert held(layout_for("adamw", "int8")) == pytest.approx(held(wide) * (1 + 1 / 64) / 4)
     assert updated(wide) == 2 * (4 + 8) + 4
+
+
+def test_the_first_moment_may_have_a_type_of_its_own() -> None:
+    """Muon has no other of the layers' matrices, Adafactor has none."""
+    wide, narrow = layout_for("adamw"), layout_for("adamw", first="bf16")
+    assert held(narrow) == held(wide) * 3 / 4
+    muon = layout_for("muon", first="bf16")
+    others = muon.stored_parameter_elements - muon.stored_layer_elements
+    assert held(muon) == 2 * muon.stored_parameter_elements + 4 * others
+    assert held(layout_for("adafactor", first="bf16")) == held(layout_for("adafactor"))
+
+
+def test_a_type_of_the_first_moment_is_part_of_the_identity() -> None:
+    """A plan without one is digested as before there were any: golden plans show it."""
+    types = [Precision(), Precision(first_moment="fp32"), Precision(first_moment="bf16")]
+    specs = [spec_of(precision=one) for one in types]
+    assert len({make_plan(spec).digest for spec in specs}) == len(types)
+    assert len({make_plan(spec).spec_digest for spec in specs}) == len(types)
 
 
 def test_adafactor_holds_rows_and_columns() -> None:

@@ -60,6 +60,26 @@ def test_adafactor_is_the_same_on_every_mesh(mesh: dict[str, Any]) -> None:
     assert largest_difference(after_steps(plan_of(model, optimizer=how, **mesh), 2), alone) < 1e-5
 
 
+NARROW_FIRST = Precision(first_moment="bf16")
+
+
+def test_the_first_moment_alone_is_stored_in_its_own_type() -> None:
+    plan = plan_of(ONE_LAYER, precision=NARROW_FIRST)
+    state = llama.program(plan, abstract_mesh_of(plan)).state["optimizer"]
+    for name, dtype in (("mu", "bfloat16"), ("nu", "float32")):
+        leaves = jax.tree.leaves(optax.tree.get(state, name))
+        assert {leaf.dtype.name for leaf in leaves} == {dtype}
+
+
+@pytest.mark.slow
+def test_a_narrow_first_moment_trains_as_a_wide_one() -> None:
+    """But for its rounding, once a step."""
+    how = Optimizer(warmup_steps=0, decay="constant")
+    wide = after_steps(plan_of(ONE_LAYER, optimizer=how), 2)
+    narrow = after_steps(plan_of(ONE_LAYER, optimizer=how, precision=NARROW_FIRST), 2)
+    assert 0 < largest_difference(narrow, wide) < 1e-2
+
+
 def test_a_matrix_follows_optax() -> None:
     """Its first step: matrices of the MLP have two dimensions, as optax factors them."""
     plan = plan_of(ONE_LAYER, optimizer=ADAFACTOR)

@@ -1,6 +1,6 @@
 """What needs no run: load, plan, explain, prove, score, calibrate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -291,28 +291,55 @@ def export(
 
 
 def import_maxtext(
-    sources: Sequence[str | Path], *, device: str | None = None, slices: int | None = None
+    sources: Sequence[str | Path],
+    *,
+    device: str | None = None,
+    slices: int | None = None,
+    command: int | None = None,
 ) -> "ImportedSpec":
     """The spec of a MaxText run, from files (YAML, scripts) and `key=value` words, in their order.
 
-    `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them.
+    `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them;
+    `command` is the number of one command of a script that trains several times.
     """
     from orchestrator.maxtext import convert, read_recipe
 
-    return convert(read_recipe([_source(one) for one in sources]), device, slices)
+    return convert(read_recipe([_source(one) for one in sources], command), device, slices)
 
 
 def import_levanter(
-    config: Path | str, *, device: str, slices: int = 1, vocab: int | None = None
+    sources: str | Path | Sequence[str | Path],
+    *,
+    device: str,
+    slices: int = 1,
+    vocab: int | None = None,
 ) -> "ImportedSpec":
-    """The spec of a run that a YAML file of Levanter describes, on these chips: v6e-256.
+    """The spec of a run of Levanter, from YAML files and `key=value` words, in their order.
 
-    `vocab` is the size of a tokenizer that is not known.
+    `device` and `slices` are the chips, such as v6e-256 and 2; `vocab` is the size of a tokenizer
+    that is not known.
     """
     from orchestrator.maxtext import convert_levanter
 
-    _, text = _source(Path(config))
-    return convert_levanter(text, device, slices, vocab)
+    several = [sources] if isinstance(sources, str | Path) else sources
+    named = [_source(one) for one in several]
+    return convert_levanter(
+        named, device, slices, vocab, _beside([Path(name) for name, _ in named])
+    )
+
+
+def _beside(files: Sequence[Path]) -> Callable[[str], str | None]:
+    """Reads a file that another one names, where it lies in the same folder or below it."""
+
+    def included(name: str) -> str | None:
+        for file in files:
+            folder = file.parent.resolve()
+            found = (folder / name).resolve()
+            if found.is_relative_to(folder) and found.is_file():
+                return _source(found)[1]
+        return None
+
+    return included
 
 
 def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> "MaxTextRun":

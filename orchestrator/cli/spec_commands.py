@@ -152,7 +152,10 @@ def import_() -> None:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
 @click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
-def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | None) -> None:
+@click.option("--command", type=click.IntRange(1), metavar="N", help="Of several that train.")
+def maxtext(
+    sources: tuple[str, ...], device_type: str | None, slices: int | None, command: int | None
+) -> None:
     """Print the spec of a run that was written for MaxText.
 
     A SOURCE is a file (YAML of its keys, a shell script with its command and xpk's) or words
@@ -166,27 +169,31 @@ def maxtext(sources: tuple[str, ...], device_type: str | None, slices: int | Non
     """
     from orchestrator.spec.spec_text import yaml_text
 
-    found = orch.import_maxtext(sources, device=device_type, slices=slices)
+    found = orch.import_maxtext(sources, device=device_type, slices=slices, command=command)
     for line in import_lines(found.notes, found.irrelevant):
         echo(line, err=True)
     echo(yaml_text([found.values]), nl=False)
 
 
 @import_.command()
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--device-type", metavar="TYPE", required=True, help="The chips: v6e-256.")
 @click.option("--slices", type=click.IntRange(1), default=1, metavar="N", help="How many slices.")
-@click.option("--vocab", type=click.IntRange(1), metavar="N", help="The tokenizer's words.")
-def levanter(config: Path, device_type: str, slices: int, vocab: int | None) -> None:
-    """Print the spec of a run that a YAML file of Levanter describes.
+@click.option("--vocab", type=click.IntRange(2), metavar="N", help="The tokenizer's words.")
+def levanter(sources: tuple[str, ...], device_type: str, slices: int, vocab: int | None) -> None:
+    """Print the spec of a run that was written for Levanter.
 
-    Llamas are read. Every key is used, known not to matter, or refused by name.
+    A SOURCE is a YAML file, or words key=value; a later one overrides an earlier one. Every key is
+    used, known not to matter, or refused by name.
 
-    Example: orch import levanter config/llama2_small.yaml --device-type v5litepod-256
+    \b
+    Example:
+      orch import levanter config/llama2_small.yaml --device-type v5litepod-256
+      orch import levanter config.yaml trainer.num_train_steps=100 --device-type v6e-256
     """
     from orchestrator.spec.spec_text import yaml_text
 
-    found = orch.import_levanter(config, device=device_type, slices=slices, vocab=vocab)
+    found = orch.import_levanter(sources, device=device_type, slices=slices, vocab=vocab)
     for line in import_lines(found.notes, found.irrelevant):
         echo(line, err=True)
     echo(yaml_text([found.values]), nl=False)

@@ -29,7 +29,7 @@ from orchestrator.types.plan_differences import (
     RentingDifference,
     TensorDifference,
 )
-from orchestrator.types.spec import Batch, Spec
+from orchestrator.types.spec import Batch, Precision, Spec
 
 RECOMPUTED = ("matmul_recompute", "attention_recompute")
 
@@ -137,6 +137,11 @@ def bound(plan: Plan, numbers: dict[str, float]) -> BoundDifference:
     )
 
 
+def _moment_types(precision: Precision) -> str:
+    first, other = precision.first_moment, precision.optimizer
+    return other if first in (None, other) else f"{first} first and {other} second"
+
+
 def memory(plan: Plan, numbers: dict[str, float]) -> MemoryDifference:
     """The plan's largest memory phase against the count of the book and of the notes."""
     return MemoryDifference(
@@ -144,7 +149,7 @@ def memory(plan: Plan, numbers: dict[str, float]) -> MemoryDifference:
         by_6f_bytes=numbers["b_chip_6F"],
         phase=max(plan.forecast.memory, key=lambda phase: phase.bytes),
         parameters=plan.precision.parameters,
-        moments=plan.precision.optimizer,
+        moments=_moment_types(plan.precision),
         ways=prod(plan.mesh[axis] for axis in PARAMETER_AXES),  # `data` has copies
         devices=plan.devices_per_slice,
         remat=plan.remat,

@@ -36,7 +36,7 @@ def convert(recipe: Recipe, device: str | None = None, slices: int | None = None
     `device` and `slices` say which chips, where the recipe does not: v6e-256, tpu7x-4x8x8.
     """
     keys = UsedKeys(recipe)
-    pods = slices or recipe.slices or keys.whole("compile_topology_num_slices", 1)
+    pods = slices or recipe.slices or max(keys.whole("compile_topology_num_slices"), 1)
     kind = device or recipe.device or keys["compile_topology"]
     chip, topology = _slice(keys, kind)
     steps = steps_of(keys)

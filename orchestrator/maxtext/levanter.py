@@ -1,10 +1,12 @@
 """Turns a configuration of Levanter, a YAML file of sections, into the content of a spec.
 
-Every key is used, known not to matter, or refused by name. Defaults are those of Levanter's own
-classes; batch, steps and the rates, whose defaults differ between releases, have to be written.
+Every key is used, known not to matter, or refused by name with its line. Defaults are those of
+Levanter's own classes; batch, steps and the rates, whose defaults differ between releases, have to
+be written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import yaml
@@ -12,172 +14,136 @@ import yaml
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.maxtext.conversion import ImportedSpec
+from orchestrator.maxtext.levanter_keys import LevanterKeys
+from orchestrator.maxtext.levanter_model import length_of, model_of
+from orchestrator.maxtext.levanter_training import optimizer_of, precision_of, remat_of
 from orchestrator.maxtext.names import CHIPS
 from orchestrator.maxtext.recipe import RecipeProblems
+from orchestrator.maxtext.yaml_bounds import check_bounded
 
-# Keys that a plan does not need, of the whole file and of its sections.
-IRRELEVANT = {
-    "": {"data", "hf_save_path", "hf_save_steps", "hf_upload", "out_dir", "eval_harness"},
-    "model": {
-        "attn_backend", "flash_attention_block_size", "gradient_checkpointing_block_size",
-        "initializer_range", "reference_checkpoint", "scan_layers", "tokenizer",
-        "use_flash_attention",
-    },
-    "trainer": {
-        "batch_axis", "checkpointer", "fsdp_axis", "id", "load_checkpoint", "load_checkpoint_path",
-        "log_dir", "max_eval_batches", "per_device_eval_parallelism", "ray",
-        "require_accelerator", "run_base_dir", "shutdown_at_exit", "steps_per_eval",
-        "tensor_parallel_axes", "tracker", "wandb", "profiler", "profiler_num_steps",
-        "profiler_start_step", "jax_config",
-    },
-    "optimizer": {"type"},
+# The mesh in releases before `trainer.mesh`, in which slices share weights if nothing else is said.
+OLDER = {
+    "axis_resources", "batch_axis", "fsdp_axis", "model_axis_size", "parameter_axis_resources",
+    "replica_dcn_axis_size", "replica_ici_axis_size", "tensor_parallel_axes",
 }  # fmt: skip
-# Sizes of tokenizers, from their models' configurations.
-VOCABULARIES = {
-    "meta-llama/Llama-2": 32_000,
-    "NousResearch/Llama-2": 32_000,
-    "huggyllama/llama": 32_000,
-    "meta-llama/Meta-Llama-3": 128_256,
-    "meta-llama/Llama-3": 128_256,
-    "mistralai/Mistral-7B": 32_000,
-}
-# Keys of its LlamaConfig → ours, and their defaults.
-SIZES = {
-    "num_layers": ("layers", 32),
-    "hidden_dim": ("d_model", 4096),
-    "intermediate_dim": ("d_ff", 11_008),
-    "num_heads": ("heads", 32),
-    "num_kv_heads": ("kv_heads", 32),
-}
-LENGTH = 2048
-# Keys of its Llama3RotaryEmbeddingsConfig → ours, and their defaults.
-LLAMA_3 = {
-    "factor": ("factor", 8.0),
-    "low_freq_factor": ("low_frequency_factor", 1.0),
-    "high_freq_factor": ("high_frequency_factor", 4.0),
-    "original_max_position_embeddings": ("original_length", 8192),
-}
-THETAS = {"default": 10_000.0, "llama3": 500_000.0}
-# jmp's words for the types of parameters, of computation and of outputs.
-ROLES = {"p": "p", "params": "p", "c": "c", "compute": "c", "o": "o", "output": "o"}
-TYPES = {"f32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
-ADAM = ("beta1", "beta2", "epsilon")
-USUAL = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8}  # of Levanter's AdamConfig
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as Levanter writes it: `!include FILE` stands for a section of another file."""
-
-
-_Loader.add_constructor("!include", lambda _loader, _node: {})
-
-
-class _Keys:
-    """The keys of a configuration, and what is wrong with them."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values, self.problems, self.used = values, list[str](), set[str]()
-        self.refused: list[str] = []
-
-    def get(self, section: str, key: str, otherwise: Any = None) -> Any:
-        name = f"{section}.{key}" if section else key
-        self.used.add(name)
-        inside = self.values.get(section) if section else self.values
-        value = inside.get(key) if isinstance(inside, Mapping) else None
-        return otherwise if value is None else value
-
-    def number(self, section: str, key: str, otherwise: float | None = None) -> float:
-        """A number that has to be positive where nothing else is meant by leaving it out."""
-        value = self.get(section, key, otherwise)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            self.refuse(f"{section}.{key}", "is missing" if value is None else "must be a number")
-            return 1.0
-        if not -1e18 < number < 1e18:
-            self.refuse(f"{section}.{key}", "must be a number")
-            return 1.0
-        if otherwise is None and number <= 0:
-            self.refuse(f"{section}.{key}", "must be positive")
-            return 1.0
-        return number
-
-    def whole(self, section: str, key: str, otherwise: int | None = None) -> int:
-        number = self.number(section, key, otherwise)
-        if number != int(number):
-            self.refuse(f"{section}.{key}", "must be a whole number")
-        return int(number)
-
-    def refuse(self, key: str, why: str) -> None:
-        self.refused.append(key)
-        self.problems.append(f"{key}: {why}")
-
-    def rest(self) -> tuple[str, ...]:
-        """The keys that do not matter; all others that nothing used are refused."""
-        irrelevant = []
-        for name, value in self.values.items():
-            inside = value if isinstance(value, Mapping) and name in IRRELEVANT else {}
-            names = [(name, key) for key in inside] if inside else [("", name)]
-            for section, key in names:
-                full = f"{section}.{key}" if section else key
-                if key in IRRELEVANT[section]:
-                    irrelevant.append(full)
-                elif full not in self.used and full not in IRRELEVANT:
-                    self.refuse(full, "is not served")
-        return tuple(irrelevant)
+BATCH_AXES = {"token": "data"}  # what is split like a batch anyway
+# Axes of trainer.mesh → ours.
+AXES = {"replica": "data", "data": "fsdp", "context": "sequence", "model": "tensor"}
+Included = Callable[[str], str | None]
 
 
 def convert_levanter(
-    text: str, device: str | None, slices: int | None = None, vocab: int | None = None
+    sources: Sequence[tuple[str, str]] | str,
+    device: str | None,
+    slices: int | None = None,
+    vocab: int | None = None,
+    included: Included = lambda _: None,
 ) -> ImportedSpec:
-    """The spec of a configuration; `RecipeProblems` lists every key that it cannot say."""
-    try:
-        values = yaml.load(text, _Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SpecError(f"not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(values, Mapping):
-        raise SpecError("not a configuration of Levanter: it has no sections")
-    keys = _Keys({str(key): value for key, value in values.items()})
+    """The spec of a configuration; `RecipeProblems` lists every key that it cannot say.
+
+    Each source has a name and a text: YAML, or words key=value that override what is before them.
+    `included` is the text of a file that `!include` names, where there is one.
+    """
+    named = [("", sources)] if isinstance(sources, str) else sources
+    keys = _keys(named, included)
     chip, topology = _slice(keys, device)
-    pods, found = slices or 1, catalog.topology(chip, topology)
-    steps, length = keys.whole("trainer", "num_train_steps"), keys.whole("model", "seq_len", LENGTH)
-    sequences = keys.whole("trainer", "train_batch_size")
-    tensor = keys.whole("trainer", "model_axis_size", 1)
-    devices = found.chips * chip.devices
-    if tensor < 1 or devices % tensor:
-        keys.refuse("trainer.model_axis_size", f"must divide the {devices} devices of a slice")
-        tensor = 1
+    pods, devices = slices or 1, catalog.topology(chip, topology).chips * chip.devices
+    steps, length = keys.whole("trainer", "num_train_steps"), length_of(keys)
+    mesh = _mesh(keys, devices, pods)
+    model = model_of(keys, vocab)
+    apart = mesh.get("sequence", 1) * mesh.get("tensor", 1)
+    batch = _batch(keys, length, devices * pods // apart)
     experiment: dict[str, Any] = {
-        "model": _model(keys, vocab),
-        "tokens": sequences * length * steps,
-        "batch": {
-            "sequences": sequences,
-            "length": length,
-            "microbatches": _microbatches(keys, sequences, devices * pods // tensor),
-        },
-        "optimizer": _optimizer(keys, steps),
-        "precision": _precision(keys),
-        "remat": _remat(keys),
+        "model": model,
+        "tokens": batch["sequences"] * length * steps,
+        "batch": batch,
+        "optimizer": optimizer_of(keys, steps),
+        "precision": precision_of(keys),
+        "remat": remat_of(keys),
     }
     if seed := keys.whole("trainer", "seed", 0):
         experiment["seed"] = seed
-    mesh = {"data": 1, "fsdp": devices // tensor, **({"tensor": tensor} if tensor > 1 else {})}
-    for axis in ("replica_ici_axis_size", "replica_dcn_axis_size"):
-        if keys.whole("trainer", axis, 1) not in (1, pods if "dcn" in axis else 1):
-            keys.refuse(f"trainer.{axis}", "must be 1, or of dcn the number of slices")
-    irrelevant = keys.rest()
+    if keys.get("", "epoch", 0):
+        keys.note("epoch: a run whose data ends before its steps do ends there; the spec does not")
+    irrelevant = keys.check_rest()
     if keys.problems:
         raise RecipeProblems(keys.problems, keys.refused)
     resources = {"chip": chip.name, "topology": topology, "pods": pods, "mesh": mesh}
-    name = f"{experiment['model']['name']}-{chip.name}-{pods}x"
-    notes = [] if pods == 1 else ["slices share no weights: each has all of them"]
-    if not _clip_norm(keys):
-        notes.append("max_grad_norm: the plan's optimizer clips at a norm of 1")
+    name = f"{model['name']}-{chip.name}-{pods}x"
     values = {"name": name, "experiment": experiment, "resources": resources}
-    return ImportedSpec(values=values, notes=tuple(notes), irrelevant=irrelevant)
+    return ImportedSpec(values=values, notes=tuple(keys.notes), irrelevant=irrelevant)
 
 
-def _slice(keys: _Keys, name: str | None) -> tuple[catalog.Chip, str]:
+# --- the sources
+
+
+def _keys(sources: Sequence[tuple[str, str]], included: Included) -> LevanterKeys:
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for name, text in sources:
+        if name == "words":
+            _override(values, text)
+            continue
+        found, lines = _read(text, included)
+        values |= found
+        places |= {key: f"{name}:{line}" for key, line in lines.items() if name}
+    return LevanterKeys(values, places)
+
+
+def _read(text: str, included: Included) -> tuple[dict[str, Any], dict[str, int]]:
+    """The sections of a YAML file, and the line of each key."""
+
+    class Loader(yaml.SafeLoader):
+        """YAML as Levanter writes it: `!include FILE` stands for a section of another file."""
+
+    def include(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+        named = loader.construct_scalar(node) if isinstance(node, yaml.ScalarNode) else ""
+        found = included(str(named))
+        if found is None:
+            return {}
+        check_bounded(found)
+        return yaml.safe_load(found)
+
+    Loader.add_constructor("!include", include)
+    try:
+        check_bounded(text)
+        values = yaml.load(text, Loader)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise SpecError(f"not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, Mapping) or not isinstance(root, yaml.MappingNode):
+        raise SpecError("not a configuration of Levanter: it has no sections")
+    return {str(key): value for key, value in values.items()}, dict(_lines(root))
+
+
+def _lines(root: yaml.MappingNode) -> Iterator[tuple[str, int]]:
+    """Keys of the file and of its sections, each with its line."""
+    for node, value in root.value:
+        yield str(node.value), node.start_mark.line + 1
+        for key, _ in value.value if isinstance(value, yaml.MappingNode) else ():
+            yield f"{node.value}.{key.value}", key.start_mark.line + 1
+
+
+def _override(values: dict[str, Any], words: str) -> None:
+    """Set what words such as trainer.seed=1 say."""
+    for word in words.split():
+        name, equals, text = word.removeprefix("--").partition("=")
+        section, dot, key = name.rpartition(".")
+        if not equals or "." in section:
+            raise SpecError(f"{word}: must be KEY=VALUE, such as trainer.num_train_steps=100")
+        inside = values.setdefault(section, {}) if dot else values
+        if not isinstance(inside, dict):
+            raise SpecError(f"{word}: {section} is no section")
+        try:
+            inside[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise SpecError(f"{word}: is not YAML") from error
+
+
+# --- the chips, the mesh, the batch
+
+
+def _slice(keys: LevanterKeys, name: str | None) -> tuple[catalog.Chip, str]:
     """The chip and one slice of it: v4-64, v5litepod-256, v6e-256."""
     kind, _, size = str(name or "").partition("-")
     if kind not in CHIPS:
@@ -195,117 +161,81 @@ def _slice(keys: _Keys, name: str | None) -> tuple[catalog.Chip, str]:
         return catalog.chip("v5p"), "2x2x1"
 
 
-def _model(keys: _Keys, vocab: int | None) -> dict[str, Any]:
-    kind = keys.get("model", "type")
-    if kind != "llama":
-        keys.refuse("model.type", f"is {kind}, must be llama")
-    sizes = {ours: keys.whole("model", key, usual) for key, (ours, usual) in SIZES.items()}
-    if min(sizes.values()) < 1 or sizes["d_model"] % sizes["heads"]:
-        keys.refuse("model.num_heads", "must divide hidden_dim, and all sizes be positive")
-        sizes |= {"d_model": 1, "heads": 1}
-    head = keys.whole("model", "head_dim", sizes["d_model"] // sizes["heads"])
-    if keys.get("model", "activation_function", "silu") != "silu":
-        keys.refuse("model.activation_function", "must be silu")
-    for key, only in (("use_bias", False), ("use_layer_norm_weight", True), ("upcast_attn", False)):
-        if keys.get("model", key, only) is not only:
-            keys.refuse(f"model.{key}", f"must be {str(only).lower()}")
-    return {
-        "name": "llama",
-        **sizes,
-        "head_dim": head,
-        "vocab": _vocabulary(keys) if vocab is None else vocab,
-        "gated": True,
-        "tied": bool(keys.get("model", "tie_word_embeddings", False)),
-        "norm_epsilon": keys.number("model", "layer_norm_epsilon", 1e-5),
-        **_rope(keys),
+def _mesh(keys: LevanterKeys, devices: int, pods: int) -> dict[str, int]:
+    """The axes inside a slice, and how many slices share one copy of the weights."""
+    if keys.section("trainer").get("mesh") is not None:
+        return _newer_mesh(keys, devices, pods)
+    sizes = {
+        "replica": keys.whole("trainer", "replica_ici_axis_size", 1),
+        "model": keys.whole("trainer", "model_axis_size", 1),
     }
+    copies = keys.whole("trainer", "replica_dcn_axis_size", 1)
+    for key in ("axis_resources", "parameter_axis_resources"):
+        said = keys.get("trainer", key, {})
+        if not isinstance(said, dict) or not said.items() <= BATCH_AXES.items():
+            keys.refuse(f"trainer.{key}", "is not served: fsdp_axis and model_axis_size are")
+    if not keys.section("trainer").keys() & OLDER:
+        copies = pods
+    return _sizes(keys, "trainer.model_axis_size", devices, sizes) | _across(keys, pods, copies)
 
 
-def _vocabulary(keys: _Keys) -> int:
-    tokenizer = str(keys.get("data", "tokenizer", ""))
-    for begin, size in VOCABULARIES.items():
-        if tokenizer.startswith(begin):
-            return size
-    keys.refuse("data.tokenizer", "is missing or not known; say its words with --vocab")
-    return 1
+def _newer_mesh(keys: LevanterKeys, devices: int, pods: int) -> dict[str, int]:
+    """Of `trainer.mesh`: one axis of a slice takes what the others leave."""
+    said = keys.get("trainer", "mesh", {})
+    axes = said.get("axes") or {} if isinstance(said, dict) else {}
+    across = said.get("dcn_axes") or {} if isinstance(said, dict) else {}
+    if (
+        not isinstance(said, dict)
+        or said.keys() - {"axes", "dcn_axes"}
+        or not isinstance(axes, dict)
+        or not isinstance(across, dict)
+        or axes.keys() - AXES.keys()
+        or across.keys() - {"replica_dcn"}
+        or not all(type(one) is int for one in (*axes.values(), *across.values()))
+    ):
+        keys.refuse("trainer.mesh", f"must have axes of {', '.join(AXES)} and dcn_axes.replica_dcn")
+        return {"data": 1, "fsdp": devices}
+    copies = across.get("replica_dcn", -1)
+    sizes = {name: size for name, size in axes.items() if size != -1}
+    if [name for name, size in axes.items() if size == -1] not in ([], ["data"]):
+        keys.refuse("trainer.mesh", "data alone may be -1")
+    found = _sizes(keys, "trainer.mesh", devices, sizes)
+    return found | _across(keys, pods, pods if copies == -1 else copies)
 
 
-def _rope(keys: _Keys) -> dict[str, Any]:
-    rope = keys.get("model", "rope", {})
-    rope = rope if isinstance(rope, Mapping) else {"type": rope}
-    kind = rope.get("type", "default")
-    known = {"type", "theta", *(LLAMA_3 if kind == "llama3" else ())}
-    if kind not in THETAS or rope.keys() - known:
-        keys.refuse("model.rope", f"must be of type {' or '.join(THETAS)}, with its own keys alone")
+def _sizes(keys: LevanterKeys, key: str, devices: int, given: Mapping[str, int]) -> dict[str, int]:
+    """Our axes, of which fsdp takes what is left."""
+    others = {AXES[name]: size for name, size in given.items() if name != "data"}
+    taken = prod(others.values())
+    left = given.get("data", devices // taken if taken > 0 else 0)
+    if min(taken, left, *others.values(), 1) < 1 or taken * left != devices:
+        keys.refuse(key, f"must divide the {devices} devices of a slice")
+        return {"data": 1, "fsdp": devices}
+    mesh = {"data": 1, "fsdp": left} | others
+    return {axis: size for axis, size in mesh.items() if size > 1 or axis in ("data", "fsdp")}
+
+
+def _across(keys: LevanterKeys, pods: int, copies: int) -> dict[str, int]:
+    """The slices that share one copy of the weights, of which there are `copies`."""
+    if copies < 1 or pods % copies:
+        keys.refuse("trainer.replica_dcn_axis_size", f"must divide the {pods} slices")
         return {}
-    numbers = {"theta": ("rope_theta", THETAS[kind]), **(LLAMA_3 if kind == "llama3" else {})}
-    said = {ours: rope.get(key, usual) for key, (ours, usual) in numbers.items()}
-    if not all(isinstance(one, int | float) for one in said.values()):
-        keys.refuse("model.rope", "must have numbers")
-        return {}
-    theta = float(said.pop("rope_theta"))
-    return {"rope_theta": theta, **({"rope_scaling": {"kind": kind, **said}} if said else {})}
+    return {"fsdp_dcn": pods // copies} if pods > copies else {}
 
 
-def _microbatches(keys: _Keys, sequences: int, devices: int) -> int:
-    """Of a batch that goes in parts; all of it at once where `per_device_parallelism` is -1."""
+def _batch(keys: LevanterKeys, length: int, rows: int) -> dict[str, int]:
+    """The batch of a step, and in how many parts `rows` groups of devices take it."""
+    if isinstance(keys.get("trainer", "train_batch_size"), list):
+        keys.refuse("trainer.train_batch_size", "is a schedule: experiment.stages says one")
+        return {"sequences": 1, "length": length, "microbatches": 1}
+    sequences = keys.whole("trainer", "train_batch_size")
     at_once = keys.whole("trainer", "per_device_parallelism", -1)
     if at_once < 1:
-        return 1
-    if sequences % (at_once * devices):
-        keys.refuse("trainer.per_device_parallelism", f"{at_once} on {devices} devices must divide"
-                    f" the batch of {sequences}")  # fmt: skip
-    return max(sequences // (at_once * devices), 1)
-
-
-def _optimizer(keys: _Keys, steps: int) -> dict[str, Any]:
-    if (kind := keys.get("optimizer", "type", "adam")) != "adam":
-        keys.refuse("optimizer.type", f"is {kind}, must be adam")
-    schedule = keys.get("optimizer", "lr_schedule", "cosine")
-    if schedule not in ("cosine", "linear", "constant"):
-        keys.refuse("optimizer.lr_schedule", "must be cosine, linear or constant")
-    if keys.number("optimizer", "cooldown", 0.0):
-        keys.refuse("optimizer.cooldown", "must be 0")
-    older = keys.number("optimizer", "warmup_ratio", 0.01)
-    warmup = keys.number("optimizer", "warmup", older)
-    rate = keys.number("optimizer", "learning_rate")
-    if keys.get("optimizer", "weight_decay") is None:
-        keys.refuse("optimizer.weight_decay", "is missing; its default was 0, and now is 0.1")
-    return {
-        "peak_lr": rate,
-        "end_lr": rate * keys.number("optimizer", "min_lr_ratio", 0.1),
-        "warmup_steps": int(warmup if warmup > 1 else warmup * steps),
-        **{key: keys.number("optimizer", key, USUAL[key]) for key in ADAM},
-        "weight_decay": keys.number("optimizer", "weight_decay", 0.0),
-        "clip_norm": _clip_norm(keys) or 1.0,
-        "z_loss": keys.number("", "z_loss_weight", 0.0),
-        **({} if schedule == "cosine" else {"decay": schedule}),
-    }
-
-
-def _clip_norm(keys: _Keys) -> float:
-    """The norm at which gradients are clipped; 0 where they are not, which null says too."""
-    optimizer = keys.values.get("optimizer")
-    written = optimizer if isinstance(optimizer, Mapping) else {}
-    none = "max_grad_norm" in written and written["max_grad_norm"] is None
-    return keys.number("optimizer", "max_grad_norm", 0.0 if none else 1.0)
-
-
-def _precision(keys: _Keys) -> dict[str, str]:
-    """Of jmp's words: one type, or p= of parameters and c= of computation."""
-    words = str(keys.get("trainer", "mp", "f32"))
-    pairs = [part.partition("=")[::2] for part in words.split(",")] if "=" in words else []
-    types = {ROLES.get(role.strip(), ""): name.strip() for role, name in pairs} or {"p": words}
-    if "" in types or not types.keys() >= {"p"} or not TYPES.keys() >= set(types.values()):
-        keys.refuse("trainer.mp", f"{words}: must be f32, bf16, or p=f32,c=bfloat16")
-        return {}
-    names = {"compute": TYPES[types.get("c", types["p"])], "parameters": TYPES[types["p"]]}
-    sent = {"gradients": "fp32"} if names["compute"] == "fp32" else {}
-    return {**names, **sent, "optimizer": names["parameters"]}
-
-
-def _remat(keys: _Keys) -> str:
-    value = keys.get("model", "gradient_checkpointing", True)
-    if not isinstance(value, bool):
-        keys.refuse("model.gradient_checkpointing", "must be true or false")
-    return "full" if value is not False else "none"
+        return {"sequences": sequences, "length": length, "microbatches": 1}
+    if sequences % (at_once * rows):
+        keys.refuse(
+            "trainer.per_device_parallelism",
+            f"{at_once} on {rows} devices must divide the batch of {sequences}",
+        )
+    parts = max(sequences // (at_once * rows), 1)
+    return {"sequences": sequences, "length": length, "microbatches": parts}

@@ -9,16 +9,18 @@ source overrides an earlier one, as on MaxText's command line.
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 import yaml
 
 from orchestrator.errors import SpecError
 from orchestrator.maxtext.manifest import OddManifest, is_manifest, slices_of
-from orchestrator.maxtext.shell import TooLong, words_of
+from orchestrator.maxtext.shell import TooLong, TrainingCommand, words_of
+from orchestrator.maxtext.yaml_bounds import check_bounded
 
 KEY = re.compile(
     r"""(?<![\w./$=-])([a-z][a-z0-9_]*)=(?!=)("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\;&|)]+)"""
@@ -27,13 +29,16 @@ SHEBANG = re.compile(r"#!.*sh\b")
 FLAG = re.compile(r"(?<![\w-])--?((?:xla|libtpu)_[a-z0-9_]+)=([^\s\"'\\]+)")
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z_-]*)[= ]\s*\"?'?([^\s\"'\\]+)")
 BARE_LIST = re.compile(r"\[[a-z]\w*(?:,[a-z]\w*)*\]")
-DEEPEST = 16  # nested values
 # How Python says that a text is no literal, or too deep a one.
 NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 BENCHMARKS_NEEDED = "give MaxText's Python file of benchmarks too, maxtext_*_model_configs.py"
 NO_TRAINING = "has no command that trains with MaxText, such as python3 -m MaxText.train"
 NO_PRETRAINING = re.compile(r"\S*post_train[./](distillation|rl|dpo)\b")
 NO_PLAN = "is not planned: only pre-training and supervised fine-tuning are"
+# base.yml has all keys, from 94 to 695; a recipe and a model change fewer.
+FEWEST_OF_BASE = 80
+AHEAD = re.compile("compile")  # what a compilation ahead of time is told besides
+SHOWN = 90  # characters of a command
 # xpk's options that say which chips.
 DEVICE, SLICES, BENCHMARK = ("device-type", "tpu-type"), "num-slices", "model-name"
 
@@ -59,6 +64,7 @@ class Recipe:
     """A run of MaxText as its sources have it."""
 
     keys: dict[str, Setting] = field(default_factory=dict)
+    base: dict[str, Setting] = field(default_factory=dict)  # below those of the model
     flags: dict[str, Setting] = field(default_factory=dict)
     device: str | None = None
     slices: int | None = None
@@ -66,7 +72,8 @@ class Recipe:
 
     def get(self, key: str, default: Any) -> Any:
         """The value of a key, or its default."""
-        return self.keys[key].value if key in self.keys else default
+        found = self.keys.get(key) or self.base.get(key)
+        return found.value if found else default
 
     def set(self, key: str, setting: Setting) -> None:
         """Set a key; where its value is the same again, the first place counts."""
@@ -74,8 +81,10 @@ class Recipe:
             self.keys[key] = setting
 
 
-def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
-    """The recipe of texts, each with its name."""
+def read_recipe(sources: Sequence[tuple[str, str]], command: int | None = None) -> Recipe:
+    """The recipe of texts, each with its name. Of a script with several commands that train,
+    `command` is the number of one, from 1.
+    """
     recipe = Recipe()
     for name, text in sorted(sources, key=lambda source: source[0].endswith(".py")):
         if name.endswith((".yml", ".yaml")):
@@ -83,10 +92,10 @@ def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
         elif name.endswith(".py"):  # the last ones, since the others name the benchmark
             _read_benchmark(recipe, name, text)
         else:
-            _read_words(recipe, name, text)
-    if recipe.benchmark and not recipe.keys:
+            _read_words(recipe, name, text, command)
+    if recipe.benchmark and not recipe.keys | recipe.base:
         raise RecipeProblems([f"benchmark {recipe.benchmark}: {BENCHMARKS_NEEDED}"])
-    if not recipe.keys:
+    if not recipe.keys | recipe.base:
         names = ", ".join(name for name, _ in sources)
         raise RecipeProblems([f"{names}: has no key of MaxText, such as per_device_batch_size=4"])
     return recipe
@@ -94,7 +103,7 @@ def read_recipe(sources: Sequence[tuple[str, str]]) -> Recipe:
 
 def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
     try:
-        _check_bounded(text)
+        check_bounded(text)
         documents = list(yaml.safe_load_all(text))
         if is_manifest(documents):
             _read_manifest(recipe, name, text, documents)
@@ -105,12 +114,16 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
         raise RecipeProblems([f"{name}: is not YAML: {error}"]) from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
         raise RecipeProblems([f"{name}: is no mapping of MaxText's keys"])
+    is_base = "base_config" not in values and len(values) > FEWEST_OF_BASE
     for node, _ in root.value:
         if isinstance(node, yaml.ScalarNode) and node.value in values:
             place = f"{name}:{node.start_mark.line + 1}"
             value = values[node.value]
             read = value_of(value) if isinstance(value, str) else value
-            recipe.set(node.value, Setting(read, place))
+            if is_base:
+                recipe.base[node.value] = Setting(read, place)
+            else:
+                recipe.set(node.value, Setting(read, place))
 
 
 def _read_manifest(recipe: Recipe, name: str, text: str, documents: Sequence[Any]) -> None:
@@ -124,19 +137,9 @@ def _read_manifest(recipe: Recipe, name: str, text: str, documents: Sequence[Any
         recipe.device, recipe.slices = found
 
 
-def _check_bounded(text: str) -> None:
-    """Refuse what could grow when values are made of it: aliases, and depth."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"the alias *{event.anchor} is not served")
-        if depth > DEEPEST:
-            raise ValueError(f"it has more than {DEEPEST} levels")
-
-
-def _read_words(recipe: Recipe, name: str, text: str, *, is_script: bool = True) -> None:
+def _read_words(
+    recipe: Recipe, name: str, text: str, command: int | None = None, *, is_script: bool = True
+) -> None:
     """The words of a script or a command line: options and flags of all commands, and the keys of
     those that train.
     """
@@ -155,20 +158,57 @@ def _read_words(recipe: Recipe, name: str, text: str, *, is_script: bool = True)
             places.setdefault((match[1], match[2]), place)
     if SHEBANG.match(text) and not (words.training or recipe.benchmark):
         raise RecipeProblems([f"{name}: {NO_TRAINING}"])
-    keys = _of_training(name, words.training, places) if words.training else places
+    if not is_script:
+        _check_alike(places)
+    keys = _of_training(name, _chosen(name, words.training, command), places) or places
     for (key, value), place in keys.items():
         recipe.set(key, Setting(value_of(value.strip("\"'")), place))
 
 
+def _check_alike(places: Mapping[tuple[str, str], str]) -> None:
+    """Refuse the commands of a manifest that set a key to several values: each is another run."""
+    said: dict[str, str] = {}
+    for (key, value), place in places.items():
+        if said.setdefault(key, value) != value:
+            why = f"{key}={value}, and {said[key]} before: only one run is read"
+            raise RecipeProblems([f"{place}: {why}; give its words instead"])
+
+
+def _chosen(
+    name: str, commands: Sequence[TrainingCommand], number: int | None
+) -> Sequence[TrainingCommand]:
+    """The command of that number; all of them where they train the same run, as one that compiles
+    it before does.
+    """
+    runs = {frozenset(key for key in _keys_of(one) if not AHEAD.match(key[0])) for one in commands}
+    if number is None and len(runs) < 2:
+        return commands
+    if number is not None and (number <= len(commands) or not commands):
+        return commands[number - 1 : number]
+    several = f"has {len(commands)} commands that train; --command N takes one of them"
+    raise RecipeProblems(["\n".join((f"{name}: {several}", *_told_apart(commands)))])
+
+
+def _told_apart(commands: Sequence[TrainingCommand]) -> Iterator[str]:
+    """A line for each command: its number, where it is, and the keys that not all have alike."""
+    alike = set.intersection(*(set(_keys_of(one)) for one in commands))
+    for number, one in enumerate(commands, start=1):
+        own = [f"{key}={value}" for key, value in _keys_of(one) if (key, value) not in alike]
+        yield f"  {number}, line {one.line}: {shorten(' '.join(own), SHOWN)}"
+
+
+def _keys_of(command: TrainingCommand) -> list[tuple[str, str]]:
+    return [(one[1], one[2]) for one in KEY.finditer(FLAG.sub("", command.words))]
+
+
 def _of_training(
-    name: str, commands: Sequence[str], places: Mapping[tuple[str, str], str]
+    name: str, commands: Sequence[TrainingCommand], places: Mapping[tuple[str, str], str]
 ) -> dict[tuple[str, str], str]:
     """The keys of the commands that train, each with its place."""
     for command in commands:
-        if other := NO_PRETRAINING.match(command):
-            raise RecipeProblems([f"{name}: {command.split()[0]}: {other[1]} {NO_PLAN}"])
-    found = KEY.finditer(FLAG.sub("", "\n".join(commands)))
-    return {(one[1], one[2]): places.get((one[1], one[2]), name) for one in found}
+        if other := NO_PRETRAINING.match(command.words):
+            raise RecipeProblems([f"{name}: {command.words.split()[0]}: {other[1]} {NO_PLAN}"])
+    return {key: places.get(key, name) for one in commands for key in _keys_of(one)}
 
 
 def _take_option(recipe: Recipe, option: str, value: str) -> None:

@@ -164,6 +164,8 @@ def of_policy(one: Policy, model: Model) -> dict[str, Treatment]:
 def _precision_keys(plan: Plan) -> Keys:
     types = plan.precision
     keys: Keys = {"weight_dtype": THEIR_TYPES[types.parameters]}
+    if types.first_moment:
+        keys["mu_dtype"] = THEIR_TYPES[types.first_moment]
     keys["dtype"] = THEIR_TYPES.get(types.compute, "bfloat16")
     if types.compute in QUANTIZED:
         keys |= {"quantization": QUANTIZED[types.compute], "use_qwix_quantization": True}

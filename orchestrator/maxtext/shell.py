@@ -31,6 +31,14 @@ class TooLong(ValueError):
 
 
 @dataclass(frozen=True)
+class TrainingCommand:
+    """A command that trains, from its program on, and the line where it begins."""
+
+    line: int
+    words: str
+
+
+@dataclass(frozen=True)
 class ScriptWords:
     """The lines of a text with the values of its variables, and the commands that train.
 
@@ -38,7 +46,7 @@ class ScriptWords:
     """
 
     lines: tuple[str, ...]
-    training: tuple[str, ...]
+    training: tuple[TrainingCommand, ...]
 
 
 def words_of(text: str, *, is_script: bool) -> ScriptWords:
@@ -56,15 +64,25 @@ def words_of(text: str, *, is_script: bool) -> ScriptWords:
 
 
 def _variables(text: str) -> dict[str, str]:
-    """What a script's variables are set to last. A value has those of the variables before it."""
+    """What a script's variables are set to last."""
     found: dict[str, str] = {}
     for command in COMMAND.finditer(text):
-        for match in _assignments(command):
-            value = expanded(match[3].strip("\"'()"), found)
-            found[match[1]] = f"{found.get(match[1], '')} {value}" if match[2] else value
-            if sum(map(len, found.values())) > LONGEST:
-                raise TooLong(f"variables have more than {LONGEST:,} characters")
+        _assign(command, found)
     return found
+
+
+def _assign(command: re.Match[str], found: dict[str, str]) -> int:
+    """Set the variables that a command begins with, and return where they end. A value has those of
+    the variables before it.
+    """
+    end = command.start()
+    for match in _assignments(command):
+        value = expanded(match[3].strip("\"'()"), found)
+        found[match[1]] = f"{found.get(match[1], '')} {value}" if match[2] else value
+        end = match.end()
+        if sum(map(len, found.values())) > LONGEST:
+            raise TooLong(f"variables have more than {LONGEST:,} characters")
+    return end
 
 
 def _assignments(command: re.Match[str]) -> Iterator[re.Match[str]]:
@@ -75,14 +93,19 @@ def _assignments(command: re.Match[str]) -> Iterator[re.Match[str]]:
         at = match.end()
 
 
-def _training(text: str, variables: dict[str, str]) -> Iterator[str]:
-    """Each command that trains, from its program on, without variables that it begins with."""
+def _training(text: str, last: dict[str, str]) -> Iterator[TrainingCommand]:
+    """Each command that trains, without variables that it begins with. A variable has the value of
+    that place; one that is set below only, as by whoever calls a function, has its last.
+    """
+    found: dict[str, str] = {}
     for command in COMMAND.finditer(text):
-        ends = [match.end() for match in _assignments(command)]
-        for piece in PIECE.split(text[max(ends, default=command.start()) : command.end()]):
-            words = expanded(piece, variables)
+        at = _assign(command, found)
+        for piece in PIECE.split(text[at : command.end()]):
+            words = expanded(piece, last | found)
             if program := TRAINER.search(words):
-                yield words[program.start() :]
+                begin = at + len(piece) - len(piece.lstrip())
+                line = text.count("\n", 0, text.index(piece.strip(), begin)) + 1
+                yield TrainingCommand(line, words[program.start() :])
 
 
 def _value_alone(match: re.Match[str]) -> str:

@@ -83,11 +83,12 @@ def _final_fraction(keys: UsedKeys) -> str:
 def _precision(keys: UsedKeys) -> dict[str, str]:
     types = {"compute": _compute(keys), "parameters": _type(keys, "weight_dtype")}
     keys.accept("grad_dtype")  # devices send gradients in the type of activations in either
-    first_moment = _type(keys, "mu_dtype") if keys.is_on("mu_dtype") else types["parameters"]
-    if first_moment != types["parameters"]:
-        keys.note(f"mu_dtype={keys['mu_dtype']}: the plan has both moments in the type of weights")
     sent = {"gradients": "fp32"} if types["compute"] == "fp32" else {}
-    return {**types, **sent, "optimizer": types["parameters"]}
+    moments = {"optimizer": types["parameters"]}
+    first = _type(keys, "mu_dtype") if keys.is_on("mu_dtype") else types["parameters"]
+    if first != types["parameters"]:
+        moments["first_moment"] = first
+    return {**types, **sent, **moments}
 
 
 def _compute(keys: UsedKeys) -> str:
@@ -130,7 +131,7 @@ def _policy(keys: UsedKeys) -> Policy:
     if name not in maxtext_policies.NAMED:
         keys.refuse("remat_policy", f"must be one of {', '.join(maxtext_policies.NAMED)}, custom")
         return POLICIES["full"]
-    if any(place in ("device", "offload") for one, place in tensors.items()):
+    if any(keys.is_given(one) and place != "remat" for one, place in tensors.items()):
         keys.note(f"remat_policy={name}: the places of single tensors have no effect")
     return maxtext_policies.NAMED[name]
 

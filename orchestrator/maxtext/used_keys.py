@@ -65,13 +65,23 @@ INSTEAD = {
 }
 LARGEST, SHOWN = 1e18, 120
 # What switches a key off: nothing is lost where such a key is not served.
-OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], "default", "none", "disabled", "remat")
+OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], {}, "default", "none", "disabled", "remat")
 
 
 @cache
 def models() -> dict[str, dict[str, Any]]:
     """MaxText's models by name, each with its keys."""
-    text = files("orchestrator.maxtext").joinpath("models.toml").read_text(encoding="utf-8")
+    return _table("models.toml")
+
+
+@cache
+def base_values() -> dict[str, list[Any]]:
+    """Values of base.yml that switch nothing on, by key."""
+    return _table("base_values.toml")
+
+
+def _table(name: str) -> dict[str, Any]:
+    text = files("orchestrator.maxtext").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
@@ -84,6 +94,7 @@ class UsedKeys:
     def __init__(self, recipe: Recipe) -> None:
         name = str(recipe.get("model_name", "default"))
         self._given, self._model = recipe.keys, models().get(name, {})
+        self._base = recipe.base
         self._used: set[str] = set()
         self.problems: list[str] = []
         self.refused: list[str] = []
@@ -92,11 +103,16 @@ class UsedKeys:
             self.refuse("model_name", f"is not known; known: {', '.join(models())}")
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key, from the recipe, its model or the defaults; None without any."""
+        """The value of a key: of the recipe, its model, its base or the defaults; None without."""
         self._used.add(key)
         if key in self._given:
             return self._given[key].value
-        return self._model.get(key, DEFAULTS.get(key))
+        usual = self._base[key].value if key in self._base else DEFAULTS.get(key)
+        return self._model.get(key, usual)
+
+    def is_given(self, key: str) -> bool:
+        """Whether the recipe itself says it."""
+        return key in self._given
 
     def accept(self, *keys: str) -> None:
         """Let keys have any value."""
@@ -137,6 +153,7 @@ class UsedKeys:
         setting = self._given.get(key)
         if setting is None and key in self._model:
             setting = Setting(self._model[key], f"model {self['model_name']}")
+        setting = setting or self._base.get(key)
         self.refused.append(key)
         place = f"{setting.place}: " if setting and setting.place else ""
         written = shorten(f"{key}={setting.value}" if setting else key, SHOWN)
@@ -151,7 +168,7 @@ class UsedKeys:
     def check_rest(self) -> tuple[str, ...]:
         """Refuse every key that is on and was not used; the keys that no plan is about."""
         irrelevant = []
-        for key, setting in {**self._of_model(), **self._given}.items():
+        for key, setting in {**self._base, **self._of_model(), **self._given}.items():
             if key in self._used:
                 continue
             if is_irrelevant(key):
@@ -165,6 +182,11 @@ class UsedKeys:
 
     @staticmethod
     def _is_default(key: str, value: Any) -> bool:
-        """Whether it says what holds without it: one way, or a file that adds to the defaults."""
+        """Whether it says what holds without it: one way, a file that adds to the defaults, or the
+        value of base.yml itself.
+        """
         one_way = key.endswith("_parallelism") and value == 1
-        return one_way or (key, value) == ("base_config", "base.yml")
+        is_base = (key, value) == ("base_config", "base.yml")
+        plain = list(value) if isinstance(value, tuple) else value
+        known = (*base_values().get(key, ()), *((DEFAULTS[key],) if key in DEFAULTS else ()))
+        return one_way or is_base or plain in known

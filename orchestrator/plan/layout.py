@@ -46,8 +46,8 @@ from orchestrator.types.spec_fields import DType
 Number = Any  # a plain number, or a numpy array of them
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
-# Numbers that an optimizer holds for each parameter; `optimizers` has those of some parameters.
-MOMENTS = {"adamw": 2, "adafactor": 0, "muon": 1}
+# Whether each parameter has a first and a second moment; `optimizers` has those of some parameters.
+MOMENTS = {"adamw": (1, 1), "adafactor": (0, 0), "muon": (1, 0)}
 MOMENT_BYTES = DTYPE_BYTES | {"int8": 1 + 4 / 256}  # an fp32 scale for 256 of them
 
 
@@ -58,7 +58,9 @@ def activation_type(precision: Precision) -> DType:
 
 def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
     """Bytes of optimizer state for each parameter."""
-    return MOMENTS[optimizer.name] * MOMENT_BYTES[precision.optimizer]
+    first, second = MOMENTS[optimizer.name]
+    of_first = precision.first_moment or precision.optimizer
+    return first * MOMENT_BYTES[of_first] + second * MOMENT_BYTES[precision.optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.network.description import Weight
 from orchestrator.network.mesh_axes import GATHERED_AXES, PARAMETER_AXES
 from orchestrator.network.mixture import EXPERTS
-from orchestrator.plan.layout import Layout, Number
+from orchestrator.plan.layout import MOMENT_BYTES, Layout, Number
 
 # fp32 reads of each gradient: Adafactor needs its means before it can scale it.
 GRADIENT_READS = {"adamw": 1, "adafactor": 2, "muon": 1}
@@ -29,7 +29,7 @@ def other_moments(layout: Layout) -> tuple[float, Number]:
         return FACTORED_BYTES, factored_elements(layout)
     if layout.optimizer.name == "muon":
         others = layout.stored_parameter_elements - layout.stored_layer_elements
-        return layout.moment_bytes, others
+        return MOMENT_BYTES[layout.precision.optimizer], others
     return 0, 0
 
 

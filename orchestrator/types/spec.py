@@ -141,6 +141,14 @@ class Precision:
             " 256 of them: it can be planned and not trained. Adafactor's are always fp32."
         ),
     ] = "fp32"
+    first_moment: Annotated[
+        DType | None,
+        about(
+            "The type in which the first moment alone is stored; that of `optimizer` when left out."
+            " Adafactor has none.",
+            "bf16",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from trainers.llama import adafactor
 from trainers.llama.axes import COPY
 from trainers.llama.collectives import all_reduce, replicated_axes
 from trainers.llama.parameters import Parameters, matrices, shardings
+from trainers.llama.runtime import DTYPES
 
 Tree = Any
 
@@ -42,7 +43,7 @@ def _after_warmup(options: Optimizer, steps: int) -> optax.Schedule:
 
 
 def adamw(plan: Plan) -> optax.GradientTransformation:
-    options = plan.optimizer
+    options, first = plan.optimizer, plan.precision.first_moment
     return optax.adamw(
         learning_rate(plan),
         b1=options.beta1,
@@ -50,11 +51,12 @@ def adamw(plan: Plan) -> optax.GradientTransformation:
         eps=options.epsilon,
         weight_decay=options.weight_decay,
         mask=matrices(plan.model),
+        mu_dtype=DTYPES[first] if first else None,
     )
 
 
 def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> Tree:
-    """The state before the first step: both moments of AdamW in `dtype`."""
+    """The state before the first step: moments of AdamW in `dtype`, or the first in its own."""
     if plan.optimizer.name == "adafactor":
         return adafactor.start(plan)
     return adamw(plan).init(jax.tree.map(lambda p: p.astype(dtype), parameters))
