@@ -1,6 +1,7 @@
 """The containers of a JobSet as plain processes: what the manifest says is what runs."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,39 +71,64 @@ def containers(manifest: dict[str, Any], job: str) -> tuple[int, int, dict[str, 
     return found["replicas"], inside["parallelism"], container
 
 
+SLICE_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
+USE = re.compile(r"\$\((\w+)\)")
+
+
+def environment(container: dict[str, Any], slice_index: int, host_index: int) -> dict[str, str]:
+    """What a kubelet sets: what the manifest says, and of a pod of an indexed job its index."""
+    fields = {SLICE_INDEX: str(slice_index), "status.hostIP": "127.0.0.1"}
+    found = {"JOB_COMPLETION_INDEX": str(host_index)}
+    for one in container["env"]:
+        if "valueFrom" in one:
+            found[one["name"]] = fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        else:
+            found[one["name"]] = expanded(one["value"], found)
+    return found
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """`$(NAME)` as Kubernetes expands it in arguments: a name that is not set stays."""
+    return USE.sub(lambda match: variables.get(match[1], match[0]), text)
+
+
 @contextmanager
-def pods(manifest: dict[str, Any], devices: int, copies: Path) -> Iterator[None]:
-    """The processes of all hosts, each with copies of its own as pods have."""
+def pods(manifest: dict[str, Any], devices: int, copies: Path) -> Iterator[int]:
+    """The processes of all hosts, each with copies of its own as pods have; how many they are."""
     slices, size, container = containers(manifest, "slice")
     started = []
     for number in range(slices * size):
-        index = {
-            "$(SLICE_INDEX)": str(number // size),
-            "$(JOB_COMPLETION_INDEX)": str(number % size),
-        }
-        words = [*container["command"], *container["args"], "--emulate", str(devices)]
-        for name, value in index.items():
-            words = [word.replace(name, value) for word in words]
-        environment = {**os.environ, storage.addresses.VARIABLE: str(copies / str(number))}
-        started.append(subprocess.Popen([sys.executable, *words[1:]], cwd=ROOT, env=environment))
+        own = environment(container, number // size, number % size)
+        words = [expanded(word, own) for word in [*container["command"], *container["args"]]]
+        whole = {**os.environ, **own, storage.addresses.VARIABLE: str(copies / str(number))}
+        command = [sys.executable, *words[1:], "--emulate", str(devices)]
+        started.append(subprocess.Popen(command, cwd=ROOT, env=whole))
     try:
-        yield
+        yield len(started)
     finally:
         end(started)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["folder", "gs", "s3"])
+@pytest.mark.parametrize(
+    ("kind", "slices", "hosts"),
+    [
+        ("folder", ("resources.chip=v5p", "resources.topology=2x2x2"), 4),  # two of each slice
+        ("gs", (), 2),
+        ("s3", (), 2),
+    ],
+)
 def test_the_processes_of_a_jobset_train(
-    kind: str, bucket_server: BucketServer, tmp_path: Path
+    kind: str, slices: tuple[str, ...], hosts: int, bucket_server: BucketServer, tmp_path: Path
 ) -> None:
-    """The driver's own shell line submits the run."""
+    """Each has the words and the environment of its pod; the driver's own shell line submits."""
     runs = str(tmp_path / "runs") if kind == "folder" else f"{kind}://bucket/runs"
     batch = api.load(SPEC).experiment.batch
     sets = [
         f"run.storage={runs}",
         f"experiment.tokens={STEPS * batch.sequences * batch.length}",
         "run.trainer=mlp",
+        *slices,
     ]
     config, manifest = api.export("jobset", SPEC, sets)
     file = tmp_path / "spec.yaml"
@@ -111,12 +137,12 @@ def test_the_processes_of_a_jobset_train(
     line = driver["args"][0].replace("/etc/orch/spec.yaml", str(file))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     plan = api.plan(SPEC, sets)
-    with pods(manifest, plan.devices_per_host, tmp_path / "hosts"):
+    with pods(manifest, plan.devices_per_host, tmp_path / "hosts") as started:
         done = subprocess.run(
             [*driver["command"], line], env={**os.environ, "PATH": path}, cwd=ROOT, timeout=500,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, started) == (0, hosts), done.stderr
     [run] = [one.run() for one in journal.list_journals(storage.folder(runs))]
     assert (run.run, run.state, run.steps_done) == (
         manifest["metadata"]["name"],
