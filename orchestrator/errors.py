@@ -179,7 +179,7 @@ class JournalDamaged(JournalUnreadable):
 
 
 class ForeignRun(OrchError):
-    """A run belongs to another user: nothing is sent for it, and no credential used."""
+    """A run of another user: nothing is sent for it, no credential used, and nothing removed."""
 
 
 class RunExists(OrchError):

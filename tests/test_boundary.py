@@ -246,6 +246,17 @@ def test_nothing_is_sent_for_a_run_of_another_user(
 
 
 @as_root
+def test_a_run_of_another_user_is_not_removed(tmp_path: Path, orch: RunOrch) -> None:
+    """Root has no right to it either; its owner, or `rm`, removes it."""
+    run = failed_once(tmp_path)
+    give_away(run.path)
+    refused = orch("rm", run.key, "--storage", str(tmp_path), "--yes")
+    assert refused.returncode == 1
+    assert f"{run.path} belongs to user {NOBODY}" in refused.stderr
+    assert run.path.exists()
+
+
+@as_root
 @pytest.mark.parametrize("part", ["events/000002.json", "documents", "attempts/001/steps.jsonl"])
 def test_a_part_of_another_user_is_not_sent_either(tmp_path: Path, part: str) -> None:
     """A folder in which somebody else wrote a file."""

@@ -1,6 +1,7 @@
 """The journal of a study: one per request, and its trials are named before they start."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.errors import JournalUnreadable, OtherVersion, RunIsLive, SpecError, UnknownName
+from orchestrator.api import remove
+from orchestrator.errors import (
+    ForeignRun,
+    JournalUnreadable,
+    OtherVersion,
+    RunIsLive,
+    SpecError,
+    UnknownName,
+)
 from orchestrator.journal import StudyJournal, StudyRequest
 from orchestrator.types import codec
 from orchestrator.types.run import TrackedRun
@@ -168,6 +177,21 @@ def test_a_damaged_study_is_an_error(tmp_path: Path) -> None:
     study.submission_path.write_text("{}")
     with pytest.raises(JournalUnreadable, match="is not a StudySubmission"):
         study.submission()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("given", ["study", "run"])
+def test_a_study_of_another_user_is_not_removed(tmp_path: Path, given: str) -> None:
+    """Nor is one with a run of another user: nothing of it is removed then."""
+    study = opened_study(tmp_path)
+    start = journal.start_trial(study, 1, 1)
+    trial = claimed_run(tmp_path, key=start.run, study=study.key)
+    trial.end_run("failed")
+    os.chown(study.path if given == "study" else trial.journal.path, 65534, 65534)
+    with pytest.raises(ForeignRun):
+        remove(study.key, tmp_path)
+    assert study.path.exists()
+    assert trial.journal.path.exists()
 
 
 def test_a_study_does_not_own_the_runs_that_it_names(tmp_path: Path) -> None:

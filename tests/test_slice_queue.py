@@ -21,8 +21,10 @@ class World:
     def __post_init__(self) -> None:
         self.queue = SliceQueue(lambda: self.living, self.clock)
 
-    def ask(self, run: str, kind: str = KIND, *, job: str = "", claim: int = 2) -> QueueAnswer:
-        return self.queue.request(run, kind, job or run.lower(), claim)
+    def ask(
+        self, run: str, kind: str = KIND, *, job: str = "", claim: int = 2, submitted: float = 1.0
+    ) -> QueueAnswer:
+        return self.queue.request(run, submitted, kind, job or run.lower(), claim)
 
 
 @pytest.fixture
@@ -121,3 +123,16 @@ def test_what_an_earlier_job_says_late_does_not_count(world: World) -> None:
     world.queue.confirm("A", "a", ("s0",))
     world.queue.leave("A", "a")
     assert world.ask("B").ahead == ("A",)
+
+
+def test_a_key_that_is_used_again_is_a_new_run(world: World) -> None:
+    """The removed run has no place any more, however many claims it had; late jobs of it get
+    none.
+    """
+    world.ask("A", claim=7)
+    world.queue.confirm("A", "a", ("s0",))
+    world.living -= {"a"}
+    assert world.ask("B").ahead == ("A",)
+    assert world.ask("A", job="a2", submitted=2.0) == QueueAnswer(ahead=("B",), taken=())
+    assert world.ask("A", job="a", claim=9).superseded
+    assert world.ask("B") == MINE

@@ -19,7 +19,7 @@ from orchestrator.journal.listing import (
 from orchestrator.journal.ownership import Writer, claim_run, request_cancel, track
 from orchestrator.journal.retry import Decision, decide_retry
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_owner import check_made_by_user, check_own
+from orchestrator.journal.run_owner import check_folder_own, check_made_by_user, check_own
 from orchestrator.journal.step_log import StepLog, StepReader
 from orchestrator.journal.study_journal import (
     StudyJournal,
@@ -43,6 +43,7 @@ __all__ = [
     "StudyJournal",
     "StudyRequest",
     "Writer",
+    "check_folder_own",
     "check_made_by_user",
     "check_own",
     "check_writable",

@@ -59,6 +59,11 @@ def _check(path: Path, trusted: set[int]) -> None:
         raise ForeignRun(f"not a run of this user: {why}")
 
 
+def check_folder_own(folder: Path) -> None:
+    """Refuse a run or a study whose folder another user made: only its owner removes it."""
+    _check(folder, set())
+
+
 def owner_of(journal: Journal) -> int | None:
     """The user that a run's folder belongs to."""
     try:

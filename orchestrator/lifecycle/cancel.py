@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import RunIsLive
-from orchestrator.journal import Journal, StudyJournal, find_run, request_cancel
+from orchestrator.journal import (
+    Journal,
+    StudyJournal,
+    check_folder_own,
+    find_run,
+    request_cancel,
+)
 from orchestrator.render.next_commands import run_command
 from orchestrator.types.run import LIVE, Run
 from orchestrator.types.study import StudyStatus
@@ -33,7 +39,8 @@ def cancel_study(study: StudyJournal, *, at_once: bool) -> list[CancelResult]:
 
 
 def removable_run(journal: Journal, storage: Path) -> Run:
-    """The run, which nothing drives; an error where something does."""
+    """The run, which is the user's own and which nothing drives; an error otherwise."""
+    check_folder_own(journal.path)
     run = journal.run()
     if run.state in LIVE:
         cancelling = run_command("cancel", run.run, storage)
@@ -42,8 +49,11 @@ def removable_run(journal: Journal, storage: Path) -> Run:
 
 
 def removable_study(study: StudyJournal, storage: Path) -> StudyStatus:
-    """The study, none of whose runs goes on; an error where one does."""
+    """The study, which is the user's own and none of whose runs goes on; an error otherwise."""
     status = study.status()
+    check_folder_own(study.path)
+    for one in status.runs:
+        check_folder_own(study.storage / one.run)
     if status.state == "running":
         cancelling = run_command("cancel", study.key, storage)
         raise RunIsLive(f"study {study.key}: a run of it goes on", next_command=cancelling)

@@ -9,5 +9,5 @@ def weights_screen(weights: ExportedWeights) -> str:
     return (
         f"{weights.folder}: {weights.parameters:,} parameters of {weights.model} after step"
         f" {weights.step:,}, {weights.dtype}, {files}\n"
-        f"Next: AutoModelForCausalLM.from_pretrained({weights.folder!r})  # {weights.architecture}"
+        f"Next: AutoModelForCausalLM.from_pretrained({weights.folder!r})  # {weights.architecture}\n"
     )

@@ -94,7 +94,9 @@ def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
     journal = Journal(folder(spec.run))
     run = journal.run()
     kind = journal.plan(run.plan_digest)
-    lease = None if run.rehearsal else Lease(spec.run, slices.pod_type(kind), spec.claim)
+    lease = None
+    if not run.rehearsal:
+        lease = Lease(spec.run, run.submitted_at_s, slices.pod_type(kind), spec.claim)
     watch = ClaimWatch(journal.path, spec.claim)
     args, chosen = _wait_for_start(kind, commands, send, lease, watch)
     plan = journal.plan(args.plan_digest)

@@ -17,7 +17,7 @@ from orchestrator.launch.ray import private_api
 # A run that had slices may be away this long before anybody may take them.
 RETURN_S = 60.0
 # Another protocol gets another name, so that two versions of this project never talk to each other.
-NAME, NAMESPACE = "orch-slice-queue-2", "orch"
+NAME, NAMESPACE = "orch-slice-queue-3", "orch"
 LEAVE_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 
@@ -39,11 +39,13 @@ class QueueAnswer:
 class QueuePosition:
     """A run in the queue.
 
-    `job` is the Ray job that asked last, for the newest `claim`, and `slices` are the last that it
+    `submitted_at_s` tells the run from an earlier one of the same key, which was removed. `job` is
+    the Ray job that asked last, for the newest `claim`, and `slices` are the last that it
     had. A `served` run wants none now. `gone_at_s` is when its job was first seen to have ended.
     """
 
     run: str
+    submitted_at_s: float
     kind: str
     job: str
     claim: int
@@ -62,11 +64,17 @@ class SliceQueue:
         self._live_jobs, self._clock = live_jobs, clock
         self._positions: dict[str, QueuePosition] = {}
 
-    def request(self, run: str, kind: str, job: str, claim: int) -> QueueAnswer:
+    def request(
+        self, run: str, submitted_at_s: float, kind: str, job: str, claim: int
+    ) -> QueueAnswer:
         """Whether a run may take slices. Its turn lasts until it requests again or is served."""
         self._drop_ended()
-        mine = self._positions.setdefault(run, QueuePosition(run, kind, job, claim))
-        if claim < mine.claim:
+        known = self._positions.get(run)
+        if known and known.submitted_at_s < submitted_at_s:
+            del self._positions[run]  # of a run that was removed: its claims say nothing here
+        new = QueuePosition(run, submitted_at_s, kind, job, claim)
+        mine = self._positions.setdefault(run, new)
+        if (submitted_at_s, claim) < (mine.submitted_at_s, mine.claim):
             return QueueAnswer(ahead=(), taken=(), superseded=True)
         mine.kind, mine.job, mine.claim = kind, job, claim
         mine.served, mine.turn, mine.gone_at_s = False, False, None
@@ -118,8 +126,10 @@ class SliceQueueServer:
     def __init__(self) -> None:
         self._queue = SliceQueue(private_api.live_jobs, time.monotonic)
 
-    def request(self, run: str, kind: str, job: str, claim: int) -> QueueAnswer:
-        return self._queue.request(run, kind, job, claim)
+    def request(
+        self, run: str, submitted_at_s: float, kind: str, job: str, claim: int
+    ) -> QueueAnswer:
+        return self._queue.request(run, submitted_at_s, kind, job, claim)
 
     def confirm(self, run: str, job: str, slices: tuple[str, ...]) -> None:
         self._queue.confirm(run, job, slices)
@@ -133,6 +143,7 @@ class Lease:
     """A run's position in the queue of the cluster that this process has joined, for a claim."""
 
     run: str
+    submitted_at_s: float
     kind: str
     claim: int
 
@@ -160,7 +171,9 @@ class Lease:
     def _request(self) -> QueueAnswer:
         import ray  # noqa: PLC0415
 
-        pending = self._server.request.remote(self.run, self.kind, self._job, self.claim)
+        pending = self._server.request.remote(
+            self.run, self.submitted_at_s, self.kind, self._job, self.claim
+        )
         answer: QueueAnswer = ray.get(pending, timeout=ANSWER_LIMIT_S)
         return answer
 
