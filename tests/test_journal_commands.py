@@ -18,8 +18,10 @@ from orchestrator.journal.run_status import Observation, StepSummary, build_run
 from orchestrator.render import launch_screen, rehearsal_screen, runs_screen, status_screen
 from orchestrator.render.progress_text import tracked_text
 from orchestrator.render.status_screen import next_run_command
+from orchestrator.render.weights_screen import weights_screen
 from orchestrator.types.progress_events import Tracked
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
+from orchestrator.types.weights import ExportedWeights
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
     CLAIM,
@@ -322,3 +324,11 @@ def test_orch_rm_obeys_the_answer(tmp_path: Path, answer: bytes, left: int) -> N
     assert b"Remove it (failed, 0 steps), its journal, logs and checkpoints in " in question
     assert asking.returncode == (130 if left else 0)
     assert len(list(tmp_path.iterdir())) == left
+
+
+def test_the_screen_of_exported_weights_ends_its_last_line() -> None:
+    weights = ExportedWeights(
+        folder="weights", model="llama-tiny", architecture="LlamaForCausalLM", step=64,
+        dtype="fp32", parameters=918_656, files=1,
+    )  # fmt: skip
+    assert weights_screen(weights).endswith("# LlamaForCausalLM\n")
