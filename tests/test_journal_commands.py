@@ -16,8 +16,12 @@ from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pen
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_status import Observation, StepSummary, build_run
 from orchestrator.render import launch_screen, rehearsal_screen, runs_screen, status_screen
+from orchestrator.render.progress_text import tracked_text
 from orchestrator.render.status_screen import next_run_command
+from orchestrator.render.weights_screen import weights_screen
+from orchestrator.types.progress_events import Tracked
 from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
+from orchestrator.types.weights import ExportedWeights
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
     CLAIM,
@@ -107,6 +111,16 @@ def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, expected: s
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
     shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {expected}" in shown
+
+
+def test_a_run_that_is_not_recorded_yet_names_the_commands_that_record_and_show_it() -> None:
+    run = status_of(START)
+    busy = Tracked(tracker="mlflow", place="mlflow.db", problem="another process is recording it")
+    text = tracked_text(run, busy)
+    assert text.startswith("not recorded yet: another process is recording it; completed by ")
+    assert f"orch sync {run.run} --storage " in text
+    assert ", shown by orch ui --storage " in text
+    assert "orch ui" not in tracked_text(run, replace(busy, tracker="own", problem=None))
 
 
 @pytest.mark.parametrize(
@@ -310,3 +324,11 @@ def test_orch_rm_obeys_the_answer(tmp_path: Path, answer: bytes, left: int) -> N
     assert b"Remove it (failed, 0 steps), its journal, logs and checkpoints in " in question
     assert asking.returncode == (130 if left else 0)
     assert len(list(tmp_path.iterdir())) == left
+
+
+def test_the_screen_of_exported_weights_ends_its_last_line() -> None:
+    weights = ExportedWeights(
+        folder="weights", model="llama-tiny", architecture="LlamaForCausalLM", step=64,
+        dtype="fp32", parameters=918_656, files=1,
+    )  # fmt: skip
+    assert weights_screen(weights).endswith("# LlamaForCausalLM\n")

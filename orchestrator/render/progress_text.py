@@ -200,8 +200,10 @@ def result_text(event: progress_events.RunEnded) -> str:
 
 def tracked_text(run: Run, tracked: progress_events.Tracked) -> str:
     """Where a run is recorded, and what shows it there."""
+    shown = ""
+    if tracked.tracker == MLFLOW:
+        shown = f", shown by {storage_command('ui', storage_of(run))}"
     if tracked.problem:
-        return f"not recorded yet: {tracked.problem}; orch sync records it"
-    if tracked.tracker != MLFLOW:
-        return tracked.place
-    return f"{tracked.place}, shown by {storage_command('ui', storage_of(run))}"
+        completed = run_command("sync", run.run, storage_of(run))
+        return f"not recorded yet: {tracked.problem}; completed by {completed}{shown}"
+    return f"{tracked.place}{shown}"
