@@ -137,10 +137,14 @@ def test_a_chips_compiler_options_are_the_plans_unless_the_spec_sets_them() -> N
         spec = spec_of(TINY, sequences=16, length=64, chip=chip, topology="2x2x4", pods=1)
         assert make_plan(spec).compiler_options == ({name: kib} if kib else {})
     other = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
-    sums = (
-        "xla_enable_async_all_reduce", "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"
-    )  # fmt: skip
-    assert make_plan(other).compiler_options == {name: 32768} | dict.fromkeys(sums, True)
+    sums = dict.fromkeys(
+        ("xla_enable_async_all_reduce", "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),
+        True,
+    )
+    assert make_plan(other).compiler_options == {name: 32768} | sums
+    mesh = MeshRequest(fsdp_dcn=2)
+    shared = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=2, mesh=mesh)
+    assert make_plan(shared).compiler_options == {name: 32768}
 
 
 def test_only_the_experiment_is_the_identity() -> None:

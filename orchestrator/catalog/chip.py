@@ -55,10 +55,14 @@ class RayNames:
 
 @dataclass(frozen=True, kw_only=True)
 class CompilerOption:
-    """The value of a compiler option, and the evidence for it."""
+    """The value of a compiler option, and the evidence for it.
+
+    `between_slices`: also for plans whose slices share weights.
+    """
 
     value: bool | int | float | str
     source: Name
+    between_slices: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from orchestrator.network.description import MLP, Attention, Block, LatentAttention, Mixture, Tensor
+from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.plan.flops import partial_sums_of
 from orchestrator.plan.layout import Layout, Number
 from orchestrator.plan.memory_lines import FP32_BYTES, line, named, split_ways, stream_bytes
@@ -77,11 +78,13 @@ def dropless_phases(
 
 def mlp_lines(layout: Layout, block: Block, stages: Number, products: Number) -> list[LedgerLine]:
     """The MLP's backward pass, with all that the attention's will need, and so many stages of the
-    stream and inner tensors.
+    stream and inner tensors. Where slices share weights, the MLP's last matrix is there twice: for
+    the pass, and as it arrived.
     """
+    twice = (layout.devices_along(SHARED_OVER_DCN) > 1) * layout.elements(block.mlp.output.weight)
     return [
         line("gathered_weights", "gathered weights", "size x block",
-             size=layout.compute_bytes, block=layout.block_elements(block)),
+             size=layout.compute_bytes, block=layout.block_elements(block) + twice),
         line("working_activations", "stream", "stages x stream",
              stages=stages, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",

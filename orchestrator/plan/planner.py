@@ -7,12 +7,13 @@ from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog import Chip
-from orchestrator.network.mesh_axes import AXES
+from orchestrator.network.mesh_axes import AXES, SHARED_OVER_DCN
 from orchestrator.plan import flops
 from orchestrator.plan.forecast import forecast
 from orchestrator.plan.gradient_collectives import per_layer
 from orchestrator.plan.identity import experiment_digest, plan_digest
 from orchestrator.plan.infeasible import Infeasible, infeasible
+from orchestrator.plan.layout import Layout
 from orchestrator.plan.placed_mesh import device_groups, place_axes
 from orchestrator.plan.plan_warnings import (
     LEDGER_TRAINER,
@@ -107,7 +108,7 @@ def write_plan(
         data=experiment.data,
         start=experiment.start,
         seed=experiment.seed,
-        compiler_options=compiler_options(request.chip, experiment),
+        compiler_options=compiler_options(request.chip, layout, experiment),
         chip=request.chip.name,
         chip_definition=spec.resources.chip_definition,
         topology=str(request.topology),
@@ -144,10 +145,14 @@ def write_plan(
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
 
 
-def compiler_options(chip: Chip, experiment: Experiment) -> dict[str, bool | int | float | str]:
+def compiler_options(
+    chip: Chip, layout: Layout, experiment: Experiment
+) -> dict[str, bool | int | float | str]:
     """The chip's options, and those of the spec, which come first."""
-    of_chip = chip.libtpu.options if chip.libtpu else {}
-    return {name: one.value for name, one in of_chip.items()} | experiment.compiler_options
+    share = layout.devices_along(SHARED_OVER_DCN) > 1
+    of_chip = chip.libtpu.options.items() if chip.libtpu else ()
+    chosen = {name: one.value for name, one in of_chip if one.between_slices or not share}
+    return chosen | experiment.compiler_options
 
 
 def fields_of(model: Model) -> dict[str, Any]:
