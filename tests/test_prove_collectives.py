@@ -314,3 +314,22 @@ def test_a_collective_in_several_parts_counts_once() -> None:
         "%p = bf16[64,8] parameter(0)", part("a", "-1"), part("b", "2"), f"ROOT {part('c', '2')}"
     )
     assert [one.name for one in all_moved(read)] == ["a"]
+
+
+def test_what_reads_the_last_part_tells_what_an_asynchronous_sum_is() -> None:
+    """A reduce-scatter where a slice is taken of what the last part ends in."""
+
+    def part(name: str, operand: str, flag: str) -> str:
+        config = f'"async_collective_fusion_config":{{"flag_start":"{flag}","flag_end":"8"}}'
+        return (
+            f"%{name} = bf16[128,8] all-reduce(%{operand}), replica_groups={TENSOR}, to_apply=%add,"
+            f' frontend_attributes={{chain_id="3"}}, backend_config={{{config}}}'
+        )
+
+    done = '%d = bf16[128,8] custom-call(%p, %b), custom_call_target="AsyncCollectiveDone"'
+    parts = "%p = bf16[128,8] parameter(0)", part("a", "p", "-1"), part("b", "p", "2"), done
+    at = "%zero = s32[] constant(0)"
+    cut = "ROOT %s = bf16[64,8] dynamic-slice(%d, %zero, %zero), dynamic_slice_sizes={64,8}"
+    whole = "ROOT %n = bf16[128,8] negate(%d)"
+    kinds = [all_moved(program(*parts, at, end))[0].kind for end in (cut, whole)]
+    assert kinds == ["reduce-scatter", "all-reduce"]

@@ -22,6 +22,8 @@ PERMUTE, ALL_TO_ALL = "collective-permute", "all-to-all"
 KINDS = {GATHER, SCATTER, REDUCE, PERMUTE, ALL_TO_ALL}
 PART = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 FIRST_PART = "-1"
+CHAIN = re.compile(r'chain_id="\d+"')  # one number for all parts of a collective
+DONE = "AsyncCollectiveDone"
 SLICES = frozenset({"slice", "dynamic-slice"})
 SCATTERS = "all-reduce-scatter"  # begins the name of a fusion that is a reduce-scatter
 
@@ -100,7 +102,27 @@ def _logical_kind(flow: Dataflow, runs: str, given: Value, result: Value) -> str
         return runs
     if _is_set_into_zeros(flow, given):
         return GATHER
-    return SCATTER if _is_sliced(flow, result) else REDUCE
+    return SCATTER if any(_is_sliced(flow, one) for one in _ends(flow, result)) else REDUCE
+
+
+def _ends(flow: Dataflow, result: Value) -> list[Value]:
+    """A collective's result; of an asynchronous one, that of the call which ends its last part."""
+    first = flow.instruction(result)
+    chained = CHAIN.search(first.rest)
+    if chained is None or not PART.search(first.rest):
+        return [result]
+    parts = [
+        Value(where.name, one.name)
+        for where in flow.program.computations.values()
+        for one in where.instructions.values()
+        if one.opcode == first.opcode and is_further_part(one) and chained[0] in one.rest
+    ]
+    return [
+        Value(part.computation, reader.name)
+        for part in parts
+        for reader, _ in flow.readers(part)
+        if reader.opcode == "custom-call" and reader.quoted("custom_call_target") == DONE
+    ]
 
 
 def _unpadded_bytes(
