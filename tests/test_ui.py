@@ -23,8 +23,7 @@ LIMIT_S = 300  # a server is many imports, on a machine that does other work too
 VIEWS = ("At a glance (rehearsals)", "Measured against predicted (rehearsals)")
 DRAWN = "document.querySelectorAll('.js-plotly-plot .main-svg').length"
 # MLflow opens a panel of its own at the first visit, over half of the page.
-NO_ASSISTANT = """for (const key of ['fab.autoOpenedOnFirstLoad', 'panelOpen'])
-    localStorage.setItem(`mlflow.assistant.${key}_v1`, JSON.stringify(key !== 'panelOpen'))"""
+ASSISTANT = "document.body.innerText.includes('Ask questions about your')"
 # Each chart of Plotly's knows what it has drawn: points of lines and of scatters, bars.
 POINTS = """[...document.querySelectorAll('.js-plotly-plot')].map(plot => (plot.data || []).reduce(
     (sum, trace) => sum + (trace.x || []).filter(one => one !== null).length, 0))"""
@@ -41,6 +40,7 @@ def test_the_comparisons_open_with_data(storage: Path) -> None:
         for name, page in drawn(chrome, links):
             text = str(page.value("document.body.innerText"))
             assert name in text
+            assert not page.value(ASSISTANT)
             assert all(f"tiny-{pods}pod" in text for pods in (1, 2, 4))
             page.picture(Path(os.environ.get("PICTURES", storage)) / f"{name}.png")
         process.send_signal(signal.SIGINT)
@@ -56,7 +56,6 @@ def drawn(chrome: Browser, links: dict[str, str]) -> Iterator[tuple[str, Page]]:
         page.open("about:blank")
         page.open(links[name])
         page.wait("document.body.innerText.length > 0", LIMIT_S)
-        page.value(NO_ASSISTANT)
         page.wait(f"{DRAWN} >= 3", LIMIT_S)
         page.wait(f"({POINTS}).filter(count => count >= 3).length >= 3", LIMIT_S)
         yield name, page

@@ -33,6 +33,8 @@ def test_every_chart_is_of_one_kind() -> None:
             kinds = [bool(chart.lines), bool(chart.bars), bool(chart.x and chart.y)]
             assert kinds.count(True) == 1, chart
             assert bool(chart.x) == bool(chart.y), chart
+            assert bool(chart.title) != bool(chart.x), chart
+            assert not chart.bars or ": " in chart.title, chart
 
 
 def test_the_promised_views_are_shipped() -> None:
@@ -46,8 +48,7 @@ def test_the_promised_views_are_shipped() -> None:
 def test_charts_of_chips_and_of_rehearsals_are_apart() -> None:
     """Each view shows the runs of one kind, by a tag that every run and study has."""
     filters = {
-        view.rehearsals: json.loads(views.stored_view(view)["state"])["searchFilter"]
-        for view in SHIPPED
+        view.rehearsals: views.state(view, set(metrics.ALL))["searchFilter"] for view in SHIPPED
     }
     assert filters == {
         False: "tags.`orch.rehearsal` = 'no'", True: "tags.`orch.rehearsal` = 'yes'",
@@ -81,10 +82,31 @@ def test_views_are_set_the_same_each_time(storage: Path) -> None:
     for _, text in before:
         kept = json.loads(str(text))
         state = json.loads(kept["state"])
-        opened = [one["uuid"] for one in state["compareRunSections"] if one["display"]]
-        assert {card["metricSectionId"] for card in state["compareRunCharts"]} == set(opened)
+        own = [one["uuid"] for one in state["compareRunSections"] if not one["isGenerated"]]
+        assert {card["metricSectionId"] for card in state["compareRunCharts"]} == set(own)
         cards = [card["uuid"] for card in state["compareRunCharts"]]
         assert len(set(cards)) == len(cards)
+
+
+def test_sections_with_data_are_open_and_come_first() -> None:
+    """An empty one would be a large box above charts that have something to show."""
+    for recorded in (set(metrics.OF_STEPS), {metrics.MEDIAN_MFU, *metrics.OF_STUDIES}):
+        for view in SHIPPED:
+            own = {one.name: bool(one.metrics & recorded) for one in view.sections}
+            stored = views.state(view, recorded)["compareRunSections"]
+            opened = [one["display"] for one in stored]
+            assert opened == sorted(opened, reverse=True)
+            assert {one["name"] for one in stored if one["display"]} == {
+                name for name, has_data in own.items() if has_data
+            }
+
+
+def test_bars_have_a_title_in_words() -> None:
+    """MLflow would title them by the names of their metrics; as bars of a data set they keep it."""
+    bars = views.Chart(title="MFU: median, expected", bars=["mfu/median", "mfu/expected"])
+    card = views.card(bars, "key")
+    assert (card["datasetName"], card["metricKey"]) == ("MFU", "median, expected")
+    assert (card["dataAccessKey"], card["selectedMetricKeys"]) == ("mfu/median", bars.bars)
 
 
 def test_a_view_that_is_too_long_is_refused(storage: Path) -> None:

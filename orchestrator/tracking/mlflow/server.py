@@ -24,8 +24,15 @@ from orchestrator.ports import LOOPBACK, free_port
 from orchestrator.tracking.mlflow.store import SETTINGS
 from orchestrator.tracking.mlflow.tracking_uri import USUAL_PORT
 
-# A server is up to 15 processes and takes up to half a minute, longer on a busy machine.
+# What `mlflow server` hands to its app. Importing MLflow here, to ask for the names, takes seconds.
+BACKEND_STORE = "_MLFLOW_SERVER_FILE_STORE"
+SERVER_SETTINGS = {
+    "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+}
+# MLflow is a long import, longer on a busy machine.
 START_LIMIT_S, POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
+APP = "orchestrator.tracking.mlflow.ui_app:app"
 API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
@@ -115,9 +122,8 @@ def answers(address: str) -> bool:
 def main(uri: str, port: str) -> int:
     """Serve until the input ends; the exit code of a server that ended by itself."""
     _fork_stand_in()
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
-    command += ["--host", LOOPBACK, "--port", port, "--workers", "1"]
-    settings = SETTINGS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    settings = SETTINGS | SERVER_SETTINGS | {BACKEND_STORE: uri}
+    command = [sys.executable, "-m", "uvicorn", APP, "--host", LOOPBACK, "--port", port]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
     threading.Thread(target=_end_with_owner, args=(server,), daemon=True).start()
     return server.wait()

@@ -40,7 +40,7 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 SQLITE = "sqlite:///"
-MOST_POINTS, MOST_PARAMS = 1_000, 100
+MOST_POINTS, MOST_PARAMS, MOST_RUNS = 1_000, 100, 1_000
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
@@ -106,16 +106,24 @@ class Store:
                     return None
                 raise
 
-    def tagged(self, tag: str, value: str, most: int = 1_000) -> list[StoredRun]:
+    def tagged(self, tag: str, value: str, most: int = MOST_RUNS) -> list[StoredRun]:
         """The runs that carry a tag, oldest first."""
         with in_plain_words(self.where):
-            runs = self._client.search_runs(
-                [self.experiment],
-                f"tags.`{tag}` = '{value}'",
-                max_results=most,
-                order_by=["start_time ASC"],
+            return [_stored(run) for run in self._search(tag, value, most, "ASC")]
+
+    def metric_names(self, tag: str, value: str) -> set[str]:
+        """The metrics that the newest runs with a tag have."""
+        with in_plain_words(self.where):
+            runs = self._search(tag, value, MOST_RUNS, "DESC")
+            return {name for run in runs for name in run.data.metrics}
+
+    def _search(self, tag: str, value: str, most: int, order: str) -> list[Any]:
+        found = f"tags.`{tag}` = '{value}'"
+        return list(
+            self._client.search_runs(
+                [self.experiment], found, max_results=most, order_by=[f"start_time {order}"]
             )
-            return [_stored(run) for run in runs]
+        )
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
         """Create a run."""

@@ -7,6 +7,7 @@ MLflow's version is pinned and a browser test opens the views. Nothing else depe
 import json
 import re
 import uuid
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -21,7 +22,6 @@ from orchestrator.types.tracking import ViewLink
 SHIPPED = Path(__file__).with_name("views.json")
 TAG = "mlflow.sharedViewState."
 LONGEST_TAG = 20_000
-MOST_COLUMNS = 2
 # MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
 GENERATED = (
     "eval", "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed",
@@ -54,8 +54,9 @@ PAGE: dict[str, Any] = {
 class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics over the steps as `lines`, as `bars` of each run, or a point of each run at `x`, `y`.
 
-    `points` shows where the lines have values. MLflow titles bars of several metrics, and points,
-    by their metrics alone, so the section above them explains them; other charts have a `title`.
+    `points` shows where the lines have values. MLflow titles a point of each run by its metrics
+    alone, so the section above explains it; other charts have a `title`, that of bars in two parts
+    with a colon.
     """
 
     title: str = ""
@@ -77,12 +78,22 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     charts: list[Chart]
 
+    @property
+    def metrics(self) -> set[str]:
+        return {name for chart in self.charts for name in chart.metrics}
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the legend of bars side by side needs the whole width."""
+        return any(len(chart.bars) > 1 for chart in self.charts)
+
 
 class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named list of sections."""
+    """A named list of sections, with up to `columns` charts in a row."""
 
     name: str
     sections: list[Section]
+    columns: int = 2
     rehearsals: bool = False
 
     @property
@@ -125,8 +136,9 @@ def views_with_runs(store: Store, shipped: list[View]) -> list[View]:
 
 def set_views(store: Store, shipped: list[View]) -> None:
     """Store the views in an experiment, in place of those of an earlier orch."""
+    recorded = {kind: store.metric_names(REHEARSAL, yes_or_no(kind)) for kind in (False, True)}
     for view in shipped:
-        text = json.dumps(stored_view(view))
+        text = json.dumps(stored_view(view, recorded[view.rehearsals]))
         if len(text) > LONGEST_TAG:
             raise NotRecorded(f"view {view.name!r}: {len(text):,} characters, over {LONGEST_TAG:,}")
         store.set_experiment_tag(TAG + view.key, text)
@@ -146,33 +158,35 @@ def link(server: str, experiment: str, view: View) -> str:
     return f"{server}/#/experiments/{experiment}/runs?{urlencode(query)}"
 
 
-def stored_view(view: View) -> dict[str, Any]:
+def stored_view(view: View, recorded: Set[str]) -> dict[str, Any]:
     """A view as MLflow's page reads it."""
-    return {"name": view.name, "createdAt": 0, "state": json.dumps(state(view))}
+    return {"name": view.name, "createdAt": 0, "state": json.dumps(state(view, recorded))}
 
 
-def state(view: View) -> dict[str, Any]:
-    """The state of the page: our sections open, MLflow's own closed."""
+def state(view: View, recorded: Set[str]) -> dict[str, Any]:
+    """The state of the page: our sections open, below them those without data and MLflow's own."""
     keys = {one.name: identity(f"{view.name}: {one.name}") for one in view.sections}
+    ordered = sorted(view.sections, key=lambda one: one.metrics.isdisjoint(recorded))
     sections = [
-        section(one.name, keys[one.name], shown=True)
-        | {"columns": min(len(one.charts), MOST_COLUMNS)}
-        for one in view.sections
+        section(one.name, keys[one.name], own=True, shown=not one.metrics.isdisjoint(recorded))
+        | {"columns": 1 if one.is_wide else min(len(one.charts), view.columns)}
+        for one in ordered
     ]
-    sections += [section(name, identity(name), shown=False) for name in GENERATED + BUILT_IN]
+    sections += [section(name, identity(name)) for name in GENERATED + BUILT_IN]
     cards = [card(chart, keys[one.name]) for one in view.sections for chart in one.charts]
     page = PAGE | {"searchFilter": view.filter}
     return {**page, "compareRunSections": sections, "compareRunCharts": cards}
 
 
-def section(name: str, key: str, *, shown: bool) -> dict[str, Any]:
+def section(name: str, key: str, *, own: bool = False, shown: bool = False) -> dict[str, Any]:
+    """A section of ours or of MLflow's, open or closed."""
     return {
         "uuid": key,
         "name": name,
         "display": shown,
-        "isReordered": shown,
+        "isReordered": own,
         "deleted": False,
-        "isGenerated": not shown,
+        "isGenerated": not own,
     }
 
 
@@ -185,12 +199,11 @@ def card(chart: Chart, section_key: str) -> dict[str, Any]:
         "isGenerated": False,
         "runsCountToCompare": 20,
     }
-    if chart.title and not chart.x:
-        shared["displayName"] = chart.title
     if chart.lines:
         # MLflow shows the title of several lines where they seem to be those of a node.
-        named = {"metric": chart.title, "type": "node"} if chart.title else None
+        named = {"metric": chart.title, "type": "node"}
         return shared | {
+            "displayName": chart.title,
             "nodeLevelSystemMetricConfiguration": named,
             "type": "LINE",
             "metricKey": chart.lines[0],
@@ -201,9 +214,13 @@ def card(chart: Chart, section_key: str) -> dict[str, Any]:
             "displayPoints": chart.points,  # else they would hide the dashes of a second line
         }
     if chart.bars:
+        # MLflow shows the title of bars where they seem to be those of a data set.
+        what, _, which = chart.title.partition(": ")
         return shared | {
             "type": "BAR",
-            "metricKey": chart.bars[0],
+            "datasetName": what,
+            "metricKey": which,
+            "dataAccessKey": chart.bars[0],
             "selectedMetricKeys": chart.bars,
         }
     axes = {"xaxis": axis(chart.x), "yaxis": axis(chart.y)}
