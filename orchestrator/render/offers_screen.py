@@ -7,7 +7,6 @@ from dataclasses import replace
 from orchestrator.formatting import count, counted, dollars, lasting, scaled, to_digits
 from orchestrator.render.screen_parts import (
     WIDTH,
-    Command,
     Detail,
     Part,
     Screen,
@@ -48,7 +47,7 @@ def offers_screen(found: Offers, next_command: str | None, detail: Detail = "usu
     planned = [one for one in found.offers if one.days]
     top: list[list[Part]] = [
         [heading(headline(found))],
-        indent([*choice(found), *commands(found)]),
+        indent(choice(found)),
     ]
     if detail == "brief":
         return screen(*top, next_step(next_command))
@@ -103,7 +102,7 @@ def nothing_sure(found: Offers) -> str:
 
 def in_words(one: Offer) -> str:
     """Return an offer as a sentence's part."""
-    slices = f"{counted(one.pods, 'slice')} of {one.chip} {one.topology}"
+    slices = f"{count(one.pods)} x {one.chip} {one.topology}"
     cost = f", {likely(one.dollars, dollars)}" if one.dollars else ""
     return f"{slices}, {counted(one.chips, 'chip')}: {likely(one.days, lasting)}{cost}"
 
@@ -113,14 +112,6 @@ def likely(estimate: Estimate | None, show: Callable[[float], str]) -> str:
     if estimate.expected is None:
         return f"at least {show(estimate.lower)}"
     return show(estimate.expected)
-
-
-def commands(found: Offers) -> list[Part]:
-    """Return what to paste for the offer to take."""
-    chosen = to_take(found)
-    if chosen is None:
-        return []
-    return [Command(text=" ".join(f"--set {one}" for one in chosen.overrides))]
 
 
 def to_take(found: Offers) -> Offer | None:

@@ -32,7 +32,8 @@ def runners_up_table(plans: Sequence[Plan]) -> list[Part]:
     rows = [head, *(runner_up(plan, first, axes, has_estimate=has_estimate) for plan in plans)]
     title = f"the plan and {counted(len(others), 'runner')}-up ({'.'.join(axes)})"
     table = Table(rows=rows, columns="<><>>>><", row_styles={1: "bold"})
-    return [heading(title), *indent([table, ALIKE_RULE, LOSS_RULE, *choice(first, others)])]
+    rules = (Text(text=rule, hang=2) for rule in (ALIKE_RULE, LOSS_RULE))
+    return [heading(title), *indent([table, *rules, *choice(first, others)])]
 
 
 def choice(plan: Plan, others: Sequence[Plan]) -> list[Part]:
