@@ -49,6 +49,11 @@ def test_the_installed_ray_was_tried() -> None:
             "SubmissionClient._do_request",
             ("method", "endpoint", "kwargs"),
         ),
+        (
+            "ray.train.v2.api.data_parallel_trainer",
+            "DataParallelTrainer._create_default_callbacks",
+            (),
+        ),
         ("ray.cluster_utils", "Cluster", ("initialize_head", "head_node_args")),
         ("ray.cluster_utils", "Cluster.add_node", ("wait", "node_args")),
     ],
@@ -59,6 +64,25 @@ def test_ray_has_the_functions(module: str, function: str, parameters: tuple[str
     for name in function.split("."):
         found = getattr(found, name)
     assert set(parameters) <= inspect.signature(found).parameters.keys()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray warns of its own options
+@pytest.mark.parametrize("private", [True, False])
+def test_a_run_starts_no_processes_that_it_has_no_use_for(private: bool) -> None:
+    """Nobody serves data sets; in a private cluster nobody frees slices after its end."""
+    from ray.train.v2._internal.callbacks import datasets, placement_group_callback  # noqa: PLC0415
+    from ray.train.v2.api.config import RunConfig, ScalingConfig  # noqa: PLC0415
+    from ray.train.v2.jax import JaxTrainer  # noqa: PLC0415
+
+    def callbacks(kind: Any) -> set[type]:
+        made = kind(lambda: None, scaling_config=ScalingConfig(), run_config=RunConfig(name="it"))
+        return {type(one) for one in made._create_default_callbacks()}
+
+    left_out: set[type] = {datasets.DatasetsCallback}
+    if private:
+        left_out.add(placement_group_callback.PlacementGroupCleanerCallback)
+    ours = callbacks(private_api.jax_trainer(private=private))
+    assert callbacks(JaxTrainer) - ours == left_out
 
 
 def test_ray_waits_for_a_node_by_the_function_that_is_replaced() -> None:

@@ -103,7 +103,7 @@ def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
     placement = _Placement(lease, chosen, fence(plan, chosen))
 
     def train() -> None:
-        ending = _train(plan, args, spec.worker)
+        ending = _train(plan, args, spec.worker, rehearsal=run.rehearsal)
         if lease and ending.error is None:  # a run that failed comes back for its slices
             lease.leave()
         send(ending)
@@ -233,17 +233,16 @@ def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
     return fences
 
 
-def _train(plan: Plan, args: WorkerArgs, worker: str) -> AttemptEvent:
+def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> AttemptEvent:
     """Run the worker on every host of the plan's slices, and wait for all of them.
 
     Each worker finds JAX joined with the others, and its slice in MEGASCALE_SLICE_ID.
     """
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # noqa: PLC0415
-    from ray.train.v2.jax import JaxTrainer  # noqa: PLC0415
 
     from orchestrator.launch.ray.jax_coordinator import JaxOnNodeAddress  # noqa: PLC0415
 
-    trainer = JaxTrainer(
+    trainer = private_api.jax_trainer(private=rehearsal)(
         train_loop_per_worker=_on_worker,
         train_loop_config={"worker": worker, "args": args},
         jax_config=JaxOnNodeAddress(use_tpu=True),

@@ -3,7 +3,8 @@
 They read what nodes have left, which jobs run and where an actor died, start a cluster of several
 nodes on one machine, let slow machines take their time, and limit the time of a request. Ray's
 public functions count the resources of the cluster as a whole, ask its dashboard for jobs and
-actors, which may be down while the cluster works, start one node, and wait for an answer for ever.
+actors, which may be down while the cluster works, start one node, wait for an answer for ever, and
+start processes for every run that only some have a use for.
 
 Ray's version is pinned because of these parts; tests/test_ray_private_api.py checks that a version
 has them.
@@ -72,6 +73,29 @@ def head_cluster(**head: Any) -> Any:
     from ray.cluster_utils import Cluster  # noqa: PLC0415  it takes seconds
 
     return Cluster(initialize_head=True, head_node_args=head)
+
+
+def jax_trainer(*, private: bool) -> Any:
+    """Ray Train's `JaxTrainer` without the processes that a run has no use for: that which serves
+    data sets and, in a private cluster, that which frees the slices of a controller that died.
+    """
+    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback  # noqa: PLC0415
+    from ray.train.v2._internal.callbacks.placement_group_callback import (  # noqa: PLC0415
+        PlacementGroupCleanerCallback,
+    )
+    from ray.train.v2.jax import JaxTrainer  # noqa: PLC0415
+
+    base: Any = JaxTrainer
+    left_out = (DatasetsCallback, PlacementGroupCleanerCallback) if private else (DatasetsCallback,)
+
+    class Trainer(base):  # type: ignore[misc]
+        """Each of these is a process that takes seconds to start."""
+
+        def _create_default_callbacks(self) -> list[Any]:
+            every: list[Any] = super()._create_default_callbacks()
+            return [one for one in every if not isinstance(one, left_out)]
+
+    return Trainer
 
 
 def allow_slow_start() -> None:
