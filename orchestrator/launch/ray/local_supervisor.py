@@ -123,6 +123,8 @@ def _start_nodes(request: ClusterRequest, ports: Iterator[int], out: TextIO) -> 
         **_node(ports),
         num_cpus=1,
         include_dashboard=True,
+        include_log_monitor=False,  # ranks write logs of their own
+        no_monitor=True,  # nothing grows
         dashboard_host=LOOPBACK,
         dashboard_port=next(ports),
         temp_dir=f"{request.folder}/ray",
