@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from orchestrator import plugins
+from orchestrator import catalog, plugins
 from orchestrator.device_settings import STACK_FLAG
 from orchestrator.errors import (
     CheckpointFailed,
@@ -235,8 +235,12 @@ def test_options_reach_the_compiler(tmp_path: Path) -> None:
 
 
 def test_options_of_tpus_are_left_out_where_cpus_emulate_them(tmp_path: Path) -> None:
-    """A chip's own options are in the plans of its rehearsals too."""
-    options = {"xla_tpu_scoped_vmem_limit_kib": 32768}
+    """A chip's own options are in the plans of its rehearsals too: those of every chip."""
+    chips = (catalog.chip(name).libtpu for name in catalog.chips())
+    options = {
+        name: one.value for libtpu in chips if libtpu for name, one in libtpu.options.items()
+    }
+    assert {"xla_tpu_scoped_vmem_limit_kib", "xla_enable_async_all_reduce"} <= set(options)
     assert run_toy(tmp_path, toy_plan(compiler_options=options))[0].steps_done == STEPS
 
 

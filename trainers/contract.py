@@ -30,7 +30,8 @@ from trainers.mesh import mesh_of
 
 Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")
-OF_TPUS = "xla_tpu_"  # how the names of options begin that no other compiler has
+# How the names of options begin that the compiler for CPU devices lacks or that do nothing there.
+OF_TPUS = ("xla_tpu_", "xla_enable_async_")
 
 
 @dataclass(frozen=True, kw_only=True)

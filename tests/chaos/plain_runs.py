@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 STEPS = 300
 STEP_S = 0.3
 HANG_LIMIT_S = 10.0
-LIMIT_S = 240.0  # on a machine that does other work too
+LIMIT_S = 900.0  # on a machine that does much other work too
 STALL_S = 3.0
 END_S = 30.0  # within which what was superseded must be gone
 POLL_S = 0.05
