@@ -339,6 +339,7 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
     text = page.read_text()
     assert "peak_lr 1e-\N{WORD JOINER}4" in text
     assert text.count("<polyline") == 5
+    assert text.count('class="swatch" aria-hidden="true"><circle') == 3  # best, all, stopped early
     assert "scaling" not in text.partition("<body>")[2].lower()
     shown = orch("status", done.key, *at).stdout
     assert "sweep" in shown.splitlines()[0]
