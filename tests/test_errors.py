@@ -264,14 +264,15 @@ def test_a_refusal_begins_with_error_and_ends_with_a_command(
 def test_a_terminal_shows_the_word_error_in_red(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The word alone; NO_COLOR has none."""
+    """The word, and the next command in bold; NO_COLOR has none."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    say_error("error: a\x1b[2J")
+    say_error("error: a\x1b[2J\nNext: c")
     monkeypatch.setenv("NO_COLOR", "1")
-    say_error("error: b")
-    assert capsys.readouterr().err == "\033[1;31merror:\033[0m a?[2J\nerror: b\n"
+    say_error("error: b\nNext: c")
+    styled, plain = "\033[1;31merror:\033[0m a?[2J\n\033[1mNext: c\033[0m\n", "error: b\nNext: c\n"
+    assert capsys.readouterr().err == styled + plain
 
 
 def test_a_folder_of_weights_that_is_not_here_is_said_before_anything_starts(

@@ -14,7 +14,7 @@ from orchestrator.render.bars import in_encoding
 from orchestrator.render.screen_parts import WIDTH, Screen, visible, visible_json, with_style
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
-ERROR = "error:"  # how refusals begin
+ERROR, NEXT = "error:", "Next: "  # how refusals begin, and their last line
 WIDEST = 120  # columns of a screen on a wide terminal
 
 
@@ -51,9 +51,16 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def say_error(text: str) -> None:
-    """Print a refusal on the error stream. It begins with ERROR, which a terminal shows in red."""
-    shown = with_style(ERROR, "red") if is_styled(sys.stderr) else ERROR
-    write(f"{shown}{visible(text.removeprefix(ERROR))}\n", sys.stderr)
+    """Print a refusal on the error stream. It begins with ERROR, which a terminal shows in red, and
+    may end with the next command, in bold.
+    """
+    begin, shown = ERROR, visible(text.removeprefix(ERROR))
+    if is_styled(sys.stderr):
+        begin = with_style(ERROR, "red")
+        above, newline, last = shown.rpartition("\n")
+        if last.startswith(NEXT):
+            shown = f"{above}{newline}{with_style(last, 'bold')}"
+    write(f"{begin}{shown}\n", sys.stderr)
 
 
 def write(text: str, stream: TextIO) -> None:
