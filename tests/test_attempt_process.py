@@ -50,7 +50,7 @@ class Served:
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
 
-    def train(self, *_: object) -> AttemptEvent:
+    def train(self, *_: object, **__: object) -> AttemptEvent:
         self.trained.set()
         self.ended.wait(60)
         return AttemptEvent(ended=True)
