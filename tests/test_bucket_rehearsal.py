@@ -14,7 +14,7 @@ STEPS = 6
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_a_rehearsal_trains_is_read_elsewhere_and_resumed(
+def test_a_rehearsal_trains_and_is_read_elsewhere(
     scheme: str,
     bucket_server: BucketServer,
     orch_process: RunOrch,
