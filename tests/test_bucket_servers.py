@@ -1,17 +1,26 @@
 """Buckets of a server that others wrote, moto: it shows that the one of this suite is like it."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator import journal, storage
 from orchestrator.storage import bucket as buckets
 from orchestrator.storage import copies
 from orchestrator.storage.bucket import Bucket
+from tests.chaos.faults import losses
+from tests.clusters import eventually
+from tests.conftest import RunOrch
 from tests.journals import reason, run_request
 
 pytestmark = pytest.mark.slow
+STEPS, EVERY = 60, 10  # of a checkpoint
+LIMIT_S = 400
 
 
 @pytest.fixture
@@ -62,3 +71,39 @@ def test_a_run_is_created_driven_and_removed(s3_bucket: Bucket) -> None:
     assert record.run().problems == ()
     journal.remove_run(record)
     assert s3_bucket.below("") == []
+
+
+def test_a_killed_run_goes_on_elsewhere(
+    s3_bucket: Bucket, orch_process: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its processes are killed after a checkpoint. A machine that has nothing of it but the
+    bucket takes the steps that are missing, with the losses of a run that nobody killed.
+    """
+    where = f"s3://{s3_bucket.name}/runs"
+    options = ("cluster.backend=hosts", "run.trainer=mlp", f"run.checkpoint.every={EVERY}")
+    settings = [word for one in (*options, f"run.storage={where}") for word in ("--set", one)]
+    submit = ["submit", "specs/tiny_2pod.yaml", *settings, "--no-prove", "--no-calibrate"]
+    submit += ["--steps", str(STEPS), "--json", "--key"]
+    calm = orch_process(*submit, "calm", timeout_s=LIMIT_S)
+    assert calm.returncode == 0, calm.stderr
+
+    def recorded(key: str) -> journal.Journal:
+        return journal.Journal(storage.folder(where) / key)
+
+    def has_saved() -> bool:
+        names = {one.key for one in journal.list_journals(storage.folder(where))}
+        return "struck" in names and recorded("struck").run().steps_done > EVERY
+
+    orch = Path(sys.executable).with_name("orch")
+    with subprocess.Popen([orch, *submit, "struck"], stdout=subprocess.DEVNULL) as struck:
+        eventually(has_saved, LIMIT_S)
+        for process in psutil.Process(struck.pid).children(recursive=True):
+            process.kill()
+        struck.send_signal(signal.SIGKILL)
+    monkeypatch.setenv("ORCH_BUCKETS", str(tmp_path / "another machine"))
+    resumed = orch_process("resume", "struck", "--storage", where, "--json", timeout_s=LIMIT_S)
+    assert resumed.returncode == 0, resumed.stderr
+    run = recorded("struck").run()
+    assert (run.state, run.steps_done, run.problems) == ("succeeded", STEPS, ())
+    assert len(run.attempts) > 1
+    assert losses(recorded("struck")) == losses(recorded("calm"))

@@ -1,4 +1,6 @@
-"""Runs on a named cluster as a person starts them: real Ray, on slices that are emulated."""
+"""Runs on a named cluster as a person starts them: real Ray, on the emulated nodes of the manifest
+that `orch export ray` writes.
+"""
 
 import json
 import os
@@ -14,13 +16,14 @@ import psutil
 import pytest
 
 from orchestrator import journal
+from orchestrator.export.ray_manifests import ray_cluster
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
-from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.run import Run
 from tests.clusters import descendants, eventually
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
+from tests.kuberay import hosts_of
 
 BIN = Path(sys.executable).parent
 TINY_TWO_PODS = "specs/tiny_2pod.yaml"
@@ -51,13 +54,14 @@ class RunningCluster:
 
 @contextmanager
 def standing(topology: str, pods: int) -> Iterator[RunningCluster]:
-    """A named cluster of so many emulated v5p slices, whose hosts have a secret in their shell."""
-    plan = make_plan(spec_of(TINY, topology=topology, pods=pods, sequences=64 * pods, length=64))
+    """A named cluster of so many v5p slices, whose hosts have a secret in their shell."""
+    spec = spec_of(TINY, topology=topology, pods=pods, sequences=64 * pods, length=64)
+    plan = make_plan(spec)
+    [manifest] = ray_cluster(spec, plan)
     with pytest.MonkeyPatch.context() as shell:
         shell.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
         shell.setenv("HF_TOKEN", CANARY)
-        hosts = emulated_hosts(plan)
-        with private_cluster(hosts, plan.devices_per_host, "sleep 100000") as cluster:
+        with private_cluster(hosts_of(manifest), plan.devices_per_host, "sleep 100000") as cluster:
             token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(cluster.folder / "token")}
             yield RunningCluster(address_of(cluster), {**os.environ, **token}, cluster.folder)
 

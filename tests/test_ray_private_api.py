@@ -1,4 +1,5 @@
-"""The private parts of Ray that one file uses: the installed version has them, and was tried.
+"""The private parts of Ray that one file of the package and one of the tests use: the installed
+version has them, and was tried.
 
 For a new version of Ray: install it, run this file and tests/test_launch.py, and add the
 version to `private_api.TRIED`.
@@ -20,8 +21,18 @@ from tests.conftest import ROOT
 
 FENCED = {
     ROOT / "orchestrator" / "launch" / "ray" / "private_api.py",
+    ROOT / "tests" / "kuberay.py",
     ROOT / "tests" / "test_ray_private_api.py",
 }
+# What tests/kuberay.py reads of a node.
+OF_A_TPU_NODE = (
+    "TPUAcceleratorManager.get_current_node_accelerator_type",
+    "TPUAcceleratorManager.get_current_node_additional_resources",
+    "TPUAcceleratorManager.get_current_node_accelerator_labels",
+    "get_tpu_cores_per_chip",
+    "normalize_tpu_accelerator_type",
+    "get_num_chips_from_topology",
+)
 
 
 def test_the_installed_ray_was_tried() -> None:
@@ -54,6 +65,7 @@ def test_the_installed_ray_was_tried() -> None:
             "DataParallelTrainer._create_default_callbacks",
             (),
         ),
+        *(("ray._private.accelerators.tpu", name, ()) for name in OF_A_TPU_NODE),
         ("ray.cluster_utils", "Cluster", ("initialize_head", "head_node_args")),
         ("ray.cluster_utils", "Cluster.add_node", ("wait", "node_args")),
     ],
@@ -124,7 +136,7 @@ def private_names(path: Path) -> Iterator[str]:
 
 
 def test_no_other_file_uses_private_parts() -> None:
-    """Neither code nor tests; the fenced file does use some."""
+    """Neither code nor tests; the fenced files do use some."""
     folders = ("orchestrator", "trainers", "tests")
     files = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
     users = {path for path in files if any(private_names(path))}

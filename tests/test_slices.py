@@ -7,11 +7,14 @@ import pytest
 from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
+from orchestrator.export.ray_manifests import ray_cluster
 from orchestrator.launch.ray.local_cluster import short_folder
-from orchestrator.launch.ray.slices import accelerator_type, emulated_hosts, pod_type
+from orchestrator.launch.ray.slices import SLICE_NAME, accelerator_type, emulated_hosts, pod_type
 from orchestrator.plan.planner import make_plan
 from orchestrator.types.plan import Plan
+from orchestrator.types.spec import Spec
 from tests.example_specs import TINY, spec_of
+from tests.kuberay import hosts_of
 
 SLICES = [
     ("v4", "2x2x1", "v4-8"),
@@ -24,10 +27,13 @@ SLICES = [
 ]
 
 
-def plan_on(chip: str, topology: str, pods: int = 2) -> Plan:
-    """A tiny plan on some slices."""
-    spec = spec_of(TINY, chip=chip, topology=topology, pods=pods, sequences=128, length=128)
-    return make_plan(spec)
+def spec_on(chip: str, topology: str) -> Spec:
+    """A tiny run on two slices."""
+    return spec_of(TINY, chip=chip, topology=topology, pods=2, sequences=128, length=128)
+
+
+def plan_on(chip: str, topology: str) -> Plan:
+    return make_plan(spec_on(chip, topology))
 
 
 @pytest.mark.parametrize(("chip", "topology", "name"), SLICES)
@@ -48,6 +54,18 @@ def test_each_slice_has_one_head_and_its_hosts_in_order() -> None:
     assert names == [("pod-0", "0"), ("pod-0", "1"), ("pod-1", "0"), ("pod-1", "1")]
     assert ["TPU-v5p-16-head" in host.resources for host in hosts] == [True, False, True, False]
     assert [host.resources["TPU"] for host in hosts] == [4.0] * 4
+
+
+@pytest.mark.parametrize(("chip", "topology"), [one[:2] for one in SLICES])
+def test_a_rehearsal_has_the_nodes_of_the_exported_manifest(chip: str, topology: str) -> None:
+    """What Ray finds in the pods of the manifest, but for the names of slices."""
+    [manifest] = ray_cluster(spec_on(chip, topology), plan_on(chip, topology))
+    rehearsed, exported = emulated_hosts(plan_on(chip, topology)), hosts_of(manifest)
+    for emulated, real in zip(rehearsed, exported, strict=True):
+        name = real.labels[SLICE_NAME]
+        assert emulated.labels == real.labels | {SLICE_NAME: emulated.labels[SLICE_NAME]}
+        assert emulated.resources == {key: n for key, n in real.resources.items() if key != name}
+    assert len({host.labels[SLICE_NAME] for host in exported}) == 2
 
 
 def test_what_is_no_tpu_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The parts of Ray that are private or meant for tests. No other file uses any.
+"""The parts of Ray that are private or meant for tests. No other file of the package uses any.
 
 They read what nodes have left, which jobs run and where an actor died, start a cluster of several
 nodes on one machine, let slow machines take their time, and limit the time of a request. Ray's
