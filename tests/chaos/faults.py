@@ -80,6 +80,17 @@ class Emulated:
             lambda run: len(run.attempts) >= attempt and run.attempts[-1].steps_done >= steps
         )
 
+    def until_next_or_end(self, attempt: int) -> Run:
+        """Wait until an attempt of that number or a later one has done a step, or there comes none
+        because the run has ended.
+        """
+        return self.until(
+            lambda run: (
+                run.ended_at_s is not None
+                or (len(run.attempts) >= attempt and run.attempts[-1].steps_done >= 1)
+            )
+        )
+
     def until_ended(self, attempt: int) -> Attempt:
         """Wait until an attempt has ended."""
         run = self.until(

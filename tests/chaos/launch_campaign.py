@@ -137,7 +137,7 @@ class FaultResult:
 
     fault: Fault
     reason: str
-    named: bool
+    named: bool | None
     redone: int
     recovered_s: float
 
@@ -172,10 +172,10 @@ class Campaign:
         """Inject faults until the cluster does not survive one, or all is done."""
         before = len(run.run().attempts)
         while True:
-            run.until_newest(before + 1, 1)
+            run.until_next_or_end(before + 1)
             if self.pending:
                 self._note_recovery(run)
-            if len(self.results) >= self.faults:
+            if len(self.results) >= self.faults or run.run().ended_at_s is not None:
                 run.to_the_end()
                 return
             farthest = max(one.steps_done for one in run.run().attempts)
@@ -205,12 +205,13 @@ class Campaign:
         if fault.inject is stop_raylet:
             run.lose_host(*self.host)  # nobody lets it go on, and its slice counts no more
         self.pending = None
+        outran = after.number == ended.number  # it had done its steps before the fault was noticed
         self.results.append(
             FaultResult(
                 fault=fault,
                 reason=str(ended.reason),
-                named=not fault.rank or ended.first_dead_rank == rank,
-                redone=max(ended.steps_done, done) - after.restored_steps,
+                named=None if outran or not fault.rank else ended.first_dead_rank == rank,
+                redone=0 if outran else max(ended.steps_done, done) - after.restored_steps,
                 recovered_s=time.monotonic() - self.began_s,
             )
         )
@@ -272,7 +273,7 @@ def episode(folder: Path, indices: list[int], seed: int, commit: str) -> list[Fa
             struck=f"{one.fault.name} on {' '.join(shape)}",
             survived=survived or number < last,
             identical=identical,
-            named=one.named if one.fault.rank else None,
+            named=one.named,
             lost_s=round(one.recovered_s, 1),
             redone=one.redone,
             left_over=left if number == last else [],
