@@ -88,11 +88,11 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
 def weight_exchanges(layout: Layout) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one. A tied table is gathered once for both of
-    its uses; each of them has a gradient. A device first gets its own part from the other slices
-    that share it, then the other parts over fsdp x sequence inside its slice. Nothing hides the
-    first gathers, of the embedding and of the first matmuls, nor the scatters of their gradients,
-    which come last.
+    The weights of parallel matmuls are gathered as one. A tied table is gathered for each of its
+    uses, in another order of its dimensions, and each of them has a gradient. A device first gets
+    its own part from the other slices that share it, then the other parts over fsdp x sequence
+    inside its slice. Nothing hides the first gathers, of the embedding and of the first matmuls,
+    nor the scatters of their gradients, which come last.
     """
     types, passes = layout.precision, layout.microbatches
     blocks, experts = (block_weights(layout, of_experts=one) for one in (False, True))
@@ -101,13 +101,13 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     of_experts = "experts / expert / tensor"
-    tables, inside, apart = len(layout.network.tables), GROUPS["weights"], GROUPS["experts"]
+    inside, apart = GROUPS["weights"], GROUPS["experts"]
     every = [
         exchange
         for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, OVER_DCN))
         for exchange in (
             gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS, inside),
-            gather(axes, f"table gather{suffix}", of_table, table, tables, inside),
+            gather(axes, f"table gather{suffix}", of_table, table, ENDS, inside),
             scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1, inside),
             scatter(axes, f"table gradient scatter{suffix}", of_table, table, ENDS, inside),
         )
