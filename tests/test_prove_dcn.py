@@ -51,10 +51,12 @@ def sent(operand: str, shape: str, kind: str = "ALL_REDUCE", target: str = ALL) 
     )
 
 
-def program_that(*lines: str, slices: DeviceMesh | None = None) -> list[DcnPayload]:
-    """What a program of these lines sends to other pods."""
+def program_that(
+    *lines: str, slices: DeviceMesh | None = None, before: str = ""
+) -> list[DcnPayload]:
+    """What a program of these lines sends to other pods; `before` are computations they call."""
     body = "\n".join(f"  {line}" for line in (*lines, "ROOT %end = f32[] constant(0)"))
-    read = program_of(f"{HEAD}ENTRY %main () -> f32[] {{\n{body}\n}}\n")
+    read = program_of(f"{HEAD}{before}\nENTRY %main () -> f32[] {{\n{body}\n}}\n")
     return [
         one
         for visit in visits(read)
@@ -81,6 +83,28 @@ def test_a_gradient_is_followed_to_the_line_that_reduces_it() -> None:
     assert (one.name, one.kind, one.dtype, one.times) == ("psum.7_0", "all-reduce", "bf16", 1)
     assert one.payload_bytes == 2 * 2000 * 2 * 3 / 4
     assert one.executed_bytes == 2 * 2048 * 2 * 3 / 4
+    assert one.places == ("trainers/toy/net.py:9 (block.inner)",)
+    assert one.in_backward
+
+
+def test_a_part_that_a_sparse_core_scatters_is_sent_as_a_part() -> None:
+    """The call that begins the scatter has the whole gradient, the call that ends it one part."""
+    scattered = """%scattered (q: bf16[4,1024]) -> bf16[1,1024] {
+  %q = bf16[4,1024] parameter(0)
+  ROOT %r = bf16[1,1024] reduce-scatter(%q), replica_groups={{0,1,2,3}}, dimensions={0}
+}, execution_thread="sparsecore"
+"""
+    [one] = program_that(
+        "%p = bf16[64,8] parameter(0)",
+        f"%g = bf16[4,1024] negate(%p), {DOT.format('transpose(jvp())/while/body', 3)}",
+        "%begun = ((bf16[4,1024]), bf16[1,1024]) call-start(%g), to_apply=%scattered",
+        "%part = bf16[1,1024] call-done(%begun)",
+        "%tiles = bf16[1,8,128] bitcast(%part)",
+        "%token = token[] after-all()",
+        sent("tiles", "bf16[1,8,128]"),
+        before=scattered,
+    )
+    assert one.payload_bytes == one.executed_bytes == 2 * 1024 * 2 * 3 / 4
     assert one.places == ("trainers/toy/net.py:9 (block.inner)",)
     assert one.in_backward
 

@@ -9,10 +9,12 @@ from orchestrator.prove.hlo.program import Array, Computation, HloProgram, Instr
 
 # They yield their operand, elsewhere in memory or in another shape.
 MOVES = frozenset(
-    {"bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose", "async-done"}
-    | {"optimization-barrier", "slice-start", "slice-done", "add-dependency", "call-done"}
+    {"bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose"}
+    | {"optimization-barrier", "slice-start", "slice-done", "add-dependency"}
     | {"all-gather-done", "all-reduce-done", "collective-permute-done"}
 )
+# They end with the result of the computation that an asynchronous call began.
+CALL_ENDS = frozenset({"call-done", "async-done"})
 CROP = "ZeroCrop"  # a custom call that rounds a size up to whole tiles
 CALLS = {"fusion", "call"}
 RENDEZVOUS = "_xla_host_transfer_rendezvous"
@@ -46,6 +48,9 @@ class Dataflow:
         """
         where, instruction = self._where(value), self.instruction(value)
         opcode = instruction.opcode
+        if opcode in CALL_ENDS:
+            [called] = self.program.called(where.operand(instruction, 0))
+            return [Value(called.name, called.root.name, value.element)]
         if opcode in MOVES or opcode in also or is_crop(instruction):
             return [Value(where.name, instruction.operands[0], value.element)]
         if opcode == "get-tuple-element":
@@ -87,7 +92,7 @@ class Dataflow:
     def through(self, value: Value, reader: Instruction, place: int) -> list[Value]:
         """The value as the reader passes it on, in any type, or as the reader's inside sees it."""
         here = Value(value.computation, reader.name, value.element)
-        if (reader.opcode in MOVES | {"convert"} or is_crop(reader)) and place == 0:
+        if (reader.opcode in MOVES | CALL_ENDS | {"convert"} or is_crop(reader)) and place == 0:
             return [here]
         if reader.opcode == "get-tuple-element":
             return [Value(here.computation, here.name)] if _index(reader) == value.element else []

@@ -99,14 +99,13 @@ def _members(send: Instruction) -> tuple[int, ...]:
 
 
 def _logical(flow: Dataflow, sent: Value) -> Array:
-    """The array before its size was rounded up to whole tiles."""
+    """The array before its size was rounded up to whole tiles, where it was."""
     at: Value | None = sent
     while at is not None:
-        sent = at
-        cropped = is_crop(flow.instruction(at))
-        at = next(iter(flow.sources(at)), None)
-        if cropped and at is not None:
-            return flow.array(at)
+        source = next(iter(flow.sources(at)), None)
+        if source is not None and is_crop(flow.instruction(at)):
+            return flow.array(source)
+        at = source
     return flow.array(sent)
 
 
