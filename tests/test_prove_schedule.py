@@ -10,7 +10,9 @@ import pytest
 from orchestrator.prove.compare import proof_of
 from orchestrator.prove.diff_proofs import diff_proofs
 from orchestrator.prove.hlo.program import program_of
+from orchestrator.prove.hlo.replica_groups import DeviceMesh
 from orchestrator.prove.hlo.slice_links import SliceLinks
+from orchestrator.prove.hlo.transfers import TransferReader
 from orchestrator.prove.schedule_rates import schedule_rates
 from orchestrator.render.page import schedule_page
 from orchestrator.render.proof_diff_screen import proof_diff_screen
@@ -20,7 +22,7 @@ from orchestrator.types import codec
 from orchestrator.types.proof import Proof
 from orchestrator.types.schedule import Schedule, SliceTorus
 from tests import proofs
-from tests.schedules import LINE_OF_FOUR, US, schedule, schedule_of
+from tests.schedules import ARRAY_BYTES, LINE_OF_FOUR, RATES, US, schedule, schedule_of
 
 
 def test_seconds_are_cycles_times_trips_and_add_up() -> None:
@@ -115,6 +117,73 @@ def test_a_sum_of_arrays_takes_as_long_as_its_bytes(
 def test_a_kernel_without_a_formula_is_named() -> None:
     """Its seconds are not known: it counts as nothing, and the screen says so."""
     assert schedule().unpriced == ("kernel",)
+
+
+# --- the sparse cores
+
+BESIDE = """HloModule m, is_scheduled=true, num_partitions=4
+
+%gathered (p: f32[128,128]) -> f32[512,128] {
+  %p = f32[128,128] parameter(0)
+  ROOT %g = f32[512,128] all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}, RINGS
+}, execution_thread="sparsecore"
+
+%turned (q: f32[512,128]) -> f32[512,128] {
+  %q = f32[512,128]{1,0} parameter(0)
+  ROOT %c = f32[512,128]{0,1} copy(%q)
+}, execution_thread="sparsecore"
+
+ENTRY %main (x: f32[128,128]) -> f32[512,128] {
+  %x = f32[128,128] parameter(0)
+  %begun = ((f32[128,128]), f32[512,128]) call-start(%x), async_execution_thread="sparsecore", to_apply=%gathered, backend_config={"sparse_core_config":{"offload":"OFFLOAD_COLLECTIVE"}}
+  %y = f32[128,128] negate(%x), backend_config={"window_config":{"estimated_cycles":"4000"}}
+  %whole = f32[512,128] call-done(%begun)
+  %turning = ((f32[512,128]{1,0}), f32[512,128]{0,1}) call-start(%whole), async_execution_thread="sparsecore", to_apply=%turned, backend_config={"sparse_core_config":{"offload":"OFFLOAD_DATA_FORMATTING"}}
+  %z = f32[128,128] negate(%y), backend_config={"window_config":{"estimated_cycles":"3000"}}
+  ROOT %out = f32[512,128]{0,1} call-done(%turning)
+}
+"""  # noqa: E501
+
+
+def rings(*axes: str) -> str:
+    """How the compiler writes that a collective goes along these torus axes, both ways on each."""
+    parts = ",".join(
+        f'{{"phase_rings":[{{"ring_type":"ICI_RING_TYPE_UNIDIR_{way}",'
+        f'"explicit_strategy_ring_dim":"ICI_RING_DIM_{axis}"}}]}}'
+        for axis in axes
+        for way in ("CW", "CCW")
+    )
+    return f'backend_config={{"ici_strategy_config":{{"color_strategies":[{parts}]}}}}'
+
+
+def test_what_sparse_cores_do_runs_beside_other_work() -> None:
+    """A gather of three arrays over an open line takes 6 us, of which 4 are hidden; four arrays
+    are read and written in 8 us, of which 3 are hidden.
+    """
+    found = schedule_of(program_of(BESIDE.replace("RINGS", rings("X_MESH"))))
+    by_kind = {one.kind: one for one in found.collectives}
+    gather, turn = by_kind["all-gather"], by_kind["data formatting"]
+    assert (gather.link, gather.algorithm) == ("ici", "sparse cores, 2 rings")
+    assert (turn.link, turn.algorithm) == ("hbm", "sparse cores")
+    assert gather.asynchronous
+    assert turn.asynchronous
+    assert (gather.wire_s, gather.exposed_s) == pytest.approx((6 * US, 2 * US))
+    assert (turn.wire_s, turn.exposed_s) == pytest.approx((8 * US, 5 * US))
+    assert found.other_s == pytest.approx(7 * US)
+    assert not found.unpriced
+
+
+@pytest.mark.parametrize("axes", [("X",), ("X", "Y"), ("X", "Y", "Z")])
+def test_a_collective_of_sparse_cores_uses_the_axes_of_its_rings(axes: tuple[str, ...]) -> None:
+    """Two links of a chip on each of them, of the six of a cube."""
+    everyone = ",".join(map(str, range(64)))
+    text = BESIDE.replace("RINGS", rings(*axes)).replace("{{0,1,2,3}}", f"{{{{{everyone}}}}}")
+    hlo = program_of(text.replace("num_partitions=4", "num_partitions=64"))
+    mesh, between = DeviceMesh({"fsdp": 64}), DeviceMesh({"pods": 1})
+    reader = TransferReader(hlo, mesh, between, links(CUBE), RATES.transfers)
+    where = hlo.computations["gathered"]
+    gather = reader.collective(where, where.root, hlo.entry.instructions["begun"])
+    assert gather.seconds == pytest.approx(63 * ARRAY_BYTES / (2 * len(axes)))
 
 
 # --- links

@@ -256,6 +256,8 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", help="rows whose description contains the text")
     parser.add_argument("--hlo", type=Path, help="compile again; a folder for the programs' text")
     options = parser.parse_args()
+    if options.hlo:
+        options.hlo.mkdir(parents=True, exist_ok=True)
     chosen = ROWS if options.only is None else [r for r in ROWS if options.only in str(r)]
     for row in chosen if options.only != "" else ():
         try:

@@ -28,6 +28,7 @@ from orchestrator.prove.hlo.transfers import (
     collectives_in,
     inside,
     is_collective,
+    is_on_sparse_core,
 )
 from orchestrator.types.schedule import ComputeRates
 
@@ -277,14 +278,16 @@ class _SchedulePass:
             self._wait_for(transfer, self._lines(one))
 
     def start(self, one: Instruction) -> None:
-        """An asynchronous copy, or an asynchronous call with a collective in it."""
+        """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
         collectives = collectives_in(self.program, one)
         if collectives:
             where, collective = collectives[0]
             transfer = self.transfers.collective(where, collective, one)
-            self._start(one.name, transfer, self._lines(one))
+        elif is_on_sparse_core(one):
+            transfer = self.transfers.on_sparse_core(one)
         else:
-            self._start(one.name, self.transfers.copy(one), self._lines(one))
+            transfer = self.transfers.copy(one)
+        self._start(one.name, transfer, self._lines(one))
 
     def send(self, one: Instruction) -> None:
         if is_to_other_slices(one):

@@ -26,6 +26,13 @@ DIMENSIONS = re.compile(r"^(\d)D|Type: (\d)D")
 ONE_RING = "StrategyRing"
 HOST_SPACE = "S(5)"
 START = "-start"
+SPARSE_CORES = "sparse cores"
+SPARSE_CORE_THREAD = "sparsecore"
+OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
+# Of a collective on the sparse cores: the first ring of each part, which has one direction, and the
+# torus axis that it lies on.
+FIRST_RING = re.compile(r'"phase_rings":\[\{[^}]*\}')
+RING_AXIS = re.compile(r'ring_dim":"ICI_RING_DIM_(\w+)"')
 ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 CHAIN = re.compile(r'chain_id="(\d+)"')
 
@@ -79,7 +86,8 @@ class TransferReader:
         members = first_group(one, self.program.partitions)
         algorithm = algorithm_of(outside) or algorithm_of(one)
         moved = sent_bytes(kind, size * (len(members) if kind == GATHER else 1), len(members))
-        rate, hops, links = self._group(members, _torus_axes(outside, algorithm))
+        axes_at_once = _torus_axes(outside, algorithm) or _sparse_core_axes(one)
+        rate, hops, links = self._group(members, axes_at_once)
         seconds = moved / rate + hops * self.links.torus.hop_s if len(members) > 1 else 0.0
         axes = self.mesh.axes_of(members)
         return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
@@ -115,6 +123,15 @@ class TransferReader:
         name = "offload" if to_host else "fetch"
         return Transfer(name, (), "host", "", size, seconds, f"host {name}")
 
+    def on_sparse_core(self, one: Instruction) -> Transfer:
+        """A call that moves data in HBM beside other work: it reads and writes its result."""
+        [called] = self.program.called(one)
+        size = sum(array.bytes for array in called.root.arrays)
+        found = OFFLOADED.search(one.rest)
+        kind = found[1].lower().replace("_", " ") if found else "call"
+        seconds = 2 * size / self.rates.hbm_bytes_per_s
+        return Transfer(kind, (), "hbm", SPARSE_CORES, size, seconds, SPARSE_CORES)
+
     def send(self, one: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
         """What goes to other slices."""
         ways = max(len(slices), 1)
@@ -125,6 +142,8 @@ class TransferReader:
 
 def algorithm_of(one: Instruction) -> str:
     """The compiler's name for how a collective runs."""
+    if rings := FIRST_RING.findall(one.rest):
+        return f"{SPARSE_CORES}, {len(rings)} rings"
     emitter, strategy = EMITTER.search(one.rest), STRATEGY.search(one.rest)
     return " ".join(match[1] for match in (emitter, strategy) if match)
 
@@ -137,6 +156,14 @@ def _torus_axes(one: Instruction, algorithm: str) -> int | None:
         found = re.search(r"Type: (\d)D", one.rest)
         return int(found[1]) if found else 1
     return None
+
+
+def _sparse_core_axes(one: Instruction) -> int | None:
+    """The same of a collective on the sparse cores: each part of it takes the axes in an order of
+    its own. None for other collectives.
+    """
+    rings = FIRST_RING.findall(one.rest)
+    return len({axis for ring in rings for axis in RING_AXIS.findall(ring)}) or 1 if rings else None
 
 
 def collectives_in(
@@ -160,6 +187,11 @@ def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, 
             if one.opcode in {"fusion", "call"}:
                 todo += one.called
     return found
+
+
+def is_on_sparse_core(one: Instruction) -> bool:
+    """Whether it begins a call that runs there."""
+    return one.quoted("async_execution_thread") == SPARSE_CORE_THREAD
 
 
 def is_collective(one: Instruction) -> bool:
