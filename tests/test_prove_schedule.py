@@ -146,11 +146,18 @@ ENTRY %main (x: f32[128,128]) -> f32[512,128] {
 
 
 def rings(*axes: str) -> str:
-    """How the compiler writes that a collective goes along these torus axes, both ways on each."""
+    """How the compiler writes that a collective goes along these torus axes, in two directions,
+    after a chip's two devices (D): each part along one of them first.
+    """
     parts = ",".join(
-        f'{{"phase_rings":[{{"ring_type":"ICI_RING_TYPE_UNIDIR_{way}",'
-        f'"explicit_strategy_ring_dim":"ICI_RING_DIM_{axis}"}}]}}'
-        for axis in axes
+        '{"phase_rings":['
+        + ",".join(
+            f'{{"ring_type":"ICI_RING_TYPE_UNIDIR_{way}",'
+            f'"explicit_strategy_ring_dim":"ICI_RING_DIM_{axis}"}}'
+            for axis in ("D", *axes[first:], *axes[:first])
+        )
+        + "]}"
+        for first in range(len(axes))
         for way in ("CW", "CCW")
     )
     return f'backend_config={{"ici_strategy_config":{{"color_strategies":[{parts}]}}}}'

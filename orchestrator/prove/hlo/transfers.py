@@ -29,10 +29,10 @@ START = "-start"
 SPARSE_CORES = "sparse cores"
 SPARSE_CORE_THREAD = "sparsecore"
 OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
-# Of a collective on the sparse cores: the first ring of each part, which has one direction, and the
-# torus axis that it lies on.
-FIRST_RING = re.compile(r'"phase_rings":\[\{[^}]*\}')
-RING_AXIS = re.compile(r'ring_dim":"ICI_RING_DIM_(\w+)"')
+# A collective on the sparse cores is parted: each part goes round in one direction, along one torus
+# axis after another. Some rings name no axis.
+PARTS = '"phase_rings"'
+RING_AXIS = re.compile(r'ring_dim":"ICI_RING_DIM_([XYZ])')
 ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 CHAIN = re.compile(r'chain_id="(\d+)"')
 
@@ -142,8 +142,8 @@ class TransferReader:
 
 def algorithm_of(one: Instruction) -> str:
     """The compiler's name for how a collective runs."""
-    if rings := FIRST_RING.findall(one.rest):
-        return f"{SPARSE_CORES}, {len(rings)} rings"
+    if parts := one.rest.count(PARTS):
+        return f"{SPARSE_CORES}, {parts} rings"
     emitter, strategy = EMITTER.search(one.rest), STRATEGY.search(one.rest)
     return " ".join(match[1] for match in (emitter, strategy) if match)
 
@@ -159,11 +159,11 @@ def _torus_axes(one: Instruction, algorithm: str) -> int | None:
 
 
 def _sparse_core_axes(one: Instruction) -> int | None:
-    """The same of a collective on the sparse cores: each part of it takes the axes in an order of
-    its own. None for other collectives.
+    """The same of a collective on the sparse cores; None for others. Two of its parts have the two
+    directions of an axis, and others meanwhile those of another.
     """
-    rings = FIRST_RING.findall(one.rest)
-    return len({axis for ring in rings for axis in RING_AXIS.findall(ring)}) or 1 if rings else None
+    parts, axes = one.rest.count(PARTS), set(RING_AXIS.findall(one.rest))
+    return max(min(parts // 2, len(axes)), 1) if parts else None
 
 
 def collectives_in(
