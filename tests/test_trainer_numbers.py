@@ -263,6 +263,20 @@ def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.Mon
     check_against_reference(plan_of(data=4, tensor=2, loss_chunk_tokens=1))
 
 
+@pytest.mark.parametrize(
+    "mesh",
+    [{"fsdp": 4}, {"fsdp": 2, "sequence": 2, "pods": 2, "gradient_reduction": "per_layer"}],
+    ids=named,
+)
+def test_a_table_summed_in_each_chunk_gives_the_reference(
+    monkeypatch: pytest.MonkeyPatch, mesh: dict[str, Any]
+) -> None:
+    """Each chunk of 16 tokens sums the gradient of 600 words in four parts."""
+    model = replace(TINY, vocab=600)
+    monkeypatch.setattr(kernel_constants, "LOSS_CHUNK_BYTES", 16 * 4 * model.vocab)
+    check_against_reference(plan_of(model, loss_chunk_tokens=1, loss_gradient="per_chunk", **mesh))
+
+
 def test_keys_in_many_blocks_give_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention may see a few keys at a time; here 8 of 32."""
     monkeypatch.setattr("trainers.llama.blockwise.MOST_KEYS", 8)

@@ -6,6 +6,8 @@ The ledger of seconds has a line for each exchange.
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from orchestrator.network.description import Block, LatentAttention
 from orchestrator.network.mesh_axes import GROUPS, SHARED_OVER_DCN, link_of
 from orchestrator.plan.exchange import ALL_TO_ALL, GATHER, OVER_DCN, SCATTER, Exchange, Part
@@ -97,6 +99,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     types, passes = layout.precision, layout.microbatches
     blocks, experts = (block_weights(layout, of_experts=one) for one in (False, True))
     table = Weights(((layout.table_elements, passes),), passes)
+    chunks = np.where(layout.sums_loss_by_chunk, layout.loss_chunks, 1)
     gather = partial(weight_exchange, layout, "weight_gather", GATHER, layout.activation_type)
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
@@ -109,7 +112,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
             gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS, inside),
             gather(axes, f"table gather{suffix}", of_table, table, ENDS, inside),
             scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1, inside),
-            scatter(axes, f"table gradient scatter{suffix}", of_table, table, ENDS, inside),
+            scatter(axes, f"table gradient scatter{suffix}", of_table, table, 1 + chunks, inside),
         )
     ]
     for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, OVER_DCN)) if experts.parts else ():
@@ -182,7 +185,7 @@ def weight_exchange(
     name: str,
     formula: str,
     weights: Weights,
-    times: int,
+    times: Number,
     inside: tuple[str, ...],
 ) -> Exchange:
     """One exchange of weights or their gradients over the axes of one link: so many `times` each

@@ -28,15 +28,17 @@ from orchestrator.network.mesh_axes import (
     GATHERED,
     GATHERED_AXES,
     GATHERED_OF_EXPERTS,
+    GROUPS,
     HEADS,
     LOGICAL_AXES,
     PADDED,
+    SHARED_OVER_DCN,
     padded,
     ways,
 )
 from orchestrator.network.mixture import CHOICES, EXPERTS, rows_of_token
 from orchestrator.network.rematerialization import Treatments
-from orchestrator.plan.kernel_constants import loss_chunk_tokens
+from orchestrator.plan.kernel_constants import loss_chunk_tokens, loss_chunks
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, elements_in_order, fewest_elements, whole
 from orchestrator.plan.torus import Links
 from orchestrator.types.model import Model
@@ -292,14 +294,25 @@ class Layout:
         return TPU_TILE if self.chip.matrix_unit else NO_TILE
 
     @property
-    def turns_apart(self) -> bool:
-        """Whether arrays are turned beside other work, and are there in both orders meanwhile."""
-        return bool(self.chip.libtpu and self.chip.libtpu.turns_apart)
+    def sums_loss_by_chunk(self) -> Number:
+        """Whether each chunk of the loss sums its part of the table's gradient over devices.
+
+        That spares the whole gradient in fp32. It costs no time where sums over all devices of a
+        pod run beside products. The links of a smaller slice do not close, have half the rate, and
+        would let the products wait.
+        """
+        if self.chip.libtpu is None or not self.chip.libtpu.sums_beside_products:
+            return False
+        pod = self.chip.pod_chips.value * self.chip.devices
+        whole_pod = self.devices_along(GROUPS["weights"]) == pod
+        return whole_pod & (self.devices_along(SHARED_OVER_DCN) == 1)
 
     @property
-    def has_one_core(self) -> bool:
-        """Whether a device is one core of a TPU; "megacore" makes one of two."""
-        return bool(self.chip.libtpu and self.chip.libtpu.chip_config is None)
+    def loss_chunks(self) -> Number:
+        """Parts of a microbatch that the loss of a device takes one after another."""
+        vocab, _ = self.network.head.dimensions
+        logits = DTYPE_BYTES["fp32"] * self.size(vocab)
+        return loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
 
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""

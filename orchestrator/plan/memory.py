@@ -143,9 +143,12 @@ def waiting_copies(layout: Layout) -> Number:
 # --- the loss
 
 
-def head_line(layout: Layout, name: str) -> LedgerLine:
-    """The gathered unembedding in the compute type, and its fp32 gradient."""
-    size = layout.compute_bytes + ACCUMULATION_BYTES
+def head_line(layout: Layout, name: str, *, by_chunk: Number = False) -> LedgerLine:
+    """The gathered unembedding in the compute type, and its gradient: in fp32, or of each chunk in
+    the type it travels in.
+    """
+    gradient = np.where(by_chunk, layout.gradient_bytes, ACCUMULATION_BYTES)
+    size = layout.compute_bytes + gradient
     return line("gathered_weights", name, "size x table", size=size, table=layout.table_elements)
 
 
@@ -161,7 +164,7 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
     of_token = FP32_BYTES * layout.size(vocab)
     chunk = loss_chunk_bytes(layout.loss_chunk_tokens, of_token)
     return [
-        head_line(layout, "unembedding"),
+        head_line(layout, "unembedding", by_chunk=layout.sums_loss_by_chunk),
         line("logits", "logits", "chunk", chunk=np.minimum(chunk, layout.tokens * of_token)),
         head_stream_line(layout),
     ]

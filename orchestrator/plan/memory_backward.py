@@ -15,8 +15,6 @@ ROUTED_STAGES, DROPLESS_STAGES = 4, 2
 # First matrices of experts that are alive at once before the backward pass: joined and gathered,
 # parted, and turned for the gradients of their rows.
 TURNED_STAGES = 3
-# Up to so many devices a ring of `tensor` has no loop over its hops.
-LOOPLESS_WAYS = 4
 
 
 def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
@@ -99,39 +97,40 @@ def activation_moment(layout: Layout, block: Block) -> tuple[Number, Number]:
     """Stages of the stream, and inner tensors, while the activation is differentiated.
 
     Around a ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
-    gradient of its result, which is also there in parts. The inner tensor and the gradients of the
-    first products come at once, beside the gradient of the inner tensor and, made again, the
-    products, which are one array.
+    attention's where its products are made again. The inner tensor and its gradient are beside a
+    gradient of the first products and, made again, the products, which are one array.
     """
-    ways, inputs = split_ways(layout), len(block.mlp.inputs)
+    ways = split_ways(layout)
     if isinstance(block.mlp, Mixture):
         return 4 * (ways > 1) + 4 / ways, mlp_products(layout, block)
-    joined = np.where(inputs_away(layout, block.mlp) > 0, inputs, 0)
     return (
-        np.where(ways > 1, 3 + np.where(ways > LOOPLESS_WAYS, 4, 1) / ways, 4),
-        np.where(ways > 1, inputs + 2 + joined, mlp_products(layout, block)),
+        np.where(ways > 1, 1 + attention_inputs(layout, block) + 3 / ways, 4),
+        np.where(ways > 1, 3 + joined_products(layout, block), mlp_products(layout, block)),
     )
 
 
 def ring_phases(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
-    """A ring's exchange of the gradient of the MLP's input, while gradients of matrices wait.
+    """A ring's exchange of the gradient of the MLP's result, beside what the activation needs.
 
-    The gradients of the first products are there apart and, for the ring, as one array. A ring with
-    a loop has written what it gathered in order, and turns it for the gradients of matrices; on
-    devices of one core every ring does. Where that runs beside other work, it waits until
-    attention's ring has begun.
+    About half of it is there twice: as it arrives, and where it is whole.
     """
-    ways, inputs = split_ways(layout), len(block.mlp.inputs)
+    ways = split_ways(layout)
     if isinstance(block.mlp, Mixture) or not np.any(ways > 1):
         return ()
+    exchange = 3.5 + attention_inputs(layout, block), 1 + joined_products(layout, block)
     before = activation_moment(layout, block)
-    stages = 7 + 5 / ways
-    if not layout.turns_apart:
-        turns = (ways > LOOPLESS_WAYS) | layout.has_one_core
-        stages = np.where(turns, 4 + 5 / ways, 3 + 3 / ways)
-    products = inputs + 1 + (inputs if inputs > 1 else 0)
-    moment = (np.where(ways > 1, *both) for both in zip((stages, products), before, strict=True))
+    moment = (np.where(ways > 1, *both) for both in zip(exchange, before, strict=True))
     return (("mlp ring", mlp_lines(layout, block, *moment)),)
+
+
+def attention_inputs(layout: Layout, block: Block) -> Number:
+    """One where the attention's input is gathered again, to make its products; else zero."""
+    return np.maximum.reduce([layout.recomputed(one) for one in block.attention.inputs])
+
+
+def joined_products(layout: Layout, block: Block) -> Number:
+    """The inner tensors that a ring makes again, as one array."""
+    return np.where(inputs_away(layout, block.mlp) > 0, len(block.mlp.inputs), 0)
 
 
 def mlp_products(layout: Layout, block: Block) -> Number:

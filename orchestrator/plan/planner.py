@@ -121,6 +121,7 @@ def write_plan(
         groups=device_groups(request, choice, layout),
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
         loss_chunk_tokens=layout.loss_chunk_tokens,
+        loss_gradient="per_chunk" if layout.sums_loss_by_chunk else "at_end",
         chip_profile=None,
         forecast=forecast(layout, spec),
         search=SearchSummary(

@@ -344,8 +344,9 @@ class Plan:
     plans that run the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
     made with datasheets. `loss_chunk_tokens`: the loss of a device takes at least so many tokens at
-    a time. `ledger_describes_trainer`: whether the forecast is about the program that `trainer`
-    runs; the ledger describes the built-in trainer `llama` alone.
+    a time. `loss_gradient`: whether the gradient of the unembedding's table is summed over devices
+    in each chunk of these, or once. `ledger_describes_trainer`: whether the forecast is about the
+    program that `trainer` runs; the ledger describes the built-in trainer `llama` alone.
 
     With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
     the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run, and
@@ -382,6 +383,7 @@ class Plan:
     groups: dict[str, DeviceGroup]
     gradient_reduction: Literal["at_end", "per_layer"]
     loss_chunk_tokens: int
+    loss_gradient: Literal["at_end", "per_chunk"] = "at_end"
     chip_profile: str | None
     forecast: Forecast
     search: SearchSummary

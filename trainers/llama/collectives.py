@@ -79,8 +79,15 @@ def _matrix_forward(
 def _matrix_backward(
     dimension: int, compute: Any, wire: Any, inside: Axes, like: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array]:
+    return (scatter_matrix(gradient, dimension, wire, inside).astype(like.dtype),)
+
+
+def scatter_matrix(
+    gradient: jax.Array, dimension: int, wire: Any, inside: Axes = WEIGHTS
+) -> jax.Array:
+    """A matrix's gradient as this chip's part of the sum over chips, in the type it travels in."""
     own = _scatter_rows(gradient.astype(wire), inside, dimension)
-    return (reduce_scatter(own, WEIGHTS_OVER_DCN, dimension).astype(like.dtype),)
+    return reduce_scatter(own, WEIGHTS_OVER_DCN, dimension)
 
 
 def _scatter_rows(gradient: jax.Array, axes: Axes, dimension: int) -> jax.Array:
@@ -174,16 +181,16 @@ reduce_in_backward.defvjp(_same, _reduce)
 
 
 @jax.custom_vjp
-def together_in_backward(x: jax.Array, parameter: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both unchanged; the backward pass continues from x once the parameter's gradient is ready.
+def together_in_backward(x: Any, parameters: Any) -> tuple[Any, Any]:
+    """Both unchanged; the backward pass continues from x once the parameters' gradients are ready.
 
-    Otherwise the compiler may delay the scatter of a large gradient, which then stays whole in
-    memory while all layers go backward.
+    Otherwise the compiler may delay the product or the scatter of a large gradient, and what it
+    needs, or the whole gradient, stays in memory meanwhile.
     """
-    return x, parameter
+    return x, parameters
 
 
 together_in_backward.defvjp(
-    lambda x, parameter: ((x, parameter), None),
+    lambda x, parameters: ((x, parameters), None),
     lambda _, gradients: jax.lax.optimization_barrier(gradients),
 )

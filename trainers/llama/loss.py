@@ -6,18 +6,23 @@ The whole logits [M, V] never exist. Each chunk computes loss and gradients in o
 logits are computed twice.
 """
 
+from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from orchestrator.plan.kernel_constants import loss_chunk_bytes
+from orchestrator.plan.kernel_constants import TILE, loss_chunks
 from trainers.llama.axes import TENSOR
 from trainers.llama.collectives import all_gather
 
 LOGIT_BYTES = 4
 NO_WORD = -1  # the target of a place that predicts nothing
+# The gradient of a table that is summed in each chunk has so many parts: while one is summed, the
+# next is computed.
+PARTS = 4
 
 Sums = tuple[jax.Array, jax.Array, jax.Array]  # the table's gradient, cross-entropy, penalty
 
@@ -30,9 +35,17 @@ class Loss(NamedTuple):
     z_penalty: jax.Array
 
 
+class SplitTable(NamedTuple):
+    """How a table is gathered from the chips that split its d_model, and its gradient summed."""
+
+    gather: Callable[[jax.Array], jax.Array]
+    scatter: Callable[[jax.Array], jax.Array]
+
+
 class Logits(NamedTuple):
     """How a loss is made: the weight of its penalty, how many words there are, the least tokens of
-    a chunk, and a cap of logits.
+    a chunk, and a cap of logits. With `split`, each chunk sums its part of the table's gradient
+    over chips, and the whole gradient never exists.
     """
 
     z_loss: float
@@ -40,6 +53,7 @@ class Logits(NamedTuple):
     chunk_tokens: int
     cap: float | None = None
     some_predict_nothing: bool = False
+    split: SplitTable | None = None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -47,8 +61,9 @@ def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits) 
     """This chip's share of the sum over tokens: the shares of a tensor group add up to it.
 
     x [M, D] and targets [M] are the same on all chips of the group, table [D, V/Y] has the chip's
-    own words. The penalty of a token is how.z_loss x its log-sum-exp squared. A column beyond
-    `how.vocab` has no word, and no probability.
+    own words, or [D/X, V/Y] its own rows of them where `how` has a split. The penalty of a token is
+    how.z_loss x its log-sum-exp squared. A column beyond `how.vocab` has no word, and no
+    probability.
     """
     return _forward(x, table, targets, how)[0]
 
@@ -56,8 +71,11 @@ def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits) 
 def _forward(
     x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits
 ) -> tuple[Loss, tuple[jax.Array, jax.Array]]:
-    words = table.shape[1]
-    size = _chunk_tokens(x.shape[0], words, how.chunk_tokens)
+    stored, words = table, table.shape[1]
+    if how.split is not None:
+        table = how.split.gather(stored)
+    chunks = int(loss_chunks(x.shape[0], LOGIT_BYTES * words, how.chunk_tokens))
+    size = x.shape[0] // chunks
     own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
 
     def step(carry: Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[Sums, jax.Array]:
@@ -81,16 +99,16 @@ def _forward(
             log_sum, target = (jnp.where(predicts, one, 0) for one in (log_sum, target))
         d_logits = d_logits.astype(x.dtype)
         dx = jnp.einsum("cv,dv->cd", d_logits, table)
-        d_table += jnp.einsum("cd,cv->dv", x, d_logits, preferred_element_type=jnp.float32)
+        d_table += _table_gradient(x, d_logits, how.split)
         sums = entropy + (log_sum - target).sum(), penalty + (how.z_loss * log_sum**2).sum()
         return (d_table, *sums), dx  # of this chunk [C, D]
 
-    chunks = x.reshape(-1, size, x.shape[1]), targets.reshape(-1, size)
-    start = jnp.zeros(table.shape, jnp.float32), jnp.float32(0), jnp.float32(0)
-    (d_table, entropy, penalty), dx = jax.lax.scan(step, start, chunks)
+    every = x.reshape(chunks, size, x.shape[1]), targets.reshape(chunks, size)
+    start = jnp.zeros(stored.shape, jnp.float32), jnp.float32(0), jnp.float32(0)
+    (d_table, entropy, penalty), dx = jax.lax.scan(step, start, every)
     share = 1 / jax.lax.axis_size(TENSOR)
     loss = Loss(share * (entropy + penalty), share * entropy, share * penalty)
-    return loss, (dx.reshape(x.shape), d_table.astype(table.dtype))
+    return loss, (dx.reshape(x.shape), d_table.astype(stored.dtype))
 
 
 def _backward(
@@ -105,14 +123,27 @@ def _backward(
 token_loss.defvjp(_forward, _backward)
 
 
+def _table_gradient(x: jax.Array, d_logits: jax.Array, split: SplitTable | None) -> jax.Array:
+    """What a chunk adds to the table's gradient, in fp32: of the whole table, or of this chip's
+    rows.
+    """
+    product = partial(jnp.einsum, "cd,cv->dv", preferred_element_type=jnp.float32)
+    if split is None:
+        return product(x, d_logits)
+    words = _parts(d_logits.shape[1])
+    sums = [split.scatter(product(x, d_logits[:, first:end])) for first, end in words]
+    return jnp.concatenate(sums, axis=1).astype(jnp.float32)
+
+
+def _parts(words: int) -> list[tuple[int, int]]:
+    """First and end of about as many words each, of whole tiles but for the last."""
+    tiles = -(-words // TILE[1])
+    ends = [min(tiles * part // PARTS * TILE[1], words) for part in range(PARTS + 1)]
+    return [(first, end) for first, end in pairwise(ends) if end > first]
+
+
 def _of_group(logits: jax.Array, hit: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Log-sum-exp over all words and the target's logit, both [C], in one small exchange."""
     mine = jnp.stack([jax.nn.logsumexp(logits, axis=1), jnp.where(hit, logits, 0).sum(1)])
     log_sums, targets = all_gather(mine[:, None], TENSOR, 1)  # [2, Y, C]
     return jax.nn.logsumexp(log_sums, axis=0), targets.sum(0)
-
-
-def _chunk_tokens(tokens: int, words: int, least: int) -> int:
-    """The most tokens that divide all, with logits within the bytes that the plan counts."""
-    most = int(loss_chunk_bytes(least, LOGIT_BYTES * words)) // (LOGIT_BYTES * words)
-    return max(size for size in range(1, min(tokens, most) + 1) if tokens % size == 0)

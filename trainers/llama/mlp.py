@@ -9,6 +9,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.description import MLP, Matmul
 from orchestrator.types.model import Activation
+from trainers.llama.axes import TENSOR
+from trainers.llama.collectives import together_in_backward
 from trainers.llama.parameters import Parameters
 from trainers.llama.ring import matmul_reduce_scatter
 from trainers.llama.runtime import Runtime
@@ -31,9 +33,16 @@ def clamped_swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Array:
     """The MLP's addition to the stream. y [b, S/(s Y), D]"""
-    products = runtime.products(y, [layer[matmul.weight.name] for matmul in kind.inputs])
+    shards, in_turn = [layer[one.weight.name] for one in kind.inputs], runtime.gradients_in_turn
+    products = runtime.products(y, shards, in_turn=in_turn)
+    output = runtime.gather_rows(layer[kind.output.weight.name], 1)
+    if in_turn:
+        products, output = together_in_backward(products, output)
     hidden = activate(kind, with_biases(kind.inputs, layer, products))  # [Y, b, S/(s Y), F/Y]
-    y = matmul_reduce_scatter(hidden, runtime.gather_rows(layer[kind.output.weight.name], 1))
+    if jax.lax.axis_size(TENSOR) > 1:
+        # Without a ring the activation is part of a product, from which this would part it.
+        hidden, output = together_in_backward(hidden, output)
+    y = matmul_reduce_scatter(hidden, output)
     return y if kind.output.bias is None else y + layer[kind.output.bias.name].astype(y.dtype)
 
 

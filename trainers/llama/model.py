@@ -27,7 +27,7 @@ from trainers.llama.collectives import (
 from trainers.llama.embedding import lookup
 from trainers.llama.grouped_query import grouped_query_attention
 from trainers.llama.latent_attention import latent_attention
-from trainers.llama.loss import Logits, Loss, token_loss
+from trainers.llama.loss import Logits, Loss, SplitTable, token_loss
 from trainers.llama.mixture import Routed, mixture_part
 from trainers.llama.mlp import mlp
 from trainers.llama.norm import norm
@@ -52,13 +52,22 @@ def batch_loss(
     x = all_gather(norm(network.norm, parameters, x), TENSOR, 1)  # [b, S/s, D]
     shard = parameters[network.head.name]
     x, shard = together_in_backward(x, shard)
-    table = runtime.gather_rows(shard, 1)  # [D, V/Y]
+    rows, split = jnp.moveaxis(shard, 1, 0), None
+    if plan.loss_gradient == "per_chunk":
+        split = SplitTable(partial(runtime.gather_matrix, dimension=0), runtime.scatter_rows)
+    else:
+        rows = runtime.gather_matrix(rows, 0)
     tokens = x.reshape(-1, x.shape[-1])
     gaps = "documents" in batch or runtime.some_predict_nothing
     how = Logits(
-        plan.optimizer.z_loss, plan.model.vocab, plan.loss_chunk_tokens, network.logit_cap, gaps
+        plan.optimizer.z_loss,
+        plan.model.vocab,
+        plan.loss_chunk_tokens,
+        network.logit_cap,
+        gaps,
+        split,
     )
-    return token_loss(tokens, table, targets.reshape(-1), how), routed
+    return token_loss(tokens, rows, targets.reshape(-1), how), routed
 
 
 def residual_stream(
@@ -82,7 +91,7 @@ def pattern_of_blocks(
     """The layers of a segment: a loop over the repeats of its pattern."""
 
     # Without it the compiler recomputes all layers of a pattern at once, and holds the results.
-    several = len(segment.stacks) > 1
+    several = len(segment.stacks) > 1 or runtime.plan.gradient_reduction == "per_layer"
 
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
         every = []

@@ -7,6 +7,7 @@ A product with a gathered input starts with the chip's own positions while its n
 their way. A product with a reduce-scatter sends partial sums while it computes the rest. Both
 directions of the ring are used, Y/2 hops each. All hops but the first and the last are one loop: on
 thousands of chips the lists of senders and receivers are most of the program, once for each hop.
+A round of it is two hops: what the first of them writes is not copied for the second.
 
 Positions stay in the order of arrival, [Y, b, t, ...]: the chip's own, then those of the chips k
 behind and k ahead for k = 1, 2, ..., last the opposite chip's where Y is even. Each hop writes into
@@ -18,8 +19,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from trainers.llama.axes import TENSOR
+
+HOPS = 2  # in a round of the loop over hops
 
 Pair = tuple[jax.Array, jax.Array]  # from behind, from ahead
 Whole = tuple[jax.Array, jax.Array]  # everyone's positions, and their products
@@ -65,8 +69,11 @@ def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
     """Of weight [D, F], from one of [Y, b, t, D] and [Y, b, t, F] and the other's gradient: rounded
     once.
 
-    Positions stay three dimensions: one would cost a copy where the compiler has them last.
+    Positions stay three dimensions: one would cost a copy where the compiler has them last. What a
+    ring has gathered stays in the order in which it was written, or the compiler turns it.
     """
+    if len(stream) > 1:
+        stream = with_layout_constraint(stream, Layout(tuple(range(stream.ndim))))
     return jnp.tensordot(stream, inner, ((0, 1, 2), (0, 1, 2)))
 
 
@@ -97,7 +104,7 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
     empty = [jax.lax.empty((ways, *shape), x.dtype) for shape in shapes]
     whole = put((empty[0], empty[1]), x[None], 0)
     if hops > 1:
-        (whole, arrived), _ = jax.lax.scan(hop, (whole, arrived), jnp.arange(1, hops))
+        (whole, arrived), _ = jax.lax.scan(hop, (whole, arrived), jnp.arange(1, hops), unroll=HOPS)
     last = _receive(arrived[0], 1) if ways % 2 == 0 else None
     if hops:
         whole = put(whole, jnp.stack(arrived), 2 * hops - 1)
@@ -135,7 +142,7 @@ def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
         behind = behind + _receive(opposite, -1)
     waiting = behind, ahead
     if hops > 1:
-        waiting, _ = jax.lax.scan(hop, waiting, jnp.arange(1, hops), reverse=True)
+        waiting, _ = jax.lax.scan(hop, waiting, jnp.arange(1, hops), reverse=True, unroll=HOPS)
     return product(x[0]) + _receive(waiting[0], -1) + _receive(waiting[1], 1)
 
 

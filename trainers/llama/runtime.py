@@ -13,7 +13,7 @@ from orchestrator.types.plan import Plan
 from trainers.llama.attention import Attend
 from trainers.llama.axes import SEQUENCE, TENSOR, WEIGHTS, WEIGHTS_OF_EXPERTS
 from trainers.llama.blockwise import Documents
-from trainers.llama.collectives import gather_matrix
+from trainers.llama.collectives import gather_matrix, scatter_matrix, together_in_backward
 from trainers.llama.grouped import Grouped
 from trainers.llama.ring import all_gather_matmul
 
@@ -50,23 +50,44 @@ class Runtime:
         """
         return self.gather_matrix(jnp.moveaxis(shard, dimension, 0), 0)
 
+    def scatter_rows(self, gradient: jax.Array) -> jax.Array:
+        """This chip's part of the gradient of such a matrix, summed over chips."""
+        return scatter_matrix(gradient, 0, DTYPES[self.plan.precision.gradients])
+
     def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array:
         """The same for matrices of this chip's experts."""
         return self._gathered(shard, dimension, WEIGHTS_OF_EXPERTS)
 
-    def products(self, y: jax.Array, shards: list[jax.Array], joined: int = 1) -> list[jax.Array]:
+    @property
+    def gradients_in_turn(self) -> bool:
+        """Whether the backward pass makes the gradient of an MLP's matrix before it goes on.
+
+        The compiler would go on first where a ring of `tensor` gathers what the gradient needs, or
+        where slices reduce gradients layer by layer, and hold what is for the gradient meanwhile.
+        """
+        return jax.lax.axis_size(TENSOR) > 1 or self.plan.gradient_reduction == "per_layer"
+
+    def products(
+        self, y: jax.Array, shards: list[jax.Array], joined: int = 1, *, in_turn: bool = False
+    ) -> list[jax.Array]:
         """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, F], each with an F of
         one dimension or, for heads, two.
 
         Over a ring they are one product, which hides the hops, of matrices `joined` along that
         dimension. Without a ring that would only cost copies: to join the matrices, to part the
-        results, and to join their gradients.
+        results, and to join their gradients. `in_turn`: the backward pass goes on from y once it
+        has the gradients of the matrices.
         """
-        if jax.lax.axis_size(TENSOR) == 1:
-            return [all_gather_matmul(y, self.gather_matrix(one, 0)) for one in shards]
-        matrix = self.gather_matrix(jnp.concatenate(shards, axis=joined), 0)
+        apart = jax.lax.axis_size(TENSOR) == 1
+        together = shards if apart else [jnp.concatenate(shards, axis=joined)]
+        matrices = [self.gather_matrix(one, 0) for one in together]
+        if in_turn:
+            y, matrices = together_in_backward(y, matrices)
+        products = [all_gather_matmul(y, matrix) for matrix in matrices]
+        if apart:
+            return products
         ends = np.cumsum([shard.shape[joined] for shard in shards])
-        return jnp.split(all_gather_matmul(y, matrix), ends[:-1], axis=joined + 2)
+        return jnp.split(products[0], ends[:-1], axis=joined + 2)
 
     def _gathered(self, shard: jax.Array, dimension: int, axes: tuple[str, ...]) -> jax.Array:
         precision = self.plan.precision
