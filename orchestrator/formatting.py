@@ -92,11 +92,16 @@ def elapsed_or_ms(value_s: float) -> str:
     return elapsed(value_s) if value_s >= 10 else seconds(value_s)
 
 
-def ago(age_s: float) -> str:
-    """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago. The future is now."""
+def age(age_s: float) -> str:
+    """Return an age in its largest unit: 2 h, 30 h, 3 days. The future is now."""
     age_s = max(age_s, 0.0)  # another machine's clock may be ahead
     _, size, unit = next(row for row in AGES if age_s >= row[0])
-    return f"{age_s // size:.0f} {unit} ago"
+    return f"{age_s // size:.0f} {unit}"
+
+
+def ago(age_s: float) -> str:
+    """Return when something of an age was: 2 h ago."""
+    return f"{age(age_s)} ago"
 
 
 def percent(fraction: float) -> str:

@@ -101,7 +101,8 @@ class Table:
 
     `bars` has a size for each row: the row ends in a bar of that share of the largest, as wide as
     the room that is left; none where the size is 0. `row_styles` are by the number of a row.
-    What is too wide goes on below, unless each row is to stay `one_line` to search for.
+    What is too wide goes on below. Where columns are `spare`, a row stays one line to search for:
+    it does without them, the first of them first, until it fits.
     """
 
     rows: Sequence[Sequence[str]]
@@ -111,7 +112,7 @@ class Table:
     style: str = ""
     bars: Sequence[float] = ()
     row_styles: Mapping[int, str] = field(default_factory=dict)
-    one_line: bool = False
+    spare: Sequence[int] = ()
 
     def lines(self, width: int) -> list[str]:
         return [line for row in self.row_lines(width) for line in row]
@@ -130,12 +131,23 @@ class Table:
             lines = self._aligned(1)
         if self.bars:
             lines = with_bars(lines, self.bars, width)
-        elif max(map(len, lines)) > width and not self.one_line:
-            lines = self._folded(width)
+        elif max(map(len, lines)) > width:
+            lines = self._without_spare(width) if self.spare else self._folded(width)
         return [[line] for line in lines]
 
     def indented(self, by: int) -> "Table":
         return replace(self, start=" " * by + self.start)
+
+    def _without_spare(self, width: int) -> list[str]:
+        """Return rows without as many of the spare columns as it takes."""
+        for some in range(1, len(self.spare) + 1):
+            kept = [i for i in range(len(self.columns)) if i not in self.spare[:some]]
+            lines = self._part(kept)
+            if max(map(len, lines)) > width:
+                lines = self._part(kept, gap=1)
+            if max(map(len, lines)) <= width:
+                break
+        return lines
 
     def _folded(self, width: int) -> list[str]:
         """Return the columns that fit, then the others below, each part with the first column."""
@@ -150,10 +162,10 @@ class Table:
                 parts.append(self._part([0, column]))
         return [line for part in parts for line in part]
 
-    def _part(self, chosen: Sequence[int]) -> list[str]:
+    def _part(self, chosen: Sequence[int], gap: int | None = None) -> list[str]:
         rows = [[row[i] for i in chosen] for row in self.rows]
         columns = "".join(self.columns[i] for i in chosen)
-        return replace(self, rows=rows, columns=columns)._aligned(self.gap)
+        return replace(self, rows=rows, columns=columns)._aligned(gap or self.gap)
 
     def _aligned(self, gap: int) -> list[str]:
         return [(self.start + (" " * gap).join(row)).rstrip() for row in self._padded(self.columns)]
