@@ -75,6 +75,14 @@ def lasting(days: float) -> str:
     return f"{number:,.{0 if number >= 100 else 1}f} {unit}"
 
 
+def time_limit(days: float) -> str:
+    """Return a limit that somebody chose: 30 days, 1 day, 12 hours."""
+    value_s = days * DAY_S
+    scale, unit = next((pair for pair in LONG_SCALES if value_s >= pair[0]), LONG_SCALES[-1])
+    number = to_digits(value_s / scale, 3)
+    return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
+
+
 def elapsed(value_s: float) -> str:
     """Return elapsed time in its two largest units: 45 s, 3 min 5 s, 2 d 4 h."""
     left = round(value_s)

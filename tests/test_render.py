@@ -114,6 +114,13 @@ def test_columns_move_closer_only_where_they_must() -> None:
     assert Table(rows=[["word"] * 5], columns="<" * 5).lines(27) == ["word word word word word"]
 
 
+def test_a_written_file_stands_above_the_next_command() -> None:
+    for blocks in ([["verdict"], next_step("orch ui")], [["verdict", *next_step("orch ui")]]):
+        shown = Screen(*blocks).with_written(Path("page.html"))
+        assert shown.splitlines()[-2:] == ["wrote page.html", "Next: orch ui"]
+    assert Screen(["verdict"]).with_written(Path("x")).splitlines() == ["verdict", "wrote x"]
+
+
 def test_columns_that_do_not_fit_come_below() -> None:
     """Each part has the first column, and rows keep their styles."""
     rows = [("RUN", "STEPS", "LOSS"), ("a-long-name", "20", "1.5")]

@@ -7,6 +7,7 @@ import and tables would add 7 % to the time of `orch plan`, and its tables cut l
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from textwrap import wrap
 from typing import Literal
 
@@ -29,7 +30,8 @@ UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
 IN_LINES = re.compile(r"(?![\t\n])" + CONTROL.pattern)
-COMMANDS = ("Next: ", "--set ")  # lines that stay whole, so that a person can copy them
+NEXT = "Next: "  # how the last line begins
+COMMANDS = (NEXT, "--set ")  # lines that stay whole, so that a person can copy them
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -208,6 +210,12 @@ class Screen(str):
         self.blocks = blocks
         return self
 
+    def with_written(self, file: Path) -> "Screen":
+        """Return the screen with the name of a file that was written, above the next command."""
+        *others, last = self.blocks
+        end = len(last) - (isinstance(last[-1], Command) and last[-1].text.startswith(NEXT))
+        return Screen(*others, [*last[:end], Command(text=f"wrote {file}"), *last[end:]])
+
     def on_terminal(self, width: int, *, styled: bool = True) -> str:
         """Return the text within a terminal's width, with escape codes for its styles."""
         return drawn(self.blocks, width, styled=styled)
@@ -283,7 +291,7 @@ def warning(text: str) -> Text:
 
 def next_step(command: str | None) -> list[Part]:
     """Return the command to type next, if there is one."""
-    return [Command(text=f"Next: {command}", style="bold")] if command else []
+    return [Command(text=f"{NEXT}{command}", style="bold")] if command else []
 
 
 def closing(sentence: str, command: str | None = None) -> list[Part]:
