@@ -104,13 +104,13 @@ def show_result(result: CommandResult, *, as_json: bool) -> None:
         raise SystemExit(result.exit_code)
 
 
-def _screens(result: CommandResult) -> list[str]:
-    """Return the screens, the last of them with the file that was written."""
+def _screens(result: CommandResult) -> str | list[str]:
+    """Return the screens; a file that was written is named on the last."""
     shown = result.screens()
+    if not result.written:
+        return shown
     *others, last = [shown] if isinstance(shown, str) else shown
-    if result.written and isinstance(last, Screen):
-        last = last.with_written(result.written)
-    return [*others, last]
+    return [*others, last.with_written(result.written) if isinstance(last, Screen) else last]
 
 
 def aside(as_json: bool) -> AbstractContextManager[object]:
