@@ -75,6 +75,14 @@ def lasting(days: float) -> str:
     return f"{number:,.{0 if number >= 100 else 1}f} {unit}"
 
 
+def time_limit(days: float) -> str:
+    """Return a limit that somebody chose: 30 days, 1 day, 12 hours."""
+    value_s = days * DAY_S
+    scale, unit = next((pair for pair in LONG_SCALES if value_s >= pair[0]), LONG_SCALES[-1])
+    number = to_digits(value_s / scale, 3)
+    return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
+
+
 def elapsed(value_s: float) -> str:
     """Return elapsed time in its two largest units: 45 s, 3 min 5 s, 2 d 4 h."""
     left = round(value_s)
@@ -92,11 +100,16 @@ def elapsed_or_ms(value_s: float) -> str:
     return elapsed(value_s) if value_s >= 10 else seconds(value_s)
 
 
-def ago(age_s: float) -> str:
-    """Return an age in its largest unit: 2 h ago, 30 h ago, 3 days ago. The future is now."""
+def age(age_s: float) -> str:
+    """Return an age in its largest unit: 2 h, 30 h, 3 days. The future is now."""
     age_s = max(age_s, 0.0)  # another machine's clock may be ahead
     _, size, unit = next(row for row in AGES if age_s >= row[0])
-    return f"{age_s // size:.0f} {unit} ago"
+    return f"{age_s // size:.0f} {unit}"
+
+
+def ago(age_s: float) -> str:
+    """Return when something of an age was: 2 h ago."""
+    return f"{age(age_s)} ago"
 
 
 def percent(fraction: float) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.formatting import ago, change_by, in_memory
+from orchestrator.formatting import ago, change_by, in_memory, time_limit
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,13 @@ from orchestrator.formatting import ago, change_by, in_memory
 def test_an_age_is_never_negative(age_s: float, shown: str) -> None:
     """Whoever wrote a time may have a clock that is ahead."""
     assert ago(age_s) == shown
+
+
+@pytest.mark.parametrize(
+    ("days", "shown"), [(30, "30 days"), (1, "1 day"), (0.5, "12 hours"), (45.5, "45.5 days")]
+)
+def test_a_limit_is_shown_as_it_was_chosen(days: float, shown: str) -> None:
+    assert time_limit(days) == shown
 
 
 @pytest.mark.parametrize(("ratio", "shown"), [(1.094, "+9.4 %"), (0.5, "-50.0 %"), (3.2, "x 3.2")])

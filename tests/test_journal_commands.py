@@ -159,6 +159,18 @@ def test_runs_are_shown_as_a_table(golden: HoldGolden) -> None:
     golden("runs.txt", runs_screen.runs_screen(list(runs), "runs"))
 
 
+def test_a_narrow_terminal_shows_whole_keys_and_fewer_columns() -> None:
+    key = "llama3-70b-4pod-study-dc20c392-trial-3.1"
+    running = status_of(START, run=key, rehearsal=True)
+    shown = runs_screen.runs_screen([running, status_of(run="first")], "runs")
+    for width in (70, 80, 120):
+        head, row, *_ = shown.on_terminal(width, styled=False).splitlines()
+        assert row.startswith(f"{key} ")
+        assert row.endswith(" rehearsal")
+        assert len(row) <= width
+        assert ("PODS" in head) == (width == 120)
+
+
 # --- commands
 
 

@@ -4,10 +4,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.launch.ray import local_supervisor
+from orchestrator.launch.ray import local_supervisor, private_api
 
 
 class Waiting:
@@ -59,3 +60,22 @@ def test_a_supervisor_that_ends_after_its_owner_is_not_waited_for(waiting: Waiti
     assert not waiting.over.wait(0.2)
     os.close(waiting.supervisor)
     assert waiting.over.wait(5)
+
+
+def test_a_job_that_was_taken_without_an_answer_is_not_submitted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head of a busy machine may answer after its client has given up."""
+    taken: list[SimpleNamespace] = []
+
+    class Client:
+        def list_jobs(self) -> list[SimpleNamespace]:
+            return taken
+
+        def submit_job(self, *, entrypoint: str, submission_id: str) -> None:
+            taken.append(SimpleNamespace(entrypoint=entrypoint, submission_id=submission_id))
+            raise TimeoutError
+
+    monkeypatch.setattr(private_api, "job_client", lambda _: Client())
+    _, job = local_supervisor._submit(SimpleNamespace(webui_url="127.0.0.1:1"), "command")
+    assert [(one.entrypoint, one.submission_id) for one in taken] == [("command", job)]

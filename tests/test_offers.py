@@ -20,6 +20,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import search, search_request
 from orchestrator.plan.spec_changes import changed
+from orchestrator.render.offers_screen import odds_text
 from orchestrator.spec.offer_options import (
     WrongOption,
     days_until,
@@ -506,6 +507,19 @@ def test_the_page_has_the_picture(orch: RunOrch, tmp_path: Path) -> None:
     in_key = 1  # of the one chip, a dot as in the plot
     assert text.count("<circle") == sum(one.dollars is not None for one in found.offers) + in_key
     assert "<polyline" in text
+    *_, wrote, following = done.stdout.splitlines()
+    assert wrote == f"wrote {page}"
+    assert following.startswith("Next: orch plan ")
+
+
+def test_odds_that_are_not_sure_enough_do_not_look_sure(found: Offers) -> None:
+    one = next(offer for offer in found.offers if offer.odds)
+    assert one.odds
+    shown = [
+        odds_text(replace(one, odds=replace(one.odds, both=odds)))
+        for odds in (0.004, 0.8999, 0.9, 0.995)
+    ]
+    assert shown == ["<1 %", "89 %", "90 %", ">99 %"]
 
 
 def test_the_deadline_of_a_spec_is_the_time_limit() -> None:

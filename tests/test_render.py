@@ -34,7 +34,7 @@ from orchestrator.render.screen_parts import (
     warning,
 )
 from orchestrator.render.study_screens import forecast_screen
-from orchestrator.render.terminal import say
+from orchestrator.render.terminal import CommandResult, say, show_result
 from orchestrator.score import PUBLISHED, with_catalog_constants
 from orchestrator.spec import load
 from orchestrator.spec.key_help import help_about
@@ -112,6 +112,18 @@ def test_columns_move_closer_only_where_they_must() -> None:
     """A table that fits keeps its gaps."""
     assert Table(rows=[["word"] * 5], columns="<" * 5).lines(28) == ["word  word  word  word  word"]
     assert Table(rows=[["word"] * 5], columns="<" * 5).lines(27) == ["word word word word word"]
+
+
+def test_a_written_file_stands_above_the_next_command() -> None:
+    for blocks in ([["verdict"], next_step("orch ui")], [["verdict", *next_step("orch ui")]]):
+        shown = Screen(*blocks).with_written(Path("page.html"))
+        assert shown.splitlines()[-2:] == ["wrote page.html", "Next: orch ui"]
+    assert Screen(["verdict"]).with_written(Path("x")).splitlines() == ["verdict", "wrote x"]
+
+
+def test_a_result_may_have_no_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    show_result(CommandResult(None), as_json=False)
+    assert capsys.readouterr().out == ""
 
 
 def test_columns_that_do_not_fit_come_below() -> None:

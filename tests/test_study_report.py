@@ -321,3 +321,17 @@ def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
     alone = replace(report, trials=tuple(replace(t, not_compared="cpu_rehearsal") for t in trials))
     names = {one.name for one in study_points(alone, 9.0)}
     assert names == {"scaling/measured", "speed/measured"}
+
+
+def test_mlflow_gets_a_trial_with_its_last_repeat(tmp_path: Path) -> None:
+    """It would draw the medians of before and after as two points at one number of pods."""
+    report = scaling_report(tmp_path, lambda *_: 0.5)
+    first, *others = report.trials
+    for unfinished, steps in (
+        ({}, {2, 4}),
+        ({"1.2": "running"}, {2, 4}),
+        ({"1.2": "failed"}, {1, 2, 4}),
+    ):
+        begun = replace(first, done=report.repeats - 1, unfinished=unfinished)
+        points = study_points(replace(report, trials=(begun, *others)), 9.0)
+        assert {one.step for one in points} == steps

@@ -385,6 +385,16 @@ def test_text_is_packed_with_a_tokenizer(kind: str, tokenizer: Path, tmp_path: P
     assert packed(tmp_path, "--tokenizer", str(tokenizer)) == expected
 
 
+def test_bytes_of_json_lines_are_not_their_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever left the tokenizer out is told so."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text(LINES)
+    packed(tmp_path)
+    assert "warning: the tokenizer bytes takes" in capsys.readouterr().out
+
+
 def test_the_set_knows_its_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("one")

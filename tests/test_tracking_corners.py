@@ -53,6 +53,15 @@ def test_a_server_is_asked_for_answers_as_large_as_they_come(header: str, sent: 
     assert heard == [(header, sent)]
 
 
+def test_a_reason_has_no_sql() -> None:
+    """What SQLAlchemy says of a full disk, and of anything else."""
+    statement = "[SQL: UPDATE alembic_version SET version_num='b'] (Background on this error at: x)"
+    full = ValueError(f"(sqlite3.OperationalError) database or disk is full {statement}")
+    assert store._reason(full) == "its disk is full"
+    other = ValueError(f"(sqlite3.OperationalError) no such table: runs {statement}")
+    assert store._reason(other) == "(sqlite3.OperationalError) no such table: runs"
+
+
 @pytest.mark.parametrize(("length", "cut"), [(200, False), (201, True)])
 def test_a_reason_is_a_line(length: int, cut: bool) -> None:
     said = store._reason(ValueError("x" * length))

@@ -184,12 +184,12 @@ def _proof(
     others = None
     if options.search_remat:
         others = planning.prove_less_recompute(spec, progress=progress, stage=options.stage)
-    if options.html:
-        planning.write_schedule(found, options.html)
+    written = planning.write_schedule(found, options.html) if options.html else None
     return CommandResult(
         found.proof if not others else [found.proof, *(one.proof for one in others)],
         lambda: proof_screens(found, others, following, options.detail or "usual"),
         exit_code=exit_codes.of_proofs(found.proof),
+        written=written,
     )
 
 

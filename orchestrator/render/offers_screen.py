@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import floor
 
-from orchestrator.formatting import count, counted, dollars, lasting, scaled, to_digits
+from orchestrator.formatting import count, counted, dollars, lasting, scaled, time_limit, to_digits
 from orchestrator.render.screen_parts import (
     WIDTH,
     Detail,
@@ -66,7 +67,7 @@ def headline(found: Offers) -> str:
     request = found.request
     wishes = [f"{scaled(found.tokens)} tokens"]
     if request.by_days is not None:
-        wishes.append(f"within {lasting(request.by_days)}")
+        wishes.append(f"within {time_limit(request.by_days)}")
     if request.budget_dollars is not None:
         wishes.append(f"for {dollars(request.budget_dollars)} at most")
     return f"{found.name}: {' '.join(wishes)}, {request.prices} prices"
@@ -182,12 +183,13 @@ def in_days(days: float) -> str:
 
 
 def odds_text(one: Offer) -> str:
+    """Return the odds in percent, rounded down: what is not sure enough does not look it."""
     if one.odds is None or one.odds.both is None:
         return "-"
     percent = one.odds.both * 100
     if percent < 1 or percent > 99:
         return "<1 %" if percent < 1 else ">99 %"
-    return f"{percent:.0f} %"
+    return f"{floor(percent)} %"
 
 
 def left_out(found: Offers, planned: Sequence[Offer]) -> list[Part]:

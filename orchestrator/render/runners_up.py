@@ -17,8 +17,8 @@ ALIKE_RULE = (
     " can tell"
 )
 LOSS_RULE = (
-    "loss: extra time per token, midway between lower bound and unoverlapped; below zero where a"
-    " policy offloads for less than the forecast can tell"
+    "loss: extra time per token, midway between lower bound and unoverlapped; a policy that"
+    f" offloads must gain {percent(OFFLOAD_GAIN)} to come before one that does not"
 )
 
 

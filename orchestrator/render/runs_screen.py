@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.formatting import ago, count, percent, scaled
+from orchestrator.formatting import age, count, percent, scaled
 from orchestrator.render.screen_parts import (
     Command,
     Screen,
@@ -15,8 +15,9 @@ from orchestrator.render.screen_parts import (
 from orchestrator.types.run import Run
 from orchestrator.types.study import StudyStatus, kind_text
 
-HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "SUBMITTED", "")
+HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "AGE", "")
 COLUMNS = "<<>>>><"
+SPARE = tuple(map(HEAD.index, ("PODS", "AGE", "MFU")))  # a narrow terminal may lack them
 FEW = 10_000  # smaller numbers are written out
 
 Row = tuple[str, ...]
@@ -38,14 +39,14 @@ def runs_screen(
     for key, head in heads.items():
         groups.setdefault(key, [head])
     rows = [HEAD, *(row for group in groups.values() for row in group)]
-    table = Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"}, one_line=True)
+    table = Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"}, spare=SPARE)
     return screen([table], next_step(following))
 
 
 def study_row(status: StudyStatus) -> Row:
     done = f"{status.done} / {status.total} runs"
-    started = ago(status.read_at_s - status.submitted_at_s)
-    return status.study, status.state, done, "", "", started, kind_text(status.scaling)
+    submitted = age(status.read_at_s - status.submitted_at_s)
+    return status.study, status.state, done, "", "", submitted, kind_text(status.scaling)
 
 
 def study_runs_screen(status: StudyStatus) -> Screen:
@@ -68,7 +69,7 @@ def run_row(run: Run) -> Row:
         f"{short_count(run.steps_done)} / {short_count(run.steps)}",
         mfu(run),
         str(run.pods),
-        ago(run.read_at_s - run.submitted_at_s),
+        age(run.read_at_s - run.submitted_at_s),
         "rehearsal" if run.rehearsal else "",
     )
 

@@ -7,6 +7,7 @@ import and tables would add 7 % to the time of `orch plan`, and its tables cut l
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from textwrap import wrap
 from typing import Literal
 
@@ -29,7 +30,8 @@ UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
 IN_LINES = re.compile(r"(?![\t\n])" + CONTROL.pattern)
-COMMANDS = ("Next: ", "--set ")  # lines that stay whole, so that a person can copy them
+NEXT = "Next: "  # how the last line begins
+COMMANDS = (NEXT, "--set ")  # lines that stay whole, so that a person can copy them
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -101,7 +103,8 @@ class Table:
 
     `bars` has a size for each row: the row ends in a bar of that share of the largest, as wide as
     the room that is left; none where the size is 0. `row_styles` are by the number of a row.
-    What is too wide goes on below, unless each row is to stay `one_line` to search for.
+    What is too wide goes on below. Where columns are `spare`, a row stays one line to search for:
+    it does without them, the first of them first, until it fits.
     """
 
     rows: Sequence[Sequence[str]]
@@ -111,7 +114,7 @@ class Table:
     style: str = ""
     bars: Sequence[float] = ()
     row_styles: Mapping[int, str] = field(default_factory=dict)
-    one_line: bool = False
+    spare: Sequence[int] = ()
 
     def lines(self, width: int) -> list[str]:
         return [line for row in self.row_lines(width) for line in row]
@@ -130,12 +133,23 @@ class Table:
             lines = self._aligned(1)
         if self.bars:
             lines = with_bars(lines, self.bars, width)
-        elif max(map(len, lines)) > width and not self.one_line:
-            lines = self._folded(width)
+        elif max(map(len, lines)) > width:
+            lines = self._without_spare(width) if self.spare else self._folded(width)
         return [[line] for line in lines]
 
     def indented(self, by: int) -> "Table":
         return replace(self, start=" " * by + self.start)
+
+    def _without_spare(self, width: int) -> list[str]:
+        """Return rows without as many of the spare columns as it takes."""
+        for some in range(1, len(self.spare) + 1):
+            kept = [i for i in range(len(self.columns)) if i not in self.spare[:some]]
+            lines = self._part(kept)
+            if max(map(len, lines)) > width:
+                lines = self._part(kept, gap=1)
+            if max(map(len, lines)) <= width:
+                break
+        return lines
 
     def _folded(self, width: int) -> list[str]:
         """Return the columns that fit, then the others below, each part with the first column."""
@@ -150,10 +164,10 @@ class Table:
                 parts.append(self._part([0, column]))
         return [line for part in parts for line in part]
 
-    def _part(self, chosen: Sequence[int]) -> list[str]:
+    def _part(self, chosen: Sequence[int], gap: int | None = None) -> list[str]:
         rows = [[row[i] for i in chosen] for row in self.rows]
         columns = "".join(self.columns[i] for i in chosen)
-        return replace(self, rows=rows, columns=columns)._aligned(self.gap)
+        return replace(self, rows=rows, columns=columns)._aligned(gap or self.gap)
 
     def _aligned(self, gap: int) -> list[str]:
         return [(self.start + (" " * gap).join(row)).rstrip() for row in self._padded(self.columns)]
@@ -195,6 +209,12 @@ class Screen(str):
         self = super().__new__(cls, drawn(blocks, WIDTH))
         self.blocks = blocks
         return self
+
+    def with_written(self, file: Path) -> "Screen":
+        """Return the screen with the name of a file that was written, above the next command."""
+        *others, last = self.blocks
+        end = len(last) - (isinstance(last[-1], Command) and last[-1].text.startswith(NEXT))
+        return Screen(*others, [*last[:end], Command(text=f"wrote {file}"), *last[end:]])
 
     def on_terminal(self, width: int, *, styled: bool = True) -> str:
         """Return the text within a terminal's width, with escape codes for its styles."""
@@ -271,7 +291,7 @@ def warning(text: str) -> Text:
 
 def next_step(command: str | None) -> list[Part]:
     """Return the command to type next, if there is one."""
-    return [Command(text=f"Next: {command}", style="bold")] if command else []
+    return [Command(text=f"{NEXT}{command}", style="bold")] if command else []
 
 
 def closing(sentence: str, command: str | None = None) -> list[Part]:

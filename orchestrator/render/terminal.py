@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TextIO
 
 from orchestrator.render.bars import in_encoding
-from orchestrator.render.screen_parts import WIDTH, Screen, visible, visible_json, with_style
+from orchestrator.render.screen_parts import NEXT, WIDTH, Screen, visible, visible_json, with_style
 
 UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
-ERROR, NEXT = "error:", "Next: "  # how refusals begin, and their last line
+ERROR = "error:"  # how refusals begin
 WIDEST = 120  # columns of a screen on a wide terminal
 
 
@@ -97,11 +97,20 @@ class CommandResult:
 
 def show_result(result: CommandResult, *, as_json: bool) -> None:
     """Show a result, and end the command with its exit code."""
-    show(result.value, result.screens, as_json=as_json)
-    if result.written:
-        echo(f"wrote {result.written}", err=as_json)
+    show(result.value, lambda: _screens(result), as_json=as_json)
+    if result.written and as_json:
+        echo(f"wrote {result.written}", err=True)
     if result.exit_code:
         raise SystemExit(result.exit_code)
+
+
+def _screens(result: CommandResult) -> str | list[str]:
+    """Return the screens; a file that was written is named on the last."""
+    shown = result.screens()
+    if not result.written:
+        return shown
+    *others, last = [shown] if isinstance(shown, str) else shown
+    return [*others, last.with_written(result.written) if isinstance(last, Screen) else last]
 
 
 def aside(as_json: bool) -> AbstractContextManager[object]:

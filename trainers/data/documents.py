@@ -14,6 +14,11 @@ PARQUET = ".parquet"
 ROWS = 1024  # of a Parquet file in memory
 
 
+def has_rows(path: Path) -> bool:
+    """Whether a file has a document in each row."""
+    return path.name.endswith((*LINES, PARQUET))
+
+
 def documents(path: Path, field: str = FIELD) -> Iterator[str]:
     """The texts of a file, one after another."""
     try:

@@ -19,7 +19,7 @@ from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
 from orchestrator.formatting import counted
 from orchestrator.types import codec
 from orchestrator.types.error_report import ErrorReport, Hint
-from trainers.data.documents import FIELD
+from trainers.data.documents import FIELD, has_rows
 from trainers.data.encoders import Bytes, Encoder, HuggingFaceTokenizer, TokenArrays, dtype_of
 from trainers.data.manifest import FILE_NAME, Manifest, Shard
 from trainers.data.pack_inputs import check_local, files_of, tokenizer_file
@@ -172,6 +172,12 @@ def main(argv: list[str]) -> int:
         f"{path}: {manifest.tokens:,} tokens of {counted(len(inputs), 'file')} in"
         f" {counted(len(manifest.shards), 'shard')}, vocabulary {manifest.vocab:,}"
     )
+    rows = next(filter(has_rows, inputs), None)
+    if encoder is BYTES and rows is not None:
+        print(
+            f"warning: the tokenizer bytes takes {rows} as it is; --tokenizer tokenizer.json takes"
+            " the texts of its rows"
+        )
     end = f", separator: {encoder.end}" if isinstance(encoder, HuggingFaceTokenizer) else ""
     print(f"Next: name it in a spec: experiment.data: {{kind: tokens, path: {path}{end}}}")
     return 0

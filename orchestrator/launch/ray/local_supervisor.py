@@ -9,6 +9,7 @@ supervisor itself is killed or stopped, its stand-in does so: a copy of it that 
 """
 
 import os
+import secrets
 import select
 import sys
 import threading
@@ -28,7 +29,7 @@ from orchestrator.types import codec
 
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
-AGENT_LIMIT_S = 60.0
+AGENT_LIMIT_S = 300.0  # on a busy machine
 # A supervisor whose owner is gone ends the cluster in less.
 STOPPED_LIMIT_S = 30.0
 # Ray would otherwise wait 15 s for its agents to write their ports into a file, which is too short
@@ -152,12 +153,18 @@ def _node(ports: Iterator[int]) -> dict[str, Any]:
 
 
 def _submit(head: Any, command: str) -> tuple[Any, str]:
-    """Submit the job as soon as the head's agent can take it."""
+    """Submit the job as soon as the head's agent can take it.
+
+    A busy head may take it and answer too late: then it is there by its name.
+    """
+    job = f"orch-{secrets.token_hex(4)}"
     patience = Patience(limit_s=AGENT_LIMIT_S)
     while True:
         try:
             client = private_api.job_client(f"http://{head.webui_url}")
-            return client, client.submit_job(entrypoint=command)
+            if job not in [one.submission_id for one in client.list_jobs()]:
+                client.submit_job(entrypoint=command, submission_id=job)
+            return client, job
         except (RuntimeError, OSError) as error:  # its HTTP client's errors are OSErrors
             patience.failed(error)
             time.sleep(POLL_S)

@@ -2,7 +2,7 @@
 
 from math import ceil, floor, log10
 
-from orchestrator.formatting import dollars, lasting
+from orchestrator.formatting import dollars, time_limit
 from orchestrator.render.offers_screen import (
     HEAD,
     choices,
@@ -99,7 +99,7 @@ def limit_lines(found: Offers, priced: list[Offer]) -> list[Curve]:
     lines = []
     if by is not None:
         points = ((by, min(cost)), (by, max(cost)))
-        lines.append(Curve(name=f"within {lasting(by)}", kind="ideal", points=points))
+        lines.append(Curve(name=f"within {time_limit(by)}", kind="ideal", points=points))
     if budget is not None:
         points = ((min(days), budget), (max(days), budget))
         lines.append(Curve(name=f"budget {dollars(budget)}", kind="expected", points=points))

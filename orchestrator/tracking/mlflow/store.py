@@ -201,8 +201,10 @@ def in_plain_words(
 
 
 def _reason(error: Exception) -> str:
-    """The reason in one line. MLflow wraps the errors of its libraries, so their texts decide."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """The reason in one line. MLflow wraps the errors of its libraries, so their texts decide; that
+    of a database ends before its statement.
+    """
+    text = " ".join(str(error).split()).partition(" [SQL: ")[0] or type(error).__name__
     for pattern, reason in REASONS.items():
         if pattern in text:
             return reason
@@ -217,6 +219,9 @@ REASONS = {
     "Connection aborted": "the server broke the connection off",
     "too many 500": "the server answers with error 500",
     "database is locked": "another process writes to it for too long",
+    "database or disk is full": "its disk is full",
+    "No space left on device": "its disk is full",
+    "readonly database": "it cannot be written",
 }
 
 

@@ -10,12 +10,16 @@ from orchestrator.tracking.mlflow.metrics import (
     MetricPoint,
     finite,
 )
+from orchestrator.types.run import LIVE
 from orchestrator.types.scaling import ScalingReport, TrialReport
 from orchestrator.types.sweep import SweepReport
 
 
 def study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
-    """All points of a study as it is measured by now."""
+    """All points of a study as it is measured by now.
+
+    Those of a trial come once no run of it will change them: a server takes no point back.
+    """
     if isinstance(report, SweepReport):
         losses = ((one.number, one.loss) for one in report.trials)
         return [
@@ -23,8 +27,16 @@ def study_points(report: ScalingReport | SweepReport, at_s: float) -> list[Metri
         ]
     series = {tuple(one.series.items()) for one in report.trials}
     return [
-        point for trial in report.trials for point in _points(trial, at_s, named=len(series) > 1)
+        point
+        for trial in report.trials
+        if _has_ended(trial, report.repeats)
+        for point in _points(trial, at_s, named=len(series) > 1)
     ]
+
+
+def _has_ended(trial: TrialReport, repeats: int) -> bool:
+    failed = sum(state not in LIVE for state in trial.unfinished.values())
+    return trial.done + failed >= repeats
 
 
 def _points(trial: TrialReport, at_s: float, *, named: bool) -> Iterator[MetricPoint]:
