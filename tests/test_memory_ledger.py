@@ -5,9 +5,11 @@ from itertools import permutations
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES
+from orchestrator.plan.kernel_constants import loss_chunks
 from orchestrator.plan.planner import make_plan
 from orchestrator.plan.tiles import NO_TILE, TPU_TILE, fewest_elements
 from orchestrator.types.model import Model
@@ -235,6 +237,40 @@ def test_the_loss_takes_as_many_tokens_as_hide_its_tables_gradient(
     assert (plan.loss_chunk_tokens, logits) == (tokens, tokens * wide.vocab * 4)
     wider = plan_of(replace(MODEL, vocab=262144), chip=chip, topology=topology)
     assert total(phases(wider)["loss"], "logits") == GIB  # no more, as 1,024 tokens have them
+
+
+@pytest.mark.parametrize(
+    ("chip", "topology", "data", "chunks"),
+    [
+        ("v6e", "16x16", 1, 4),
+        ("v6e", "8x16", 1, None),  # its links do not close
+        ("v6e", "16x16", 2, None),
+        ("v5p", "4x8x8", 1, None),  # its sums wait
+    ],
+)
+def test_a_whole_pod_sums_the_gradient_of_its_table_in_each_chunk(
+    chip: str, topology: str, data: int, chunks: int | None
+) -> None:
+    """In place of the whole in fp32, a chunk's is there in the type that travels."""
+    wide = replace(MODEL, vocab=131072)
+    devices = 128 if topology == "8x16" else 256
+    mesh = MeshRequest(data=data, fsdp=devices // data, sequence=1, tensor=1)
+    plan = plan_of(wide, chip=chip, topology=topology, sequences=4 * devices, mesh=mesh)
+    assert plan.loss_gradient == ("at_end" if chunks is None else "per_chunk")
+    table, gradient = 131072 * 2048, 4 if chunks is None else 2
+    assert working(phases(plan)["loss"], "unembedding") == (2 + gradient) * table
+    [sent] = [one.collective for one in plan.forecast.time if one.name == "table gradient scatter"]
+    assert sent is not None
+    assert sent.calls_per_step == 1 + (chunks or 1)  # of the embedding, and of each chunk
+    assert sent.bytes_per_step == pytest.approx(
+        sent.calls_per_step * 2 * table * (1 - data / devices)
+    )
+
+
+def test_chunks_of_the_loss_are_the_fewest_that_divide_its_tokens() -> None:
+    """With logits of 1 MiB a token, at most 1,024 tokens are a chunk."""
+    tokens = np.array([1024, 1025, 3000, 6993])
+    assert loss_chunks(tokens, 2**20, 1024).tolist() == [1, 5, 3, 7]  # 5 x 205, 3 x 1,000, 7 x 999
 
 
 @pytest.mark.parametrize("policy", POLICIES)

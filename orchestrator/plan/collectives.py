@@ -6,8 +6,6 @@ The ledger of seconds has a line for each exchange.
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from orchestrator.network.description import Block, LatentAttention
 from orchestrator.network.mesh_axes import GROUPS, SHARED_OVER_DCN, link_of
 from orchestrator.plan.exchange import ALL_TO_ALL, GATHER, OVER_DCN, SCATTER, Exchange, Part
@@ -93,18 +91,18 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     The weights of parallel matmuls are gathered as one. A tied table is gathered for each of its
     uses, in another order of its dimensions, and each of them has a gradient. A device first gets
     its own part from the other slices that share it, then the other parts over fsdp x sequence
-    inside its slice. Nothing hides the first gathers, of the embedding and of the first matmuls,
+    inside its slice. Where each chunk of the loss sums the gradient of its table, that is scattered
+    as often. Nothing hides the first gathers, of the embedding and of the first matmuls,
     nor the scatters of their gradients, which come last.
     """
     types, passes = layout.precision, layout.microbatches
     blocks, experts = (block_weights(layout, of_experts=one) for one in (False, True))
     table = Weights(((layout.table_elements, passes),), passes)
-    chunks = np.where(layout.sums_loss_by_chunk, layout.loss_chunks, 1)
     gather = partial(weight_exchange, layout, "weight_gather", GATHER, layout.activation_type)
     scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     of_experts = "experts / expert / tensor"
-    inside, apart = GROUPS["weights"], GROUPS["experts"]
+    inside, apart, sums = GROUPS["weights"], GROUPS["experts"], 1 + layout.table_sums
     every = [
         exchange
         for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, OVER_DCN))
@@ -112,7 +110,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
             gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS, inside),
             gather(axes, f"table gather{suffix}", of_table, table, ENDS, inside),
             scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1, inside),
-            scatter(axes, f"table gradient scatter{suffix}", of_table, table, 1 + chunks, inside),
+            scatter(axes, f"table gradient scatter{suffix}", of_table, table, sums, inside),
         )
     ]
     for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, OVER_DCN)) if experts.parts else ():

@@ -308,11 +308,14 @@ class Layout:
         return whole_pod & (self.devices_along(SHARED_OVER_DCN) == 1)
 
     @property
-    def loss_chunks(self) -> Number:
-        """Parts of a microbatch that the loss of a device takes one after another."""
+    def table_sums(self) -> Number:
+        """How often a microbatch sums the gradient of the unembedding's table over devices."""
+        if not np.any(self.sums_loss_by_chunk):
+            return 1
         vocab, _ = self.network.head.dimensions
         logits = DTYPE_BYTES["fp32"] * self.size(vocab)
-        return loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
+        chunks = loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
+        return np.where(self.sums_loss_by_chunk, chunks, 1)
 
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
