@@ -67,8 +67,9 @@ lint: setup  ## ruff, mypy and import-linter
 	@out=$$($(BIN)/lint-imports --no-logo) || { echo "$$out"; exit 1; }
 	@$(BIN)/mypy
 
-bench: setup  ## costs of planning, tracking, training, studies and launching
+bench: setup  ## costs of planning, proving, tracking, training, studies and launching
 	@$(BIN)/python -m tests.bench.plan_speed
+	@$(BIN)/python -m tests.bench.proof_cost
 	@$(BIN)/python -m tests.bench.record_cost
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.tracking_trouble
 	@$(BIN)/python -m tests.bench.study_cost

@@ -133,9 +133,12 @@ def test_a_chips_compiler_options_are_the_plans_unless_the_spec_sets_them() -> N
     }  # fmt: skip
     tuned = replace(spec, experiment=replace(spec.experiment, compiler_options=options))
     assert make_plan(tuned).compiler_options == of_chip | options
-    for chip, kib in (("v5p", 32768), ("tpu7x", 65536), ("v4", None)):
+    padding = "xla_tpu_enable_sparse_core_reduce_scatter_padding"
+    for chip, own in (
+        ("v5p", {name: 32768}), ("tpu7x", {name: 65536, padding: True}), ("v4", {})
+    ):  # fmt: skip
         spec = spec_of(TINY, sequences=16, length=64, chip=chip, topology="2x2x4", pods=1)
-        assert make_plan(spec).compiler_options == ({name: kib} if kib else {})
+        assert make_plan(spec).compiler_options == own
     other = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
     sums = dict.fromkeys(
         ("xla_enable_async_all_reduce", "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),

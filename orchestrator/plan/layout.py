@@ -317,6 +317,22 @@ class Layout:
         chunks = loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
         return np.where(self.sums_loss_by_chunk, chunks, 1)
 
+    @property
+    def sums_beside_products(self) -> Number:
+        """Whether sums of gradients run beside the products that follow them."""
+        return self._has_option("xla_enable_async_all_reduce")
+
+    @property
+    def gathers_beside_products(self) -> Number:
+        """Whether gathers of weights run beside the products before them."""
+        return self._has_option("xla_enable_async_all_gather")
+
+    def _has_option(self, name: str) -> Number:
+        """Whether plans on the chip have a compiler option."""
+        option = self.chip.libtpu.options.get(name) if self.chip.libtpu else None
+        apart = self.devices_along(SHARED_OVER_DCN) == 1
+        return bool(option) & (apart | bool(option and option.between_slices))
+
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
         if dimension.axis in GATHERED_AXES:

@@ -32,6 +32,13 @@ def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[Ledger
     )
 
 
+def is_early(layout: Layout) -> Number:
+    """One where the MLP's gradients are made before the attention's backward pass, as their sums
+    run beside it; the log-sum-exp of attention that runs again is then narrow at once.
+    """
+    return layout.sums_beside_products * (split_ways(layout) == 1)
+
+
 def is_dropless(layout: Layout) -> bool:
     return layout.model.moe is not None and layout.model.moe.capacity_factor is None
 
@@ -137,11 +144,14 @@ def mlp_products(layout: Layout, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
     them, and while attention runs again after it.
 
-    Made again, they are beside their gradients, but where attention runs again before them.
+    Made again, they are beside their gradients, but where attention runs again before them. One
+    more of a plain MLP is there then where gathers run beside products.
     """
     inputs, away = len(block.mlp.inputs), inputs_away(layout, block.mlp)
     again = layout.remat.share(block.attention.result.name, "recompute")
-    without_ring = inputs + away if inputs == 1 else inputs + 1 + away * (1 - again)
+    plain = not isinstance(block.mlp, Mixture)
+    waiting = away * (1 - again) + again * layout.gathers_beside_products * is_early(layout) * plain
+    without_ring = inputs + away if inputs == 1 else inputs + 1 + waiting
     return np.where(split_ways(layout) > 1, inputs + 1, without_ring)
 
 
@@ -152,19 +162,20 @@ def inputs_away(layout: Layout, mlp: MLP) -> Number:
 
 def again_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     """The attention kernel where the backward pass runs it again: its log-sum-exp is copied, the
-    gradient of its result is there, and inner tensors of the MLP wait for their products.
+    gradient of its result is there, and inner tensors of the MLP wait for their products, but where
+    these come early.
     """
     attention, attended = block.attention, block.attention.result
-    again = layout.remat.share(attended.name, "recompute")
+    again, late = layout.remat.share(attended.name, "recompute"), 1 - is_early(layout)
     gradient = layout.compute_bytes * layout.stored_tensor_elements(attended)
-    more = again * (gradient + statistics_bytes(layout, block))
+    more = again * (gradient + late * statistics_bytes(layout, block))
     return [
         line("gathered_weights", "gathered weights", "size x output",
              size=layout.compute_bytes, output=layout.elements(attention.output.weight)),
         line("working_activations", "stream", "stages x stream",
              stages=4 / split_ways(layout), stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=mlp_products(layout, block), product=product_bytes(layout, block)),
+             products=late * mlp_products(layout, block), product=product_bytes(layout, block)),
         line("working_activations", "attention", "size",
              size=attention_bytes(layout, block) + more),
     ]  # fmt: skip
@@ -191,7 +202,7 @@ def product_bytes(layout: Layout, block: Block) -> Number:
 def attention_bytes(layout: Layout, block: Block) -> Number:
     """What the attention kernel reads and writes in one layer, keys and values of all positions.
 
-    Its log-sum-exp comes as a whole row of fp32 lanes for each query and head.
+    Its log-sum-exp comes as a whole row of fp32 lanes for each query and head, and waits so.
     """
     attention = block.attention
     read = sum(layout.stored_tensor_elements(matmul.output) for matmul in attention.inputs)
@@ -200,7 +211,7 @@ def attention_bytes(layout: Layout, block: Block) -> Number:
     others = whole * (layout.ways("length") - 1)
     tensors = layout.compute_bytes * (read + others + written)
     again = layout.remat.share(attention.result.name, "recompute")
-    return tensors + again * statistics_bytes(layout, block)
+    return tensors + again * (1 - is_early(layout)) * statistics_bytes(layout, block)
 
 
 def in_order_of_arrival(layout: Layout, block: Block) -> Number:
@@ -222,7 +233,7 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     Keys and values of latent attention are as many, and have gradients too.
 
     One kernel writes the gradient of q for each block of keys. The gradients of the MLP's inputs
-    wait for their product.
+    wait for their product, but where these come early.
     """
     return [
         line("gathered_weights", "gathered weights", "size x attention",
@@ -230,7 +241,8 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
         line("working_activations", "stream", "stages x stream",
              stages=3, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=len(block.mlp.inputs), product=product_bytes(layout, block)),
+             products=len(block.mlp.inputs) * (1 - is_early(layout)),
+             product=product_bytes(layout, block)),
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,
              heads=backward_heads(layout, block.attention)),
