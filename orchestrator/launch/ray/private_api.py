@@ -88,14 +88,14 @@ def jax_trainer(*, private: bool) -> Any:
     base: Any = JaxTrainer
     left_out = (DatasetsCallback, PlacementGroupCleanerCallback) if private else (DatasetsCallback,)
 
-    class Trainer(base):  # type: ignore[misc]
+    class LeanTrainer(base):  # type: ignore[misc]
         """Each of these is a process that takes seconds to start."""
 
         def _create_default_callbacks(self) -> list[Any]:
             every: list[Any] = super()._create_default_callbacks()
             return [one for one in every if not isinstance(one, left_out)]
 
-    return Trainer
+    return LeanTrainer
 
 
 def allow_slow_start() -> None:
