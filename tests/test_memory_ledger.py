@@ -259,24 +259,25 @@ def test_the_loss_takes_as_many_tokens_as_hide_its_tables_gradient(
 
 
 @pytest.mark.parametrize(
-    ("chip", "topology", "data", "chunks"),
+    ("chip", "topology", "data", "d_model", "chunks"),
     [
-        ("v6e", "16x16", 1, 4),
-        ("v6e", "8x16", 1, None),  # its links do not close
-        ("v6e", "16x16", 2, None),
-        ("v5p", "4x8x8", 1, None),  # its sums wait
+        ("v6e", "16x16", 1, 4096, 4),
+        ("v6e", "16x16", 1, 2048, None),  # eight rows of a device do not fill a tile
+        ("v6e", "8x16", 1, 4096, None),  # its links do not close
+        ("v6e", "16x16", 2, 4096, None),
+        ("v5p", "4x8x8", 1, 4096, None),  # its sums wait
     ],
 )
 def test_a_whole_pod_sums_the_gradient_of_its_table_in_each_chunk(
-    chip: str, topology: str, data: int, chunks: int | None
+    chip: str, topology: str, data: int, d_model: int, chunks: int | None
 ) -> None:
     """In place of the whole in fp32, a chunk's is there in the type that travels."""
-    wide = replace(MODEL, vocab=131072)
+    wide = replace(MODEL, vocab=131072, d_model=d_model)
     devices = 128 if topology == "8x16" else 256
     mesh = MeshRequest(data=data, fsdp=devices // data, sequence=1, tensor=1)
     plan = plan_of(wide, chip=chip, topology=topology, sequences=4 * devices, mesh=mesh)
     assert plan.loss_gradient == ("at_end" if chunks is None else "per_chunk")
-    table, gradient = 131072 * 2048, 4 if chunks is None else 2
+    table, gradient = 131072 * d_model, 4 if chunks is None else 2
     assert working(phases(plan)["loss"], "unembedding") == (2 + gradient) * table
     [sent] = [one.collective for one in plan.forecast.time if one.name == "table gradient scatter"]
     assert sent is not None

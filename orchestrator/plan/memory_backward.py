@@ -157,7 +157,11 @@ def mlp_products(layout: Layout, block: Block) -> Number:
 
 def inputs_away(layout: Layout, mlp: MLP) -> Number:
     """How many of an MLP's inner tensors have to come back for the backward pass."""
-    return sum(1 - layout.remat.share(one.output.name, "keep") for one in mlp.inputs)
+    return sum(
+        layout.remat.share(one.output.name, treatment)
+        for one in mlp.inputs
+        for treatment in ("recompute", "offload")
+    )
 
 
 def again_lines(layout: Layout, block: Block) -> list[LedgerLine]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.prove.hlo.dataflow import RENDEZVOUS, Dataflow, Value, is_crop
+from orchestrator.prove.hlo.dataflow import RENDEZVOUS, Dataflow, Value
 from orchestrator.prove.hlo.execution_counts import Visit
 from orchestrator.prove.hlo.logical_collectives import (
     ALL_TO_ALL,
@@ -99,14 +99,12 @@ def _members(send: Instruction) -> tuple[int, ...]:
 
 
 def _logical(flow: Dataflow, sent: Value) -> Array:
-    """The array before its size was rounded up to whole tiles, where it was."""
-    at: Value | None = sent
-    while at is not None:
-        source = next(iter(flow.sources(at)), None)
-        if source is not None and is_crop(flow.instruction(at)):
-            return flow.array(source)
-        at = source
-    return flow.array(sent)
+    """The array before it was put into a larger one, of whole tiles: the smallest that it was."""
+    arrays, at = [flow.array(sent)], sent
+    while sources := flow.sources(at):
+        at = sources[0]
+        arrays.append(flow.array(at))
+    return min(arrays, key=lambda one: one.bytes)
 
 
 def _places(flow: Dataflow, sent: Value) -> list[str]:
