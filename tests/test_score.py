@@ -103,13 +103,14 @@ def test_a_run_that_shares_weights_between_slices_is_scored() -> None:
         run_of({**row, "notes": ""})
 
 
-def test_retention_is_within_two_points_but_for_four_rows(scores: dict[str, Score]) -> None:
-    """A row that speeds up by compiler choices, three that wait more or less than the others."""
+def test_retention_is_within_two_points_but_for_five_rows(scores: dict[str, Score]) -> None:
+    """A row that speeds up by compiler choices, four that wait more or less than the others."""
     off = {
         one.id: abs(one.expected - one.measured) for one in scores[score_table.DOCUMENTS].retention
     }
     assert {name for name, points in off.items() if points > 0.02} == {
-        "mx_v4_52b_2x", "mx_v5p_128b_2x512", "mx_v5p_512b_2x1024", "tp_v6e4_8b_2slices",
+        "mx_v4_52b_2x", "mx_v5p_128b_2x256", "mx_v5p_128b_2x512", "mx_v5p_512b_2x1024",
+        "tp_v6e4_8b_2slices",
     }  # fmt: skip
 
 
