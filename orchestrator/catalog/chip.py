@@ -70,12 +70,10 @@ class LibtpuNames:
     """What the TPU compiler calls the chip's topologies, and how two cores are one device.
 
     `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
-    `sums_beside_products`: gradients are summed over a whole pod beside products, by the options.
     """
 
     topology: Name
     chip_config: Name | None = None
-    sums_beside_products: bool = False
     source: Name
     options: dict[str, CompilerOption] = field(default_factory=dict)
 

@@ -301,12 +301,10 @@ class Layout:
         pod run beside products. The links of a smaller slice do not close, have half the rate, and
         would let the products wait. A device's rows fill whole tiles of bf16, or they take more.
         """
-        if self.chip.libtpu is None or not self.chip.libtpu.sums_beside_products:
-            return False
         pod = self.chip.pod_chips.value * self.chip.devices
         whole_pod = self.devices_along(GROUPS["weights"]) == pod
         whole_tiles = self.model.d_model % (pod * 2 * self.tile[0]) == 0
-        return whole_pod & whole_tiles & (self.devices_along(SHARED_OVER_DCN) == 1)
+        return whole_pod & whole_tiles & self.sums_beside_products
 
     @property
     def table_sums(self) -> Number:
