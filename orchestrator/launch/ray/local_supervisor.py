@@ -137,6 +137,8 @@ def _start_nodes(request: ClusterRequest, ports: Iterator[int], out: TextIO) -> 
             resources=host.resources,
             labels=host.labels,
             env_vars=host.environment,
+            # A host unpacks a job's code anew, and would take it from under another host's workers.
+            runtime_env_dir_name=f"runtime_resources_{count}",
         )
         _send(out, ClusterEvent(nodes=count))
     return cluster.head_node
