@@ -5,6 +5,7 @@ DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 LONG_SCALES = ((DAY_S, "days"), (HOUR_S, "hours"), (MINUTE_S, "minutes"))
+CENT = 0.01
 TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
 AGES = ((2 * DAY_S, DAY_S, "days"), (HOUR_S, HOUR_S, "h"), (MINUTE_S, MINUTE_S, "min"), (0, 1, "s"))
 ELAPSED_SCALES = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
@@ -139,8 +140,11 @@ def signed_points(fraction: float) -> str:
 
 
 def dollars(value: float) -> str:
-    """Return money to three digits: $17.3M, $940."""
-    return f"${scaled(value)}"
+    """Return money to three digits, and to the cent below $100: $17.3M, $940, $1.60, <$0.01."""
+    if 0 < value < CENT:
+        return "<$0.01"
+    whole = value >= 99.995 or value == round(value)
+    return f"${scaled(value)}" if whole else f"${value:.2f}"
 
 
 def span(low: str, high: str) -> str:

@@ -243,6 +243,16 @@ def test_help_says_each_command_in_a_line_that_is_not_cut() -> None:
     assert {name: text for name, text in short.items() if len(text) > 55} == {}
 
 
+@pytest.mark.parametrize("command", [(), ("data",), ("export",)])
+def test_a_group_alone_shows_its_help_and_is_no_error(
+    orch: RunOrch, command: tuple[str, ...]
+) -> None:
+    """Only its exit code says that nothing was done."""
+    done = orch(*command)
+    assert done.returncode == 2
+    assert done.stderr == orch(*command, "--help").stdout
+
+
 def test_commands_stand_below_what_they_are_about(orch: RunOrch) -> None:
     """Each once, in a whole line of a screen; the shell completes all of them."""
     shown = orch("--help").stdout

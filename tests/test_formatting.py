@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.formatting import ago, change_by, in_memory, time_limit
+from orchestrator.formatting import ago, change_by, dollars, in_memory, time_limit
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,17 @@ def test_a_limit_is_shown_as_it_was_chosen(days: float, shown: str) -> None:
 @pytest.mark.parametrize(("ratio", "shown"), [(1.094, "+9.4 %"), (0.5, "-50.0 %"), (3.2, "x 3.2")])
 def test_a_large_change_is_a_multiple(ratio: float, shown: str) -> None:
     assert change_by(ratio) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "$0"), (3e-5, "<$0.01"), (0.096, "$0.10"), (1.6, "$1.60"), (25, "$25"),
+        (38.25, "$38.25"), (99.996, "$100"), (940.2, "$940"), (17_310_000, "$17.3M"),
+    ],
+)  # fmt: skip
+def test_small_sums_have_their_cents(value: float, shown: str) -> None:
+    assert dollars(value) == shown
 
 
 def test_no_memory_is_zero() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import orchestrator as api
 from orchestrator import catalog
 from orchestrator.errors import NoTopology, SpecError
+from orchestrator.formatting import dollars
 from orchestrator.plan.many_slices import best_of_slices
 from orchestrator.plan.odds import chance, odds_of
 from orchestrator.plan.offers import UnknownCost, is_round
@@ -20,7 +21,7 @@ from orchestrator.plan.planner import make_plan
 from orchestrator.plan.ranking import best_choices
 from orchestrator.plan.search import search, search_request
 from orchestrator.plan.spec_changes import changed
-from orchestrator.render.offers_screen import odds_text
+from orchestrator.render.offers_screen import odds_text, offers_screen
 from orchestrator.spec.offer_options import (
     WrongOption,
     days_until,
@@ -198,6 +199,12 @@ def test_where_nothing_is_sure_the_likeliest_stands() -> None:
     assert found.likeliest is not None
     assert found.likeliest.odds is not None
     assert found.likeliest.odds.both == 0.0
+    shown = offers_screen(found, None, "brief")
+    assert "no offer comes near: each has odds below 1 %" in shown
+    ends = sorted(expected(one)[1] for one in found.offers if one.on_frontier)
+    [cheapest, fastest] = [line for line in shown.splitlines() if " of all " in line]
+    assert cheapest.endswith(f", {dollars(ends[0])}")
+    assert fastest.endswith(f", {dollars(ends[-1])}")
 
 
 def test_the_reason_names_too_few_sequences() -> None:

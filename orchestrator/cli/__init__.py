@@ -88,7 +88,8 @@ def main() -> None:
         interrupted = isinstance(error.__cause__, KeyboardInterrupt)
         raise SystemExit(report_abort(interrupted=interrupted)) from None
     except click.ClickException as error:
-        report(Usage(error.format_message(), next_command=help_command()))
+        bare = isinstance(error, click.exceptions.NoArgsIsHelpError)  # a group with no command
+        error.show() if bare else report(Usage(error.format_message(), next_command=help_command()))
         raise SystemExit(error.exit_code) from None
     except OrchError as error:
         report(error)

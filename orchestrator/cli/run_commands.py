@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.types.study import StudyStatus
     from orchestrator.types.submit_options import Proposal
 
-ADDRESS = click.option(
-    "--address", metavar="ADDRESS", help="The cluster to run on, instead of RAY_ADDRESS."
-)
+ADDRESS = click.option("--address", metavar="ADDRESS", help="A cluster, instead of RAY_ADDRESS.")
 YES = click.option("--yes", is_flag=True, help="Do not ask before chips are taken.")
 DETACH = click.option("--detach", is_flag=True, help="Do not follow a run on a named cluster.")
 

@@ -8,7 +8,6 @@ from orchestrator.formatting import GIB, change_by, dollars, in_memory, lasting,
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.types.refusal import Reason, ReasonCode, Refusal, Suggestion
 
-CENT = 0.01
 SENTENCES: dict[ReasonCode, str] = {
     "stage": "stage {number} of {of} has none on these slices:",
     "memory": (
@@ -142,8 +141,7 @@ def cost_text(suggestion: Suggestion) -> str:
         lasting(suggestion.days.likeliest),
     ]
     if suggestion.dollars is not None:
-        price = suggestion.dollars.likeliest
-        parts.append(dollars(price) if price >= CENT else "less than $0.01")
+        parts.append(dollars(suggestion.dollars.likeliest))
     return f"{', '.join(parts)} {'at best' if suggestion.step_s.expected is None else 'expected'}"
 
 

@@ -18,7 +18,6 @@ from orchestrator.render.screen_parts import Screen, Table, fit, indent, screen
 from orchestrator.types.plan import Estimate, Plan
 from orchestrator.types.run import Run
 
-CENT = 0.01
 VERSIONS = ("python", "jax", "libtpu", "ray", "code")
 
 
@@ -72,7 +71,7 @@ def cost(runs: Sequence[tuple[Plan, int]]) -> str:
     priced = [(plan, plan.forecast.dollars, steps) for plan, steps in runs if plan.forecast.dollars]
     if len(priced) < len(runs):
         return f"{time}; no price is known"
-    return f"{time}, {between(priced, money)}"
+    return f"{time}, {between(priced, dollars)}"
 
 
 def between(runs: Sequence[tuple[Plan, Estimate, int]], show: Callable[[float], str]) -> str:
@@ -87,10 +86,6 @@ def between(runs: Sequence[tuple[Plan, Estimate, int]], show: Callable[[float], 
 
 def duration(value_s: float) -> str:
     return elapsed(value_s) if value_s >= 1 else "less than 1 s"
-
-
-def money(value: float) -> str:
-    return dollars(value) if value >= CENT else "less than $0.01"
 
 
 def submitted_screen(run: Run, job: str) -> Screen:

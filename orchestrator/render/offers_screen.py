@@ -40,6 +40,7 @@ REASONS: dict[OfferReasonCode, str] = {
 }
 SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
 LEAST_DAYS = 0.01
+UNLIKELY = "<1 %"
 SPOT = "spot slices can be taken away at any time: days do not count what that costs"
 
 
@@ -75,17 +76,34 @@ def headline(found: Offers) -> str:
 
 def choice(found: Offers) -> list[Part]:
     """Return the two offers to choose from, or how near one comes."""
-    request = found.request
+    rows = ends_of(found) if is_hopeless(found) else sure_ones(found)
+    parts: list[Part] = [Table(rows=rows, columns="<w", style="bold")] if rows else []
+    return parts if found.cheapest else [paragraph(nothing_sure(found), "bold"), *parts]
+
+
+def sure_ones(found: Offers) -> list[tuple[str, str]]:
+    """Return the cheapest and the fastest of the sure ones."""
+    request, rows = found.request, []
     is_limited = request.by_days is not None or request.budget_dollars is not None
-    rows = []
     if found.cheapest:
         label = f"cheapest, {sure(found)}" if is_limited else "cheapest"
         rows.append((label, in_words(found.cheapest)))
     if found.fastest:
         in_budget = f", {sure(found)} of the budget" if request.budget_dollars is not None else ""
         rows.append((f"fastest{in_budget}", in_words(found.fastest)))
-    parts: list[Part] = [Table(rows=rows, columns="<w", style="bold")] if rows else []
-    return parts if found.cheapest else [paragraph(nothing_sure(found), "bold"), *parts]
+    return rows
+
+
+def ends_of(found: Offers) -> list[tuple[str, str]]:
+    """Return the two ends of the frontier: no offer costs or takes less."""
+    ends = [one for one in found.offers if one.on_frontier]
+    if not ends:
+        return []
+    return [("cheapest of all", in_words(ends[-1])), ("fastest of all", in_words(ends[0]))]
+
+
+def is_hopeless(found: Offers) -> bool:
+    return found.likeliest is not None and odds_text(found.likeliest) == UNLIKELY
 
 
 def sure(found: Offers) -> str:
@@ -97,6 +115,8 @@ def nothing_sure(found: Offers) -> str:
         if any(one.days for one in found.offers):
             return "no odds: what runs on such chips reach, or their price, is unknown"
         return "no slices that can be rented have a plan for this"
+    if is_hopeless(found):
+        return "no offer comes near: each has odds below 1 %"
     nearest = in_words(found.likeliest)
     return f"no offer is {sure(found)}; the likeliest, at {odds_text(found.likeliest)}: {nearest}"
 
@@ -188,7 +208,7 @@ def odds_text(one: Offer) -> str:
         return "-"
     percent = one.odds.both * 100
     if percent < 1 or percent > 99:
-        return "<1 %" if percent < 1 else ">99 %"
+        return UNLIKELY if percent < 1 else ">99 %"
     return f"{floor(percent)} %"
 
 
