@@ -173,7 +173,9 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     assert page.asked == []
     assert 'class="curve ideal"' in text
     assert text.count('class="dot measured"') == 2 * 3
-    assert "Scaling efficiency is 25.0 % on 16 chips" in "".join(page.text)
+    shown = "".join(page.text)
+    assert "Scaling efficiency is 25.0 % on 16 chips" in shown
+    assert "Efficiency is tokens per second and chip over" in shown  # as the column is called there
     result = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
     assert [one["chips"] for one in result["trials"]] == [4, 8, 16]
 

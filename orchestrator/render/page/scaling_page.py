@@ -15,7 +15,7 @@ from orchestrator.render.page.drawings import (
     logarithmic,
 )
 from orchestrator.render.page.run_charts import expected_bars, resource_bars
-from orchestrator.render.page.templates import filled
+from orchestrator.render.page.templates import filled, sentence
 from orchestrator.render.scaling_report_screen import (
     gap_explanation,
     notes,
@@ -60,17 +60,13 @@ def scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         efficiency=efficiency(series) if series else None,
         trial_head=trial_head(report),
         trial_rows=[trial_row(report, one) for one in report.trials],
-        notes=[sentence(f"{note}.") for note in notes(report)],
+        notes=[f"{sentence(note)}." for note in notes(report)],
         compared=BarChart(bars=bars, show=seconds) if bars else None,
         explanation=gap_explanation(report.explanations),
         chip_head=chip_head(report),
         chip_rows=chip_rows(report),
         unfinished=[pair for one in report.trials for pair in one.unfinished.items()],
     )
-
-
-def sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
 
 
 def series_of(report: ScalingReport) -> list[Series]:

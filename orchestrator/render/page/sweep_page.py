@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.formatting import count, scaled
 from orchestrator.render.page.drawings import Axis, Curve, Plot, around, logarithmic
-from orchestrator.render.page.templates import filled
+from orchestrator.render.page.templates import filled, sentence
 from orchestrator.render.sweep_report_screen import head, notes, ranked, row, sweep_verdict
 from orchestrator.render.sweep_text import loss_text
 from orchestrator.render.trials_text import key_title
@@ -36,7 +36,7 @@ def sweep_page(report: SweepReport) -> str:
     return filled(
         "sweep.html",
         title=report.study,
-        verdict=EXPONENT.sub(UNBROKEN, f"{verdict[0].upper()}{verdict[1:]}"),
+        verdict=EXPONENT.sub(UNBROKEN, sentence(verdict)),
         headline=f"{report.name}: a sweep of {len(report.trials)} trials",
         report=report,
         over_steps=over_steps(report, known) if known else None,
@@ -44,7 +44,7 @@ def sweep_page(report: SweepReport) -> str:
         trial_head=("trial", *(name.lower() for name in head(report)[1:-1]), "MFU"),
         trial_rows=[row(report, one) for one in ranked(report)],
         words=2 + len(report.vary),
-        notes=[f"{note[0].upper()}{note[1:]}." for note in notes(report)],
+        notes=[f"{sentence(note)}." for note in notes(report)],
     )
 
 

@@ -29,3 +29,10 @@ def environment() -> Environment:
 def filled(template: str, **values: object) -> str:
     """Return a page."""
     return environment().get_template(template).render(values)
+
+
+def sentence(text: str) -> str:
+    """Return a screen's note as the start of a sentence. Columns of pages have small letters."""
+    first, space, rest = text.partition(" ")
+    is_column = first.isupper() and len(first) > len("MFU")
+    return f"{first[0].upper()}{first[1:].lower() if is_column else first[1:]}{space}{rest}"
