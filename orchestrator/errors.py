@@ -42,6 +42,10 @@ class SpecError(OrchError):
     exit_code = 2
 
 
+class NotAnswered(SpecError):
+    """There is a question, and nobody can be asked: `--yes` answers it."""
+
+
 class Usage(SpecError):
     """The words of a command make no sense."""
 

@@ -105,6 +105,7 @@ def test_chips_are_not_taken_unasked(orch: RunOrch, tmp_path: Path) -> None:
     done = orch("submit", FOUR_PODS, "--address", "127.0.0.1:1", *stored)
     assert (done.returncode, done.stdout) == (2, "")
     assert "needs --yes where nobody can be asked" in done.stderr
+    assert done.stderr.endswith(" --yes\n")
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,9 @@ def test_orch_rm_asks_and_removes(orch: RunOrch, tmp_path: Path) -> None:
     writer.end_run("failed")
     unasked = orch("rm", "it", *storage)
     assert unasked.returncode == 2
-    assert "needs --yes" in unasked.stderr
+    assert unasked.stderr.endswith(
+        f"needs --yes where nobody can answer\nNext: orch rm it {' '.join(storage)} --yes\n"
+    )
     assert writer.journal.path.exists()
     removed = orch("rm", "it", *storage, "--yes", "--json")
     assert json.loads(removed.stdout)["removed"]

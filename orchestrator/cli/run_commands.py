@@ -8,7 +8,7 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
-from orchestrator.errors import SpecError, refuse_options
+from orchestrator.errors import NotAnswered, refuse_options
 from orchestrator.render.display import Display
 from orchestrator.render.next_commands import as_typed, run_command, spec_command
 from orchestrator.render.terminal import aside, say, show, show_result
@@ -205,7 +205,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 
     def confirm(doomed: "Run | StudyStatus") -> bool:
         if not sys.stdin.isatty():
-            raise SpecError(f"removing {run} needs --yes where nobody can answer")
+            raise NotAnswered(f"removing {run} needs --yes where nobody can answer")
         return click.confirm(removal_question(doomed), abort=True, err=True)
 
     removed = orch.remove(run, storage, confirm=None if yes else confirm)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator.errors import (
     DataUnusable,
+    NotAnswered,
     NoTopology,
     OrchError,
     OtherVersion,
@@ -37,6 +38,8 @@ def next_after(error: OrchError) -> str:
             return "orch plan SPEC"
         case DataUnusable():
             return "orch data pack --help"
+        case NotAnswered():
+            return as_typed(more=("--yes",))
         case SpecError():
             return command_help(typed)
         case _:

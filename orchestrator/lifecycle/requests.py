@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from orchestrator import tracking
-from orchestrator.errors import Interrupted, JournalUnwritable, SpecError
+from orchestrator.errors import Interrupted, JournalUnwritable, NotAnswered, SpecError
 from orchestrator.journal import check_writable
 from orchestrator.launch import provenance
 from orchestrator.lifecycle.progress import Progress, silent
@@ -39,7 +39,7 @@ class Caller:
     def check_confirmable(self) -> None:
         """Refuse before a cluster is contacted, rather than after."""
         if self.confirm is None:
-            raise SpecError(NOBODY_ASKED)
+            raise NotAnswered(NOBODY_ASKED)
 
     def check_confirmed(self, proposal: Proposal) -> None:
         """Ask whether to go on."""

@@ -67,7 +67,8 @@ def check_resumable(run: Run, storage: Path) -> None:
         why = f"run {run.run} is {run.state}: something drives it"
         raise RunIsLive(why, next_command=cancelling)
     if run.state == "succeeded":
-        raise RunHasEnded(f"run {run.run} has succeeded: all its {run.steps:,} steps are done")
+        why = f"run {run.run} has succeeded: all its {run.steps:,} steps are done"
+        raise RunHasEnded(why, next_command=run_command("report", run.run, storage))
 
 
 def plan_of(journal: Journal, pods: int | None) -> Plan:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ROUND_STEPS = (1, 2, 2.5, 5, 10)
 FEW_DECADES = 2  # an axis of so few decades has ticks at 2 and 5 too
@@ -15,6 +15,7 @@ SHADES = 6
 FAR_BAND = 1.5  # of the largest bar or mark: a band that goes on beyond is cut there
 UNITS = 1000  # of the inner drawing of curves, in each direction
 FLAG_ROWS, FLAG_TOP, FLAG_STEP = 3, 10, 14  # heights of names above a plot, in pixels
+EDGE = 0.06  # of a plot's width: half of a flag's name, about
 
 Point = tuple[float, float]
 Show = Callable[[float], str]
@@ -217,13 +218,20 @@ class Flag:
     y: float
 
 
+Side = Literal["right", "left", ""]
+
+
 class PlacedFlag(NamedTuple):
-    """A flag as it is drawn: its row in pixels from the top, its foot as a share."""
+    """A flag as it is drawn: its row in pixels from the top, its foot as a share.
+
+    Near an edge of the drawing its name stands on one side of the pole, and off the ticks.
+    """
 
     flag: Flag
     left: str
     row: int
     foot: str
+    side: Side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,4 +274,6 @@ class Plot:
     def placed_flags(self) -> Iterator[PlacedFlag]:
         for number, flag in enumerate(sorted(self.flags, key=lambda flag: flag.x)):
             row = FLAG_TOP + FLAG_STEP * (number % FLAG_ROWS)
-            yield PlacedFlag(flag, self.left(flag.x), row, self.top(flag.y))
+            place = self.x(flag.x)
+            side: Side = "right" if place < EDGE else "left" if place > 1 - EDGE else ""
+            yield PlacedFlag(flag, share(place), row, self.top(flag.y), side)
