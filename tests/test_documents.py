@@ -32,7 +32,7 @@ SKIPPED = re.compile(r"(git clone \S+|cd \S+|make (?P<target>[a-z-]+)( [A-Z]+=\S
 FAST = re.compile(r"orch (plan|explain|schema|init|doctor)\b")
 
 # A checkout may hold these beside the project's own files.
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "runs", "mlruns")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "runs", "mlruns")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,27 +135,48 @@ def working(phase: MemoryPhase, name: str) -> float:
     return sum(line.value for line in phase.lines if line.name == name)
 
 
+ROWS, HEADS = 4 * 2048 * 16 * 128 * 4, 4 * 2048 * 16 * 128 * 2  # a log-sum-exp's lanes, a result
+
+
 def test_a_log_sum_exp_waits_in_whole_lanes_where_attention_runs_again() -> None:
-    """Once while the MLP is differentiated, twice while the kernel runs; beside its gradient."""
-    again, kept = (phases(v5p_plan(remat=name)) for name in ("full", "keep_attention"))
-    rows, heads = 4 * 2048 * 16 * 128 * 4, 4 * 2048 * 16 * 128 * 2
-    wait, runs = "mlp backward", "attention again backward"
-    assert working(again[wait], "attention") - working(kept[wait], "attention") == rows
-    assert working(again[runs], "attention") == working(again[wait], "attention") + rows + heads
-    assert working(kept[runs], "attention") == working(kept[wait], "attention")
-
-
-def test_where_sums_run_beside_products_gradients_of_the_mlp_come_early() -> None:
-    """On v5e and v6e: before the attention's backward pass, and its log-sum-exp is narrow."""
-    late, early = phases(v5p_plan(remat="full")), phases(plan_of(remat="full"))
-    rows = 4 * 2048 * 16 * 128 * 4
-    assert working(late["attention backward"], "mlp") > 0
-    assert working(early["attention backward"], "mlp") == 0
-    mlp = "mlp backward"
-    assert working(late[mlp], "attention") - working(early[mlp], "attention") == rows
+    """Once while the MLP is differentiated, twice while the kernel runs, beside its gradient. It is
+    narrow at once on v5e and v6e, where sums run beside products, not where slices share weights.
+    """
+    mlp, runs = "mlp backward", "attention again backward"
+    wide, narrow = phases(v5p_plan(remat="full")), phases(plan_of(remat="full"))
+    assert working(wide[runs], "attention") == working(wide[mlp], "attention") + ROWS + HEADS
+    assert working(narrow[runs], "attention") == working(narrow[mlp], "attention") + HEADS
+    assert working(wide[mlp], "attention") - working(narrow[mlp], "attention") == ROWS
     shared = MeshRequest(data=1, fsdp=16, sequence=1, tensor=1, fsdp_dcn=2)
     apart = phases(plan_of(remat="full", sequences=128, pods=2, mesh=shared))
-    assert working(apart[mlp], "attention") == working(late[mlp], "attention")
+    assert working(apart[mlp], "attention") == working(wide[mlp], "attention")
+
+
+def test_the_attention_of_a_kept_result_comes_after_the_mlp() -> None:
+    """Before it where sums run beside products: what is made again, and the result."""
+    mlp = "mlp backward"
+    assert working(phases(v5p_plan(remat="keep_attention"))[mlp], "attention") == 0
+    every = working(phases(plan_of(remat="full"))[mlp], "attention")
+    assert working(phases(plan_of(remat="keep_attention"))[mlp], "attention") == every
+    assert working(phases(plan_of(remat="keep_qkv"))[mlp], "attention") == HEADS
+
+
+def test_gradients_of_an_mlp_are_made_before_the_attentions_backward_pass() -> None:
+    for plan in (v5p_plan(remat="full"), plan_of(remat="full"), v5p_plan(remat="none")):
+        found = phases(plan)
+        assert working(found["mlp backward"], "mlp") > 0
+        assert working(found["attention again backward"], "mlp") == 0
+        assert working(found["attention backward"], "mlp") == 0
+
+
+@pytest.mark.parametrize(("d_model", "rows"), [(2048, 128), (2240, 140), (2160, 135)])
+def test_an_unembedding_of_odd_parts_arrives_padded(d_model: int, rows: int) -> None:
+    """The rows of each device fill 8 sublanes, beside the table in which they follow each other."""
+    found = phases(plan_of(replace(MODEL, d_model=d_model), remat="full"))
+    assert ("unembedding" in found) == (rows % 8 > 0)
+    if "unembedding" in found:
+        padded = working(found["unembedding"], "padded unembedding")
+        assert padded == pytest.approx(2 * MODEL.vocab * 16 * -(-rows // 8) * 8)
 
 
 def v5p_plan(**changes: Any) -> Plan:
@@ -167,14 +188,17 @@ def products(model: Model, **changes: Any) -> float:
     return next(line.inputs["products"] for line in lines if line.name == "mlp")
 
 
-def test_gradients_of_the_mlps_inputs_take_their_place() -> None:
-    """Where attention runs again before them: with the inner tensor three are alive, on v6e, which
-    gathers beside products, four. Where its result is kept, five; one input is differentiated in
-    place.
+def test_products_of_an_mlp_are_beside_their_gradients() -> None:
+    """Four where they are made again; else the last matmul's input is beside the gradients, and on
+    v5e, where sums run beside products and gathers do not, beside all. One input is differentiated
+    in place.
     """
     policies = ("full", "keep_attention", "none")
-    assert [products(MODEL, remat=name) for name in policies] == [3, 5, 3]
-    assert [products(MODEL, remat=name, chip="v6e") for name in policies] == [4, 5, 3]
+    for chip, topology, alive in (
+        ("v5e", "4x4", [5, 5, 3]), ("v6e", "4x4", [4, 4, 3]), ("v5p", "2x2x4", [4, 4, 3]),
+    ):  # fmt: skip
+        of_chip = {"chip": chip, "topology": topology}
+        assert [products(MODEL, remat=name, **of_chip) for name in policies] == alive
     ungated = replace(MODEL, gated=False)
     assert [products(ungated, remat=name) for name in policies] == [2, 2, 1]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from orchestrator.network.description import Block, Tensor
 from orchestrator.network.mesh_axes import (
+    GROUPS,
     REPLICA_AXES,
     SHARED_OVER_DCN,
     SLICE_REPLICAS,
@@ -41,7 +42,9 @@ def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
         for block in layout.network.blocks
         for name, lines in backward_lines(layout, block)
     ]
+    arrival = arrival_lines(layout)
     return (
+        *([phase("unembedding", [*saved, *arrival])] if np.any(arrival[1].value) else []),
         phase("loss", [*saved, *loss_lines(layout)]),
         *backward,
         phase("embedding backward", [*resting, *gradients, *embedding_lines(layout)]),
@@ -150,6 +153,23 @@ def head_line(layout: Layout, name: str, *, by_chunk: Number = False) -> LedgerL
     gradient = np.where(by_chunk, layout.gradient_bytes, ACCUMULATION_BYTES)
     size = layout.compute_bytes + gradient
     return line("gathered_weights", name, "size x table", size=size, table=layout.table_elements)
+
+
+def arrival_lines(layout: Layout) -> list[LedgerLine]:
+    """The unembedding as it arrives, before the loss, where the rows of each device do not fill
+    sublanes: beside it is the one in which rows follow each other, and the stream.
+    """
+    rows = layout.model.d_model / layout.devices_along(GROUPS["weights"])
+    sublanes = layout.tile[0]
+    padded = np.ceil(rows / sublanes) * sublanes
+    table = np.where(padded == rows, 0, layout.table_elements * padded / rows)
+    return [
+        head_line(layout, "unembedding"),
+        line("gathered_weights", "padded unembedding", "size x table",
+             size=layout.compute_bytes, table=table),
+        line("working_activations", "stream", "stages x stream",
+             stages=1, stream=stream_bytes(layout)),
+    ]  # fmt: skip
 
 
 def head_stream_line(layout: Layout) -> LedgerLine:

@@ -32,9 +32,17 @@ def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[Ledger
     )
 
 
-def is_early(layout: Layout) -> Number:
-    """One where the MLP's gradients are made before the attention's backward pass, as their sums
-    run beside it; the log-sum-exp of attention that runs again is then narrow at once.
+def is_early(layout: Layout, block: Block) -> Number:
+    """One where the MLP's gradients are made before the attention's backward pass: those of a plain
+    MLP, and those of experts whose sums run beside it.
+    """
+    is_mixture = isinstance(block.mlp, Mixture)
+    return (layout.sums_beside_products if is_mixture else 1) * (split_ways(layout) == 1)
+
+
+def is_narrow(layout: Layout) -> Number:
+    """One where the log-sum-exp of attention that runs again is narrow at once, as sums run beside
+    products.
     """
     return layout.sums_beside_products * (split_ways(layout) == 1)
 
@@ -96,8 +104,24 @@ def mlp_lines(layout: Layout, block: Block, stages: Number, products: Number) ->
              products=products, product=product_bytes(layout, block)),
         *([routed_line(layout, ROUTED_STAGES)] if isinstance(block.mlp, Mixture) else []),
         line("working_activations", "attention", "size",
-             size=attention_bytes(layout, block) + in_order_of_arrival(layout, block)),
+             size=attention_before(layout, block) + in_order_of_arrival(layout, block)),
     ]  # fmt: skip
+
+
+def attention_before(layout: Layout, block: Block) -> Number:
+    """What of the attention is there in the MLP's backward pass.
+
+    All of it where its kernel runs again for the MLP's input. Where it does not, a result that is
+    kept is turned, and the rest is made again, after the MLP, but before it where sums run beside
+    products.
+    """
+    whole, result = attention_bytes(layout, block), block.attention.result
+    again = layout.remat.share(result.name, "recompute")
+    kept = layout.compute_bytes * layout.stored_tensor_elements(result)
+    early = kept + attention_inputs(layout, block) * (whole - kept)
+    ahead = again * whole + (1 - again) * layout.sums_beside_products * early
+    is_mixture = isinstance(block.mlp, Mixture)
+    return np.where((split_ways(layout) > 1) | is_mixture, whole, ahead)
 
 
 def activation_moment(layout: Layout, block: Block) -> tuple[Number, Number]:
@@ -110,8 +134,9 @@ def activation_moment(layout: Layout, block: Block) -> tuple[Number, Number]:
     ways = split_ways(layout)
     if isinstance(block.mlp, Mixture):
         return 4 * (ways > 1) + 4 / ways, mlp_products(layout, block)
+    alone = 4 if len(block.mlp.inputs) == 1 else 3
     return (
-        np.where(ways > 1, 1 + attention_inputs(layout, block) + 3 / ways, 4),
+        np.where(ways > 1, 1 + attention_inputs(layout, block) + 3 / ways, alone),
         np.where(ways > 1, 3 + joined_products(layout, block), mlp_products(layout, block)),
     )
 
@@ -144,14 +169,19 @@ def mlp_products(layout: Layout, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
     them, and while attention runs again after it.
 
-    Made again, they are beside their gradients, but where attention runs again before them. One
-    more of a plain MLP is there then where gathers run beside products.
+    Made again, they are beside their gradients. The input of the last matmul has a place of its own
+    where they are not, and where sums run beside products and gathers do not. Experts are made
+    again after attention that runs again.
     """
     inputs, away = len(block.mlp.inputs), inputs_away(layout, block.mlp)
     again = layout.remat.share(block.attention.result.name, "recompute")
-    plain = not isinstance(block.mlp, Mixture)
-    waiting = away * (1 - again) + again * layout.gathers_beside_products * is_early(layout) * plain
-    without_ring = inputs + away if inputs == 1 else inputs + 1 + waiting
+    own = np.minimum(away, 1) * layout.sums_beside_products * (1 - layout.gathers_beside_products)
+    if inputs == 1:
+        without_ring = inputs + away
+    elif isinstance(block.mlp, Mixture):
+        without_ring = inputs + 1 + away * (1 - again)
+    else:
+        without_ring = inputs + np.maximum(away, 1) + own
     return np.where(split_ways(layout) > 1, inputs + 1, without_ring)
 
 
@@ -170,9 +200,10 @@ def again_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     these come early.
     """
     attention, attended = block.attention, block.attention.result
-    again, late = layout.remat.share(attended.name, "recompute"), 1 - is_early(layout)
+    again, late = layout.remat.share(attended.name, "recompute"), 1 - is_early(layout, block)
     gradient = layout.compute_bytes * layout.stored_tensor_elements(attended)
-    more = again * (gradient + late * statistics_bytes(layout, block))
+    wide = 1 - is_narrow(layout)
+    more = again * (gradient + wide * statistics_bytes(layout, block))
     return [
         line("gathered_weights", "gathered weights", "size x output",
              size=layout.compute_bytes, output=layout.elements(attention.output.weight)),
@@ -215,7 +246,7 @@ def attention_bytes(layout: Layout, block: Block) -> Number:
     others = whole * (layout.ways("length") - 1)
     tensors = layout.compute_bytes * (read + others + written)
     again = layout.remat.share(attention.result.name, "recompute")
-    return tensors + again * (1 - is_early(layout)) * statistics_bytes(layout, block)
+    return tensors + again * (1 - is_narrow(layout)) * statistics_bytes(layout, block)
 
 
 def in_order_of_arrival(layout: Layout, block: Block) -> Number:
@@ -245,7 +276,7 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
         line("working_activations", "stream", "stages x stream",
              stages=3, stream=stream_bytes(layout)),
         line("working_activations", "mlp", "products x product",
-             products=len(block.mlp.inputs) * (1 - is_early(layout)),
+             products=len(block.mlp.inputs) * (1 - is_early(layout, block)),
              product=product_bytes(layout, block)),
         line("working_activations", "attention", "size x heads",
              size=FP32_BYTES + 4 * layout.compute_bytes,

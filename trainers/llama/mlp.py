@@ -24,6 +24,7 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
 
 
 CLAMP, GAIN = 7.0, 1.702  # of gpt-oss
+FEW_TOKENS = 16_384  # of a device; docs/proof.md has what was compiled on either side
 
 
 def clamped_swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
@@ -33,7 +34,7 @@ def clamped_swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Array:
     """The MLP's addition to the stream. y [b, S/(s Y), D]"""
-    shards, in_turn = [layer[one.weight.name] for one in kind.inputs], runtime.gradients_in_turn
+    shards, in_turn = [layer[one.weight.name] for one in kind.inputs], gradients_in_turn(runtime, y)
     products = runtime.products(y, shards, in_turn=in_turn)
     output = runtime.gather_rows(layer[kind.output.weight.name], 1)
     if in_turn:
@@ -44,6 +45,16 @@ def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Arr
         hidden, output = together_in_backward(hidden, output)
     y = matmul_reduce_scatter(hidden, output)
     return y if kind.output.bias is None else y + layer[kind.output.bias.name].astype(y.dtype)
+
+
+def gradients_in_turn(runtime: Runtime, y: jax.Array) -> bool:
+    """Whether the backward pass makes the gradient of each matrix before it goes on.
+
+    The compiler would go on first, and hold what is for the gradient meanwhile. It may where sums
+    over a whole pod run beside products, and few tokens make the products short: what comes after
+    them hides the sums too.
+    """
+    return runtime.plan.loss_gradient == "at_end" or y.shape[0] * y.shape[1] > FEW_TOKENS
 
 
 def with_biases(

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.description import Block, LatentAttention, Mixture, Segment, Stack
 from trainers.llama import zigzag
-from trainers.llama.axes import TENSOR
+from trainers.llama.axes import TENSOR, WEIGHTS_OVER_DCN
 from trainers.llama.checkpoint_policy import policy
 from trainers.llama.collectives import (
     all_gather,
@@ -90,15 +90,16 @@ def pattern_of_blocks(
 ) -> tuple[jax.Array, list[Routed]]:
     """The layers of a segment: a loop over the repeats of its pattern."""
 
-    # Without it the compiler recomputes all layers of a pattern at once, and holds the results.
-    several = len(segment.stacks) > 1 or runtime.plan.gradient_reduction == "per_layer"
+    # Otherwise the compiler recomputes all layers of a pattern at once and holds the results, and a
+    # layer of weights that slices share while the loss is computed.
+    waits = len(segment.stacks) > 1 or jax.lax.axis_size(WEIGHTS_OVER_DCN) > 1
 
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
         every = []
         for stack, layer in zip(segment.stacks, repeat, strict=True):
             one = partial(block_of_stack, runtime, stack)
             remat = policy(runtime.plan.remat)
-            x, routed = jax.checkpoint(one, prevent_cse=several, policy=remat)(x, layer)
+            x, routed = jax.checkpoint(one, prevent_cse=waits, policy=remat)(x, layer)
             every += [routed] if routed else []
         return x, every
 

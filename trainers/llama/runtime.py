@@ -58,15 +58,6 @@ class Runtime:
         """The same for matrices of this chip's experts."""
         return self._gathered(shard, dimension, WEIGHTS_OF_EXPERTS)
 
-    @property
-    def gradients_in_turn(self) -> bool:
-        """Whether the backward pass makes the gradient of an MLP's matrix before it goes on.
-
-        The compiler would go on first where a ring of `tensor` gathers what the gradient needs, or
-        where slices reduce gradients layer by layer, and hold what is for the gradient meanwhile.
-        """
-        return jax.lax.axis_size(TENSOR) > 1 or self.plan.gradient_reduction == "per_layer"
-
     def products(
         self, y: jax.Array, shards: list[jax.Array], joined: int = 1, *, in_turn: bool = False
     ) -> list[jax.Array]:
