@@ -21,8 +21,8 @@ def step_timing(plan: Plan) -> Timing:
 
 
 def depths(plan: Plan) -> tuple[int, ...]:
-    """One layer, and half the plan's layers, at least two."""
-    return 1, max(2, plan.model.layers // 2)
+    """One layer, and three quarters of the layers, at least two."""
+    return 1, max(2, plan.model.layers * 3 // 4)
 
 
 def with_layers(plan: Plan, layers: int) -> Plan:
