@@ -27,6 +27,7 @@ from orchestrator.plan.memory_lines import (
     stream_bytes,
 )
 from orchestrator.plan.optimizers import other_moments
+from orchestrator.plan.tiles import whole
 from orchestrator.types.plan import LedgerLine, MemoryPhase
 from orchestrator.types.spec_fields import Treatment
 
@@ -44,7 +45,7 @@ def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
     ]
     arrival = arrival_lines(layout)
     return (
-        *([phase("unembedding", [*saved, *arrival])] if np.any(arrival[1].value) else []),
+        *([phase("unembedding", [*saved, *arrival])] if arrival else []),
         phase("loss", [*saved, *loss_lines(layout)]),
         *backward,
         phase("embedding backward", [*resting, *gradients, *embedding_lines(layout)]),
@@ -160,8 +161,9 @@ def arrival_lines(layout: Layout) -> list[LedgerLine]:
     sublanes: beside it is the one in which rows follow each other, and the stream.
     """
     rows = layout.model.d_model / layout.devices_along(GROUPS["weights"])
-    sublanes = layout.tile[0]
-    padded = np.ceil(rows / sublanes) * sublanes
+    padded = whole(rows, layout.tile[0])
+    if np.all(padded == rows):
+        return []
     table = np.where(padded == rows, 0, layout.table_elements * padded / rows)
     return [
         head_line(layout, "unembedding"),

@@ -111,9 +111,8 @@ def mlp_lines(layout: Layout, block: Block, stages: Number, products: Number) ->
 def attention_before(layout: Layout, block: Block) -> Number:
     """What of the attention is there in the MLP's backward pass.
 
-    All of it where its kernel runs again for the MLP's input. Where it does not, a result that is
-    kept is turned, and the rest is made again, after the MLP, but before it where sums run beside
-    products.
+    All of it where its kernel runs again for the MLP's input. Where the result is kept, the rest is
+    made again later. Chips whose sums run beside products make it first, and turn the kept result.
     """
     whole, result = attention_bytes(layout, block), block.attention.result
     again = layout.remat.share(result.name, "recompute")
@@ -169,9 +168,9 @@ def mlp_products(layout: Layout, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
     them, and while attention runs again after it.
 
-    Made again, they are beside their gradients. The input of the last matmul has a place of its own
-    where they are not, and where sums run beside products and gathers do not. Experts are made
-    again after attention that runs again.
+    Products that are made again are beside their gradients. The input of the last matmul is there
+    too where products are kept, and on chips whose sums run beside products but whose gathers do
+    not. Experts are made again after attention that runs again.
     """
     inputs, away = len(block.mlp.inputs), inputs_away(layout, block.mlp)
     again = layout.remat.share(block.attention.result.name, "recompute")

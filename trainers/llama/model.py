@@ -90,8 +90,8 @@ def pattern_of_blocks(
 ) -> tuple[jax.Array, list[Routed]]:
     """The layers of a segment: a loop over the repeats of its pattern."""
 
-    # Otherwise the compiler recomputes all layers of a pattern at once and holds the results, and a
-    # layer of weights that slices share while the loss is computed.
+    # Otherwise the compiler recomputes all layers of a pattern at once and holds the results. Where
+    # slices share weights, it recomputes a layer while the loss is computed.
     waits = len(segment.stacks) > 1 or jax.lax.axis_size(WEIGHTS_OVER_DCN) > 1
 
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
