@@ -32,8 +32,8 @@ def stored_profile(plan: Plan) -> StoredProfile | None:
     stored = profile_store.newest(this_machine())
     key = shape_digest(plan), trainer_source(plan.trainer)
     timings = stored.profile.timings if stored else ()
-    newest = next((one for one in reversed(timings) if (one.shape, one.source) == key), None)
-    return stored if newest and newest.is_steady else None
+    latest = next((one for one in reversed(timings) if (one.shape, one.source) == key), None)
+    return stored if latest and latest.is_steady else None
 
 
 def measure_plan(plan: Plan) -> StoredProfile:

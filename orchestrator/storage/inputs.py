@@ -16,9 +16,9 @@ from orchestrator.storage import addresses
 from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, StoredObject, bucket
 
 
-def input_path(folder: Path, text: str) -> Path:
+def input_path(spec_folder: Path, text: str) -> Path:
     """A path of a spec, which begins at the spec's folder, or an address."""
-    return addresses.folder(text) if addresses.is_address(text) else folder / text
+    return addresses.folder(text) if addresses.is_address(text) else spec_folder / text
 
 
 @dataclass(frozen=True)
