@@ -7,19 +7,14 @@ value, and replaces tags and files.
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.extras import require
 from orchestrator.journal import boundary
-from orchestrator.tracking.mlflow.limits import (
-    CALL_LIMIT_BYTES,
-    CALL_LIMIT_S,
-    FILE_LIMIT_S,
-    limited,
-)
+from orchestrator.tracking.mlflow.deadline import CALL_LIMIT_S, FILE_LIMIT_S, deadline
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.tracking.mlflow.moved_database import mend
 from orchestrator.tracking.mlflow.tracking_uri import ARTIFACTS, DATABASE, is_server
@@ -183,15 +178,14 @@ class Store:
 
 
 @contextmanager
-def in_plain_words(
-    where: Destination, limit_s: float = CALL_LIMIT_S, limit_bytes: int = CALL_LIMIT_BYTES
-) -> Iterator[None]:
+def in_plain_words(where: Destination, limit_s: float = CALL_LIMIT_S) -> Iterator[None]:
     """Turn any error of a call to MLflow into one plain sentence, and silence its warnings.
 
-    The call has these limits, however the server spends them.
+    A call to a server has a time limit, however the server spends it.
     """
+    limit = deadline(where, limit_s, "a call") if is_server(where) else nullcontext()
     try:
-        with warnings.catch_warnings(), limited(limit_s, limit_bytes, "a call"):
+        with warnings.catch_warnings(), limit:
             warnings.simplefilter("ignore")
             yield
     except NotRecorded:
