@@ -14,6 +14,7 @@ from orchestrator.types.run import SavedCheckpoint, Startup, Step
 WORKER = f"{__name__}:work"
 FAILURES = "failures.json"  # how to fail, by ATTEMPT.RANK.STEP, before the heartbeats at "start"
 STEP_S = 0.05
+LATE_S = 1.5
 SAVE_EVERY = 3
 
 
@@ -64,12 +65,14 @@ def step(index: int, *, opens: bool) -> Step:
 
 
 def fail(how: str | None) -> None:
-    """Stop or kill this process, do nothing for long, or raise an error with that text."""
+    """Stop or kill this process, do nothing for a while, or raise an error with that text."""
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "wait":
         time.sleep(60)
+    elif how == "be late":
+        time.sleep(LATE_S)
     elif how:
         raise ValueError(how)

@@ -93,7 +93,7 @@ class ProcessAttempt:
 
     def __init__(self, spec: AttemptSpec, lost: set[str], refusal: AttemptEvent | None) -> None:
         self._spec, self._lost, self._refusal = spec, lost, refusal
-        self._workers: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.workers: list[tuple[str, subprocess.Popen[bytes]]] = []
         journal = Journal(folder(spec.run))
         self._plan = journal.plan(journal.state().submitted.submission.plan_digest)
 
@@ -106,7 +106,7 @@ class ProcessAttempt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for _, process in self._workers:
+        for _, process in self.workers:
             process.kill()
             process.wait()
 
@@ -114,16 +114,16 @@ class ProcessAttempt:
         """The slices until they are taken, later the end of the workers."""
         if self._refusal:
             return self._refusal
-        if not self._workers:
+        if not self.workers:
             time.sleep(POLL_S)
             return AttemptEvent(slices=self.slices())
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self._kill_lost()
-            codes = [process.poll() for _, process in self._workers]
+            codes = [process.poll() for _, process in self.workers]
             for rank, code in enumerate(codes):
                 if code:
-                    return death(rank, self._workers[rank][0], code)
+                    return death(rank, self.workers[rank][0], code)
             if codes and all(code == 0 for code in codes):
                 return AttemptEvent(ended=True)
             time.sleep(POLL_S)
@@ -148,7 +148,7 @@ class ProcessAttempt:
                 cwd=ROOT,
                 env=environment | {"TPU_NAME": name},
             )
-            self._workers.append((name, process))
+            self.workers.append((name, process))
 
     def slices(self) -> tuple[Slice, ...]:
         """The slices of the run's plan that are not lost."""
@@ -161,7 +161,7 @@ class ProcessAttempt:
         )
 
     def _kill_lost(self) -> None:
-        for name, process in self._workers:
+        for name, process in self.workers:
             if name in self._lost and process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -136,35 +136,84 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-def test_an_attempt_has_ended_when_no_rank_of_it_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the backend ends nothing, as one does that lost its connection: two attempts
-    would write to one run.
+@contextmanager
+def counted_ends(
+    at_end: Callable[[Writer, list[ProcessAttempt]], None] = lambda *_: None,
+) -> Iterator[list[int]]:
+    """The processes that were left of each attempt when its end was recorded. The backend ends
+    none, as one does that lost its connection; `at_end` is called just before the record.
     """
-    first = driver(tmp_path, _1_0_3="out of luck", _1_1_3="wait")
     forgotten: list[ProcessAttempt] = []
     left: list[int] = []
     end, leave = Writer.end_attempt, ProcessAttempt.__exit__
 
     def watched(writer: Writer, *arguments: object, **named: object) -> None:
-        number = len(writer.run().attempts)
-        ranks = read_heartbeats(writer.journal.path, number).values()
-        left.append(sum(not liveness.is_gone(one.process) for one in ranks))
+        left.append(sum(process.poll() is None for _, process in forgotten[-1].workers))
+        at_end(writer, forgotten)
         end(writer, *arguments, **named)  # type: ignore[arg-type]
 
     def forget(attempt: ProcessAttempt, *_: object) -> None:
         forgotten.append(attempt)
 
-    monkeypatch.setattr(Writer, "end_attempt", watched)
-    monkeypatch.setattr(ProcessAttempt, "__exit__", forget)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writer, "end_attempt", watched)
+        patch.setattr(ProcessAttempt, "__exit__", forget)
+        try:
+            yield left
+        finally:
+            for attempt in forgotten:
+                leave(attempt, None, None, None)
+
+
+def test_an_attempt_has_ended_when_no_rank_of_it_is_left(tmp_path: Path) -> None:
+    """Also where the backend ends nothing: two attempts would write to one run."""
+    first = driver(tmp_path, _1_0_3="out of luck", _1_1_3="wait")
+    with counted_ends() as left:
         assert drivers.run_to_end(first) == 0
-    finally:
-        for attempt in forgotten:
-            leave(attempt, None, None, None)
     assert [one.reason for one in first.writer.run().attempts] == ["failure", "finished"]
     assert left == [0, 0]
+
+
+def test_an_attempt_has_not_ended_while_a_rank_may_still_start(tmp_path: Path) -> None:
+    """A rank that sends its first heartbeat after all others are gone is waited for."""
+    first = driver(tmp_path, _1_0_0="out of luck", _1_1_start="be late")
+    with counted_ends() as left:
+        assert drivers.run_to_end(first) == 0
+    assert [one.reason for one in first.writer.run().attempts] == ["failure", "finished"]
+    assert left == [0, 0]
+
+
+def test_a_rank_that_starts_after_the_end_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads in the journal that its attempt has ended."""
+    monkeypatch.setattr(evict, "START_LIMIT_S", 0.0)
+    first = driver(tmp_path, _1_1_0="out of luck", _1_0_start="be late")
+    with counted_ends() as left:
+        assert drivers.run_to_end(first) == 0
+        assert left == [1, 0]
+        eventually(lambda: len(read_heartbeats(first.journal.path, 1)) == 2, 30)
+    late = read_heartbeats(first.journal.path, 1)[0]
+    assert (late.steps, late.error) == (0, "Superseded: attempt 1 has ended")
+
+
+def test_a_rank_that_starts_as_the_end_is_recorded_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked at the journal just before: the driver reads heartbeats once more."""
+    monkeypatch.setattr(evict, "START_LIMIT_S", 0.0)
+    first = driver(tmp_path, _1_0_3="out of luck")
+    with process("import time; time.sleep(600)") as late:
+
+        def start(writer: Writer, attempts: list[ProcessAttempt]) -> None:
+            if len(attempts) == 1:
+                alive = replace(beat(1, time.time()), process=identity(late.pid))
+                path = writer.journal.paths.heartbeat(1, 1)
+                path.write_bytes(msgspec.json.encode(alive))
+
+        with counted_ends(start):
+            assert drivers.run_to_end(first) == 0
+        assert has_ended(late, -signal.SIGKILL)
 
 
 def test_a_waiting_driver_learns_that_it_is_superseded(

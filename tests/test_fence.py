@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchestrator import journal
@@ -28,6 +29,7 @@ from tests.fake_worker import FAILURES, WORKER
 from tests.journals import Clock, claimed_run, reason, run_request, step, tiny_plan, write_steps
 from tests.process_backend import ProcessBackend
 from tests.test_driver import spec
+from tests.test_journal_heartbeat import beat
 
 STEPS = 60
 SUMS = "5" * 64
@@ -127,11 +129,9 @@ def saved(writer: Writer, attempt: int, steps: int) -> SavedCheckpoint:
 
 
 def report(writer: Writer, attempt: int, steps: int) -> None:
-    """A rank that has saved, and has gone."""
-    watch = ClaimWatch(writer.journal.path, writer.number, attempt)
-    path = writer.journal.path
-    with heartbeat.HeartbeatWriter(path, attempt, 0, "pod-0", 60.0, watch, lambda: None) as beats:
-        beats.report_saved(saved(writer, attempt, steps))
+    """The last heartbeat of a rank that has saved, and has gone."""
+    last = beat(0, ended=True, saved=saved(writer, attempt, steps))
+    files.replace(writer.journal.paths.heartbeat(attempt, 0), msgspec.json.encode(last))
 
 
 def test_a_superseded_claim_commits_no_checkpoint(tmp_path: Path) -> None:

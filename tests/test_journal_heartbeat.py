@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import JournalUnwritable, ProgramFailed
+from orchestrator.errors import JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import ClaimWatch, files
 from orchestrator.journal.heartbeat import (
     STARTUP_LIMIT_S,
@@ -188,17 +188,38 @@ def test_a_damaged_heartbeat_is_left_out(tmp_path: Path, damage: bytes) -> None:
     assert read_heartbeats(path, 1)[0].ended
 
 
-def test_a_rank_gives_up_when_a_later_attempt_has_started(tmp_path: Path) -> None:
+def test_a_rank_gives_up_when_its_attempt_has_ended(tmp_path: Path) -> None:
     """Its last heartbeat says why."""
     writer, given_up = claimed_run(tmp_path), threading.Event()
     writer.start_attempt(tiny_plan())
     with beating(writer.journal.path, 0, give_up=given_up.set):
         assert not given_up.wait(0.1)
         writer.end_attempt("failure")
-        assert not given_up.wait(0.1)
-        writer.start_attempt(tiny_plan())
         assert given_up.wait(30)
-    assert read_heartbeats(writer.journal.path, 1)[0].error == "Superseded: attempt 2 has started"
+    assert read_heartbeats(writer.journal.path, 1)[0].error == "Superseded: attempt 1 has ended"
+
+
+def test_a_rank_that_starts_after_the_end_of_its_attempt_does_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends a heartbeat before it looks: the driver sees it, or it sees the end."""
+    writer, given_up = claimed_run(tmp_path), list[bool]()
+    writer.start_attempt(tiny_plan())
+    path, seen = writer.journal.path, list[int]()
+    lapse = ClaimWatch.lapse
+
+    def looked(watch: ClaimWatch) -> str | None:
+        seen.append(len(read_heartbeats(path, 1)))
+        return lapse(watch)
+
+    monkeypatch.setattr(ClaimWatch, "lapse", looked)
+    writer.end_attempt("failure")
+    rank = beating(path, 0, give_up=lambda: given_up.append(True))
+    with pytest.raises(Superseded, match="attempt 1 has ended"):
+        rank.__enter__()
+    assert (seen, given_up) == ([1], [True])
+    last = read_heartbeats(path, 1)[0]
+    assert (last.ended, last.error) == (True, "Superseded: attempt 1 has ended")
 
 
 @pytest.mark.parametrize(("error", "repeats"), [(ProgramFailed("x"), True), (ValueError(), False)])

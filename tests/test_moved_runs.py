@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import journal
 from orchestrator.journal import Journal
 from orchestrator.journal.relative_uri import absolute_uri, relative_uri
 from orchestrator.lifecycle.mlflow_ui import places_by_uri
 from orchestrator.tracking import destinations, read_sync_state
+from tests.conftest import RunOrch
 from tests.records import (
     destination_in,
     empty_database,
@@ -20,9 +20,7 @@ from tests.records import (
     rows,
     start_tracked_run,
     storage,
-    train_steps,
 )
-from tests.test_journal_studies import opened_study
 
 __all__ = ["empty_database", "storage"]
 
@@ -33,55 +31,50 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def study_of_one(storage: Path) -> Journal:
-    """A run of a study, whose pages MLflow has."""
-    study = opened_study(storage)
-    writer = start_tracked_run(
-        storage, journal.start_trial(study, 1, 1).run, 1, study=study.key, steps=3
-    )
-    train_steps(writer, range(3), 1)
-    writer.end_attempt("finished")
-    writer.end_run("succeeded")
-    (study.path / "report.html").write_text("<p>study")
-    assert problems_of(record_once(writer.journal)) == [None]
-    return writer.journal
-
-
-def artifact_uris(storage: Path) -> list[str]:
-    return [str(uri) for (uri,) in rows(storage, "SELECT artifact_uri FROM runs")]
-
-
 @pytest.mark.parametrize("kind", ["copied", "moved"])
-def test_runs_elsewhere_are_recorded_elsewhere(
-    kind: str, storage: Path, tmp_path_factory: pytest.TempPathFactory
+def test_a_database_elsewhere_is_refused_and_recorded_anew(
+    kind: str, storage: Path, tmp_path_factory: pytest.TempPathFactory, orch_process: RunOrch
 ) -> None:
-    """In the database beside them, with their artifacts, in the same MLflow runs."""
+    """It says where artifacts lie: nothing is written where it came from. Without it the runs are
+    recorded where they are now.
+    """
     first = finished_run(storage)
     assert problems_of(record_once(first)) == [None]
-    in_study = study_of_one(storage)
     there = tmp_path_factory.mktemp("else where") / "runs"
-    ids = rows(storage, "SELECT run_uuid FROM runs ORDER BY 1")
     before = digests(storage)
     if kind == "copied":
         shutil.copytree(storage, there)
     else:
         shutil.move(storage, there)
-    for one in (first, in_study):
-        elsewhere = Journal(there / one.key)
-        (elsewhere.path / "report.html").write_text("<p>new")
-        state = read_sync_state(elsewhere)
-        assert state
-        assert state.destination == destination_in(there)
-        assert state.recorded
-        tracked = elsewhere.run().tracking
-        assert tracked
-        assert tracked.uri == destination_in(there).uri
-        assert problems_of(record_once(elsewhere)) == [None]
+    elsewhere = Journal(there / first.key)
+    (elsewhere.path / "report.html").write_text("<p>new")
+    state = read_sync_state(elsewhere)
+    assert state
+    assert state.destination == destination_in(there)
+    assert state.recorded
+    tracked = elsewhere.run().tracking
+    assert tracked
+    assert tracked.uri == destination_in(there).uri
     assert list(places_by_uri(there)) == [destination_in(there).uri]
-    assert rows(there, "SELECT run_uuid FROM runs ORDER BY 1") == ids
-    assert [one for one in artifact_uris(there) if not one.startswith(f"{there.as_uri()}/")] == []
-    assert len(list(there.glob("mlflow-artifacts/*/artifacts/report.html"))) == 3
+    [problem] = problems_of(record_once(elsewhere))
+    assert problem is not None
+    assert f"{there}/mlflow.db: was moved or copied from {storage}, where" in problem
+    (there / "mlflow.db").rename(there / "earlier.db")
+    done = orch_process("sync", first.key, "--storage", str(there))
+    assert done.returncode == 0, done.stdout + done.stderr
+    [[uri]] = rows(there, "SELECT artifact_uri FROM runs")
+    assert str(uri).startswith(f"{there.as_uri()}/")
+    assert len(list(there.glob("mlflow-artifacts/*/artifacts/report.html"))) == 1
     assert (digests(storage) if storage.exists() else before) == before
+
+
+def test_another_name_of_a_folder_is_the_same_folder(storage: Path, tmp_path: Path) -> None:
+    """A link to a storage moves nothing."""
+    first = finished_run(storage)
+    assert problems_of(record_once(first)) == [None]
+    linked = tmp_path / "linked"
+    linked.symlink_to(storage)
+    assert problems_of(record_once(Journal(linked / first.key))) == [None]
 
 
 def test_a_driver_records_where_its_storage_is(

@@ -1,15 +1,21 @@
 """What a run is made of: versions that can be compared, code by its digest, no secrets."""
 
+import io
 import json
+import stat
 import subprocess
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator import journal
 from orchestrator.errors import SpecError
+from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.launch import provenance
-from orchestrator.lifecycle.requests import UNCOMMITTED, provenance_of
+from orchestrator.lifecycle.requests import provenance_of
+from orchestrator.tracking.mlflow.metadata import artifacts
 from tests.conftest import ROOT
 from tests.journals import run_request, tiny_spec
 
@@ -69,18 +75,41 @@ def test_a_clean_checkout_is_its_commit_alone(checkout: Path) -> None:
     assert checkout.is_dir()
 
 
-def test_what_is_not_committed_is_kept_without_secrets(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The diff, the names of new files; the value of a secret is replaced by its name."""
-    monkeypatch.setenv("HF_TOKEN", CANARY)
+def test_what_is_not_committed_is_kept_only_on_request(checkout: Path) -> None:
+    """The run always says that there was something. On request it has the diff as it is and the
+    names of new files.
+    """
     (checkout / "trainers" / "__init__.py").write_text(f'TOKEN = "{CANARY}"\n')
     (checkout / "trainers" / "mine.py").write_text("")
-    text = provenance.without_secrets(provenance.uncommitted(), ["HF_TOKEN"]).decode()
-    assert '+TOKEN = "<HF_TOKEN>"' in text
+    usual = provenance_of(SPEC, tiny_spec(), 20, None)
+    assert usual.environment["git_uncommitted"] == "uncommitted changes"
+    assert usual.documents.keys() == {"spec.yaml"}
+    spec = tiny_spec()
+    spec = replace(spec, run=replace(spec.run, record_diff=True))
+    asked = provenance_of(SPEC, spec, 20, None)
+    assert asked.environment["git_uncommitted"] == f"documents/{UNCOMMITTED}"
+    text = asked.documents[UNCOMMITTED].decode()
+    assert f'+TOKEN = "{CANARY}"' in text
     assert "?? trainers/mine.py" in text
-    assert CANARY not in text
-    assert UNCOMMITTED in provenance_of(SPEC, tiny_spec(), 20, None).documents
+
+
+def test_a_diff_is_for_its_owner_only_and_is_not_sent(tmp_path: Path) -> None:
+    """Whatever the umask lets others read of the run; no tracker gets it."""
+    documents = {"spec.yaml": b"name: x\n", UNCOMMITTED: b"+secret\n"}
+    run = journal.create_run(tmp_path, run_request(documents=documents), "it").journal
+    assert stat.S_IMODE((run.paths.documents / UNCOMMITTED).stat().st_mode) == 0o600
+    sent = artifacts(run, run.run())
+    assert "documents/spec.yaml" in sent
+    assert f"documents/{UNCOMMITTED}" not in sent
+
+
+def test_the_spec_is_kept_without_the_values_of_its_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name of the variable stands in place of its value."""
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    text = provenance.without_secrets(f"token: {CANARY}\n".encode(), ["HF_TOKEN"])
+    assert text == b"token: <HF_TOKEN>\n"
 
 
 def test_an_installation_in_somebody_elses_checkout_has_no_commit(
@@ -109,3 +138,63 @@ def test_the_journal_keeps_what_a_run_is_made_of(tmp_path: Path) -> None:
     assert (recorded.paths.documents / "spec.yaml").read_bytes() == SPEC.read_bytes()
     first = json.loads((recorded.paths.events / "000001.json").read_text())
     assert first["submission"]["folder"] == str(SPEC.parent)
+
+
+@pytest.fixture
+def with_notes(checkout: Path) -> Path:
+    """The checkout with another folder, and a private file that git ignores."""
+    (checkout / "notes").mkdir()
+    (checkout / "notes" / "__init__.py").write_text("first = 1\n")
+    (checkout / ".gitignore").write_text("local_settings.py\n")
+    git = ("git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.invalid")
+    for arguments in (["add", "."], ["commit", "-q", "-m", "second"]):
+        subprocess.run([*git, *arguments], check=True)
+    return checkout
+
+
+def names_of(archive: bytes) -> set[str]:
+    return set(zipfile.ZipFile(io.BytesIO(archive)).namelist())
+
+
+def test_the_diff_is_of_the_project_alone(with_notes: Path) -> None:
+    """A changed note in the same checkout is not part of its run."""
+    (with_notes / "notes" / "__init__.py").write_text("canary\n")
+    (with_notes / "trainers" / "__init__.py").write_text("x = 1\n")
+    text = provenance.uncommitted().decode()
+    assert "trainers/__init__.py" in text
+    assert "canary" not in text
+
+
+def test_a_long_diff_is_cut(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so itself."""
+    monkeypatch.setattr(provenance, "MOST_DIFF_BYTES", 1000)
+    (checkout / "trainers" / "__init__.py").write_text("x = 1\n" * 1000)
+    assert len(provenance.uncommitted()) < 1100
+    assert b"(cut: 1,000 of" in provenance.uncommitted()
+
+
+def test_the_archive_follows_no_link(
+    with_notes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Neither to a file nor to a folder; nor does it take what git ignores."""
+    private = tmp_path_factory.mktemp("private")
+    (private / "secret.py").write_text("canary")
+    (with_notes / "trainers" / "linked").symlink_to(private)
+    (with_notes / "trainers" / "linked.py").symlink_to(private / "secret.py")
+    (with_notes / "trainers" / "local_settings.py").write_text("canary")
+    (with_notes / "pyproject.toml").symlink_to(private / "secret.py")
+    (with_notes / "trainers" / "new.py").write_text("x = 1\n")
+    archive = provenance.archive()
+    own = {"orchestrator/__init__.py", "trainers/__init__.py", "trainers/new.py"}
+    assert names_of(archive) == own
+    assert b"canary" not in archive
+
+
+def test_an_archive_that_is_too_large_is_refused(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the largest file."""
+    monkeypatch.setattr(provenance, "MOST_CODE_BYTES", 1000)
+    (checkout / "trainers" / "weights.py").write_text("x" * 2000)
+    with pytest.raises(provenance.TooMuchCode, match=r"trainers/weights\.py"):
+        provenance.archive()

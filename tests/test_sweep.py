@@ -1,4 +1,4 @@
-"""A sweep: its file, its cost, its stops, and the losses of its trials."""
+"""A sweep: its file, its cost, and the losses of its trials."""
 
 import json
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import LossNotFinite
 from orchestrator.journal import StudyJournal, StudyRequest
+from orchestrator.journal.study_journal import is_settled
 from orchestrator.plan.planner import make_plan
 from orchestrator.render.study_screens import forecast_screen, study_report_screen
+from orchestrator.render.sweep_report_screen import ranked
 from orchestrator.spec import SpecProblems
 from orchestrator.spec.load_study import load_study
-from orchestrator.study import forecast_of, report_of_study
-from orchestrator.study.early_stop import Losses, checks, diverged, judge, passing
+from orchestrator.study import forecast_of, make_sweep_report, read_trial_runs, report_of_study
 from orchestrator.study.sweep_report import curve, last_loss
-from orchestrator.study.trial_losses import settle
+from orchestrator.study.trial_losses import Losses, trial_losses
 from orchestrator.tracking.mlflow.study_points import study_points
 from orchestrator.types.run import Attempt
-from orchestrator.types.stop_rule import StopRule
 from orchestrator.types.study import Study, Trial
 from orchestrator.types.sweep import SweepForecast, SweepReport
 from tests.conftest import ROOT, RunOrch
@@ -54,69 +54,18 @@ def test_the_keys_that_vary_say_what_a_study_compares(
     assert study.name == f"small-{scaling or kind}"
 
 
-DRAWN = """\
-study:
-  base: base.yaml
-  vary:
-    experiment.seed: [1, 2]
-    experiment.optimizer.peak_lr: {log_uniform: [1e-5, 1e-2]}
-    experiment.optimizer.warmup_steps: {uniform: [10, 50]}
-    experiment.optimizer.decay: {choice: [cosine, linear]}
-  draws: DRAWS
-  seed: SEED
-"""
-
-
-def draws_of(folder: Path, draws: int, seed: int = 0) -> list[dict[str, str]]:
-    text = DRAWN.replace("DRAWS", str(draws)).replace("SEED", str(seed))
-    return [trial.settings for trial in loaded(folder, text).trials]
-
-
-def test_random_values_come_from_the_seed_and_more_draws_keep_the_earlier(tmp_path: Path) -> None:
-    few, more = draws_of(tmp_path, 3), draws_of(tmp_path, 40)
-    assert [one["experiment.seed"] for one in few] == ["1"] * 3 + ["2"] * 3
-    assert few[:3] == more[:3]
-    assert few[3:] == [{**one, "experiment.seed": "2"} for one in few[:3]]
-    assert draws_of(tmp_path, 3, seed=1)[0] != few[0]
-    assert draws_of(tmp_path, 3) == few
-
-
-def test_random_values_lie_within_their_bounds(tmp_path: Path) -> None:
-    trials = draws_of(tmp_path, 200)[:200]
-    rates = np.array([float(one[LR]) for one in trials])
-    assert (rates >= 1e-5).all()
-    assert (rates <= 1e-2).all()
-    assert 50 < ((rates > 1e-4) & (rates < 1e-3)).sum() < 85  # a third of the three decades
-    warmup = [int(one["experiment.optimizer.warmup_steps"]) for one in trials]
-    assert (min(warmup), max(warmup)) == (10, 50)
-    decays = [one["experiment.optimizer.decay"] for one in trials]
-    assert 70 < decays.count("linear") < 130
-    assert len({tuple(one.values()) for one in trials}) == 200
-
-
 @pytest.mark.parametrize(
     ("keys", "code", "key"),
     [
-        ("vary: {experiment.seed: {uniform: [1, 9]}}", "draws-missing", "study.draws"),
-        ("draws: 3, vary: {experiment.seed: [1]}", "draws-without-random-values", "study.draws"),
-        ("draws: 3, vary: {experiment.seed: {choice: [1, 2]}}", "too-many-draws", "study.draws"),
-        ("draws: 0, vary: {experiment.seed: {choice: [1, 2]}}", "illegal-value", "study.draws"),
-        ("draws: 3, vary: {experiment.seed: {uniform: [9, 1]}}", "random-bounds",
-         "study.vary.experiment.seed.uniform"),
-        ("draws: 3, vary: {experiment.seed: {log_uniform: [0, 1]}}", "random-bounds",
-         "study.vary.experiment.seed.log_uniform"),
-        ("draws: 3, vary: {experiment.seed: {normal: [0, 1]}}", "vary-values",
+        ("vary: {experiment.seed: {uniform: [1, 9]}}", "vary-values",
          "study.vary.experiment.seed"),
-        ("draws: 501, vary: {experiment.seed: {uniform: [0, 9999]}, run.steps: [1, 2]}",
-         "too-many-trials", "study.vary"),
-        ("stop: {every: 5}, vary: {resources.pods: [1, 2]}", "of-sweeps", "study.stop"),
+        ("draws: 3, vary: {experiment.seed: [1]}", "removed-key", "study.draws"),
+        ("seed: 3, vary: {experiment.seed: [1]}", "removed-key", "study.seed"),
+        ("stop: {every: 5}, vary: {experiment.seed: [1]}", "removed-key", "study.stop"),
         ("kind: sweep, scaling: weak, vary: {resources.pods: [1, 2]}", "of-scaling",
          "study.scaling"),
         ("scaling: strong, vary: {experiment.seed: [1, 2]}", "scaling-without-size",
          "study.scaling"),
-        ("stop: {every: 0}, vary: {experiment.seed: [1, 2]}", "illegal-value",
-         "study.stop.every"),
-        ("stop: {}, vary: {experiment.seed: [1, 2]}", "missing-key", "study.stop.every"),
     ],
 )  # fmt: skip
 def test_a_bad_sweep_is_refused_at_its_key(keys: str, code: str, key: str, tmp_path: Path) -> None:
@@ -128,7 +77,7 @@ def test_a_bad_sweep_is_refused_at_its_key(keys: str, code: str, key: str, tmp_p
 # --- what it costs
 
 
-def sweep_of(*rates: str, stop: StopRule | None = None, steps: int = 40) -> Study:
+def sweep_of(*rates: str, steps: int = 40) -> Study:
     """A sweep of the tiny spec over learning rates."""
     tiny = tiny_spec()
     tiny = replace(tiny, run=replace(tiny.run, steps=steps))
@@ -138,7 +87,6 @@ def sweep_of(*rates: str, stop: StopRule | None = None, steps: int = 40) -> Stud
     )
     return Study(
         name="rates", scaling=None, vary=(LR,), repeats=1, after_failure="stop", trials=trials,
-        stop=stop,
     )  # fmt: skip
 
 
@@ -184,63 +132,22 @@ def test_orch_plan_shows_what_a_sweep_costs(orch: RunOrch) -> None:
     assert "efficiency" not in text.lower()
 
 
-# --- early stopping
+# --- its losses
 
 
 def losses(*values: float) -> Losses:
     return Losses(np.arange(len(values)), np.array(values, float))
 
 
-def flat(level: float, steps: int = 40) -> Losses:
+def flat(level: float, steps: int = 40) -> list[float]:
     """A trial that begins at 10 and is at one level from then on."""
-    return losses(10.0, *[level] * (steps - 1))
-
-
-MEDIAN = StopRule(rule="median", every=10)
-HALVING = StopRule(rule="halving", every=4, reduction=2, after_trials=1)
-
-
-def test_checks_are_equally_spaced_or_grow_by_the_reduction() -> None:
-    assert list(checks(MEDIAN, 40)) == [10, 20, 30]
-    assert list(checks(HALVING, 40)) == [4, 8, 16, 32]
-
-
-def test_a_trial_stops_that_is_worse_than_the_median_of_the_others() -> None:
-    others = [flat(4), flat(5), flat(6)]
-    late = losses(10.0, *[4.0] * 19, *[7.0] * 20)
-    assert judge(MEDIAN, 40, flat(5, 40), others) is None
-    stop = judge(MEDIAN, 40, late, others)
-    assert stop
-    assert (stop.code, stop.step, stop.loss, stop.limit, stop.others) == (
-        "worse_than_median", 30, 7.0, 5.0, 3,
-    )  # fmt: skip
-    assert judge(MEDIAN, 40, late.until(29), others) is None  # not there yet
-    assert judge(MEDIAN, 40, late, others[:2]) is None  # too few others
-    assert judge(MEDIAN, 40, late, [*others[:2], flat(6).until(25)]) is None  # one was stopped
-
-
-def test_halving_lets_the_best_pass() -> None:
-    assert [passing(trials, 3) for trials in (1, 2, 3, 4, 6, 7)] == [1, 1, 1, 2, 2, 3]
-    others = [flat(4), flat(5), flat(6)]  # with this trial 4, of which 2 pass
-    assert judge(HALVING, 40, flat(4.5), others) is None
-    stop = judge(HALVING, 40, flat(5.5), others)
-    assert stop
-    assert (stop.code, stop.step, stop.limit) == ("not_among_best", 4, 6.25)
-
-
-def test_a_trial_that_diverges_stops_without_others() -> None:
-    rule = StopRule(rule="diverged", every=10, diverged_at=2.0)
-    up = losses(10.0, *[9.0] * 9, *[20.5] * 30)
-    stop = judge(rule, 40, up, [])
-    assert stop
-    assert (stop.code, stop.step, stop.limit, stop.others) == ("diverged", 20, 20.0, 0)
-    assert judge(rule, 40, flat(9.9), [flat(1), flat(1), flat(1), flat(1)]) is None
+    return [10.0, *[level] * (steps - 1)]
 
 
 def test_the_loss_of_a_trial_is_the_mean_of_its_last_tenth() -> None:
     found = losses(*range(40))
     assert last_loss(found, 40) == np.mean([36, 37, 38, 39])
-    assert last_loss(found.until(10), 40) == np.mean([6, 7, 8, 9])
+    assert last_loss(losses(*range(10)), 40) == np.mean([6, 7, 8, 9])
     assert curve(found, 40)[-1] == (40, 39.0)
     assert len(curve(losses(*range(1000)), 1000)) == 100
     assert curve(losses(), 40) == ()
@@ -250,34 +157,24 @@ def test_the_loss_of_a_trial_is_the_mean_of_its_last_tenth() -> None:
 
 
 def swept(storage: Path, study: Study, levels: Sequence[Sequence[float]]) -> StudyJournal:
-    """A sweep whose trials ran to their ends with these losses, judged in order."""
+    """A sweep whose trials ran to their ends with these losses."""
     recorded = journal.open_study(storage, StudyRequest(study=study, steps=40), {})
     for trial, values in zip(study.trials, levels, strict=False):
         started = journal.start_trial(recorded, trial.number, 1)
         taken = [one.step for one in timed(0.0, range(len(values)), 0.5)]
         steps = [replace(one, loss=loss) for one, loss in zip(taken, values, strict=True)]
-        writer = finished_run(
+        finished_run(
             storage, started.run, plan=make_plan(trial.spec), steps=steps, spec=trial.spec,
             study=recorded.key,
         )  # fmt: skip
-        settle(recorded, trial.number, writer.run())
     return recorded
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> StudyJournal:
-    study = sweep_of("1e-3", "3e-3", "1e-2", "3e-2", "1e-4", stop=MEDIAN)
-    levels = [flat(level).loss.tolist() for level in (5.0, 4.0, 6.0, 8.0, 3.0)]
+    study = sweep_of("1e-3", "3e-3", "1e-2", "3e-2", "1e-4")
+    levels = [flat(level) for level in (5.0, 4.0, 6.0, 8.0, 3.0)]
     return swept(tmp_path_factory.mktemp("sweep"), study, levels)
-
-
-def test_a_stop_is_decided_by_the_journal_and_recorded_once(done: StudyJournal) -> None:
-    [stop] = done.stops()
-    assert (stop.trial, stop.code, stop.step, stop.limit) == (4, "worse_than_median", 10, 5.5)
-    again = replace(stop, step=30)
-    assert done.record_stop(again) == stop
-    assert done.status().state == "succeeded"
-    assert (done.status().done, done.status().kind) == (5, "sweep")
 
 
 def test_the_best_trial_is_the_lowest_loss_of_those_that_ended(done: StudyJournal) -> None:
@@ -285,8 +182,8 @@ def test_the_best_trial_is_the_lowest_loss_of_those_that_ended(done: StudyJourna
     assert isinstance(report, SweepReport)
     assert report.best == 5
     by_number = {one.number: one for one in report.trials}
-    assert by_number[4].stop
-    assert (by_number[4].steps_done, by_number[5].steps_done) == (10, 40)
+    assert (done.status().done, done.status().kind) == (5, "sweep")
+    assert (by_number[4].steps_done, by_number[5].steps_done) == (40, 40)
     assert [by_number[n].loss for n in (1, 2, 3, 4, 5)] == [5.0, 4.0, 6.0, 8.0, 3.0]
     text = study_report_screen(report, "")
     assert f"best is trial 5 with {LR.rpartition('.')[2]} 1e-4" in " ".join(text.split())
@@ -296,7 +193,7 @@ def test_the_best_trial_is_the_lowest_loss_of_those_that_ended(done: StudyJourna
 
 def test_a_sweep_whose_plans_are_damaged_has_a_page(tmp_path: Path, orch: RunOrch) -> None:
     """Its trials count as if they had not begun."""
-    damaged = swept(tmp_path, sweep_of("1e-3"), [flat(5.0).loss.tolist()])
+    damaged = swept(tmp_path, sweep_of("1e-3"), [flat(5.0)])
     for plan in tmp_path.glob("*/plans/*.json"):
         plan.write_text("{}")
     done = orch("report", damaged.key, "--storage", str(tmp_path))
@@ -304,30 +201,30 @@ def test_a_sweep_whose_plans_are_damaged_has_a_page(tmp_path: Path, orch: RunOrc
     assert (damaged.path / "report.html").exists()
 
 
-def test_a_stopped_trial_is_never_the_best(tmp_path: Path) -> None:
+def test_a_trial_that_did_not_do_all_its_steps_is_never_the_best(done: StudyJournal) -> None:
     """Not even where its last loss is the lowest."""
-    study = sweep_of("1e-3", "3e-3", "1e-2", "3e-2", stop=replace(MEDIAN, after_trials=1))
-    falls = [10.0] * 10 + [1.0] * 30
-    recorded = swept(tmp_path, study, [flat(5).loss.tolist(), falls])
-    report = report_of_study(recorded)
-    assert isinstance(report, SweepReport)
-    assert (report.best, [one.trial for one in recorded.stops()]) == (1, [2])
-    assert [one.steps_done for one in report.trials] == [40, 10, 0, 0]
+    known = {**trial_losses(done), 1: losses(*flat(1, 20))}
+    study, runs = done.submission().study, read_trial_runs(done)
+    report = make_sweep_report(done.key, study, runs, known)
+    assert (report.best, report.trials[0].loss) == (5, 1.0)
+    assert [one.steps_done for one in report.trials] == [20, 40, 40, 40, 40]
+    assert [one.number for one in ranked(report)] == [5, 2, 3, 4, 1]
 
 
-def test_a_loss_that_is_not_finite_stops_a_trial(done: StudyJournal) -> None:
-    run = done.status().runs[0]
+def test_a_loss_that_is_not_finite_ends_a_trial_of_a_sweep(done: StudyJournal) -> None:
+    """It would be so again. Any other error fails the study."""
+    study, run = done.submission().study, done.status().runs[0]
     error = f"{LossNotFinite.__name__}: step 7: loss is nan"
     attempt = Attempt(
         number=1, plan_digest="", pods=1, slices=(), started_at_s=0.0, error=error, steps_done=6
     )
     failed = replace(run, state="failed", attempts=(attempt,), steps_done=6)
-    stop = diverged(failed)
-    assert stop
-    assert (stop.code, stop.step, stop.loss) == ("not_finite", 6, None)
-    assert diverged(replace(failed, state="running")) is None
+    assert is_settled(study, run)
+    assert is_settled(study, failed)
+    assert not is_settled(study, replace(failed, state="running"))
     other = replace(failed, attempts=(replace(attempt, error="OSError: gone"),))
-    assert diverged(other) is None
+    assert not is_settled(study, other)
+    assert not is_settled(replace(study, scaling="strong"), failed)
 
 
 def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_path: Path) -> None:
@@ -339,7 +236,7 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
     text = page.read_text()
     assert "peak_lr 1e-\N{WORD JOINER}4" in text
     assert text.count("<polyline") == 5
-    assert text.count('class="swatch" aria-hidden="true"><circle') == 3  # best, all, stopped early
+    assert text.count('class="swatch" aria-hidden="true"><circle') == 2  # best, others
     assert "scaling" not in text.partition("<body>")[2].lower()
     shown = orch("status", done.key, *at).stdout
     assert "sweep" in shown.splitlines()[0]
@@ -364,6 +261,4 @@ def test_orch_compare_takes_a_sweep(orch: RunOrch, done: StudyJournal) -> None:
 
 def test_the_shipped_sweep_is_one() -> None:
     study = load_study(ROOT / TINY)
-    assert (study.kind, len(study.trials), study.stop) == (
-        "sweep", 5, StopRule(rule="median", every=10),
-    )  # fmt: skip
+    assert (study.kind, len(study.trials)) == ("sweep", 5)

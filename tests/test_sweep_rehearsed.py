@@ -1,4 +1,4 @@
-"""The shipped sweep, rehearsed on local clusters: a bad learning rate stops, the best is named."""
+"""The shipped sweep, rehearsed on local clusters: the best trial is named."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.slow
 
 SUBMITTED_S = 1500
-TOO_SLOW = 5  # the number of the trial with a learning rate of 3e-4
 
 
 def submit(storage: Path) -> str:
@@ -30,17 +29,14 @@ def submit(storage: Path) -> str:
     return done.stdout
 
 
-def test_a_sweep_stops_trials_and_names_the_best(tmp_path: Path) -> None:
+def test_a_sweep_runs_its_trials_and_names_the_best(tmp_path: Path) -> None:
     """The same command again runs nothing: all trials have ended."""
     text = submit(tmp_path)
     assert "Sweep: best is trial " in text
     [study] = journal.list_studies(tmp_path)
-    [stop] = [one for one in study.stops() if one.trial == TOO_SLOW]
-    assert (stop.code, stop.step, stop.others >= 3) == ("worse_than_median", 10, True)
     runs = study.status().runs
     assert study.status().state == "succeeded"
-    assert [run.state for run in runs][:3] == ["succeeded"] * 3
-    assert runs[-1].state == "cancelled"
+    assert [run.state for run in runs] == ["succeeded"] * 5
     assert all((Path(run.journal) / "report.html").exists() for run in runs)
     submit(tmp_path)
     assert [run.id for run in study.status().runs] == [run.id for run in runs]

@@ -1,7 +1,6 @@
-"""Corners of what MLflow gets: limits of one socket, short names, files that are sent once."""
+"""Corners of what MLflow gets: short names, files that are sent once."""
 
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,48 +8,11 @@ from typing import Any
 import mlflow.tracking
 import pytest
 
-from orchestrator.tracking.mlflow import export, limits, metadata, metrics, store
+from orchestrator.tracking.mlflow import export, metadata, metrics, store
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.types.run import RecentSteps
 from tests.journals import reason, tiny_plan
 from tests.records import destination_in, finished_run, start_tracked_run, train_steps
-
-
-def test_each_byte_that_comes_counts() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, limits.limited(5.0, 10, "it"):
-        connected = limits.LimitedSocket(ours)
-        theirs.sendall(bytes(11))
-        assert connected.recv_into(bytearray(10)) == 10
-        with pytest.raises(limits.LimitReached, match="more than 10 bytes"):
-            connected.recv_into(bytearray(1))
-
-
-def test_a_socket_waits_no_longer_than_it_did_without_limits() -> None:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(0.05)
-    with ours, theirs, limits.limited(3.0, 10, "it"):
-        connected = limits.LimitedSocket(ours)
-        with pytest.raises(TimeoutError) as waited:
-            connected.recv_into(bytearray(1))
-        assert not isinstance(waited.value, limits.LimitReached)
-        connected.settimeout(None)
-        theirs.sendall(b"x")
-        assert connected.recv_into(bytearray(1)) == 1
-
-
-@pytest.mark.parametrize(
-    ("header", "sent"), [("Accept-Encoding", "identity"), ("User-Agent", "gzip")]
-)
-def test_a_server_is_asked_for_answers_as_large_as_they_come(header: str, sent: str) -> None:
-    heard: list[tuple[str, ...]] = []
-
-    class Usual:
-        def putheader(self, *words: str) -> None:
-            heard.append(words)
-
-    limits._limited_kind(Usual)().putheader(header, "gzip")
-    assert heard == [(header, sent)]
 
 
 def test_a_reason_has_no_sql() -> None:

@@ -1,6 +1,6 @@
 """What needs no run: load, plan, explain, prove, score, calibrate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -305,41 +305,6 @@ def import_maxtext(
     from orchestrator.maxtext import convert, read_recipe
 
     return convert(read_recipe([_source(one) for one in sources], command), device, slices)
-
-
-def import_levanter(
-    sources: str | Path | Sequence[str | Path],
-    *,
-    device: str,
-    slices: int = 1,
-    vocab: int | None = None,
-) -> "ImportedSpec":
-    """The spec of a run of Levanter, from YAML files and `key=value` words, in their order.
-
-    `device` and `slices` are the chips, such as v6e-256 and 2; `vocab` is the size of a tokenizer
-    that is not known.
-    """
-    from orchestrator.maxtext import convert_levanter
-
-    several = [sources] if isinstance(sources, str | Path) else sources
-    named = [_source(one) for one in several]
-    return convert_levanter(
-        named, device, slices, vocab, _beside([Path(name) for name, _ in named])
-    )
-
-
-def _beside(files: Sequence[Path]) -> Callable[[str], str | None]:
-    """Reads a file that another one names, where it lies in the same folder or below it."""
-
-    def included(name: str) -> str | None:
-        for file in files:
-            folder = file.parent.resolve()
-            found = (folder / name).resolve()
-            if found.is_relative_to(folder) and found.is_file():
-                return _source(found)[1]
-        return None
-
-    return included
 
 
 def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> "MaxTextRun":

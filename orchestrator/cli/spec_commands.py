@@ -175,30 +175,6 @@ def maxtext(
     echo(yaml_text([found.values]), nl=False)
 
 
-@import_.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--device-type", metavar="TYPE", required=True, help="The chips: v6e-256.")
-@click.option("--slices", type=click.IntRange(1), default=1, metavar="N", help="How many slices.")
-@click.option("--vocab", type=click.IntRange(2), metavar="N", help="The tokenizer's words.")
-def levanter(sources: tuple[str, ...], device_type: str, slices: int, vocab: int | None) -> None:
-    """Print the spec of a run that was written for Levanter.
-
-    A SOURCE is a YAML file, or words key=value; a later one overrides an earlier one. Every key is
-    used, known not to matter, or refused by name.
-
-    \b
-    Example:
-      orch import levanter config/llama2_small.yaml --device-type v5litepod-256
-      orch import levanter config.yaml trainer.num_train_steps=100 --device-type v6e-256
-    """
-    from orchestrator.spec.spec_text import yaml_text
-
-    found = orch.import_levanter(sources, device=device_type, slices=slices, vocab=vocab)
-    for line in import_lines(found.notes, found.irrelevant):
-        echo(line, err=True)
-    echo(yaml_text([found.values]), nl=False)
-
-
 @click.group()
 def data() -> None:
     """Make token sets to train on."""

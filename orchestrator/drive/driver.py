@@ -166,9 +166,13 @@ class Driver:
                 read=self.read,
             )
             end = monitor.wait_for_end()
-        end_ranks(self.journal, number)
+        expected = set(range(plan.hosts)) - {end.first_dead_rank}
+        end_ranks(self.journal, number, expected=expected, clock=self.clock, read=self.read)
         monitor.read_heartbeats()  # a last checkpoint may have become whole
         self.writer.end_attempt(end.reason, error=end.error, first_dead_rank=end.first_dead_rank)
+        # A rank that starts even later either sees that its attempt has ended, or is seen here: it
+        # sends a heartbeat before it reads the journal, and this reads heartbeats after the event.
+        end_ranks(self.journal, number, clock=self.clock, read=self.read)
         return decide_retry(self.writer.run(), self.spec.run.retries, repeats=end.repeats)
 
     def _wait_for_slices(self, attempt: AttemptHandle) -> tuple[Plan, tuple[str, ...]]:

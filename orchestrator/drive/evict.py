@@ -6,18 +6,21 @@ and holds its slice. On other machines the backend ends what it knows.
 
 import os
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import suppress
 
 import psutil
 
+from orchestrator.drive.clock import Clock
+from orchestrator.drive.monitor import ReadHeartbeats
 from orchestrator.journal import Journal, heartbeat, liveness
 from orchestrator.journal.run_state import RunState
 from orchestrator.types.run import ProcessIdentity
 
 EXIT_LIMIT_S = 5.0
+START_LIMIT_S = 5.0
 POLL_S = 0.2
+REAL_CLOCK = Clock()
 
 
 def evict(journal: Journal, before: RunState) -> None:
@@ -28,18 +31,33 @@ def evict(journal: Journal, before: RunState) -> None:
         end_ranks(journal, before.attempts[-1].number)
 
 
-def end_ranks(journal: Journal, attempt: int) -> None:
+def end_ranks(
+    journal: Journal,
+    attempt: int,
+    *,
+    expected: Set[int] = frozenset(),
+    clock: Clock = REAL_CLOCK,
+    read: ReadHeartbeats = heartbeat.read_heartbeats,
+) -> None:
     """Wait until no rank of the attempt is left on this machine, and kill those that stay.
 
-    Those on other machines end by themselves when they see that their attempt counts no more.
+    An `expected` rank without a heartbeat may still be starting: it is waited for, up to a limit.
+    Ranks on other machines end by themselves when they see that their attempt counts no more.
     """
-    beats = heartbeat.read_heartbeats(journal.path, attempt).values()
-    here = [one.process for one in beats if liveness.is_known(one.process)]
-    deadline = time.monotonic() + EXIT_LIMIT_S
-    while left := [process for process in here if not liveness.is_gone(process)]:
-        if time.monotonic() > deadline:
-            _kill([psutil.Process(one.pid) for one in left])
-        time.sleep(POLL_S)
+    began_s = clock.now_s()
+    while True:
+        # Read in every turn: a rank may have started since.
+        beats = read(journal.path, attempt)
+        here = [beat.process for beat in beats.values() if liveness.is_known(beat.process)]
+        left = [process for process in here if not liveness.is_gone(process)]
+        waited_s = clock.now_s() - began_s
+        # A rank that has sent no heartbeat is on this machine only where the others are.
+        awaited = bool(here or not beats) and not expected <= beats.keys()
+        if not left and (not awaited or waited_s > START_LIMIT_S):
+            return
+        if left and waited_s > EXIT_LIMIT_S:
+            _kill(psutil.Process(process.pid) for process in left)
+        clock.sleep(POLL_S)
 
 
 def _kill_tree(driver: ProcessIdentity) -> None:

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -23,7 +23,6 @@ _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Nothing that opens such a file can wait: O_NONBLOCK has no effect on a regular file.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_CHUNK_BYTES = 1 << 20
 IS_LINK = "is a link, or a link leads to it"
 
 
@@ -43,14 +42,29 @@ def settled(folder: Path) -> Path:
 def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
     """A descriptor of a folder to which no link leads."""
     _check_name(path)
-    opened = os.open("/", _PASS)
+    opened = _walk(path, flags)
     try:
-        for name in path.parts[1:-1]:
-            opened = _enter(opened, name, _PASS)
-        opened = _enter(opened, path.name or ".", flags)
         yield opened
     finally:
         os.close(opened)
+
+
+def _walk(path: Path, flags: int) -> int:
+    """Open each folder of a path in the one above it; return the last."""
+    *above, last = path.parts[1:] or (".",)
+    opened = os.open("/", _PASS)
+    for name, how in (*((name, _PASS) for name in above), (last, flags)):
+        folder = opened
+        try:
+            opened = os.open(name, how, dir_fd=folder)
+        except OSError as error:
+            refused = error.errno in (errno.ELOOP, errno.ENOTDIR)  # a link, or a file
+            if refused and any(place.is_symlink() for place in (path, *path.parents)):
+                raise OSError(errno.ELOOP, IS_LINK) from error
+            raise
+        finally:
+            os.close(folder)
+    return opened
 
 
 def _check_name(path: Path) -> None:
@@ -63,24 +77,6 @@ def _check_name(path: Path) -> None:
         raise OSError(errno.EINVAL, "no file has such a name")
 
 
-def _enter(folder: int, name: str, flags: int) -> int:
-    """Open a folder in a folder, and close that one; an error leaves it open."""
-    try:
-        inside = os.open(name, flags, dir_fd=folder)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(folder, name):
-            raise OSError(errno.ELOOP, IS_LINK) from error
-        raise
-    os.close(folder)
-    return inside
-
-
-def _is_link(folder: int, name: str) -> bool:
-    with suppress(OSError):
-        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    return False
-
-
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file. Whoever writes to it owns it, and it has one name only."""
     _check_name(path)
@@ -89,12 +85,18 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def _open_in(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
-    with suppress(FileNotFoundError):  # a device is not even opened
-        _check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
-    opened = os.open(name, flags | _FILE, 0o666, dir_fd=folder)
+    try:
+        opened = os.open(name, flags | _FILE, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, IS_LINK) from error
+        raise
     try:
         found = os.fstat(opened)
-        _check_regular(found)
+        if stat.S_ISDIR(found.st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file")
         if flags & (os.O_WRONLY | os.O_RDWR):
             _check_own(found)
             if found.st_nlink > 1:
@@ -103,15 +105,6 @@ def _open_in(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
         os.close(opened)
         raise
     return opened
-
-
-def _check_regular(found: os.stat_result) -> None:
-    if stat.S_ISLNK(found.st_mode):
-        raise OSError(errno.ELOOP, IS_LINK)
-    if stat.S_ISDIR(found.st_mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "is not a regular file")
 
 
 def _check_own(found: os.stat_result) -> None:
@@ -153,19 +146,10 @@ def read_trusted(path: Path, most: int) -> bytes:
 
 
 def _read_whole(opened: int, most: int) -> bytes:
-    with os.fdopen(opened, "rb", buffering=0) as file:
-        content = b"" if os.fstat(file.fileno()).st_size > most else _read_up_to(file, most + 1)
-        if len(content) > most or os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
-        return content
-
-
-def _read_up_to(file: IO[bytes], most: int) -> bytes:
-    parts: list[bytes] = []
-    while most and (part := file.read(min(most, _CHUNK_BYTES))):
-        parts.append(part)
-        most -= len(part)
-    return b"".join(parts)
+    with os.fdopen(opened, "rb") as file:
+        if os.fstat(opened).st_size <= most and len(content := file.read(most + 1)) <= most:
+            return content
+    raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
 
 
 def names_in(folder: Path) -> list[str]:

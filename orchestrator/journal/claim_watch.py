@@ -16,6 +16,7 @@ from orchestrator.journal import driver_heartbeat, event_log
 from orchestrator.journal.driver_heartbeat import DriverHeartbeat
 from orchestrator.journal.events import (
     AnyEvent,
+    AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
     Claimed,
@@ -60,6 +61,8 @@ class ClaimWatch:
                 return f"claim {self._claim} is superseded by claim {number}"
             if isinstance(event, AttemptStarted) and self._is_later(event.attempt):
                 return f"attempt {event.attempt} has started"
+            if isinstance(event, AttemptEnded) and event.attempt == self._attempt:
+                return f"attempt {event.attempt} has ended"
             if isinstance(event, CheckpointSaved) and event.checkpoint.attempt == self._attempt:
                 self.saved = (*self.saved, event.checkpoint)
         return None

@@ -12,7 +12,7 @@ from orchestrator.journal import event_chain, files, liveness
 from orchestrator.journal.events import Submitted
 from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import FIRST_EVENT, RunPaths
+from orchestrator.journal.run_paths import FIRST_EVENT, UNCOMMITTED, RunPaths
 from orchestrator.journal.run_state import RunState, initial
 from orchestrator.storage import address
 from orchestrator.types import codec
@@ -75,7 +75,8 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
     contents[paths.spec] = codec.to_pretty_json(request.spec).encode()
     contents |= {paths.documents / name: text for name, text in request.documents.items()}
     for path, content in contents.items():
-        files.write_once(path, content)
+        private = path == paths.documents / UNCOMMITTED
+        files.write_once(path, content, mode=0o600 if private else 0o666)
     sums = {paths.name_of(path): event_chain.digest(content) for path, content in contents.items()}
     submitted = Submitted(at_s=clock(), submission=_submission(request, sums))
     content = event_chain.linked(submitted, "")

@@ -88,7 +88,7 @@ def _cause(error: OSError) -> str:
 # --- whole files
 
 
-def write_new(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Create a file, whole or not at all; `FileExistsError` when the name is taken.
 
     The name is given by a hard link: unlike lock files or O_EXCL with later writes, a link is
@@ -99,7 +99,7 @@ def write_new(path: Path, content: bytes) -> None:
         if copies.create(path, content):
             return
         try:
-            _write_whole(partial, content)
+            _write_whole(partial, content, mode)
             _link(partial, path)
         finally:
             with suppress(OSError):  # the next driver sweeps what stays
@@ -107,10 +107,10 @@ def write_new(path: Path, content: bytes) -> None:
         sync_folder(path.parent)
 
 
-def write_once(path: Path, content: bytes) -> None:
+def write_once(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Create a file unless it exists; the first content stays."""
     with suppress(FileExistsError):
-        write_new(path, content)
+        write_new(path, content, mode)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -153,8 +153,8 @@ def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+def _write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         write_all(target, content)
         os.fsync(target)

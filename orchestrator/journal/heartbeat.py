@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed
+from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import boundary, files, liveness
 from orchestrator.journal.claim_watch import ClaimWatch
 from orchestrator.journal.run_paths import RunPaths
@@ -81,7 +81,7 @@ class HeartbeatWriter:
     """Writes the heartbeats of one rank during a `with` block, and the error that ends it.
 
     Once its claim or its attempt counts no more, the last heartbeat says why and `give_up` is
-    called.
+    called. Where that is so from the start, `Superseded` keeps the block from running.
     """
 
     def __init__(
@@ -117,6 +117,9 @@ class HeartbeatWriter:
 
     def __enter__(self) -> Self:
         self._write()
+        # Only now: whoever ends the attempt reads the heartbeats after it has written so.
+        if self._gave_up():
+            raise Superseded(self._heartbeat.error)
         threading.Thread(target=self._repeat, name="heartbeat", daemon=True).start()
         return self
 
@@ -143,14 +146,21 @@ class HeartbeatWriter:
 
     def _repeat(self) -> None:
         while not self._ended.wait(self._interval_s):
-            if lapse := self._watch.lapse():
-                self._heartbeat = replace(self._heartbeat, ended=True, error=f"Superseded: {lapse}")
-                self._write()
-                self._give_up()
+            if self._gave_up():
                 return
             self._write()
         while not self._written.wait(self._interval_s):
             self._write()
+
+    def _gave_up(self) -> bool:
+        """Whether the claim or the attempt counts no more; the last heartbeat then says why."""
+        lapse = self._watch.lapse()
+        if lapse is None:
+            return False
+        self._heartbeat = replace(self._heartbeat, ended=True, error=f"Superseded: {lapse}")
+        self._write()
+        self._give_up()
+        return True
 
     def _write(self) -> None:
         with self._lock:

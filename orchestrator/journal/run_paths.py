@@ -9,6 +9,7 @@ from orchestrator.types.codec import short
 from orchestrator.types.run import SavedCheckpoint
 
 FIRST_EVENT = "events/000001.json"  # without it there is no run
+UNCOMMITTED = "uncommitted.diff"  # a document that only its owner can read, and that is never sent
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
+from orchestrator.errors import JournalUnreadable, LossNotFinite, RunIsLive, SpecError, UnknownRun
 from orchestrator.journal import event_log, files, liveness
 from orchestrator.journal.boundary import settled
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
@@ -32,7 +32,6 @@ from orchestrator.storage import address, copies
 from orchestrator.types import codec
 from orchestrator.types.run import LIVE, Run, TrackedRun
 from orchestrator.types.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
-from orchestrator.types.sweep import TrialStop
 
 SCHEMA = 3
 
@@ -85,11 +84,6 @@ class StudyJournal:
         return self.path / "trials"
 
     @property
-    def stops_folder(self) -> Path:
-        """The trials that were stopped early, numbered."""
-        return self.path / "stops"
-
-    @property
     def documents(self) -> Path:
         return self.path / "documents"
 
@@ -109,25 +103,6 @@ class StudyJournal:
                     starts.append(start)
         return starts
 
-    def stops(self) -> list[TrialStop]:
-        """The trials of a sweep that were stopped early; the first record of each."""
-        stops: dict[int, TrialStop] = {}
-        for text in event_log.read(self.stops_folder).contents.values():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                stop = codec.from_json(text, TrialStop)
-                stops.setdefault(stop.trial, stop)
-        return list(stops.values())
-
-    def record_stop(self, stop: TrialStop) -> TrialStop:
-        """Note that a trial was stopped; an earlier note stays and comes back."""
-        while True:
-            noted = next((one for one in self.stops() if one.trial == stop.trial), None)
-            if noted:
-                return noted
-            with suppress(FileExistsError):
-                number = event_log.read(self.stops_folder).last + 1
-                event_log.append(self.stops_folder, number, codec.to_json(stop))
-
     def trial_journal(self, start: TrialStart) -> Journal:
         """The journal of a trial's run, which may not exist."""
         return Journal(self.storage / start.run)
@@ -146,17 +121,16 @@ class StudyJournal:
         """The state of the study, derived from its runs."""
         submission, starts = self.submission(), self.trial_starts()
         runs = [(one, run) for one in starts if (run := self.trial_run(one, clock))]
-        done = {(one.trial, one.repeat) for one, run in runs if run.state == "succeeded"}
-        repeats = range(1, submission.study.repeats + 1)
-        done |= {(stop.trial, repeat) for stop in self.stops() for repeat in repeats}
-        total = len(submission.study.trials) * submission.study.repeats
+        study = submission.study
+        done = {(one.trial, one.repeat) for one, run in runs if is_settled(study, run)}
+        total = len(study.trials) * study.repeats
         ended: StudyState = "succeeded" if len(done) == total else "stopped"
         return StudyStatus(
             study=self.key,
             id=submission.id,
-            name=submission.study.name,
-            kind=submission.study.kind,
-            scaling=submission.study.scaling,
+            name=study.name,
+            kind=study.kind,
+            scaling=study.scaling,
             state="running" if _activity(self, starts, clock) else ended,
             journal=address(self.path.absolute()),
             submitted_at_s=submission.at_s,
@@ -182,6 +156,15 @@ class StudyJournal:
         return as_meant(read_value(path, TrackedRun), self.storage)
 
 
+def is_settled(study: Study, run: Run) -> bool:
+    """Whether a run of a trial need not be repeated: it succeeded or, in a sweep, its loss became
+    infinite or NaN, as it would again.
+    """
+    error = run.attempts[-1].error if run.attempts else None
+    diverged = run.state == "failed" and (error or "").startswith(LossNotFinite.__name__)
+    return run.state == "succeeded" or (study.kind == "sweep" and diverged)
+
+
 def open_study(
     storage: Path, request: StudyRequest, documents: dict[str, bytes], clock: Clock = time.time
 ) -> StudyJournal:
@@ -201,7 +184,7 @@ def _fill(
     journal: StudyJournal, request: StudyRequest, documents: dict[str, bytes], clock: Clock
 ) -> None:
     """Write everything that a study starts from."""
-    for folder in (journal.trials, journal.stops_folder, journal.documents):
+    for folder in (journal.trials, journal.documents):
         files.make_folder(folder)
     for name, text in documents.items():
         files.write_once(journal.documents / name, text)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,6 @@ from orchestrator.lifecycle.recording import catch_up, own_runs
 from orchestrator.render.next_commands import storage_command
 from orchestrator.tracking import NotRecorded
 from orchestrator.tracking.mlflow import server
-from orchestrator.tracking.mlflow.moved_database import mend
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.mlflow.tracking_uri import TRACKER, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views, views_with_runs
@@ -83,9 +81,6 @@ def readable_copy(
     with tempfile.TemporaryDirectory(prefix="orch-ui-") as folder:
         copy = shutil.copyfile(database, Path(folder) / database.name)
         shown = f"sqlite:///{copy}"
-        if places[0].artifacts:
-            with suppress(sqlite3.DatabaseError):  # MLflow says what is wrong with it
-                mend(Path(copy), places[0].artifacts)
         yield shown, [replace(one, uri=shown) for one in places], Path(folder)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from orchestrator import tracking
 from orchestrator.errors import Interrupted, JournalUnwritable, NotAnswered, SpecError
 from orchestrator.journal import check_writable
+from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.launch import provenance
 from orchestrator.lifecycle.progress import Progress, silent
 from orchestrator.storage import folder
@@ -16,7 +17,6 @@ from orchestrator.types.plan import Plan
 from orchestrator.types.spec import Spec
 from orchestrator.types.submit_options import Proposal, SubmitOptions
 
-UNCOMMITTED = "uncommitted.diff"
 NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
 
 Confirm: TypeAlias = Callable[[Proposal], bool]
@@ -109,20 +109,26 @@ class Provenance:
 def provenance_of(
     path: Path, spec: Spec, steps: int, profile: tuple[int, int] | None
 ) -> Provenance:
-    """The provenance of a run of so many steps. Its texts leave out the values of secrets."""
+    """Return the provenance of a run of `steps` steps.
+
+    The text of its spec leaves out the values of secrets; uncommitted changes are kept only if
+    `run.record_diff` asks for them.
+    """
     if profile and profile[0] >= steps:
         first, end = profile
         raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")
     commit = provenance.commit()
-    texts = {"spec.yaml": path.read_bytes()}
+    documents = {
+        "spec.yaml": provenance.without_secrets(path.read_bytes(), spec.run.secrets),
+    }
     if commit and (changes := provenance.uncommitted()):
-        texts[UNCOMMITTED] = changes
-        commit["git_uncommitted"] = f"documents/{UNCOMMITTED}"
+        commit["git_uncommitted"] = "uncommitted changes"
+        if spec.run.record_diff:
+            documents[UNCOMMITTED] = changes
+            commit["git_uncommitted"] = f"documents/{UNCOMMITTED}"
     return Provenance(
         environment=provenance.versions() | commit,
-        documents={
-            name: provenance.without_secrets(text, spec.run.secrets) for name, text in texts.items()
-        },
+        documents=documents,
         folder=str(path.absolute().parent),
         profile=profile,
     )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from orchestrator.errors import SpecError
 from orchestrator.journal import StudyJournal, StudyRequest, open_study
+from orchestrator.journal.study_journal import is_settled
 from orchestrator.lifecycle.progress import Progress, silent, task
 from orchestrator.lifecycle.requests import Caller, check_storage, named_cluster
 from orchestrator.lifecycle.study_runners import (
@@ -18,18 +19,15 @@ from orchestrator.lifecycle.study_runners import (
 from orchestrator.lifecycle.submit import check_no_rehearsal_options
 from orchestrator.plan.infeasible import Infeasible
 from orchestrator.plan.planner import make_plan
-from orchestrator.render.sweep_text import stop_text
 from orchestrator.spec.load_study import load_study
 from orchestrator.storage import folder
 from orchestrator.study import forecast_of
-from orchestrator.study.trial_losses import settle, stop_of
 from orchestrator.types.plan import Plan
 from orchestrator.types.progress_events import (
     StudyPlanned,
     SubmitStarted,
     TrialDoneBefore,
     TrialStarted,
-    TrialStopped,
     UnitsDone,
 )
 from orchestrator.types.run import LIVE, Run
@@ -100,14 +98,7 @@ def submit_study(
     )
     trials, storage = planned_repeats(study, feasible, path), storage_of(study)
     place = request.journal_in(storage)
-    stopped = {one.trial for one in place.stops()}
-    runner.prepare(
-        [
-            one
-            for one in trials
-            if one.trial.number not in stopped and not one.run_in(place, "succeeded")
-        ]
-    )
+    runner.prepare([one for one in trials if not run_before(place, study, one)])
     journal = open_study(storage, request, {"study.yaml": path.read_bytes()})
     outcome = carry_out(journal, study, trials, runner, caller.progress)
     partial = outcome == "succeeded" and not complete
@@ -172,25 +163,18 @@ def carry_out(
     # What goes on comes first: while it does, nothing else may begin.
     for one in sorted(trials, key=lambda one: one.run_in(journal, *LIVE) is None):
         progress(TrialStarted(study=study, trial=one.trial, repeat=one.repeat))
-        if done := one.run_in(journal, "succeeded"):
+        if done := run_before(journal, study, one):
             progress(TrialDoneBefore(run=done))
             continue
-        stop = stop_of(journal, one.trial.number)
-        if stop and not one.run_in(journal, *LIVE):
-            progress(TrialStopped(stop=stop))
-            continue
         run = runner.run(journal, one)
-        if run is None or (run.state == "cancelled" and not is_stopped(journal, one, run)):
+        if run is None or run.state == "cancelled":
             return "stopped"
-        if study.kind == "sweep" and settle(journal, one.trial.number, run):
-            continue
-        failed |= run.state != "succeeded"
+        failed |= not is_settled(study, run)
         if failed and study.after_failure == "stop":
             break
     return "failed" if failed else "succeeded"
 
 
-def is_stopped(journal: StudyJournal, trial: PlannedRepeat, run: Run) -> bool:
-    """Whether the rule of the sweep cancelled a run, and not a person."""
-    stop = stop_of(journal, trial.trial.number)
-    return stop is not None and stop_text(stop) in run.detail
+def run_before(journal: StudyJournal, study: Study, trial: PlannedRepeat) -> Run | None:
+    """The run of an earlier command that need not be repeated."""
+    return next((run for run in trial.runs_in(journal) if is_settled(study, run)), None)

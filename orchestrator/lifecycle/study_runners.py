@@ -1,5 +1,6 @@
 """Runs the trials of a study one by one: rehearsed on this machine, or on a named cluster."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +13,6 @@ from orchestrator.lifecycle import cluster, follow, recording, rehearse
 from orchestrator.lifecycle.calibrating import calibrated_rehearsal
 from orchestrator.lifecycle.interrupts import interruptible
 from orchestrator.lifecycle.requests import Caller, NamedCluster, Provenance, provenance_of
-from orchestrator.lifecycle.stop_trial import stopping
 from orchestrator.lifecycle.submit import REHEARSED_STEPS, prove_before
 from orchestrator.plan.rehearsal import rehearse as rehearsal_of
 from orchestrator.storage import folder
@@ -35,12 +35,14 @@ class PlannedRepeat:
 
     def run_in(self, study: StudyJournal, *states: State) -> Run | None:
         """Its first run that is in one of these states, if the study has one."""
+        return next((run for run in self.runs_in(study) if run.state in states), None)
+
+    def runs_in(self, study: StudyJournal) -> Iterator[Run]:
+        """Its runs, in the order in which they started."""
         for start in study.trial_starts():
-            if (start.trial, start.repeat) == (self.trial.number, self.repeat):
-                run = study.trial_run(start)
-                if run and run.state in states:
-                    return run
-        return None
+            is_own = (start.trial, start.repeat) == (self.trial.number, self.repeat)
+            if is_own and (run := study.trial_run(start)):
+                yield run
 
 
 class TrialRunner(Protocol):
@@ -108,8 +110,7 @@ class RehearsalRunner:
         if options.calibrate and not trial.plan.stages:
             small, provenance = calibrated_rehearsal(small, provenance, caller.progress)
         key = start_trial(study, trial.trial.number, trial.repeat).run
-        progress = stopping(study, trial.trial.number, trial.repeat, caller.progress)
-        return rehearse.run_rehearsal(small, trial.plan, proofs, provenance, key, progress)
+        return rehearse.run_rehearsal(small, trial.plan, proofs, provenance, key, caller.progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +171,7 @@ class ClusterRunner:
             job = cluster.job_name(live, cluster.SUBMITTED)
         else:
             journal, job = self.start(study, trial, jobs)
-        watched = stopping(study, trial.trial.number, trial.repeat, progress)
-        run = follow.follow(journal, jobs, job, 0, watched)
+        run = follow.follow(journal, jobs, job, 0, progress)
         if run is None:
             progress(LeftRunning(run=journal.run()))
             return None

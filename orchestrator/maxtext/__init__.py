@@ -1,8 +1,7 @@
-"""MaxText's and Levanter's runs as specs, and plans as MaxText's runs. It knows their keys."""
+"""MaxText's runs as specs, and plans as MaxText's runs. It knows their keys."""
 
 from orchestrator.maxtext.conversion import ImportedSpec, convert
 from orchestrator.maxtext.exported_run import MaxTextRun, NotForMaxText, run_of
-from orchestrator.maxtext.levanter import convert_levanter
 from orchestrator.maxtext.recipe import Recipe, RecipeProblems, read_recipe
 from orchestrator.maxtext.run_script import script_of
 
@@ -13,7 +12,6 @@ __all__ = [
     "Recipe",
     "RecipeProblems",
     "convert",
-    "convert_levanter",
     "read_recipe",
     "run_of",
     "script_of",

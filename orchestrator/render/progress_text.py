@@ -9,10 +9,8 @@ from orchestrator.render import trials_text as study
 from orchestrator.render.next_commands import run_command, storage_command, storage_of
 from orchestrator.render.plan_screen import plan_screen
 from orchestrator.render.proof_screen import proof_screen
-from orchestrator.render.screen_parts import fit
 from orchestrator.render.status_screen import next_run_command
 from orchestrator.render.study_screens import forecast_screen
-from orchestrator.render.sweep_text import stop_text
 from orchestrator.render.sync_screen import mlflow_links
 from orchestrator.types import progress_events
 from orchestrator.types.run import Run, Step
@@ -107,8 +105,6 @@ class ProgressText:
                 return (study.trial_line(of, trial, repeat),)
             case progress_events.TrialDoneBefore(run=run):
                 return (f"  done before: {run.run}\n",)
-            case progress_events.TrialStopped(stop=stop):
-                return (fit(f"  {stop_text(stop)}\n"),)
             case progress_events.TrialContinues(run=run):
                 return (f"  {run.run} is still running; following it again\n",)
             case progress_events.TrialEnded(run=run, tracked=tracked):

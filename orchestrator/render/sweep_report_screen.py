@@ -12,7 +12,6 @@ from orchestrator.render.screen_parts import (
     screen,
     warning,
 )
-from orchestrator.render.sweep_text import loss_text, short_stop, stop_text
 from orchestrator.render.trials_text import key_title
 from orchestrator.types.run import LIVE
 from orchestrator.types.sweep import SweepReport, SweepTrialReport
@@ -25,8 +24,8 @@ Row = tuple[str, ...]
 
 
 def sweep_report_screen(report: SweepReport, next_command: str) -> Screen:
-    """Return a row for each trial, why trials stopped, and the best."""
-    ended = sum(one.stop is not None or is_done(one) for one in report.trials)
+    """Return a row for each trial, and the best."""
+    ended = sum(map(is_done, report.trials))
     kind = "a rehearsal, " if report.rehearsal else ""
     title = f"{report.name}: {kind}a sweep, {ended} of {len(report.trials)} trials ended"
     rows = [head(report), *(row(report, one) for one in ranked(report))]
@@ -40,6 +39,10 @@ def sweep_report_screen(report: SweepReport, next_command: str) -> Screen:
     )
 
 
+def loss_text(loss: float) -> str:
+    return f"{loss:#.4g}"
+
+
 def is_done(trial: SweepTrialReport) -> bool:
     return 0 < trial.steps == trial.steps_done
 
@@ -48,8 +51,7 @@ def ranked(report: SweepReport) -> list[SweepTrialReport]:
     """Return the trials that did all their steps by their loss, then the others."""
 
     def order(trial: SweepTrialReport) -> tuple[bool, bool, float, int]:
-        unknown = trial.loss is None
-        return trial.stop is not None, unknown, trial.loss or 0.0, trial.number
+        return not is_done(trial), trial.loss is None, trial.loss or 0.0, trial.number
 
     return sorted(report.trials, key=order)
 
@@ -75,14 +77,12 @@ def row(report: SweepReport, trial: SweepTrialReport) -> Row:
 def state(report: SweepReport, trial: SweepTrialReport) -> str:
     if trial.number == report.best:
         return "best"
-    if trial.stop:
-        return short_stop(trial.stop)
     return next(reversed(trial.runs.values()), "not begun")
 
 
 def notes(report: SweepReport) -> list[str]:
-    """Return why trials stopped, and what their losses are."""
-    texts = [f"trial {one.number} was {stop_text(one.stop)}" for one in report.trials if one.stop]
+    """Return what the losses of the trials are."""
+    texts = []
     if any(one.loss is not None for one in report.trials):
         texts.append(LAST)
     if any(key.startswith(BATCH) for key in report.vary):
@@ -91,11 +91,11 @@ def notes(report: SweepReport) -> list[str]:
 
 
 def failed(report: SweepReport) -> list[tuple[str, str]]:
-    """Return the runs that ended without success, and were not stopped by the sweep."""
+    """Return the runs that ended without success, of trials that did not do all their steps."""
     return [
         (run, state)
         for trial in report.trials
-        if trial.stop is None and not is_done(trial)
+        if not is_done(trial)
         for run, state in trial.runs.items()
         if state not in LIVE
     ]
@@ -111,7 +111,7 @@ def sweep_verdict(report: SweepReport) -> str:
     )
     text = f"best is trial {best.number} with {settings}: loss {loss_text(best.loss)}"
     others = [one for one in ranked(report) if one.loss is not None and one.number != best.number]
-    whole = [one for one in others if one.stop is None and is_done(one)]
+    whole = [one for one in others if is_done(one)]
     if whole and whole[0].loss is not None:
         text += f", {loss_text(whole[0].loss - best.loss)} below trial {whole[0].number}"
     return f"{text}."

@@ -58,13 +58,10 @@ def row(forecast: SweepForecast, trial: SweepTrialForecast) -> Row:
 
 def notes(forecast: SweepForecast) -> list[str]:
     """Return what the figures leave out."""
-    texts = []
     planned = [one.planned for one in forecast.trials if one.planned]
     if any(plan.step_s.expected is None for plan in planned):
-        texts.append("values are those at best: no known runs on such chips")
-    if forecast.stops_early:
-        texts.append("every trial is counted to its end; those that stop early cost less")
-    return texts
+        return ["values are those at best: no known runs on such chips"]
+    return []
 
 
 def verdict(forecast: SweepForecast) -> str:

@@ -4,10 +4,9 @@ A value keeps its place in the study's text, where its problems are reported.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from orchestrator.spec import schema as schemas
 from orchestrator.spec.instance import SpecInstance, instance_of
@@ -22,18 +21,16 @@ from orchestrator.spec.problem import (
     SpecText,
     named_by,
 )
-from orchestrator.spec.random_values import text_of
 from orchestrator.spec.source import read
 from orchestrator.spec.validate import validate
-from orchestrator.spec.varied_keys import Point, VariedKey, points_of, varied_keys
+from orchestrator.spec.varied_keys import VariedKey, text_of, varied_keys
 from orchestrator.types.spec import Spec
-from orchestrator.types.stop_rule import StopRule
 from orchestrator.types.study import Study, StudyKind, Trial
 
 PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
 # What makes a trial larger: a study that varies one of these is about scaling.
 SIZES = (PODS, "resources.topology")
-OF_SWEEPS, OF_SCALING = ("draws", "seed", "stop"), ("scaling",)
+Point = list[tuple[VariedKey, Node]]  # the keys of a trial with their values
 # A legal value in place of the keys to vary, which are validated as keys of a spec.
 PLACEHOLDER = {"any": [0]}
 
@@ -54,11 +51,12 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         place = file.fields["study", "scaling"].node.place
         weak_problems = _weak_problems(varied, spec, place)
     grown = spec if weak and not weak_problems else None
-    points, more = ([], []) if form_problems else points_of(varied, file)
+    grid = [] if form_problems else product(*(one.values for one in varied))
+    points = [list(zip(varied, values, strict=True)) for values in grid]
     trials, trial_problems = _trials(base, applied, points, grown)
     if not form_problems and not _wrong_keys(varied, trial_problems):
         problems += weak_problems  # else the misspelt key may be the one for weak scaling
-    if found := [*problems, *more, *trial_problems]:
+    if found := [*problems, *trial_problems]:
         raise SpecProblems(found)
     scaling = section.get("scaling", "strong") if kind == "scaling" else None
     return Study(
@@ -69,7 +67,6 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         after_failure=section.get("after_failure", "stop"),
         trials=trials,
         base=section["base"],
-        stop=msgspec.convert(section["stop"], StopRule) if "stop" in section else None,
     )
 
 
@@ -85,24 +82,15 @@ def _of_another_kind(
     file: SpecInstance, varied: list[VariedKey], kind: StudyKind, form_problems: list[Problem]
 ) -> list[Problem]:
     """The keys that go with the other kind of study, and scaling without a size that varies."""
-    keys, code = (OF_SWEEPS, "of-sweeps") if kind == "scaling" else (OF_SCALING, "of-scaling")
-    given = [file.fields["study", key] for key in keys if key in file.value["study"]]
-    found = [
-        one.key_place.problem(code, f"study.{key}")
-        for key, one in zip((k for k in keys if k in file.value["study"]), given, strict=True)
-    ]
+    is_given = "scaling" in file.value["study"]
     if kind == "sweep":
-        return found
-    found += [
-        one.random.place.problem("of-sweeps", f"study.vary.{one.key}")
-        for one in varied
-        if one.random
-    ]
+        place = file.fields["study", "scaling"].key_place if is_given else None
+        return [place.problem("of-scaling", "study.scaling")] if place else []
     weak = file.value["study"].get("scaling") == "weak"
     if not weak and not form_problems and not any(one.key in SIZES for one in varied):
-        place = file.fields["study", "scaling" if "scaling" in file.value["study"] else "kind"]
-        found.append(place.node.place.problem("scaling-without-size", "study.scaling"))
-    return found
+        place = file.fields["study", "scaling" if is_given else "kind"].node.place
+        return [place.problem("scaling-without-size", "study.scaling")]
+    return []
 
 
 def _take_vary(root: Node) -> Entry | None:

@@ -54,6 +54,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "too-many": ("is too much, must be at most {most:,} keys and values", ""),
     # Keys and values
     "unknown-key": ("is unknown, must be one of {expected}", ""),
+    "removed-key": (
+        "is unknown, must be one of {expected}",
+        "docs/studies.md shows random values and early stops with Optuna",
+    ),
     "missing-key": ("is missing, must be {expected}", ""),
     "illegal-key": ("is no legal key, must be {expected}", ""),
     "illegal-value": ("is {value}, must be {expected}", ""),
@@ -225,31 +229,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "for example vary: {{resources.pods: [1, 2, 4]}}",
     ),
     "vary-values": (
-        (
-            "must be a list of at least one value or, in a sweep, one of uniform, log_uniform and"
-            " choice"
-        ),
-        "for example vary: {{resources.pods: [1, 2, 4]}}, or {{log_uniform: [1e-4, 1e-2]}}",
-    ),
-    "random-bounds": (
-        "must be [low, high] with low below high, and above 0 for log_uniform",
-        "for example log_uniform: [1e-4, 1e-2]",
-    ),
-    "draws-missing": (
-        "is missing, must be the number of draws of the random values",
-        "for example draws: 20",
-    ),
-    "draws-without-random-values": (
-        "is given, must go with a key that has random values",
-        "for example vary: {{experiment.optimizer.peak_lr: {{log_uniform: [1e-4, 1e-2]}}}}",
-    ),
-    "too-many-draws": (
-        "is {draws:,}, must be at most {most:,}: there are no more different values",
-        "for example draws: {most}",
-    ),
-    "of-sweeps": (
-        "goes with a sweep, must be left out of a study of scaling",
-        "write kind: sweep to compare losses",
+        "must be a list of at least one value",
+        "for example vary: {{resources.pods: [1, 2, 4]}}; docs/studies.md shows random values",
     ),
     "of-scaling": (
         "goes with a study of scaling, must be left out of a sweep",

@@ -6,29 +6,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from orchestrator.types.spec_fields import Name, about
-from orchestrator.types.stop_rule import StopRule
 from orchestrator.types.study import AfterFailure, Scaling, StudyKind
-
-Bounds = Annotated[
-    list[float], Meta(min_length=2, max_length=2, title="a pair of bounds: [low, high]")
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomValues:
-    """Random values of a key: one of these. A key that takes whole numbers gets whole numbers."""
-
-    uniform: Annotated[
-        Bounds | None, about("Any value between two bounds is as likely.", [0.0, 0.2])
-    ] = None
-    log_uniform: Annotated[
-        Bounds | None,
-        about("Any order of magnitude between two bounds is as likely.", [1e-5, 1e-2]),
-    ] = None
-    choice: Annotated[
-        Annotated[list[Any], Meta(min_length=1)] | None,
-        about("Each of these values is as likely.", ["cosine", "linear"]),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +36,13 @@ class StudySection:
         ),
     ] = "strong"
     vary: Annotated[
-        dict[str, Annotated[list[Any], Meta(min_length=1)] | RandomValues],
+        dict[str, Annotated[list[Any], Meta(min_length=1)]],
         about(
-            "The dotted keys that are varied, each with its values. Several keys make a grid. In a"
-            " sweep a key may have random values instead.",
+            "The dotted keys that are varied, each with its values. Several keys make a grid.",
             {"resources.pods": [1, 2, 4]},
-            {"experiment.optimizer.peak_lr": {"log_uniform": [1e-4, 1e-2]}},
         ),
         Meta(min_length=1, title="a mapping of dotted keys to lists of values"),
     ]
-    draws: Annotated[
-        Annotated[int, Meta(ge=1, le=1_000)] | None,
-        about(
-            "With random values, the number of draws; the grid of the other keys is repeated with"
-            " each.",
-            20,
-        ),
-    ] = None
-    seed: Annotated[
-        int,
-        about("Another seed draws other random values. It is not experiment.seed.", ge=0),
-    ] = 0
-    stop: StopRule | None = None
     repeats: Annotated[
         int,
         about(

@@ -13,6 +13,9 @@ from orchestrator.spec.problem import Problem, shortened
 
 Located = tuple[Path, Problem]
 
+# Keys of earlier versions, with another way to do the same.
+REMOVED = {("study", "draws"), ("study", "seed"), ("study", "stop")}
+
 
 def validate(spec: SpecInstance, validator: Draft202012Validator | None = None) -> None:
     """Add every violation of the schema to the problems of a file."""
@@ -80,6 +83,8 @@ def _unknown(spec: SpecInstance, path: Path, key: str, known: list[str]) -> Loca
     inside = (*path, key)
     place = spec.fields[inside].key_place
     name = dotted((*path, shortened(key)))
+    if inside in REMOVED and key not in known:
+        return inside, place.problem("removed-key", name, expected=", ".join(known))
     in_spec = spec.fields[()].schema is not schemas.chip_schema()
     hint = key_suggestion(key, known, in_spec=in_spec)
     return inside, place.problem("unknown-key", name, hint, expected=", ".join(known))

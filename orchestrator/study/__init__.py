@@ -43,5 +43,5 @@ def report_of_runs(study: StudyJournal, runs: Sequence[TrialRun]) -> ScalingRepo
     """The report of a study by its kind."""
     of = study.submission().study
     if of.kind == "sweep":
-        return make_sweep_report(study.key, of, runs, trial_losses(study), study.stops())
+        return make_sweep_report(study.key, of, runs, trial_losses(study))
     return make_scaling_report(study.key, of, runs)

@@ -8,7 +8,7 @@ from orchestrator.types.plan import Estimate, Plan
 from orchestrator.types.study import Study, Trial
 from orchestrator.types.sweep import PlannedSweepTrial, SweepForecast, SweepTrialForecast
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def forecast_sweep(study: Study, plans: TrialPlans) -> SweepForecast:
@@ -21,7 +21,6 @@ def forecast_sweep(study: Study, plans: TrialPlans) -> SweepForecast:
         name=study.name,
         vary=study.vary,
         repeats=study.repeats,
-        stops_early=study.stop is not None,
         trials=trials,
         days=total([one.days for one in planned], study.repeats),
         dollars=total(prices, study.repeats) if len(prices) == len(planned) else None,

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.study.early_stop import Losses
 from orchestrator.study.scaling_report import TrialRun
+from orchestrator.study.trial_losses import Losses
 from orchestrator.types.study import Study, Trial
-from orchestrator.types.sweep import SweepReport, SweepTrialReport, TrialStop
+from orchestrator.types.sweep import SweepReport, SweepTrialReport
 
-SCHEMA = 1
+SCHEMA = 2
 MOST_POINTS = 100  # of a curve of losses
 LAST_SHARE = 10  # the loss of a trial is the mean over its last tenth
 
@@ -17,13 +17,9 @@ def make_sweep_report(
     study: Study,
     runs: Sequence[TrialRun],
     losses: Mapping[int, Losses],
-    stops: Sequence[TrialStop],
 ) -> SweepReport:
-    """The results of all trials; `losses` are those of each until it was stopped."""
-    stopped = {one.trial: one for one in stops}
-    trials = tuple(
-        _trial(one, runs, losses.get(one.number), stopped.get(one.number)) for one in study.trials
-    )
+    """The results of all trials."""
+    trials = tuple(_trial(one, runs, losses.get(one.number)) for one in study.trials)
     ended = [(one.loss, one.number) for one in trials if one.loss is not None and is_whole(one)]
     return SweepReport(
         schema=SCHEMA,
@@ -37,13 +33,11 @@ def make_sweep_report(
 
 
 def is_whole(trial: SweepTrialReport) -> bool:
-    """Whether a trial did all its steps and was not stopped."""
-    return trial.stop is None and 0 < trial.steps == trial.steps_done
+    """Whether a trial did all its steps."""
+    return 0 < trial.steps == trial.steps_done
 
 
-def _trial(
-    trial: Trial, runs: Sequence[TrialRun], losses: Losses | None, stop: TrialStop | None
-) -> SweepTrialReport:
+def _trial(trial: Trial, runs: Sequence[TrialRun], losses: Losses | None) -> SweepTrialReport:
     own = [one for one in runs if one.trial == trial.number]
     first = next((one.report for one in reversed(own) if one.repeat == 1), None)
     losses = losses if first else None  # of how many steps they are is unknown
@@ -62,7 +56,6 @@ def _trial(
         step_s=measured.step_s if measured else None,
         expected_s=next(iter(expected), None),
         mfu=measured.mfu.median if measured and measured.mfu else None,
-        stop=stop,
     )
 
 

@@ -1,61 +1,42 @@
-"""The losses of a sweep's trials, read from their journals, and the stops that follow from them."""
+"""The losses of a sweep's trials, read from their journals."""
 
-import time
+from dataclasses import dataclass
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import Journal, StudyJournal
+from orchestrator.journal import StudyJournal
 from orchestrator.journal.counted_steps import counted_steps
-from orchestrator.journal.step_table import read_table
-from orchestrator.study.early_stop import EarlyStop, Losses, diverged, judged
-from orchestrator.types.run import Run
-from orchestrator.types.sweep import TrialStop
+from orchestrator.journal.step_table import Floats, Integers, read_table
 
-FIRST = 1  # the repeat that is judged: the others have the same losses
+FIRST = 1  # the repeat whose losses are shown: the others have the same
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The losses of a trial by the index of their steps, in order."""
+
+    index: Integers
+    loss: Floats
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.index[-1]) + 1 if len(self.index) else 0
+
+    def mean(self, begin: int, end: int) -> float | None:
+        """The mean loss of the steps from `begin` up to but not including `end`."""
+        chosen = (self.index >= begin) & (self.index < end)
+        return float(self.loss[chosen].mean()) if chosen.any() else None
 
 
 def trial_losses(study: StudyJournal) -> dict[int, Losses]:
-    """The losses of each trial's newest first repeat, up to where it was stopped."""
-    stops = {one.trial: one.step for one in study.stops()}
+    """The losses of the newest first repeat of each trial, of each step its last attempt."""
     newest = {one.trial: one for one in study.trial_starts() if one.repeat == FIRST}
     losses = {}
     for number, start in newest.items():
+        journal = study.trial_journal(start)
         try:
-            losses[number] = losses_of(study.trial_journal(start)).until(stops.get(number))
+            attempts = journal.run().attempts
         except JournalUnreadable:  # it was removed, or never began
             continue
+        steps = counted_steps({one.number: read_table(journal.path, one)[0] for one in attempts})
+        losses[number] = Losses(steps.index, steps.loss)
     return losses
-
-
-def losses_of(journal: Journal) -> Losses:
-    """The losses of a run, of each step its last attempt."""
-    attempts = journal.run().attempts
-    steps = counted_steps({one.number: read_table(journal.path, one)[0] for one in attempts})
-    return Losses(steps.index, steps.loss)
-
-
-def stop_of(study: StudyJournal, trial: int) -> TrialStop | None:
-    """Why a trial was stopped; None for one that was not."""
-    return next((one for one in study.stops() if one.trial == trial), None)
-
-
-def settle(study: StudyJournal, trial: int, run: Run) -> TrialStop | None:
-    """Why a trial stops, recorded where it is decided now; None where it goes on."""
-    if known := stop_of(study, trial):
-        return known
-    rule = study.submission().study.stop
-    losses = trial_losses(study) if rule else {}
-    verdict = diverged(run) or judged(rule, run.steps, trial, losses)
-    return study.record_stop(_stop(trial, run, verdict)) if verdict else None
-
-
-def _stop(trial: int, run: Run, verdict: EarlyStop) -> TrialStop:
-    return TrialStop(
-        trial=trial,
-        run=run.run,
-        at_s=time.time(),
-        code=verdict.code,
-        step=verdict.step,
-        loss=verdict.loss,
-        limit=verdict.limit,
-        others=verdict.others,
-    )

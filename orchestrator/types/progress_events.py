@@ -9,7 +9,7 @@ from orchestrator.types.proof import Proof
 from orchestrator.types.run import Run, Step
 from orchestrator.types.scaling import ScalingForecast
 from orchestrator.types.study import Study, Trial
-from orchestrator.types.sweep import SweepForecast, TrialStop
+from orchestrator.types.sweep import SweepForecast
 from orchestrator.types.tracking import ViewLink
 
 
@@ -228,13 +228,6 @@ class TrialContinues(ProgressEvent):
     """The trial has a run that goes on: it is followed again."""
 
     run: Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialStopped(ProgressEvent):
-    """The rule of a sweep has stopped a trial, now or before."""
-
-    stop: TrialStop
 
 
 @dataclass(frozen=True, kw_only=True)

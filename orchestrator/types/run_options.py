@@ -137,6 +137,13 @@ class RunOptions:
             extra_json_schema={"uniqueItems": True, "writeOnly": True},
         ),
     ] = ()
+    record_diff: Annotated[
+        bool,
+        about(
+            "Whether the run's folder keeps the uncommitted changes of the project's code. They are"
+            " kept as they are, secrets too, in a file that only its owner can read."
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from typing import Literal
 
 from orchestrator.types.run import ProcessIdentity, Run
 from orchestrator.types.spec import Spec
-from orchestrator.types.stop_rule import StopRule
 
 StudyKind = Literal["scaling", "sweep"]
 Scaling = Literal["strong", "weak"]
@@ -33,7 +32,7 @@ class Study:
 
     `base` is the file of the varied spec, relative to the study's file. With `strong` scaling all
     trials have the same batch; with `weak` scaling it grows with the pods. A sweep has none: it
-    compares losses. `stop` ends trials of a sweep early.
+    compares losses.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Study:
     after_failure: AfterFailure
     trials: tuple[Trial, ...]
     base: str = ""
-    stop: StopRule | None = None
 
     @property
     def kind(self) -> StudyKind:
@@ -85,8 +83,8 @@ class StudyStatus:
 
     It is `running` while a run of it is live or about to start, `succeeded` when every repeat of
     every trial has, and `stopped` otherwise: submitting it again continues it. `done` of the
-    `total` repeats have succeeded, or were stopped early by the rule of a sweep; `runs` are all
-    that were started and not removed, in order.
+    `total` repeats have succeeded, or diverged in a sweep; `runs` are all that were started and not
+    removed, in order.
     """
 
     study: str

@@ -8,28 +8,6 @@ from orchestrator.types.report import Spread
 
 SweepKind = Literal["sweep"]
 
-# Why a trial was stopped: its loss is infinite or NaN, is above that of its first step, is worse
-# than the median of the others, or is not among the best.
-StopCode = Literal["not_finite", "diverged", "worse_than_median", "not_among_best"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialStop:
-    """A trial that was stopped after `step` steps, and why.
-
-    `loss` is the mean over the steps before it, and `limit` what it exceeds; None where the loss is
-    not finite. `others` trials had reached that step.
-    """
-
-    trial: int
-    run: str
-    at_s: float
-    code: StopCode
-    step: int
-    loss: float | None
-    limit: float | None
-    others: int
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSweepTrial:
@@ -62,8 +40,7 @@ class SweepTrialForecast:
 @dataclass(frozen=True, kw_only=True)
 class SweepForecast:
     """What a sweep costs. `days` and `dollars` are the sums over all repeats of all trials that
-    have a plan, one after another to their ends; trials that stop early cost less. `dollars` is
-    None where a price is unknown.
+    have a plan, one after another. `dollars` is None where a price is unknown.
     """
 
     kind: SweepKind = "sweep"
@@ -71,7 +48,6 @@ class SweepForecast:
     name: str
     vary: tuple[str, ...]
     repeats: int
-    stops_early: bool
     trials: tuple[SweepTrialForecast, ...]
     days: Estimate | None
     dollars: Estimate | None
@@ -95,7 +71,6 @@ class SweepTrialReport:
     step_s: Spread | None
     expected_s: float | None
     mfu: float | None
-    stop: TrialStop | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from orchestrator.formatting import count, scaled
 from orchestrator.render.page.drawings import Axis, Curve, Plot, around, logarithmic
 from orchestrator.render.page.templates import filled, sentence
-from orchestrator.render.sweep_report_screen import head, notes, ranked, row, sweep_verdict
-from orchestrator.render.sweep_text import loss_text
+from orchestrator.render.sweep_report_screen import (
+    head,
+    loss_text,
+    notes,
+    ranked,
+    row,
+    sweep_verdict,
+)
 from orchestrator.render.trials_text import key_title
 from orchestrator.types.sweep import SweepReport, SweepTrialReport
 
@@ -54,9 +60,7 @@ def name_of(report: SweepReport, trial: SweepTrialReport) -> str:
         f"{key_title(key, report.vary).lower()} {trial.settings[key]}" for key in report.vary
     )
     text = ", ".join(settings)
-    if trial.number == report.best:
-        return f"{text} (best)"
-    return f"{text} (stopped)" if trial.stop else text
+    return f"{text} (best)" if trial.number == report.best else text
 
 
 def over_steps(report: SweepReport, trials: Sequence[SweepTrialReport]) -> Plot:
@@ -104,12 +108,9 @@ def points_of(report: SweepReport, key: str) -> list[Point]:
 def over_setting(report: SweepReport, key: str, points: Sequence[Point]) -> Plot:
     groups = {
         "best": [one for one in points if one.trial.number == report.best],
-        "all steps": [
-            one for one in points if not one.trial.stop and one.trial.number != report.best
-        ],
-        "stopped early": [one for one in points if one.trial.stop],
+        "others": [one for one in points if one.trial.number != report.best],
     }
-    kinds = {"best": BEST, "all steps": "matmul", "stopped early": "unoverlapped"}
+    kinds = {"best": BEST, "others": "matmul"}
     values = [one.value for one in points]
     is_wide = min(values) > 0 and max(values) / min(values) >= WIDE
     return Plot(

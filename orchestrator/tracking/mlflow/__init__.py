@@ -5,8 +5,8 @@ from pathlib import Path
 
 from orchestrator.journal import Journal
 from orchestrator.tracking.mlflow import tracking_uri
+from orchestrator.tracking.mlflow.deadline import SYNC_LIMIT_S, deadline
 from orchestrator.tracking.mlflow.export import RunExport
-from orchestrator.tracking.mlflow.limits import sync_limits
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.types.run import Run
 from orchestrator.types.run_options import TrackingOptions
@@ -34,7 +34,7 @@ class MLflowTracker:
         on_steps: Callable[[int], None],
     ) -> None:
         """Send what MLflow lacks of a run. Each step is read once, however often this is called."""
-        with sync_limits():
+        with deadline(destination, SYNC_LIMIT_S, "the sync"):
             if destination not in self._stores:
                 self._stores[destination] = Store(destination)
             key = (journal.path, destination)

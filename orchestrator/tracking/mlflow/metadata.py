@@ -13,6 +13,7 @@ from orchestrator.errors import JournalUnreadable
 from orchestrator.formatting import GIB
 from orchestrator.journal import Journal, boundary, files
 from orchestrator.journal.run_logs import list_logs
+from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.journal.run_status import first_line, last_attempt_text
 from orchestrator.network.rematerialization import text_of
 from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
@@ -167,7 +168,8 @@ def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
     places = journal.paths
     found = {SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
     for folder in (places.plans, places.proofs, places.documents):
-        shown = [path for path in files.entries(folder) if not path.name.startswith(".")]
+        names = [name for name in files.names(folder) if not name.startswith(".")]
+        shown = [folder / name for name in names if name != UNCOMMITTED]
         found |= {f"{folder.name}/{path.name}": path for path in shown}
     if run.state not in LIVE:
         for attempt in run.attempts:

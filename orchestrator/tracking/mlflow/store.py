@@ -7,21 +7,16 @@ value, and replaces tags and files.
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.extras import require
 from orchestrator.journal import boundary
-from orchestrator.tracking.mlflow.limits import (
-    CALL_LIMIT_BYTES,
-    CALL_LIMIT_S,
-    FILE_LIMIT_S,
-    limited,
-)
+from orchestrator.tracking.mlflow.deadline import CALL_LIMIT_S, FILE_LIMIT_S, deadline
 from orchestrator.tracking.mlflow.metrics import MetricPoint
-from orchestrator.tracking.mlflow.moved_database import mend
 from orchestrator.tracking.mlflow.tracking_uri import ARTIFACTS, DATABASE, is_server
 from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.types.tracking import Destination
@@ -72,10 +67,7 @@ class Store:
                 _quiet_migrations()
             if where.uri.startswith(SQLITE):
                 _check_own_beside(where)
-                database = Path(where.uri.removeprefix(SQLITE))
-                _create_database(database)
-                if where.artifacts and _is_beside(where):
-                    mend(database, where.artifacts)
+                _create_database(Path(where.uri.removeprefix(SQLITE)))
             self._client = MlflowClient(tracking_uri=where.uri)
             self.experiment = self._experiment()
 
@@ -92,6 +84,7 @@ class Store:
                     raise
         if experiment.lifecycle_stage != "active":
             raise NotRecorded(f"{self.where.label}: its experiment {name!r} was deleted")
+        _check_not_moved(self.where, experiment.artifact_location)
         return str(experiment.experiment_id)
 
     def run(self, run_id: str) -> StoredRun | None:
@@ -159,15 +152,7 @@ class Store:
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Store a file as an artifact, in place of one of that name."""
         with in_plain_words(self.where, FILE_LIMIT_S):
-            if not _is_beside(self.where):
-                self._client.log_artifact(run_id, str(path), folder)
-                return
-            from mlflow.store.artifact import artifact_repository_registry  # noqa: PLC0415
-
-            # The client remembers a folder by the run's id alone, which a copy of the run has too.
-            uri = self._client.get_run(run_id).info.artifact_uri
-            repository: Any = artifact_repository_registry.get_artifact_repository(uri)
-            repository.log_artifact(path, folder)
+            self._client.log_artifact(run_id, str(path), folder)
 
     def set_status(self, run_id: str, status: Status, ended_at_s: float | None) -> None:
         """Set the status of a run, and the time when it ended."""
@@ -183,15 +168,14 @@ class Store:
 
 
 @contextmanager
-def in_plain_words(
-    where: Destination, limit_s: float = CALL_LIMIT_S, limit_bytes: int = CALL_LIMIT_BYTES
-) -> Iterator[None]:
+def in_plain_words(where: Destination, limit_s: float = CALL_LIMIT_S) -> Iterator[None]:
     """Turn any error of a call to MLflow into one plain sentence, and silence its warnings.
 
-    The call has these limits, however the server spends them.
+    A call to a server has a time limit, however the server spends it.
     """
+    limit = deadline(where, limit_s, "a call") if is_server(where) else nullcontext()
     try:
-        with warnings.catch_warnings(), limited(limit_s, limit_bytes, "a call"):
+        with warnings.catch_warnings(), limit:
             warnings.simplefilter("ignore")
             yield
     except NotRecorded:
@@ -257,6 +241,24 @@ def _check_own_beside(where: Destination) -> None:
         except OSError as error:
             why = f"{path.name} {error.strerror}: set MLFLOW_TRACKING_URI to one of your own"
             raise NotRecorded(f"{where.label}: {why}") from error
+
+
+def _check_not_moved(where: Destination, stored: str) -> None:
+    """Refuse a database beside the runs that came from another folder.
+
+    MLflow stores absolute addresses of artifacts: a copy's would be written where it came from.
+    """
+    if not _is_beside(where) or stored == where.artifacts:
+        return
+    here = Path(where.uri.removeprefix(SQLITE)).parent
+    there = Path(unquote(urlsplit(stored).path)).parent
+    with suppress(OSError):
+        if here.samefile(there):  # another name of the same folder
+            return
+    raise NotRecorded(
+        f"{where.label}: was moved or copied from {there}, where its artifacts lie: rename it, and"
+        " `orch sync` records the runs anew, or set MLFLOW_TRACKING_URI"
+    )
 
 
 def _is_beside(where: Destination) -> bool:
