@@ -25,7 +25,7 @@ from orchestrator.render.screen_parts import (
     screen,
     section,
 )
-from orchestrator.render.sweep_report_screen import loss_text
+from orchestrator.render.trials_text import loss_text
 from orchestrator.types.report import Goodput, Ratio, Report, Spread
 
 SAME = 0.01  # rates this close are equal

@@ -12,7 +12,7 @@ from orchestrator.render.screen_parts import (
     screen,
     warning,
 )
-from orchestrator.render.trials_text import key_title
+from orchestrator.render.trials_text import key_title, loss_text
 from orchestrator.types.run import LIVE
 from orchestrator.types.sweep import SweepReport, SweepTrialReport
 
@@ -37,10 +37,6 @@ def sweep_report_screen(report: SweepReport, next_command: str) -> Screen:
         [warning(f"{run} is {state}") for run, state in failed(report)],
         next_step(next_command),
     )
-
-
-def loss_text(loss: float) -> str:
-    return f"{loss:#.4g}"
 
 
 def is_done(trial: SweepTrialReport) -> bool:

@@ -66,3 +66,7 @@ def grouped(texts: Iterable[tuple[int, str]]) -> dict[str, list[str]]:
     for number, text in texts:
         numbers.setdefault(text, []).append(str(number))
     return numbers
+
+
+def loss_text(loss: float) -> str:
+    return f"{loss:#.4g}"

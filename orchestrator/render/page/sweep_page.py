@@ -9,13 +9,12 @@ from orchestrator.render.page.drawings import Axis, Curve, Plot, around, logarit
 from orchestrator.render.page.templates import filled, sentence
 from orchestrator.render.sweep_report_screen import (
     head,
-    loss_text,
     notes,
     ranked,
     row,
     sweep_verdict,
 )
-from orchestrator.render.trials_text import key_title
+from orchestrator.render.trials_text import key_title, loss_text
 from orchestrator.types.sweep import SweepReport, SweepTrialReport
 
 # The colors of a few trials; of many, the best alone has a color.
