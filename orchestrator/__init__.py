@@ -11,12 +11,12 @@ when it is called, so that this package stays light to import.
 import sys
 from types import ModuleType
 
-from orchestrator.api import *  # noqa: F403
-from orchestrator.api import __all__ as __all__
+from orchestrator.run.api import *
+from orchestrator.run.api import __all__ as __all__
 
 
 class _Api(ModuleType):
-    """Keeps `orch.plan` a function after the package `orchestrator.plan` is imported.
+    """Keeps `orch.plan` a function after the package `orchestrator.planning` is imported.
 
     Python assigns an imported package to its parent, under the name that the function has.
     """

@@ -7,17 +7,19 @@ reference `package.module:attribute`. A trainer may also be a whole module, `pac
 import re
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.errors import MissingExtra, SpecError, UnknownName
 
 TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
 BACKENDS = {
     "ray": "orchestrator.launch.ray.ray_backend:RayBackend",
-    "hosts": "orchestrator.launch.hosts.hosts_backend:HostsBackend",
+    "hosts": "orchestrator.launch.hosts.backend:HostsBackend",
 }
 TRACKERS = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
 # A module with one of these lines is a trainer: it need not stand in a package.
@@ -96,3 +98,31 @@ def source(module: str) -> Path | None:
 def _module_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
     specs = (finder.find_spec(name, folders) for finder in sys.meta_path)
     return next(filter(None, specs), None)
+
+
+# A package for each purpose of an extra; pyproject.toml lists all that it installs.
+PACKAGES = {
+    "prove": ("jax", "optax", "orbax", "safetensors"),
+    "run": ("jax", "optax", "orbax", "safetensors", "ray", "mlflow"),
+    "score": ("scipy",),
+    "bucket": ("obstore",),
+}
+
+PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")
+
+
+def pinned() -> dict[str, str]:
+    """The packages with an exact version, because orch depends on how that version behaves."""
+    lines = [PINNED.fullmatch(line) for line in metadata.requires("orch") or ()]
+    return {match[1]: match[2] for match in lines if match}
+
+
+def missing(extra: str) -> list[str]:
+    """The packages of an extra that are not installed."""
+    return [name for name in PACKAGES[extra] if find_spec(name) is None]
+
+
+def require(extra: str) -> None:
+    """Refuse to go on without an extra; the error says how to install it."""
+    if absent := missing(extra):
+        raise MissingExtra(extra, absent)

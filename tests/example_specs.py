@@ -1,8 +1,8 @@
 """Specs for tests of plans, built without a file."""
 
 from orchestrator import catalog
-from orchestrator.types.model import Model
-from orchestrator.types.spec import (
+from orchestrator.values.model import Model
+from orchestrator.values.spec import (
     Batch,
     Experiment,
     MeshRequest,

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from functools import cache
 
-from orchestrator.catalog.published_figures import questions
-from orchestrator.explain import explain
-from orchestrator.explain.published import quoted
-from orchestrator.types.explanation import Derivation, Explanation, QuotedFigure, Verdict
-from orchestrator.types.spec import Spec
+from orchestrator.catalog.published import questions
+from orchestrator.evidence.explain.assemble import explain, quoted
+from orchestrator.evidence.explain.formula import Derivation, Explanation, QuotedFigure, Verdict
+from orchestrator.values.spec import Spec
 from tests.example_specs import spec_of
 
 # Model, chip, topology, pods, sequences, length: every kind of chip, of axis and of answer.

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator import journal
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import WorkerArgs
-from orchestrator.types.run import SavedCheckpoint, Startup, Step
+from orchestrator.values.run import SavedCheckpoint, Startup, Step
 
 WORKER = f"{__name__}:work"
 FAILURES = "failures.json"  # how to fail, by ATTEMPT.RANK.STEP, before the heartbeats at "start"

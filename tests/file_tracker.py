@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from orchestrator import journal as journals
-from orchestrator.journal import Journal
-from orchestrator.types.run import LIVE, Run, TrackedRun
-from orchestrator.types.run_options import TrackingOptions
-from orchestrator.types.tracking import Destination
+from orchestrator.journal.run_journal import Journal
+from orchestrator.values.run import LIVE, Destination, Run, TrackedRun
+from orchestrator.values.run_options import TrackingOptions
 
 NAME = "tests.file_tracker:FileTracker"
 

@@ -13,8 +13,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from orchestrator.drive.clock import Clock
 from orchestrator.drive.driver import Driver
+from orchestrator.drive.monitor import Clock
 from orchestrator.formatting import DAY_S
 from orchestrator.journal.events import (
     AnyEvent,
@@ -27,11 +27,18 @@ from orchestrator.journal.events import (
     Submitted,
 )
 from orchestrator.journal.heartbeat import Heartbeat
-from orchestrator.journal.run_state import RunState, apply, initial, violation
-from orchestrator.journal.run_status import Observation, StepSummary, build_run
+from orchestrator.journal.run_state import (
+    Observation,
+    RunState,
+    StepSummary,
+    apply,
+    build_run,
+    initial,
+    violation,
+)
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import (
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import (
     Attempt,
     AttemptReason,
     EndState,
@@ -41,7 +48,7 @@ from orchestrator.types.run import (
     TimedStep,
     WrittenSteps,
 )
-from orchestrator.types.spec import Spec
+from orchestrator.values.spec import Spec
 from tests.journals import ME, SUBMITTED, step
 
 RANKS = 2  # that stand for all of a slice

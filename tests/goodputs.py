@@ -1,8 +1,7 @@
 """Forecasts of goodput to build plans with."""
 
-from orchestrator.goodput import goodput_forecast
-from orchestrator.goodput.uncertainty import exactly
-from orchestrator.types.goodput import GoodputInputs, SaveCost
+from orchestrator.goodput.losses import exactly, goodput_forecast
+from orchestrator.values.goodput import GoodputInputs, SaveCost
 
 NEVER = exactly(0.0)
 NO_FAILURES = GoodputInputs(

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from orchestrator.network.decoder import decoder
 from orchestrator.network.published import PublishedWeight, published_weights
-from orchestrator.spec.huggingface import model_of
+from orchestrator.reading.huggingface import model_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
-from orchestrator.journal import Journal, RunRequest, StepLog, Writer
+from orchestrator.journal.creation import RunRequest
 from orchestrator.journal.events import AnyEvent, Claimed, Submitted
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_state import RunState, apply, initial
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import (
+from orchestrator.journal.steps import StepLog
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import (
     ProcessIdentity,
     ReasonCode,
     Startup,
@@ -21,7 +24,7 @@ from orchestrator.types.run import (
     Step,
     Submission,
 )
-from orchestrator.types.spec import Spec
+from orchestrator.values.spec import Spec
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 

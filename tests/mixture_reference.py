@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from orchestrator.types.model import Model
-from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.values.model import MixtureOfExperts, Model
 
 Tree = Any
 

@@ -15,15 +15,14 @@ from typing import Any
 import jax
 from jax._src import compiler
 
-from orchestrator.device_settings import COMPILED
-from orchestrator.types import codec
-from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.processes import COMPILED
+from orchestrator.values import codec
+from orchestrator.values.run import Step
+from orchestrator.values.run_options import CheckpointOptions
 from tests.test_loop import STEPS, stop_before, toy_plan_of, toy_program
 from trainers.checkpoint import step_folders
-from trainers.compile_cache import share_compiled_programs
-from trainers.file_digest import file_digest
-from trainers.loop import Assignment, run
+from trainers.files import file_digest
+from trainers.loop import Assignment, run, share_compiled_programs
 
 
 def compiled_for_both() -> list[str]:

@@ -20,23 +20,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from orchestrator.device_settings import emulated_devices
-from orchestrator.journal import Journal
+from orchestrator.journal.run_journal import Journal
 from orchestrator.launch.backend import (
     AttemptEvent,
     AttemptSpec,
     ClusterClient,
     ClusterEvent,
     ClusterUnusable,
+    DeadRank,
     Slice,
     WorkerArgs,
+    describe_exit,
 )
-from orchestrator.launch.dead_rank import DeadRank, describe_exit
 from orchestrator.launch.hosts.rank import work_or_exit
-from orchestrator.ports import free_port
-from orchestrator.storage import folder
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
+from orchestrator.processes import emulated_devices, free_port
+from orchestrator.storage.addresses import folder
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.02

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import get_args
 
-from orchestrator.calibrate.profile_store import SCHEMA
-from orchestrator.plan.calibrated import shape_digest
-from orchestrator.types.chip_profile import ChipProfile, Machine, Operation, Timing
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec_fields import DType, MatmulType
+from orchestrator.planning.calibrated import ChipProfile, Machine, Operation, Timing, shape_digest
+from orchestrator.run.calibrate import SCHEMA
+from orchestrator.values.fields import DType, MatmulType
+from orchestrator.values.plan import Plan
 
 MACHINE = Machine(
     platform="cpu",

@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove.compiled import (
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving.compiled import (
     CacheEntry,
     Compiled,
     CompiledCollective,
     CompiledMemory,
     DcnSend,
+    LoadedCode,
     ProgramSummary,
 )
-from orchestrator.prove.loaded_code import LoadedCode
-from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Buffer
-from orchestrator.types.spec import MeshRequest, Spec
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Buffer
+from orchestrator.values.spec import MeshRequest, Spec
 from tests.example_specs import spec_of
 from tests.schedules import schedule
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.journal import Journal, StepLog, Writer
-from orchestrator.tracking import begin
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepLog
+from orchestrator.tracking.destinations import begin
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.recorder import Recorder
-from orchestrator.types.tracking import Destination, SyncResult
+from orchestrator.values.run import Destination, SyncResult
 from tests.journals import run_request, step, tiny_plan, tiny_spec
 
 

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
-from orchestrator.journal import StepLog, StudyJournal, StudyRequest, Writer
+from orchestrator.evidence.report import compare_run
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
-from orchestrator.journal.run_status import Observation, build_run
-from orchestrator.journal.step_table import table_of
-from orchestrator.plan.planner import make_plan
-from orchestrator.report import compare_run
-from orchestrator.types.plan import Plan
-from orchestrator.types.report import Report
-from orchestrator.types.run import Run, Startup, Step, TimedStep
-from orchestrator.types.study import Study
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_state import Observation, build_run
+from orchestrator.journal.steps import StepLog, table_of
+from orchestrator.journal.study_journal import StudyJournal, StudyRequest
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.plan import Plan
+from orchestrator.values.report import Report
+from orchestrator.values.run import Run, Startup, Step, TimedStep
+from orchestrator.values.study import Study
 from tests.journals import CLAIM, Clock, run_request, state_after, step, tiny_plan
 
 Steps = dict[int, list[TimedStep]]

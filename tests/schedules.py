@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from orchestrator.prove.hlo.program import HloProgram
-from orchestrator.prove.hlo.replica_groups import DeviceMesh
-from orchestrator.prove.hlo.summary import Pricing, summarize
-from orchestrator.types.schedule import (
+from orchestrator.proving.hlo.collectives import DeviceMesh
+from orchestrator.proving.hlo.program import HloProgram
+from orchestrator.proving.hlo.summary import Pricing, summarize
+from orchestrator.values.proof import (
     ComputeRates,
     Schedule,
     ScheduleRates,

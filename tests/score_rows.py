@@ -3,8 +3,7 @@
 import csv
 from pathlib import Path
 
-from orchestrator.score import PUBLISHED
-from orchestrator.score.published_runs import read
+from orchestrator.evidence.score.published_runs import PUBLISHED, read
 from tests.conftest import ROOT
 
 UNSEEN = ROOT / "tests" / "unseen_runs.csv"

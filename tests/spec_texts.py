@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from orchestrator import spec
-from orchestrator.spec import Problem, SpecProblems
-from orchestrator.types.spec import Spec
+from orchestrator import reading
+from orchestrator.reading.problems import Problem, SpecProblems
+from orchestrator.values.spec import Spec
 
 MINIMAL = """\
 name: small
@@ -47,7 +47,7 @@ tracking: {uri: auto, experiment: llama3}
 
 def load_text(folder: Path, text: str, *overrides: str) -> Spec:
     """The spec that a text is, as a file of that folder."""
-    return spec.load(write(folder, text), overrides)
+    return reading.load(write(folder, text), overrides)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -60,7 +60,7 @@ def write(folder: Path, text: str) -> Path:
 def problems_of(path: Path, *overrides: str) -> list[Problem]:
     """Everything that is wrong with a file; nothing when it loads."""
     try:
-        spec.load(path, overrides)
+        reading.load(path, overrides)
     except SpecProblems as error:
         assert error.problems  # noqa: PT017 - the tests that call this say what they expect
         return error.problems

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.plan.planner import make_plan
-from orchestrator.spec import load
-from orchestrator.types.plan import Plan, StageSpan
-from orchestrator.types.spec import Optimizer, Spec
+from orchestrator.planning.planner import make_plan
+from orchestrator.reading.load import load
+from orchestrator.values.plan import Plan, StageSpan
+from orchestrator.values.spec import Optimizer, Spec
 from tests.trainer_plans import plan_of
 
 STAGED = """\

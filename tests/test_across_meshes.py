@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import pytest
 
-from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import Precision
+from orchestrator.values.run import Step
+from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import Precision
 from tests.trainer_plans import FP32, plan_of
 from trainers import llama
 from trainers.contract import build

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import orchestrator as orch
-from orchestrator import api
 from orchestrator.errors import RunIsLive, SpecError
-from orchestrator.lifecycle.requests import NotConfirmed
-from orchestrator.types import codec
-from orchestrator.types.offers import PlanWithOdds
-from orchestrator.types.run import Run
+from orchestrator.planning.odds import PlanWithOdds
+from orchestrator.run import api
+from orchestrator.run.requests import NotConfirmed
+from orchestrator.values import codec
+from orchestrator.values.run import Run
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run
 
@@ -55,7 +55,9 @@ def test_every_function_is_in_the_package_and_on_the_page() -> None:
     orch.plan(TINY)
     assert callable(orch.plan)
     assert (
-        run_python("import orchestrator.plan.planner, orchestrator; print(orchestrator.plan)")[:9]
+        run_python(
+            "import orchestrator.planning.planner, orchestrator; print(orchestrator.planning)"
+        )[:9]
         == "<function"
     )
 

@@ -14,12 +14,11 @@ import psutil
 import pytest
 
 from orchestrator.drive.worker import work
-from orchestrator.journal import Writer
+from orchestrator.journal.ownership import Writer
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
 from orchestrator.launch.ray import attempt, attempt_process
-from orchestrator.launch.ray.attempt_process import AttemptProcess
-from orchestrator.launch.ray.process_messages import AttemptCommand
-from orchestrator.types import codec
+from orchestrator.launch.ray.attempt_process import AttemptCommand, AttemptProcess
+from orchestrator.values import codec
 from tests.clusters import eventually
 from tests.journals import claimed_run, tiny_plan
 from tests.test_fence import supersede

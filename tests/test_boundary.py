@@ -14,21 +14,21 @@ import pytest
 
 from orchestrator import journal, tracking
 from orchestrator.errors import ForeignRun, JournalUnreadable
-from orchestrator.journal import Journal, boundary, files
+from orchestrator.evidence.report import report_and_steps
+from orchestrator.journal import boundary, files
 from orchestrator.journal.heartbeat import read_heartbeats
-from orchestrator.lifecycle.mlflow_ui import places_by_uri
-from orchestrator.lifecycle.recording import own_runs
-from orchestrator.lifecycle.requests import Caller
-from orchestrator.lifecycle.resume import resume
-from orchestrator.lifecycle.run_health import run_health
-from orchestrator.report import report_and_steps
-from orchestrator.tracking import background, destinations, read_sync_state
+from orchestrator.journal.run_journal import Journal
+from orchestrator.run.doctor import run_health
+from orchestrator.run.follow import own_runs
+from orchestrator.run.mlflow_ui import places_by_uri
+from orchestrator.run.requests import Caller
+from orchestrator.run.resume import resume
+from orchestrator.tracking import destinations, recorder
+from orchestrator.tracking.destinations import read_sync_state
 from orchestrator.tracking.mlflow.metadata import artifacts
-from orchestrator.types import codec
-from orchestrator.types.run import StateReason
-from orchestrator.types.run_options import TrackingOptions
-from orchestrator.types.submit_options import SubmitOptions
-from orchestrator.types.tracking import Destination, SyncProgress, SyncState
+from orchestrator.values import codec
+from orchestrator.values.run import Destination, StateReason, SyncProgress, SyncState
+from orchestrator.values.run_options import SubmitOptions, TrackingOptions
 from tests.conftest import RunOrch
 from tests.journals import claimed_run, failed_once, run_request, tiny_plan, tiny_spec
 from tests.records import destination_in, finished_run, record_once
@@ -189,11 +189,11 @@ def test_recording_does_not_append_through_a_link(
     def start(_: list[str], log: IO[bytes], *, piped: bool) -> None:
         log.write(b"theirs\n" + bytes(piped))
 
-    monkeypatch.setattr(background, "_start", start)
+    monkeypatch.setattr(recorder, "_start", start)
     run, target = failed_once(tmp_path / "runs"), tmp_path / "profile"
     target.write_text("mine\n")
     run.paths.sync_log.symlink_to(target)
-    background.in_background([run])
+    recorder.in_background([run])
     assert target.read_text() == "mine\n"
 
 
@@ -201,7 +201,7 @@ def test_a_line_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
     """A log of one huge line, which is mostly a hole."""
     run = failed_once(tmp_path)
     huge(run.paths.rank_log(2, 0), tmp_path)
-    from orchestrator.lifecycle.logs import LogSelection, read_logs  # noqa: PLC0415
+    from orchestrator.run.logs import LogSelection, read_logs  # noqa: PLC0415
 
     with pytest.raises(JournalUnreadable, match="few lines"):
         read_logs(run, LogSelection())

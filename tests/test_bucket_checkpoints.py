@@ -17,8 +17,14 @@ from orchestrator.errors import CheckpointFailed
 from orchestrator.storage.bucket import Bucket
 from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
 from trainers.checkpoint.checkpoints import Checkpoints, newest_step
-from trainers.checkpoint.object_saver import CHUNK_BYTES, ObjectSaver, chunk_shape, driver
-from trainers.checkpoint.step_objects import MANIFEST, step_objects
+from trainers.checkpoint.objects import (
+    CHUNK_BYTES,
+    MANIFEST,
+    ObjectSaver,
+    chunk_shape,
+    driver,
+    step_objects,
+)
 
 IDENTITY: Mapping[str, str | int] = {"plan": "p", "seed": 1}
 PREFIX = "bucket/runs/key/checkpoints"

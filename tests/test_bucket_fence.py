@@ -10,14 +10,14 @@ import pytest
 from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.storage import addresses
-from orchestrator.types.run import checkpoint_folder
+from orchestrator.values.run import checkpoint_folder
 from tests.bucket_server import BucketServer
 from tests.chaos.faults import losses
 from tests.chaos.plain_runs import LIMIT_S, PlainRun, plain_run, signal_all, undisturbed_losses
 from tests.chaos.points import MACHINE
 from tests.clusters import eventually
 from tests.model.traces import faults_of
-from trainers.checkpoint.step_objects import MANIFEST
+from trainers.checkpoint.objects import MANIFEST
 
 pytestmark = pytest.mark.slow
 

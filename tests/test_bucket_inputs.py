@@ -12,26 +12,26 @@ import pytest
 
 from orchestrator import storage
 from orchestrator.errors import DataUnusable, SpecError
-from orchestrator.lifecycle.submit import check_inputs
-from orchestrator.lifecycle.weight_export import SavedWeights, companions, start_folder
-from orchestrator.spec.load import load
-from orchestrator.spec.missing_inputs import missing_inputs
-from orchestrator.spec.problem import SpecProblems
+from orchestrator.reading.inputs import missing_inputs
+from orchestrator.reading.load import load
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.run.exports import SavedWeights, companions, start_folder
+from orchestrator.run.submit import check_inputs
 from orchestrator.storage import bucket as buckets
+from orchestrator.storage.addresses import StoredInput
 from orchestrator.storage.bucket import Bucket
-from orchestrator.storage.inputs import StoredInput
-from orchestrator.types.run_options import EvaluationOptions
-from orchestrator.types.spec import DataSource, StartingWeights
+from orchestrator.values.run_options import EvaluationOptions
+from orchestrator.values.spec import DataSource, StartingWeights
 from tests.bucket_server import BROKEN, LOST, STALLED, THROTTLED, BucketServer
 from tests.huggingface_models import config_of, write_model
 from tests.test_huggingface_weights import parameters_from, program_from
 from tests.trainer_plans import plan_of
 from trainers.data import pack
-from trainers.data.batch_source import BatchSource, batch_source
-from trainers.data.encoders import TokenArrays
-from trainers.data.held_out import HeldOut, held_out
+from trainers.data.batches import BatchSource, HeldOut, batch_source, held_out
+from trainers.data.documents import TokenArrays
 from trainers.data.tokens import TokenSet
-from trainers.huggingface import read, stored_arrays
+from trainers.huggingface import folder as stored_arrays
+from trainers.huggingface import read
 from trainers.huggingface.folder import WeightFolder
 
 WORDS = TokenArrays(name="words", vocab=64)

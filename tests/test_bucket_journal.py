@@ -18,11 +18,15 @@ from orchestrator.errors import (
     Superseded,
     UnknownRun,
 )
-from orchestrator.journal import ClaimWatch, Journal, StepLog, Writer, files, run_logs
-from orchestrator.journal.driver_heartbeat import read as read_heartbeat
+from orchestrator.journal import files, run_logs
+from orchestrator.journal.heartbeat import ClaimWatch
+from orchestrator.journal.liveness import read as read_heartbeat
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepLog
 from orchestrator.storage import copies
 from orchestrator.storage.bucket import Bucket
-from orchestrator.types.run import TrackedRun
+from orchestrator.values.run import TrackedRun
 from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
 from tests.journals import Clock, reason, run_request, step, tiny_plan
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator import extras, storage
+from orchestrator import plugins, storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, MissingExtra
-from orchestrator.journal import boundary, event_log, files
-from orchestrator.render.next_commands import storage_of, storage_option
+from orchestrator.journal import boundary, events, files
+from orchestrator.run.next_commands import storage_of, storage_option
 from orchestrator.storage import bucket as bucket_module
 from orchestrator.storage import segments
+from orchestrator.storage.addresses import Place, place_of
 from orchestrator.storage.bucket import Bucket, _failure
-from orchestrator.storage.place import Place, place_of
 from tests.bucket_server import BROKEN, LOST, STALLED, THROTTLED, BucketServer
 
 
@@ -170,7 +170,7 @@ def test_files_of_a_copy_are_those_of_the_bucket(
     bucket.create("runs/key/events/000002.json", b"two")  # by another machine
     assert files.names(folder) == ["000001.json", "000002.json"]
     assert files.read(folder / "000002.json") == b"two"
-    log = event_log.read(folder)
+    log = events.read(folder)
     assert (log.contents, log.problems) == ({1: b"one", 2: b"two"}, ())
     with pytest.raises(FileExistsError):
         files.write_new(folder / "000002.json", b"other")
@@ -202,7 +202,7 @@ def test_a_name_that_is_no_name_here_is_left_out(one_bucket: Bucket) -> None:
 def test_without_its_library_an_error_says_what_to_install(
     one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "missing", lambda _: ["obstore"])
+    monkeypatch.setattr(plugins, "missing", lambda _: ["obstore"])
     with pytest.raises(MissingExtra, match="bucket"):
         files.check_writable(folder_of(one_bucket))
 

@@ -11,42 +11,41 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.calibrate import (
-    measure,
-    measure_devices,
-    measure_plan,
-    processes,
-    profile_store,
-    stored_profile,
-)
-from orchestrator.calibrate.measure import this_machine, trainer_source
 from orchestrator.cli.machine_commands import calibrate as command
 from orchestrator.cli.plan_commands import plan as planning
-from orchestrator.device_settings import emulated_devices
 from orchestrator.errors import MeasurementFailed, UnknownName
-from orchestrator.lifecycle.calibrating import calibrated_rehearsal
-from orchestrator.lifecycle.requests import Provenance
-from orchestrator.plan.calibrated import with_profile
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render.calibration_screen import calibration_screen
-from orchestrator.render.warning_text import warning_texts
-from orchestrator.types import codec
-from orchestrator.types.chip_profile import (
+from orchestrator.planning.calibrated import (
     QUIET_SHARE,
     STEADY_SPREAD,
     ChipProfile,
     Measurements,
     Operation,
     Timing,
+    with_profile,
 )
-from orchestrator.types.plan import Plan
-from orchestrator.types.progress_events import ProgressEvent
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.processes import emulated_devices
+from orchestrator.run import calibrate
+from orchestrator.run.calibrate import (
+    calibrated_rehearsal,
+    measure_devices,
+    measure_plan,
+    stored_profile,
+    this_machine,
+    trainer_source,
+)
+from orchestrator.run.progress import ProgressEvent
+from orchestrator.run.requests import Provenance
+from orchestrator.show.machine_screens import calibration_screen
+from orchestrator.show.warning_text import warning_texts
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 from tests.conftest import QUICK_XLA_FLAGS, HoldGolden
 from tests.example_specs import TINY, spec_of
 from tests.profiles import EMPTY, H200, chip_profile, device_timings, rehearsal_timings
 from tests.trainer_plans import plan_of
-from trainers.microbenchmarks import operations
+from trainers import microbenchmarks
 
 PLAN = plan_of(pods=2, tensor=2, hosts=2)
 SPIN = "import time\nwhile time.process_time() < 0.4: pass"
@@ -64,7 +63,7 @@ class FakeProcesses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, platform: str = "cpu") -> None:
         self.platform, self.plans = platform, list[Plan | None]()
-        monkeypatch.setattr(measure, "run", self.run)
+        monkeypatch.setattr(calibrate, "run", self.run)
 
     def run(self, plan: Plan | None = None) -> Measurements:
         self.plans.append(plan)
@@ -76,7 +75,7 @@ class FakeProcesses:
 @pytest.mark.parametrize("operation", ["matmul", "copy", "attention"])
 def test_every_operation_is_timed_on_a_real_device(operation: Operation) -> None:
     """Its amounts grow until a run takes long."""
-    timing = operations.timed(operation, "bf16", 16)
+    timing = microbenchmarks.timed(operation, "bf16", 16)
     amounts, seconds = zip(*timing.points, strict=True)
     assert (timing.operation, timing.dtype, timing.head_dim) == (operation, "bf16", 16)
     assert list(amounts) == sorted(amounts)
@@ -91,7 +90,7 @@ def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(
     """With one layer and with three quarters of them, on as many emulated devices."""
     compile_quickly(monkeypatch)
     plan = plan_of(replace(PLAN.model, layers=6), pods=2, tensor=2, hosts=hosts)
-    matmul, step = processes.run(plan).timings
+    matmul, step = calibrate.run(plan).timings
     assert (matmul.operation, step.operation) == ("matmul", "step")
     assert [layers for layers, _ in step.points] == [1, 4]
     assert min(seconds for _, seconds in step.points) > 0
@@ -104,14 +103,14 @@ def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         made = emulated_devices(inherited, count)
         return made | {"XLA_FLAGS": f"{made['XLA_FLAGS']} {QUICK_XLA_FLAGS}"}
 
-    monkeypatch.setattr(processes, "emulated_devices", environment)
+    monkeypatch.setattr(calibrate, "emulated_devices", environment)
 
 
 def test_a_failed_measurement_is_one_message() -> None:
     """It has the end of what the process printed."""
     plan = replace(PLAN, trainer="trainers.mesh")
     with pytest.raises(MeasurementFailed, match=r"cannot be measured:(.|\n)*no function program"):
-        processes.run(plan)
+        calibrate.run(plan)
 
 
 def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +151,7 @@ def test_an_unsteady_step_is_measured_again(
     def unsteady(plan: Plan | None = None) -> Measurements:
         return replace(with_spread(answer(plan), next(left)), others=others)
 
-    monkeypatch.setattr(measure, "run", unsteady)
+    monkeypatch.setattr(calibrate, "run", unsteady)
     profile = measure_plan(PLAN).profile
     assert len(fake.plans) == measured
     assert (profile.timings[-1].spread, profile.timings[-1].others) == (counts, others)
@@ -166,10 +165,10 @@ def test_an_unsteady_step_is_measured_again(
 
 def test_others_are_seen_on_these_cores() -> None:
     """What this process and its children do is their own; what others do is not."""
-    busy = processes.BusyCores()
+    busy = calibrate.BusyCores()
     subprocess.run([sys.executable, "-c", SPIN], check=True)
-    cores_s = (time.monotonic() - busy.began_s) * len(processes.own_cores())
-    own_s = processes.own_s() - busy.own_s
+    cores_s = (time.monotonic() - busy.began_s) * len(calibrate.own_cores())
+    own_s = calibrate.own_s() - busy.own_s
     assert own_s > 0.3
     assert busy.share_of_others() <= (cores_s - own_s) / cores_s + 0.1
 
@@ -223,12 +222,12 @@ def test_a_known_shape_reports_no_measurement(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_profile_is_found_by_its_digest(cache: Path) -> None:
     """Whole or by a prefix; an unknown one is an error that lists what there is."""
-    stored = profile_store.store(EMPTY)
+    stored = calibrate.store_profile(EMPTY)
     assert stored.path == cache / f"{codec.digest(EMPTY)}.json"
-    assert profile_store.find(codec.digest(EMPTY)[:8]).profile == EMPTY
+    assert calibrate.find(codec.digest(EMPTY)[:8]).profile == EMPTY
     for unknown in ("0" * 8, "../x", "*"):
         with pytest.raises(UnknownName, match=codec.short(codec.digest(EMPTY))):
-            profile_store.find(unknown)
+            calibrate.find(unknown)
 
 
 def test_only_profiles_of_this_machine_are_taken(cache: Path) -> None:
@@ -236,14 +235,14 @@ def test_only_profiles_of_this_machine_are_taken(cache: Path) -> None:
     here = this_machine()
     old, new = (replace(EMPTY, machine=here, measured_on=f"2026-01-0{day}") for day in (1, 2))
     for age_s, profile in ((30, old), (20, new), (0, EMPTY)):
-        path = profile_store.store(profile).path
+        path = calibrate.store_profile(profile).path
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age_s))
     (cache / f"{'0' * 64}.json").write_text("{", encoding="utf-8")
     (cache / f"{'1' * 64}.json").write_bytes(codec.to_json(new))
-    newest = profile_store.newest(here)
+    newest = calibrate.newest(here)
     assert newest is not None
     assert (newest.profile, newest.path.stem) == (new, codec.digest(new))
-    assert profile_store.newest(replace(here, versions={"jax": "0"})) is None
+    assert calibrate.newest(replace(here, versions={"jax": "0"})) is None
 
 
 def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
@@ -251,7 +250,7 @@ def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where the folder should be", encoding="utf-8")
     with pytest.raises(MeasurementFailed, match="cannot be written"):
-        profile_store.store(EMPTY)
+        calibrate.store_profile(EMPTY)
 
 
 def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +268,7 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
     words = ["specs/tiny_2pod.yaml", "--json", *(x for one in settings for x in ("--set", one))]
     plain = CliRunner().invoke(planning, words)
     plan = codec.from_json(plain.stdout.encode(), Plan)
-    stored = profile_store.store(chip_profile())
+    stored = calibrate.store_profile(chip_profile())
     done = CliRunner().invoke(planning, [*words, "--profile", codec.digest(stored.profile)[:8]])
     assert done.exit_code == 0, done.output
     made = codec.from_json(done.stdout.encode(), Plan)
@@ -294,7 +293,7 @@ def test_the_command_measures_and_shows(
     FakeProcesses(monkeypatch, platform="gpu")
     done = CliRunner().invoke(command, options)
     assert done.exit_code == 0
-    [path] = profile_store.folder().glob("*.json")
+    [path] = calibrate.folder().glob("*.json")
     if options:
         assert codec.digest(codec.from_json(done.stdout, ChipProfile)) == path.stem
     else:

@@ -13,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import catalog
-from orchestrator.catalog.chip import Chip, Quantity
-from orchestrator.catalog.goodput_runs import goodput_runs
-from orchestrator.catalog.published_figures import figures
-from orchestrator.catalog.recovery_times import recovery
+from orchestrator.catalog.chips import Chip, Quantity
+from orchestrator.catalog.published import figures, goodput_runs, recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
-from orchestrator.plan.plan_warnings import CRITICAL_SOURCE
-from orchestrator.plan.step_work import ICI_RATE_SOURCE
-from orchestrator.types.model import Model
+from orchestrator.planning.plan_warnings import CRITICAL_SOURCE
+from orchestrator.planning.step_work import ICI_RATE_SOURCE
+from orchestrator.values.model import Model
 from tests.conftest import ROOT
 
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200")

@@ -22,12 +22,12 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator import storage
 from orchestrator.errors import CheckpointFailed
-from orchestrator.types.run import SavedCheckpoint, checkpoint_folder
+from orchestrator.values.run import SavedCheckpoint, checkpoint_folder
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
 from trainers.checkpoint import step_folders
 from trainers.checkpoint.checkpoints import Checkpoints
-from trainers.checkpoint.step_objects import step_objects
+from trainers.checkpoint.objects import step_objects
 
 Tree = Any
 IDENTITY = {"seed": 1}
@@ -270,7 +270,7 @@ SAVE_TOO_MUCH = """
 import resource, sys, time
 from pathlib import Path
 from orchestrator.errors import CheckpointFailed
-from orchestrator.types.run import SavedCheckpoint, checkpoint_folder
+from orchestrator.values.run import SavedCheckpoint, checkpoint_folder
 from tests.test_checkpoint import mesh_of, open_at, state_on
 folder, how, limit_bytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))

@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
-from orchestrator.explain import explain
+from orchestrator.evidence.explain.assemble import explain
 from orchestrator.launch.ray.slices import accelerator_type, pod_type
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.prove.targets import target
-from orchestrator.spec import Problem, load
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Spec
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.proving.compiler import target
+from orchestrator.reading.load import load
+from orchestrator.reading.problems import Problem
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Spec
 from tests.conftest import ROOT
 from tests.spec_texts import problems_of
 

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import DataUnusable
-from trainers.data.batch_source import ResumedData
-from trainers.data.prefetch import Prefetched
-from trainers.data.synthetic import Synthetic
+from trainers.data.batches import Prefetched, ResumedData, Synthetic
 from trainers.data.tokens import permuted
 
 # Synthetic text

@@ -6,7 +6,7 @@ from ray.exceptions import ActorDiedError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from orchestrator.launch.ray import private_api
-from orchestrator.launch.ray.dead_ranks import find_dead_ranks
+from orchestrator.launch.ray.attempt import find_dead_ranks
 from orchestrator.launch.ray.private_api import ActorProcess
 from orchestrator.launch.ray.slices import SLICE_NAME
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.journal import Journal, StepReader
-from orchestrator.types.run import TimedStep
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepReader
+from orchestrator.values.run import TimedStep
 from tests import disk_faults
 from tests.clusters import eventually
 from tests.conftest import ROOT

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.types.run import Run
+from orchestrator.values.run import Run
 from tests import disk_faults
 from tests.chaos.faults import losses
 from tests.chaos.plain_runs import LIMIT_S, POLL_S, PlainRun, plain_run, undisturbed_losses

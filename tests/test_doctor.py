@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor import machine_checks
-from orchestrator.render import doctor_screen as render
-from orchestrator.types.health import Finding, HealthReport
+from orchestrator.run import doctor
+from orchestrator.show import machine_screens as render
+from orchestrator.values.run import Finding, HealthReport
 from tests.conftest import RunOrch
 from tests.journals import claimed_run
 
@@ -62,7 +62,7 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 ) -> None:
     """The child's last line, and how to do without them."""
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    finding = machine_checks.devices()
+    finding = doctor.devices()
     assert finding.health == "broken"
     assert "no_such_platform" in finding.detail
     assert finding.advice is not None
@@ -71,10 +71,8 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 
 def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """orch leans on how just these versions behave."""
-    monkeypatch.setattr(
-        machine_checks, "installed_version", lambda name: None if name == "ray" else "0.1"
-    )
-    finding = machine_checks.packages()
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == "ray" else "0.1")
+    finding = doctor.packages()
     assert finding.health == "broken"
     assert "ray" not in finding.detail
     assert "jax 0.1, not 0.10.2" in finding.detail
@@ -87,17 +85,17 @@ def test_without_a_compiler_proofs_are_limited(
     monkeypatch: pytest.MonkeyPatch, system: str, advice: str
 ) -> None:
     """Where it exists it can be installed; elsewhere a plan runs without a proof."""
-    monkeypatch.setattr(machine_checks, "installed_version", lambda _: None)
+    monkeypatch.setattr(doctor, "installed_version", lambda _: None)
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert machine_checks.compiler().health == "limited"
-    assert (machine_checks.compiler().advice or "").startswith(advice)
+    assert doctor.compiler().health == "limited"
+    assert (doctor.compiler().advice or "").startswith(advice)
 
 
 def test_too_little_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof of thousands of chips would be killed."""
-    monkeypatch.setattr(machine_checks, "available_bytes", lambda: 2**30)
-    assert machine_checks.memory().health == "limited"
+    monkeypatch.setattr(doctor, "available_bytes", lambda: 2**30)
+    assert doctor.memory().health == "limited"
 
 
 def test_advice_stands_under_what_it_is_for() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import spec
-from orchestrator.plan.planner import make_plan
-from orchestrator.spec.expectations import SECTIONS
-from orchestrator.spec.problem import SpecProblems
+from orchestrator import reading
+from orchestrator.planning.planner import make_plan
+from orchestrator.reading.expectations import SECTIONS
+from orchestrator.reading.problems import SpecProblems
 from tests.conftest import ROOT
 from tests.spec_texts import MINIMAL
 
@@ -136,7 +136,7 @@ def test_the_spec_of_the_readme_can_be_planned(tmp_path: Path) -> None:
     [block] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     path = tmp_path / "my-run.yaml"
     path.write_text(block, encoding="utf-8")
-    plan = make_plan(spec.load(path))
+    plan = make_plan(reading.load(path))
     assert (plan.chips, plan.pods) == (256, 2)
 
 
@@ -157,7 +157,7 @@ def test_specs_of_documents_are_legal(document: Path, tmp_path: Path) -> None:
         path = tmp_path / f"{number}.yaml"
         path.write_text("".join(whole.values()), encoding="utf-8")
         try:
-            spec.load(path)
+            reading.load(path)
         except SpecProblems as error:
             wrong = [one for one in error.problems if one.code not in LEFT_OUT]
             assert [str(one) for one in wrong] == []

@@ -9,17 +9,16 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import worker
+from orchestrator.drive.driver import SliceRequest, describe_wait, select
 from orchestrator.drive.monitor import AttemptEnd, explain_failure
-from orchestrator.drive.select_slices import SliceRequest, describe_wait, select
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs
 from orchestrator.launch.ray.slices import heads_of_others, slices_of
-from orchestrator.plan.elastic import plan_on
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.recovery import SPARE_WAIT_S
-from orchestrator.types.run import Step
-from orchestrator.types.spec import Pods
+from orchestrator.planning.planner import make_plan, plan_on
+from orchestrator.values.goodput import SPARE_WAIT_S
+from orchestrator.values.run import Step
+from orchestrator.values.spec import Pods
 from tests.example_specs import TINY, spec_of
 from tests.journals import ME, claimed_run, step, tiny_plan
 from tests.test_journal_heartbeat import beat

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from orchestrator.cli.endings import error_report
 from orchestrator.errors import OrchError, Usage
 from orchestrator.launch.provenance import TooMuchCode
-from orchestrator.lifecycle.error_reports import error_report
-from orchestrator.lifecycle.submit import ProofFailed
-from orchestrator.render.terminal import say_error
-from orchestrator.tracking import NotRecorded
-from orchestrator.types.output_schemas import output_schema
+from orchestrator.run.output_schemas import output_schema
+from orchestrator.run.submit import ProofFailed
+from orchestrator.show.terminal import say_error
+from orchestrator.tracking.protocol import NotRecorded
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run
 from tests.score_rows import LLAMA, write_rows

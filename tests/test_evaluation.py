@@ -12,21 +12,20 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import CheckpointFailed, DataUnusable, SpecError
-from orchestrator.explain.goodput_derivation import goodput_section
+from orchestrator.evidence.explain.derivation import goodput_section
 from orchestrator.formatting import DAY_S
-from orchestrator.journal import StepLog
-from orchestrator.journal.counted_steps import counted_steps
-from orchestrator.journal.step_table import table_of
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render.status_screen import held_out as held_out_text
-from orchestrator.spec import SpecProblems, load
+from orchestrator.journal.steps import StepLog, counted_steps, table_of
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.reading.load import load
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.show.status_screen import held_out as held_out_text
 from orchestrator.tracking.mlflow import metrics
-from orchestrator.types.plan import Plan
-from orchestrator.types.report import Badput
-from orchestrator.types.run import Evaluation, Outcome, Step, TimedStep
-from orchestrator.types.run_options import CheckpointOptions, EvaluationOptions
-from orchestrator.types.spec import DataSource, Optimizer, Spec
+from orchestrator.values.plan import Plan
+from orchestrator.values.report import Badput
+from orchestrator.values.run import Evaluation, Outcome, Step, TimedStep
+from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
+from orchestrator.values.spec import DataSource, Optimizer, Spec
 from tests import toy, trainer_reference
 from tests.journals import claimed_run, step, tiny_plan
 from tests.reports import compare, preempted_run
@@ -35,9 +34,9 @@ from tests.trainer_steps import QUICK_COMPILE, initial_state, random_parameters,
 from trainers import llama, mlp
 from trainers.contract import build, place
 from trainers.data import pack
-from trainers.data.encoders import TokenArrays
-from trainers.data.held_out import HeldOut, held_out
-from trainers.data.manifest import FILE_NAME
+from trainers.data.batches import HeldOut, held_out
+from trainers.data.documents import TokenArrays
+from trainers.data.tokens import FILE_NAME
 from trainers.loop import Assignment, run
 
 SEPARATOR = 3

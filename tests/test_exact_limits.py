@@ -7,13 +7,13 @@ import pytest
 
 from orchestrator.journal import boundary
 from orchestrator.journal.heartbeat import STARTUP_LIMIT_S
-from orchestrator.journal.run_status import (
+from orchestrator.journal.run_state import (
     MISSING_HEARTBEATS,
     UNCLAIMED_S,
     Observation,
     driver_absence,
 )
-from orchestrator.types.recovery import MIN_INTERVAL_S, heartbeat_interval_s
+from orchestrator.values.goodput import MIN_INTERVAL_S, heartbeat_interval_s
 from tests.journals import CLAIM, state_after
 from tests.test_journal_heartbeat import beat, watched
 

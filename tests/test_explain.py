@@ -3,10 +3,10 @@
 import pytest
 
 from orchestrator import catalog
-from orchestrator.explain import explain
-from orchestrator.explain.formula import evaluate, symbols
-from orchestrator.render.explain_text import answer_text
-from orchestrator.types.spec import Precision
+from orchestrator.evidence.explain.assemble import explain
+from orchestrator.evidence.explain.formula import evaluate, symbols
+from orchestrator.show.explain_screen import answer_text
+from orchestrator.values.spec import Precision
 from tests.example_specs import TINY, spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, values_of, verdicts_of
 

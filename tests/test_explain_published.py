@@ -6,12 +6,11 @@ from decimal import Decimal
 import pytest
 
 from orchestrator import catalog
-from orchestrator.catalog.published_figures import figures, questions
-from orchestrator.explain import explain
-from orchestrator.explain.formula import evaluate
-from orchestrator.explain.published import agreement
-from orchestrator.render import explain_screen
-from orchestrator.types.spec import Spec
+from orchestrator.catalog.published import figures, questions
+from orchestrator.evidence.explain.assemble import agreement, explain
+from orchestrator.evidence.explain.formula import evaluate
+from orchestrator.show import explain_screen
+from orchestrator.values.spec import Spec
 from tests.example_specs import spec_of
 from tests.explanations import explanation_of, quotes_of
 

@@ -8,22 +8,18 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import catalog
-from orchestrator.catalog.published_figures import figures
-from orchestrator.explain import explain
-from orchestrator.explain.formula import evaluate
+from orchestrator.catalog.published import figures
+from orchestrator.evidence.explain.assemble import explain
+from orchestrator.evidence.explain.formula import ComputedValue, Explanation, MeshSplit, evaluate
+from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
-from orchestrator.plan.planner import make_plan
-from orchestrator.render import explain_screen
-from orchestrator.render.explain_text import summary_text
-from orchestrator.render.plan_differences_text import difference_texts
-from orchestrator.render.plan_text import likely
-from orchestrator.render.screen_parts import Table
-from orchestrator.score import PUBLISHED
-from orchestrator.score.published_runs import OTHER_SOFTWARE, read
-from orchestrator.types import codec
-from orchestrator.types.explanation import ComputedValue, Explanation
-from orchestrator.types.plan_differences import MeshSplit
+from orchestrator.planning.planner import make_plan
+from orchestrator.show import explain_screen
+from orchestrator.show.explain_screen import difference_texts, summary_text
+from orchestrator.show.parts import Table
+from orchestrator.show.plan_text import likely
+from orchestrator.values import codec
 from tests.conftest import ROOT, HoldGolden
 from tests.example_specs import spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for
@@ -234,8 +230,8 @@ def test_overrides_are_shown() -> None:
 def test_the_same_spec_has_the_same_bytes() -> None:
     """Whatever the hash seed."""
     code = (
-        "import sys; from orchestrator.explain import explain;"
-        "from orchestrator.types import codec;"
+        "import sys; from orchestrator.evidence.explain import explain;"
+        "from orchestrator.values import codec;"
         "from tests.example_specs import spec_of;"
         "sys.stdout.buffer.write(codec.to_json(explain(spec_of(pods=1))))"
     )

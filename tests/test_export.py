@@ -15,13 +15,13 @@ from jsonschema import Draft202012Validator
 
 import orchestrator as api
 from orchestrator import catalog
-from orchestrator.catalog.chip import Chip
+from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.topologies import hosts
 from orchestrator.errors import SpecError
-from orchestrator.export import KINDS, manifests
-from orchestrator.spec.spec_text import spec_text
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Spec
+from orchestrator.interop.kubernetes import KINDS, manifests
+from orchestrator.reading.examples import spec_text
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Spec
 from tests.conftest import RunOrch
 
 ROOT = Path(__file__).parents[1]

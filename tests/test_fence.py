@@ -14,15 +14,17 @@ import msgspec
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive import evict
+from orchestrator.drive import monitor
 from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.errors import JournalUnreadable, Superseded
-from orchestrator.journal import ClaimWatch, Journal, Writer, files, heartbeat, liveness
-from orchestrator.journal.claim_watch import RENEWAL_LIMIT_S
+from orchestrator.journal import files, heartbeat, liveness
 from orchestrator.journal.events import CheckpointSaved
+from orchestrator.journal.heartbeat import RENEWAL_LIMIT_S, ClaimWatch
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_state import apply, violation
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.run import SavedCheckpoint
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.run import SavedCheckpoint
 from tests.clusters import eventually
 from tests.conftest import ROOT
 from tests.fake_worker import FAILURES, WORKER
@@ -64,7 +66,7 @@ def test_a_rank_sees_it_where_the_event_is_not_shown_yet(
     old = claimed_run(tmp_path)
     watch = ClaimWatch(old.journal.path, old.number, 1)
     supersede(old)
-    monkeypatch.setattr("orchestrator.journal.event_log.read_one", lambda *_: {})
+    monkeypatch.setattr("orchestrator.journal.events.read_one", lambda *_: {})
     assert watch.lapse() == f"claim {old.number} was withdrawn"
 
 
@@ -103,7 +105,7 @@ def test_a_storage_that_does_not_answer_renews_nothing(
     def stale(_: Path) -> None:
         raise JournalUnreadable("driver.json", "stale file handle")
 
-    monkeypatch.setattr("orchestrator.journal.driver_heartbeat.read", stale)
+    monkeypatch.setattr("orchestrator.journal.liveness.read", stale)
     assert watch.lapse() is None
     clock.now_s += RENEWAL_LIMIT_S + 1
     assert "has not renewed" in (watch.lapse() or "")
@@ -318,7 +320,7 @@ def test_ranks_that_are_stopped_too_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They look at nothing, and hold their slices."""
-    monkeypatch.setattr(evict, "EXIT_LIMIT_S", 0.5)
+    monkeypatch.setattr(monitor, "EXIT_LIMIT_S", 0.5)
     with stalled(tmp_path) as run:
         for one in run.ranks().values():
             os.kill(one.process.pid, signal.SIGSTOP)
@@ -342,4 +344,4 @@ def test_the_process_that_claims_again_does_not_end_itself(tmp_path: Path) -> No
     old = claimed_run(tmp_path)
     new = supersede(old)
     assert new.before
-    evict.evict(new.journal, new.before)
+    monitor.evict(new.journal, new.before)

@@ -8,12 +8,11 @@ import pytest
 
 from orchestrator.drive import driver
 from orchestrator.formatting import DAY_S
-from orchestrator.goodput import goodput_forecast
-from orchestrator.plan.elastic import plan_on
-from orchestrator.plan.planner import make_plan
-from orchestrator.spec.load import load
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Spec
+from orchestrator.goodput.losses import goodput_forecast
+from orchestrator.planning.planner import make_plan, plan_on
+from orchestrator.reading.load import load
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Spec
 from tests.conftest import ROOT
 from tests.fleet import Simulated, Times, simulate
 

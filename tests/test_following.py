@@ -13,19 +13,21 @@ import pytest
 import orchestrator
 from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
-from orchestrator.journal import StepLog, liveness
+from orchestrator.journal import liveness
+from orchestrator.journal.steps import StepLog
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
 from orchestrator.launch.ray.job_client import RayJobs
-from orchestrator.lifecycle import cluster, follow, recording, rehearse, resume
-from orchestrator.lifecycle.follow import ClusterFollower, RunWatch
-from orchestrator.lifecycle.progress import Progress
-from orchestrator.lifecycle.rehearse import RehearsalFollower
-from orchestrator.lifecycle.requests import Caller, Provenance
-from orchestrator.render import display, run_lines, status_line
-from orchestrator.render.display import Display
-from orchestrator.types.plan import Plan
-from orchestrator.types.progress_events import FollowStarted, StopSent, TaskEnded, Tracked
-from orchestrator.types.submit_options import SubmitOptions
+from orchestrator.run import cluster, follow, rehearse, resume
+from orchestrator.run.follow import ClusterFollower, RunWatch
+from orchestrator.run.progress import FollowStarted, Progress, StopSent, TaskEnded, Tracked
+from orchestrator.run.rehearse import RehearsalFollower
+from orchestrator.run.requests import Caller, Provenance
+from orchestrator.show import progress as display
+from orchestrator.show import progress as run_lines
+from orchestrator.show import terminal
+from orchestrator.show.progress import Display
+from orchestrator.values.plan import Plan
+from orchestrator.values.run_options import SubmitOptions
 from tests.conftest import RunOrch
 from tests.journals import Clock, reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
@@ -141,7 +143,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
 ) -> None:
     """Below the lines that stay, which are the same wherever they go."""
     monkeypatch.setattr(display, "is_live", lambda _: live)
-    monkeypatch.setattr(status_line, "start_line", DrawnLine)
+    monkeypatch.setattr(terminal, "start_line", DrawnLine)
     monkeypatch.setattr(DrawnLine, "texts", [])
     monkeypatch.setattr(DrawnLine, "shares", [])
     shown = Display()
@@ -284,7 +286,7 @@ def test_a_rehearsal_ends_when_its_driver_is_gone_and_the_cluster_does_not_tell(
 ) -> None:
     """A dashboard that hangs holds nobody; one that answers has a minute for it."""
     clock = Clock(now_s=0.0)
-    monkeypatch.setattr("orchestrator.lifecycle.rehearse.time.monotonic", clock)
+    monkeypatch.setattr("orchestrator.run.rehearse.time.monotonic", clock)
     writer = journal.create_run(tmp_path, run_request(rehearsal=True))
     rehearsed = RehearsalFollower(
         writer.journal, cast(LocalCluster, None), [], nodes=1, progress=lambda _: None
@@ -312,7 +314,7 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
 
     monkeypatch.setattr(rehearse, "drive", drive)
     monkeypatch.setattr(
-        recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="mlflow.db")
+        follow, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="mlflow.db")
     )
     with pytest.raises(OrchError, match="why it never began") as end:
         resume.resume(writer.journal, tmp_path, None, SubmitOptions(), Caller())

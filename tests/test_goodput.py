@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.explain import explain
-from orchestrator.goodput import goodput_forecast, odds_below
+from orchestrator.evidence.explain.assemble import explain
+from orchestrator.evidence.score.evaluate import goodput_scores, recovery_scores
 from orchestrator.goodput.inputs import no_spare
-from orchestrator.goodput.renewal import Rhythm
-from orchestrator.plan.planner import make_plan
-from orchestrator.score.goodput_score import goodput_scores, recovery_scores
-from orchestrator.spec.load import load
-from orchestrator.spec.spec_text import spec_text
-from orchestrator.types.failure_options import FailureOptions
-from orchestrator.types.goodput import GoodputForecast, Uncertain
-from orchestrator.types.plan import Estimate, Plan
-from orchestrator.types.spec import Pods, Spec
+from orchestrator.goodput.losses import Rhythm, goodput_forecast, odds_below
+from orchestrator.planning.planner import make_plan
+from orchestrator.reading.examples import spec_text
+from orchestrator.reading.load import load
+from orchestrator.values.goodput import GoodputForecast, Uncertain
+from orchestrator.values.plan import Estimate, Plan
+from orchestrator.values.run_options import FailureOptions
+from orchestrator.values.spec import Pods, Spec
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
 from tests.goodputs import NO_FAILURES
@@ -280,7 +279,7 @@ def test_odds_are_those_of_the_interval() -> None:
 def test_the_plan_is_whole_as_json(four_pods: Plan) -> None:
     """Every key of the forecast, with its inputs and their sources."""
     from orchestrator import catalog  # noqa: PLC0415
-    from orchestrator.types import codec  # noqa: PLC0415
+    from orchestrator.values import codec  # noqa: PLC0415
 
     goodput = json.loads(codec.to_json(four_pods))["forecast"]["goodput"]
     assert {"expected", "low", "high", "lines", "every_steps", "inputs"} <= goodput.keys()

@@ -28,16 +28,15 @@ from orchestrator.launch.backend import (
     RunNeeds,
     WorkerArgs,
 )
+from orchestrator.launch.hosts.backend import GONE_S, HostsBackend, MeetingClient, end, start_host
 from orchestrator.launch.hosts.host_process import EMULATED_S, environment
-from orchestrator.launch.hosts.hosts_attempt import GONE_S
-from orchestrator.launch.hosts.hosts_backend import HostsBackend, MeetingClient, end, start_host
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
-from orchestrator.plan.planner import make_plan
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Run
-from orchestrator.types.run_options import RetryLimits, RunOptions
-from orchestrator.types.spec import Pods, Spec
+from orchestrator.planning.planner import make_plan
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Run
+from orchestrator.values.run_options import RetryLimits, RunOptions
+from orchestrator.values.spec import Pods, Spec
 from tests import disk_faults
 from tests.clusters import eventually
 from tests.conftest import ROOT, RunOrch
@@ -282,7 +281,7 @@ def test_a_host_that_goes_between_choice_and_start_ends_the_attempt(
     """No rank is started: those that are left would wait for the one that is not there."""
     first = driver(tmp_path)
     plan, now_s = first.first_plan, [0.0]
-    monkeypatch.setattr("orchestrator.launch.hosts.hosts_attempt.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("orchestrator.launch.hosts.backend.time.monotonic", lambda: now_s[0])
     meeting.mkdir()
     spec_ = AttemptSpec(run=str(first.journal.path), claim=2, worker=WORKER)
     attempt = HostsBackend().attempt(spec_)

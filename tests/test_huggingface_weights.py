@@ -13,17 +13,17 @@ from safetensors.numpy import load_file, save_file
 
 from orchestrator import catalog, storage
 from orchestrator.errors import CheckpointFailed, DataUnusable, OrchError, SpecError
-from orchestrator.lifecycle.progress import silent
-from orchestrator.lifecycle.weight_export import export_weights
 from orchestrator.network.decoder import decoder
-from orchestrator.spec.huggingface import model_of
-from orchestrator.spec.huggingface_config import config_of as written_config
-from orchestrator.spec.load import load
-from orchestrator.spec.problem import SpecProblems
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import StartingWeights
-from orchestrator.types.weights import WeightsRequest, WeightsResult, WeightType
+from orchestrator.reading.huggingface import model_of
+from orchestrator.reading.huggingface_config import config_of as written_config
+from orchestrator.reading.load import load
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.run.exports import export_weights
+from orchestrator.run.progress import silent
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import WeightsRequest, WeightsResult, WeightType
+from orchestrator.values.spec import StartingWeights
 from tests.bench.huggingface_logits import GOLDEN, KEPT
 from tests.bucket_server import BucketServer
 from tests.huggingface_models import FAMILIES, config_of, tokens_of, write_model

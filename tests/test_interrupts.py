@@ -11,9 +11,9 @@ from pkgutil import iter_modules
 
 import pytest
 
-from orchestrator import lifecycle
+from orchestrator import run
 from orchestrator.cli import main
-from orchestrator.launch.ray import process_tree
+from orchestrator.launch.ray import attempt_process
 from tests.clusters import eventually
 from tests.conftest import ROOT
 
@@ -31,7 +31,7 @@ main()
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
     """A module first imported while a test replaces a name would hold what replaced it for good."""
-    for one in iter_modules(lifecycle.__path__, "orchestrator.lifecycle."):
+    for one in iter_modules(run.__path__, "orchestrator.run."):
         import_module(one.name)
 
 
@@ -52,7 +52,7 @@ def test_what_runs_beside_a_command_ends_with_it(
     process = subprocess.Popen(
         [sys.executable, "-c", ORCH, *command, *stored],
         cwd=ROOT,
-        env=os.environ | {process_tree.MARK: mark, "XDG_CACHE_HOME": str(cache)},
+        env=os.environ | {attempt_process.MARK: mark, "XDG_CACHE_HOME": str(cache)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,14 +62,14 @@ def test_what_runs_beside_a_command_ends_with_it(
         assert process.stderr
         while not process.stderr.readline().startswith(when):
             assert process.poll() is None
-        eventually(lambda: len(process_tree.marked(mark)) > 1, 60)
+        eventually(lambda: len(attempt_process.marked(mark)) > 1, 60)
         os.killpg(process.pid, signal.SIGINT)
         said = process.stderr.read()
     again = " ".join(["orch", *command, *stored])
     assert said == f"interrupted while {doing}; nothing is left running\nNext: {again}\n"
     assert process.returncode == 130
     # What was asked is killed; what was only being started ends by its closed input.
-    eventually(lambda: process_tree.marked(mark) == [], 30)
+    eventually(lambda: attempt_process.marked(mark) == [], 30)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -114,7 +114,7 @@ def test_a_rehearsal_that_is_only_prepared_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Between its table and its first node."""
-    monkeypatch.setattr("orchestrator.lifecycle.rehearse.run_rehearsal", interrupt)
+    monkeypatch.setattr("orchestrator.run.rehearse.run_rehearsal", interrupt)
     more = ("--no-prove", "--no-calibrate", "--set", f"run.storage={tmp_path}")
     said = "interrupted while preparing the rehearsal; nothing is left running"
     command = ("submit", TINY, *more)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import ray.util
 
-from orchestrator.launch.ray import jax_coordinator
-from orchestrator.ports import NODE_ADDRESS, free_port
+from orchestrator.launch.ray import attempt
+from orchestrator.processes import NODE_ADDRESS, free_port
 from tests.conftest import ROOT
 
 
@@ -43,15 +43,15 @@ def test_the_coordinator_binds_to_the_address_that_the_processes_get(
     """The first process learns it before any starts JAX."""
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(ray, "get", lambda found: found)
-    for name in (jax_coordinator.BIND_ADDRESS, NODE_ADDRESS):
+    for name in (attempt.BIND_ADDRESS, NODE_ADDRESS):
         monkeypatch.setenv(name, "nothing yet")
-    config, group = jax_coordinator.JaxOnNodeAddress(use_tpu=True), Group()
+    config, group = attempt.JaxOnNodeAddress(use_tpu=True), Group()
     config.backend_cls().on_start(group, config)
     *_, (first, name, _), (zero, _, given), (one, _, also) = group.ran
     assert (first, name, zero, one) == (0, "_bind_coordinator", 0, 1)
-    assert os.environ[jax_coordinator.BIND_ADDRESS] == given["master_addr_with_port"]
+    assert os.environ[attempt.BIND_ADDRESS] == given["master_addr_with_port"]
     assert given["master_addr_with_port"] == also["master_addr_with_port"]
-    assert os.environ[jax_coordinator.BIND_ADDRESS].startswith("127.0.0.1:")
+    assert os.environ[attempt.BIND_ADDRESS].startswith("127.0.0.1:")
     assert os.environ[NODE_ADDRESS] == "127.0.0.1"
 
 
@@ -74,7 +74,7 @@ def test_a_process_listens_where_it_is_told(bound: bool) -> None:
     if bound:
         environment |= {
             NODE_ADDRESS: "127.0.0.2",
-            jax_coordinator.BIND_ADDRESS: f"127.0.0.1:{port}",
+            attempt.BIND_ADDRESS: f"127.0.0.1:{port}",
         }
     done = subprocess.run(
         [sys.executable, "-c", TRAINING, str(port)],

@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.ray import private_api
-from orchestrator.launch.ray.job_watch import SILENCE_LIMIT_S, Patience, states
-from orchestrator.ports import LOOPBACK
+from orchestrator.launch.ray.job_client import SILENCE_LIMIT_S, Patience, states
+from orchestrator.processes import LOOPBACK
 from tests.journals import Clock
 
 REFUSED = ConnectionError("connection refused")

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import api, journal, storage
-from orchestrator.launch.hosts.hosts_backend import end
+from orchestrator import journal, storage
+from orchestrator.launch.hosts.backend import end
 from orchestrator.launch.hosts.meeting import HostName, HostState, Meeting, Order
+from orchestrator.run import api
 from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
 from tests.conftest import ROOT
 

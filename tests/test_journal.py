@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import RunExists, SpecError, Superseded
-from orchestrator.journal import StepLog
-from orchestrator.types import codec
-from orchestrator.types.run import Run, Status, TrackedRun
+from orchestrator.journal.steps import StepLog
+from orchestrator.values import codec
+from orchestrator.values.run import Run, Status, TrackedRun
 from tests.journals import (
     claimed_run,
     failed_once,

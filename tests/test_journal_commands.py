@@ -14,14 +14,20 @@ from orchestrator import formatting, journal
 from orchestrator.journal import liveness
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
-from orchestrator.journal.run_status import Observation, StepSummary, build_run
-from orchestrator.render import launch_screen, rehearsal_screen, runs_screen, status_screen
-from orchestrator.render.progress_text import tracked_text
-from orchestrator.render.status_screen import next_run_command
-from orchestrator.render.weights_screen import weights_screen
-from orchestrator.types.progress_events import Tracked
-from orchestrator.types.run import EndState, RecentSteps, Status, TimedStep, TrackedRun
-from orchestrator.types.weights import ExportedWeights
+from orchestrator.journal.run_state import Observation, StepSummary, build_run
+from orchestrator.run.progress import Tracked
+from orchestrator.show import rehearsal_screen, status_screen
+from orchestrator.show.machine_screens import weights_screen
+from orchestrator.show.progress import tracked_text
+from orchestrator.show.status_screen import next_run_command
+from orchestrator.values.run import (
+    EndState,
+    ExportedWeights,
+    RecentSteps,
+    Status,
+    TimedStep,
+    TrackedRun,
+)
 from tests.conftest import HoldGolden, RunOrch
 from tests.journals import (
     CLAIM,
@@ -96,7 +102,7 @@ def test_a_long_reason_is_wrapped() -> None:
     shown = status_screen.status_screen(run, "orch logs it-1")
     assert max(map(len, shown.splitlines())) <= 80
     assert ".." not in shown
-    launched = launch_screen.launch_result(run, "mlflow.db", "orch logs it-1")
+    launched = rehearsal_screen.launch_result(run, "mlflow.db", "orch logs it-1")
     assert max(len(line) for line in launched.splitlines() if "why" in line) <= 80
 
 
@@ -156,13 +162,13 @@ def test_runs_are_shown_as_a_table(golden: HoldGolden) -> None:
         status_of(START, rehearsal=True, recent=None),
         status_of(recent=RecentSteps(steps=1, step_s=1.0, mfu=None, tokens_per_s_per_chip=None)),
     ]
-    golden("runs.txt", runs_screen.runs_screen(list(runs), "runs"))
+    golden("runs.txt", status_screen.runs_screen(list(runs), "runs"))
 
 
 def test_a_narrow_terminal_shows_whole_keys_and_fewer_columns() -> None:
     key = "llama3-70b-4pod-study-dc20c392-trial-3.1"
     running = status_of(START, run=key, rehearsal=True)
-    shown = runs_screen.runs_screen([running, status_of(run="first")], "runs")
+    shown = status_screen.runs_screen([running, status_of(run="first")], "runs")
     for width in (70, 80, 120):
         head, row, *_ = shown.on_terminal(width, styled=False).splitlines()
         assert row.startswith(f"{key} ")

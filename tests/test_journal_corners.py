@@ -16,7 +16,8 @@ from orchestrator.errors import (
     Superseded,
     UnknownRun,
 )
-from orchestrator.journal import event_log, files, listing, liveness, step_log
+from orchestrator.journal import events, files, listing, liveness
+from orchestrator.journal import steps as step_log
 from orchestrator.journal.events import AttemptStarted
 from orchestrator.journal.heartbeat import HeartbeatWriter, read_heartbeats
 from orchestrator.journal.run_state import apply, initial
@@ -38,7 +39,7 @@ def test_a_claim_removes_the_heartbeat_of_the_claim_before(
     lose_driver(monkeypatch)
     journal.claim_run(old.journal)
     assert not path.exists()
-    monkeypatch.setattr(event_log, "exists", lambda *_: False)
+    monkeypatch.setattr(events, "exists", lambda *_: False)
     with pytest.raises(Superseded):
         old.heartbeat()
     assert not path.exists()

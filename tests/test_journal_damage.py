@@ -13,13 +13,14 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import JournalDamaged, RunIsLive
-from orchestrator.journal import Journal, event_chain
-from orchestrator.lifecycle.requests import Caller
-from orchestrator.lifecycle.resume import resume
-from orchestrator.lifecycle.run_health import run_health
-from orchestrator.report import make_report
-from orchestrator.types import codec
-from orchestrator.types.submit_options import SubmitOptions
+from orchestrator.evidence.report import make_report
+from orchestrator.journal import events as event_chain
+from orchestrator.journal.run_journal import Journal
+from orchestrator.run.doctor import run_health
+from orchestrator.run.requests import Caller
+from orchestrator.run.resume import resume
+from orchestrator.values import codec
+from orchestrator.values.run_options import SubmitOptions
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
 

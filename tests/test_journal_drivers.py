@@ -19,8 +19,9 @@ from orchestrator.errors import (
     RunIsLive,
     Superseded,
 )
-from orchestrator.journal import Writer, event_log, liveness
-from orchestrator.types.run import ProcessIdentity
+from orchestrator.journal import events, liveness
+from orchestrator.journal.ownership import Writer
+from orchestrator.values.run import ProcessIdentity
 from tests.conftest import ROOT, RunOrch
 from tests.journals import Clock, claimed_run, reason, run_request, tiny_plan, write_steps
 
@@ -93,14 +94,14 @@ def test_a_claim_that_loses_a_race_is_repeated(
 ) -> None:
     """The state may be another by then."""
     submitter = journal.create_run(tmp_path, run_request())
-    real = event_log.append
+    real = events.append
 
     def raced(folder: Path, number: int, content: bytes) -> None:
-        monkeypatch.setattr(event_log, "append", real)
+        monkeypatch.setattr(events, "append", real)
         submitter.record_pending(reason("a slice", "waiting_for_slices"))
         real(folder, number, content)
 
-    monkeypatch.setattr(event_log, "append", raced)
+    monkeypatch.setattr(events, "append", raced)
     assert journal.claim_run(submitter.journal).number == 3
 
 
@@ -192,7 +193,7 @@ def test_a_run_whose_submitter_exists_is_not_removed(tmp_path: Path) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     """The driver of a run on another machine, which counts as silent after a quarter second."""
     monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.1)
-    monkeypatch.setattr("orchestrator.journal.silence.POLL_S", 0.02)
+    monkeypatch.setattr("orchestrator.journal.listing.POLL_S", 0.02)
     with monkeypatch.context() as there:
         there.setattr(liveness, "this_machine", lambda: "another boot")
         return claimed_run(tmp_path)

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import journal
+from orchestrator.cli.look_commands import next_of_run
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OtherVersion
-from orchestrator.journal import event_chain, event_log, files, line_files, step_log
+from orchestrator.journal import events, files
+from orchestrator.journal import steps as step_log
 from orchestrator.journal.events import SCHEMA
-from orchestrator.lifecycle.next_steps import next_after
-from orchestrator.lifecycle.screens import next_of_run
-from orchestrator.types.plan import PLAN_SCHEMA
-from orchestrator.types.run import TimedStep
+from orchestrator.show.endings import next_after
+from orchestrator.values.plan import PLAN_SCHEMA
+from orchestrator.values.run import TimedStep
 from tests.journals import (
     claimed_run,
     failed_once,
@@ -132,17 +133,17 @@ def test_a_plan_of_another_version_is_named_as_that(tmp_path: Path) -> None:
 def rewrite_plan(made: journal.Journal, digest: str, text: bytes) -> None:
     """Write another plan and its sum, as another version would have."""
     path, first = made.paths.plan(digest), made.paths.events / "000001.json"
-    sums = event_chain.digest(path.read_bytes()), event_chain.digest(text)
+    sums = events.digest(path.read_bytes()), events.digest(text)
     path.write_bytes(text)
     first.write_bytes(first.read_bytes().replace(sums[0].encode(), sums[1].encode()))
-    event_chain.note_newest(made.paths, 1, event_chain.digest(first.read_bytes()))
+    events.note_newest(made.paths, 1, events.digest(first.read_bytes()))
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     paths = journal.create_run(tmp_path, run_request(), "it").journal.paths
     first = paths.events / "000001.json"
     first.write_bytes(first.read_bytes().replace(b'"schema":', b'"mood":"good","schema":'))
-    event_chain.note_newest(paths, 1, event_chain.digest(first.read_bytes()))
+    events.note_newest(paths, 1, events.digest(first.read_bytes()))
     assert journal.find_run(tmp_path, "it").run().problems == ()
 
 
@@ -199,8 +200,8 @@ def test_last_lines_equal_those_of_the_whole_file(
     path = tmp_path_factory.mktemp("lines") / "lines"
     path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(line_files, "TAIL_BYTES", 7)
-        read, end = line_files.last_lines(path, at_least)
+        patched.setattr(files, "TAIL_BYTES", 7)
+        read, end = files.last_lines(path, at_least)
     assert len(read) >= min(at_least, len(lines))
     assert read == lines[len(lines) - len(read) :]
     assert end == path.stat().st_size - len(torn)
@@ -254,8 +255,8 @@ def seconds_of_a_look(writer: journal.Writer, rounds: int) -> float:
 
 def test_numbers_may_exceed_six_digits(tmp_path: Path) -> None:
     for number in (999_999, 1_000_000):
-        event_log.append(tmp_path, number, b"{}")
-    assert event_log.read(tmp_path).last == 1_000_000
+        events.append(tmp_path, number, b"{}")
+    assert events.read(tmp_path).last == 1_000_000
 
 
 def test_a_run_that_is_removed_while_it_is_read_is_an_error(tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import JournalUnwritable, ProgramFailed, Superseded
-from orchestrator.journal import ClaimWatch, files
+from orchestrator.journal import files
 from orchestrator.journal.heartbeat import (
     STARTUP_LIMIT_S,
+    ClaimWatch,
     Heartbeat,
     HeartbeatMonitor,
     HeartbeatWriter,
     read_heartbeats,
 )
 from orchestrator.journal.run_paths import RunPaths
-from orchestrator.types.recovery import heartbeat_interval_s
+from orchestrator.values.goodput import heartbeat_interval_s
 from tests.clusters import eventually
 from tests.journals import ME, claimed_run, tiny_plan
 

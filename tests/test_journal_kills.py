@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnwritable
-from orchestrator.journal import StepLog
-from orchestrator.types.run import Run
+from orchestrator.journal.steps import StepLog
+from orchestrator.values.run import Run
 from tests.conftest import ROOT
 from tests.journals import claimed_run, reason, run_request, step, tiny_plan
 

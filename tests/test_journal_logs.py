@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.journal import Journal, Writer
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
 from tests.conftest import RunOrch
 from tests.journals import abandoned_run, claimed_run, failed_once, tiny_plan, write_steps
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.journal import decide_retry
-from orchestrator.journal.run_status import Observation, build_run
-from orchestrator.types.run import Attempt, AttemptReason, Run
-from orchestrator.types.run_options import RetryLimits
+from orchestrator.journal.retry import decide_retry
+from orchestrator.journal.run_state import Observation, build_run
+from orchestrator.values.run import Attempt, AttemptReason, Run
+from orchestrator.values.run_options import RetryLimits
 from tests.journals import CLAIM, claimed_run, state_after, tiny_plan, write_steps
 
 TWO = RetryLimits(failures=2, preemptions=3)

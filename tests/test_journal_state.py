@@ -20,9 +20,17 @@ from orchestrator.journal.events import (
     decode_event,
     encode,
 )
-from orchestrator.journal.run_state import RunState, apply, initial, violation
-from orchestrator.journal.run_status import Observation, StepSummary, build_run, current_state
-from orchestrator.types.run import LIVE, Run, State, TimedStep
+from orchestrator.journal.run_state import (
+    Observation,
+    RunState,
+    StepSummary,
+    apply,
+    build_run,
+    current_state,
+    initial,
+    violation,
+)
+from orchestrator.values.run import LIVE, Run, State, TimedStep
 from tests.journals import CLAIM, ME, SUBMITTED, reason, state_after, states_after, step
 
 START = AttemptStarted(at_s=2.0, attempt=1, plan_digest="p", pods=4)

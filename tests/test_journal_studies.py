@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.api import remove
 from orchestrator.errors import (
     ForeignRun,
     JournalUnreadable,
@@ -19,10 +18,11 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
-from orchestrator.journal import StudyJournal, StudyRequest
-from orchestrator.types import codec
-from orchestrator.types.run import TrackedRun
-from orchestrator.types.study import Study, Trial, TrialStart
+from orchestrator.journal.study_journal import StudyJournal, StudyRequest
+from orchestrator.run.running import remove
+from orchestrator.values import codec
+from orchestrator.values.run import TrackedRun
+from orchestrator.values.study import Study, Trial, TrialStart
 from tests.conftest import ROOT
 from tests.journals import ME, claimed_run, reason, run_request, tiny_spec
 
@@ -116,17 +116,17 @@ from orchestrator import journal; journal.start_trial(opened_study(Path({str(tmp
 def test_a_trial_start_that_loses_a_race_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestrator.journal import event_log  # noqa: PLC0415
+    from orchestrator.journal import events  # noqa: PLC0415
 
-    study, append = opened_study(tmp_path), event_log.append
+    study, append = opened_study(tmp_path), events.append
     other = TrialStart(at_s=0.0, trial=1, repeat=1, run="other", by=ME)
 
     def late(folder: Path, number: int, content: bytes) -> None:
-        monkeypatch.setattr(event_log, "append", append)
+        monkeypatch.setattr(events, "append", append)
         append(folder, number, codec.to_json(other))
         append(folder, number, content)
 
-    monkeypatch.setattr(event_log, "append", late)
+    monkeypatch.setattr(events, "append", late)
     assert journal.start_trial(study, 1, 1).run.endswith("trial-1.1.2")
     assert next(one.run for one in study.trial_starts()) == "other"
 

@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import StepLog, files, line_files
+from orchestrator.journal import files
+from orchestrator.journal.steps import StepLog
 from tests.journals import claimed_run, run_request, step, tiny_plan
 
 Changes = list[tuple[str, str]]
@@ -128,9 +129,9 @@ def test_a_line_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader of whole lines holds one in memory."""
-    monkeypatch.setattr(line_files, "MAX_TAIL_BYTES", 100)
-    monkeypatch.setattr(line_files, "PART_BYTES", 50)
+    monkeypatch.setattr(files, "MAX_TAIL_BYTES", 100)
+    monkeypatch.setattr(files, "PART_BYTES", 50)
     path = tmp_path / "lines"
     path.write_bytes(b"short\n" + b"x" * 1000 + b"\n")
     with pytest.raises(JournalUnreadable, match="has a line of more than 100 bytes"):
-        list(line_files.whole_lines(path))
+        list(files.whole_lines(path))

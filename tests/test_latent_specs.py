@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.spec import SpecProblems, load
-from orchestrator.types.latent import LatentDimensions
+from orchestrator.reading.load import load
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.values.model import LatentDimensions
 
 SPEC = """
 name: latent

@@ -16,16 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import journal, spec
-from orchestrator.calibrate import measure, measure_plan
+from orchestrator import journal, reading
 from orchestrator.journal import heartbeat
-from orchestrator.launch.ray import process_tree
+from orchestrator.launch.ray import attempt_process
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
 from orchestrator.launch.ray.slices import emulated_hosts
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.types import codec
-from orchestrator.types.chip_profile import ChipProfile, Measurements
+from orchestrator.planning.calibrated import ChipProfile, Measurements
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.run import calibrate
+from orchestrator.run.calibrate import measure_plan
+from orchestrator.values import codec
 from tests.clusters import child_of, descendants, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import TINY, spec_of
@@ -43,10 +44,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stored profile with the step of the tiny rehearsal, which is then not measured: that costs
     as much as the rehearsal, and tests/test_calibrate.py does it.
     """
-    asked = spec.load(ROOT / TINY_TWO_PODS)
+    asked = reading.load(ROOT / TINY_TWO_PODS)
     plan = rehearse(asked, make_plan(asked)).plan
     timed = Measurements(platform="cpu", device_kind="cpu", timings=rehearsal_timings(plan))
-    monkeypatch.setattr(measure, "run", lambda _: timed)
+    monkeypatch.setattr(calibrate, "run", lambda _: timed)
     measure_plan(plan)
 
 
@@ -94,7 +95,7 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
     with submitted(tmp_path, steps=100_000) as process:
         eventually(lambda: steps_done(tmp_path) > 0, LIMIT_S)
         mark = mark_of(process)
-        found = listening(process_tree.marked(mark))
+        found = listening(attempt_process.marked(mark))
         assert {address for address, _ in found} <= LOOPBACK
         assert coordinator_of(tmp_path, found)
         for _, port in found:
@@ -105,7 +106,7 @@ def test_ctrl_c_saves_and_leaves_nothing(tmp_path: Path) -> None:
         assert len(running.run().attempts) == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
-    assert process_tree.marked(mark) == []
+    assert attempt_process.marked(mark) == []
     [recorded] = journal.list_journals(tmp_path)
     run = recorded.run()
     assert (run.state, run.attempts[0].reason) == ("cancelled", "cancelled")
@@ -125,7 +126,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
-    assert process_tree.marked(mark) == []
+    assert attempt_process.marked(mark) == []
     [recorded] = journal.list_journals(tmp_path)
     assert recorded.run().state == "cancelled"
 
@@ -170,7 +171,7 @@ def test_a_killed_orch_takes_its_cluster_with_it(
     process is left, and the journal says lost.
     """
     with submitted(tmp_path, steps=10) as process:
-        eventually(lambda: len(process_tree.marked(mark_of(process))) > 4, LIMIT_S)
+        eventually(lambda: len(attempt_process.marked(mark_of(process))) > 4, LIMIT_S)
         mark, folder = mark_of(process), folder_of(process)
         supervisor = child_of(process.pid)
         assert supervisor
@@ -178,7 +179,7 @@ def test_a_killed_orch_takes_its_cluster_with_it(
             os.kill(supervisor, supervisor_gets)
         process.kill()
         process.wait()
-        eventually(lambda: not process_tree.marked(mark), 90)
+        eventually(lambda: not attempt_process.marked(mark), 90)
         eventually(lambda: not folder.exists(), 10)
     [recorded] = journal.list_journals(tmp_path)
     assert recorded.run().state == "lost"
@@ -190,8 +191,8 @@ def test_a_private_cluster_is_private() -> None:
     with private_cluster(emulated_hosts(make_plan(spec)), 1, "sleep 600") as cluster:
         eventually(lambda: is_running(cluster), LIMIT_S)
         supervisor, mark = cluster.supervisor.pid, cluster.mark
-        eventually(lambda: descendants(supervisor) <= set(process_tree.marked(mark)), LIMIT_S)
-        found = listening(process_tree.marked(mark))
+        eventually(lambda: descendants(supervisor) <= set(attempt_process.marked(mark)), LIMIT_S)
+        found = listening(attempt_process.marked(mark))
         assert len(found) > 4
         assert {address for address, _ in found} <= LOOPBACK
         answers = {answer_of(port) for _, port in found}
@@ -199,7 +200,7 @@ def test_a_private_cluster_is_private() -> None:
         assert "everything" not in answers
         assert (cluster.folder / "token").stat().st_mode & 0o077 == 0
         assert cluster.folder.stat().st_mode & 0o077 == 0
-    assert process_tree.marked(cluster.mark) == []
+    assert attempt_process.marked(cluster.mark) == []
     assert not cluster.folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(cluster.supervisor.pid, 0)
@@ -238,7 +239,7 @@ def steps_done(storage: Path) -> int:
 def mark_of(process: subprocess.Popen[bytes]) -> str:
     """The mark of the cluster that a command started; of none, one that nothing carries."""
     supervisor = child_of(process.pid)
-    return (supervisor and variable(supervisor, process_tree.MARK)) or "no cluster yet"
+    return (supervisor and variable(supervisor, attempt_process.MARK)) or "no cluster yet"
 
 
 def folder_of(process: subprocess.Popen[bytes]) -> Path:

@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.journal import liveness
-from orchestrator.launch.ray import process_tree
-from orchestrator.types.spec import Pods
+from orchestrator.launch.ray import attempt_process
+from orchestrator.values.spec import Pods
 from tests.chaos.faults import emulated, losses, small_spec
 from tests.clusters import eventually
 from tests.test_named_cluster import LIMIT_S, V5P, standing
@@ -47,7 +47,7 @@ def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
     assert [one.restored_steps for one in ended.attempts[1:]] == sorted(
         one.restored_steps for one in ended.attempts[1:]
     )
-    assert process_tree.marked(run.cluster.mark) == []
+    assert attempt_process.marked(run.cluster.mark) == []
     with emulated(spec, tmp_path / "whole", steps=40) as undisturbed:
         undisturbed.to_the_end()
     expected = losses(undisturbed.recorded)

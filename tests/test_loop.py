@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from orchestrator import catalog, plugins
-from orchestrator.device_settings import STACK_FLAG
 from orchestrator.errors import (
     CheckpointFailed,
     DataUnusable,
@@ -20,10 +19,11 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Outcome, Step
-from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import DataSource, Optimizer
+from orchestrator.processes import STACK_FLAG
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Outcome, Step
+from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import DataSource, Optimizer
 from tests import toy
 from tests.conftest import HoldGolden
 from tests.trainer_plans import plan_of
@@ -31,9 +31,9 @@ from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
-from trainers.data.batch_source import batch_source
-from trainers.data.encoders import TokenArrays
-from trainers.data.manifest import FILE_NAME
+from trainers.data.batches import batch_source
+from trainers.data.documents import TokenArrays
+from trainers.data.tokens import FILE_NAME
 from trainers.loop import Assignment, run, train
 
 STEPS = 12

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 import orchestrator as api
-from orchestrator.maxtext import RecipeProblems, convert, read_recipe
-from orchestrator.maxtext.irrelevant_keys import is_irrelevant
-from orchestrator.maxtext.used_keys import DEFAULTS, base_values, models
-from orchestrator.network.maxtext_policies import NAMED
-from orchestrator.spec.problem import SpecProblems
-from orchestrator.spec.spec_text import yaml_text
+from orchestrator.interop.maxtext.conversion import convert
+from orchestrator.interop.maxtext.recipe import RecipeProblems, read_recipe
+from orchestrator.interop.maxtext.used_keys import DEFAULTS, base_values, is_irrelevant, models
+from orchestrator.network.rematerialization import NAMED
+from orchestrator.reading.examples import yaml_text
+from orchestrator.reading.problems import SpecProblems
 from tests.conftest import RunOrch
 
 SCRIPT = """\

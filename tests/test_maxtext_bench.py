@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
-from orchestrator.types.schedule import SliceTorus
+from orchestrator.values.proof import SliceTorus
 from tests import programs
 from tests.bench import maxtext_table
 from tests.bench.maxtext_plans import ROWS, MaxTextPlan

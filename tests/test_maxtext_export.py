@@ -9,16 +9,14 @@ import pytest
 
 import orchestrator as api
 from orchestrator import catalog
-from orchestrator.maxtext import NotForMaxText, run_of, script_of
-from orchestrator.maxtext.model_keys import keys_of_model, shape_of
-from orchestrator.maxtext.model_shape import comparable, model_of
-from orchestrator.maxtext.recipe import Recipe, Setting
-from orchestrator.maxtext.run_keys import model_of_plan, share
-from orchestrator.maxtext.used_keys import UsedKeys
-from orchestrator.spec.spec_text import yaml_text
-from orchestrator.types.latent import LatentDimensions
-from orchestrator.types.model import RopeScaling
-from orchestrator.types.plan import Plan
+from orchestrator.interop.maxtext.exported_keys import keys_of_model, model_of_plan, shape_of, share
+from orchestrator.interop.maxtext.exported_run import NotForMaxText, run_of, script_of
+from orchestrator.interop.maxtext.recipe import Recipe, Setting
+from orchestrator.interop.maxtext.shape import comparable, model_of
+from orchestrator.interop.maxtext.used_keys import UsedKeys
+from orchestrator.reading.examples import yaml_text
+from orchestrator.values.model import LatentDimensions, RopeScaling
+from orchestrator.values.plan import Plan
 from tests.conftest import ROOT, RunOrch
 
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))

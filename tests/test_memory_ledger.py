@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.plan.kernel_constants import loss_chunks
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.tiles import NO_TILE, TPU_TILE, fewest_elements
-from orchestrator.types.model import Model
-from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.plan import MemoryPhase, Plan
-from orchestrator.types.spec import MeshRequest, Precision
+from orchestrator.planning.kernels import loss_chunks
+from orchestrator.planning.layout import NO_TILE, TPU_TILE, fewest_elements
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.model import MixtureOfExperts, Model
+from orchestrator.values.plan import MemoryPhase, Plan
+from orchestrator.values.spec import MeshRequest, Precision
 from tests.bench import proof_table
 from tests.bench.proof_rows import model_named
 from tests.bench.proof_table import PAGE, Result

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from orchestrator.errors import LossNotFinite
-from orchestrator.plan import flops
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import SkippedCheckpoint, Startup, Step
+from orchestrator.planning import flops
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import SkippedCheckpoint, Startup, Step
 from tests.trainer_plans import plan_of
 from trainers import meter
 from trainers.contract import METRICS, Program, load

@@ -9,19 +9,18 @@ import pytest
 from orchestrator import catalog
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Mixture
-from orchestrator.network.mixture import expert_rows
-from orchestrator.plan import flops
-from orchestrator.plan.calibrated import layout_of
-from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.layout import Layout
-from orchestrator.plan.memory import phases
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.spec import load
-from orchestrator.spec.problem import SpecProblems
-from orchestrator.types.model import Model
-from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import MeshRequest
+from orchestrator.network.mlp import expert_rows
+from orchestrator.planning import flops
+from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.infeasible import Infeasible
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import phases
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.reading.load import load
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.values.model import MixtureOfExperts, Model
+from orchestrator.values.spec import MeshRequest
 from tests.trainer_plans import plan_of
 
 DENSE = Model(name="m", layers=6, d_model=64, d_ff=256, heads=8, kv_heads=2, head_dim=16, vocab=128)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.journal import Journal
-from orchestrator.journal.relative_uri import absolute_uri, relative_uri
-from orchestrator.lifecycle.mlflow_ui import places_by_uri
-from orchestrator.tracking import destinations, read_sync_state
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.run_paths import absolute_uri, relative_uri
+from orchestrator.run.mlflow_ui import places_by_uri
+from orchestrator.tracking import destinations
+from orchestrator.tracking.destinations import read_sync_state
 from tests.conftest import RunOrch
 from tests.records import (
     destination_in,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.ports import free_port
+from orchestrator.processes import free_port
 from tests.conftest import QUICK_XLA_FLAGS, ROOT
 from tests.test_checkpoint import a_data_file, flip_a_byte
 from tests.test_loop import STEPS, losses, run_toy, toy_plan_of

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from orchestrator import journal
-from orchestrator.export.ray_manifests import ray_cluster
+from orchestrator.interop.kubernetes import ray_cluster
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.run import Run
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.run import Run
 from tests.clusters import descendants, eventually
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of

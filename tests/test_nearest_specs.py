@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 import orchestrator as api
 from orchestrator import catalog
-from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.infeasible_text import infeasible_text
-from orchestrator.plan.nearest_slices import rentable
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.refusal import Refusal
-from orchestrator.types.spec import Spec
+from orchestrator.planning.infeasible import Infeasible, infeasible_text
+from orchestrator.planning.nearest_specs import rentable
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.refusal import Refusal
+from orchestrator.values.spec import Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import spec_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.network import attention, mlp
-from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, split_sizes
+from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, patterns, split_sizes
 from orchestrator.network.mesh_axes import (
     AXES,
     GROUPS,
@@ -19,19 +19,15 @@ from orchestrator.network.mesh_axes import (
     MESH_AXES,
     SHARED_OVER_DCN,
 )
-from orchestrator.network.pattern import patterns
 from orchestrator.network.published import published_weights
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
-from orchestrator.plan import flops
-from orchestrator.plan.calibrated import layout_of
-from orchestrator.plan.collectives import exchanges
-from orchestrator.plan.exchange import Exchange
-from orchestrator.plan.policy_arrays import all_policies
-from orchestrator.types.latent import LatentDimensions
-from orchestrator.types.model import Model
-from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Optimizer, Precision, TensorTreatments
+from orchestrator.planning import flops
+from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.collectives import Exchange, exchanges
+from orchestrator.planning.search import all_policies
+from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import MeshRequest, Optimizer, Precision, TensorTreatments
 from tests.census import count_collectives
 from tests.trainer_plans import TINY, few, plan_of
 from trainers.contract import load

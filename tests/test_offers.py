@@ -14,25 +14,24 @@ import orchestrator as api
 from orchestrator import catalog
 from orchestrator.errors import NoTopology, SpecError
 from orchestrator.formatting import dollars
-from orchestrator.plan.many_slices import best_of_slices
-from orchestrator.plan.odds import chance, odds_of
-from orchestrator.plan.offers import UnknownCost, is_round
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.ranking import best_choices
-from orchestrator.plan.search import search, search_request
-from orchestrator.plan.spec_changes import changed
-from orchestrator.render.offers_screen import odds_text, offers_screen
-from orchestrator.spec.offer_options import (
+from orchestrator.planning.many_slices import best_of_slices
+from orchestrator.planning.odds import Offer, Offers, chance, odds_of
+from orchestrator.planning.offers import UnknownCost, is_round
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.ranking import best_choices
+from orchestrator.planning.search import search, search_request
+from orchestrator.planning.spec_changes import changed
+from orchestrator.reading.offer_options import (
     WrongOption,
     days_until,
     dollars_of,
     read_prices,
     wanted_chips,
 )
-from orchestrator.spec.problem import SpecProblems
-from orchestrator.types.offers import Offer, Offers
-from orchestrator.types.plan import Estimate
-from orchestrator.types.spec import Spec
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.show.offers_screen import odds_text, offers_screen
+from orchestrator.values.plan import Estimate
+from orchestrator.values.spec import Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import TINY, spec_of
 

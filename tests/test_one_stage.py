@@ -8,13 +8,13 @@ import pytest
 
 import orchestrator as orch
 from orchestrator.errors import SpecError
-from orchestrator.plan.plan_warnings import interval_warnings
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove import proof_cache
-from orchestrator.prove.compiled import CacheEntry
-from orchestrator.spec import load
-from orchestrator.types.plan import Plan
-from orchestrator.types.plan_diff import PlanDiff
+from orchestrator.planning.diff_plans import PlanDiff
+from orchestrator.planning.plan_warnings import interval_warnings
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving import proof_cache
+from orchestrator.proving.compiled import CacheEntry
+from orchestrator.reading.load import load
+from orchestrator.values.plan import Plan
 from tests.conftest import RunOrch
 from tests.proofs import as_forecast
 from tests.staged import STAGED, staged_plan, staged_spec

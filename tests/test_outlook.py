@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from orchestrator.goodput.outlook import SoFar, outlook
-from orchestrator.journal.run_outlook import deadline_at_s
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.outlook import Outlook
-from orchestrator.types.plan import Plan
+from orchestrator.journal.run_journal import deadline_at_s
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.goodput import Outlook
+from orchestrator.values.plan import Plan
 from tests.example_specs import spec_of
 
 DAY_S = 86_400.0

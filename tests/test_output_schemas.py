@@ -8,16 +8,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import orchestrator as api
-from orchestrator.prove import proof_cache
-from orchestrator.prove.diff_proofs import diff_proofs
-from orchestrator.prove.verdict import prove
-from orchestrator.score.goodput_score import goodput_scores, recovery_scores
-from orchestrator.types import codec
-from orchestrator.types.health import Finding, HealthReport
-from orchestrator.types.output_schemas import OUTPUTS, output_schema
-from orchestrator.types.run import LogLine
-from orchestrator.types.tracking import SyncResult
-from orchestrator.types.weights import ExportedWeights
+from orchestrator.evidence.score.evaluate import goodput_scores, recovery_scores
+from orchestrator.proving import proof_cache
+from orchestrator.proving.diff_proofs import diff_proofs
+from orchestrator.proving.verdict import prove
+from orchestrator.run.output_schemas import OUTPUTS, output_schema
+from orchestrator.values import codec
+from orchestrator.values.run import ExportedWeights, Finding, HealthReport, LogLine, SyncResult
 from tests.conftest import ROOT, RunOrch
 from tests.journals import step, tiny_plan
 from tests.profiles import chip_profile

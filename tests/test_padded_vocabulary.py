@@ -11,12 +11,12 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import padded
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.model import Model
-from orchestrator.types.plan import LedgerLine, Plan
-from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import MeshRequest
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.model import Model
+from orchestrator.values.plan import LedgerLine, Plan
+from orchestrator.values.run import Step
+from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import MeshRequest
 from tests.example_specs import spec_of
 from tests.trainer_plans import TINY, plan_of
 from trainers import llama

@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
-from orchestrator.journal.counted_steps import counted_steps
-from orchestrator.journal.step_table import table_of
-from orchestrator.render.page import RunPage, run_page
-from orchestrator.render.page.drawings import Axis, Bar, BarChart, BarPart, Mark, round_step
-from orchestrator.render.page.run_charts import speed_over_steps, thinned
-from orchestrator.render.page.templates import environment, filled
-from orchestrator.resources import resource
-from orchestrator.tracking.mlflow.tracking_uri import run_link
-from orchestrator.types.run import Run, TrackedRun
+from orchestrator.journal.steps import counted_steps, table_of
+from orchestrator.processes import resource
+from orchestrator.show.page.charts import speed_over_steps, thinned
+from orchestrator.show.page.drawings import (
+    Axis,
+    Bar,
+    BarChart,
+    BarPart,
+    Mark,
+    environment,
+    filled,
+    round_step,
+)
+from orchestrator.show.page.run_page import RunPage, run_page
+from orchestrator.tracking.mlflow.store import run_link
+from orchestrator.values.run import Run, TrackedRun
 from tests.conftest import RunOrch
 from tests.journals import reason, tiny_plan
 from tests.reports import Steps, compare, finished_run, preempted_run, timed

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from orchestrator import catalog
-from orchestrator.catalog.tables import table
+from orchestrator.catalog.chips import table
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.lifecycle.submit import check_trainable
-from orchestrator.plan.plan_warnings import LARGE_BATCH, critical_batch_tokens
-from orchestrator.plan.planner import make_plan, make_plans
-from orchestrator.types import codec
-from orchestrator.types.plan import Forecast, Plan, WarningCode
-from orchestrator.types.spec import MeshRequest, Precision
+from orchestrator.planning.plan_warnings import LARGE_BATCH, critical_batch_tokens
+from orchestrator.planning.planner import make_plan, make_plans
+from orchestrator.run.submit import check_trainable
+from orchestrator.values import codec
+from orchestrator.values.plan import Forecast, Plan, WarningCode
+from orchestrator.values.spec import MeshRequest, Precision
 from tests.example_specs import TINY, spec_of
 
 ROOT = Path(__file__).parent.parent
@@ -164,8 +164,8 @@ def test_every_process_makes_the_same_bytes(seed: str, four_pods: Plan) -> None:
     """Hash seeds and locales do not change a plan."""
     code = (
         "import sys; sys.path.insert(0, '.');"
-        "from tests.example_specs import spec_of; from orchestrator.plan.planner import make_plan;"
-        "from orchestrator.types import codec;"
+        "from tests.example_specs import spec_of; from orchestrator.planning.planner import make_plan;"
+        "from orchestrator.values import codec;"
         "sys.stdout.buffer.write(codec.to_json(make_plan(spec_of())))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": "C"}

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator import spec as specs
+from orchestrator import reading as specs
 from orchestrator.errors import SpecError
-from orchestrator.plan import calibrated, flops
-from orchestrator.plan.plan_warnings import too_long
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import plan_screen as render
-from orchestrator.types import codec
-from orchestrator.types.chip_profile import ChipProfile
-from orchestrator.types.plan import Plan
+from orchestrator.planning import calibrated, flops
+from orchestrator.planning.calibrated import ChipProfile
+from orchestrator.planning.plan_warnings import too_long
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.show import plan_screen as render
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 from tests.profiles import (

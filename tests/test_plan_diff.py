@@ -7,12 +7,11 @@ from math import isclose
 import pytest
 
 from orchestrator.formatting import signed_points
-from orchestrator.plan.diff_plans import diff_plans
-from orchestrator.plan.planner import make_plan
-from orchestrator.render import plan_diff_screen as render
-from orchestrator.render import plan_diff_verdict as verdict
-from orchestrator.types.plan_diff import PlanDiff
-from orchestrator.types.spec import Spec, TensorTreatments
+from orchestrator.planning.diff_plans import PlanDiff, diff_plans
+from orchestrator.planning.planner import make_plan
+from orchestrator.show import plan_diff_screen as render
+from orchestrator.show import plan_diff_screen as verdict
+from orchestrator.values.spec import Spec, TensorTreatments
 from tests.conftest import RunOrch
 from tests.example_specs import TINY, spec_of
 

@@ -8,45 +8,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import catalog
-from orchestrator.catalog import Range
+from orchestrator.catalog.published import Range
+from orchestrator.evidence.score.evaluate import published
+from orchestrator.evidence.score.fit import OF_COLLECTIVES, is_reference
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.plan.expected import (
+from orchestrator.planning.expected import (
     APART_S,
-    expected_lines,
-    expected_s,
-    exposed_gathers_s,
-    own_step_parts,
-    skew_share,
-    step_parts,
-)
-from orchestrator.plan.extrapolation import (
     AXES,
     BELOW_ALONE,
     axis_values,
+    expected_lines,
+    expected_s,
+    exposed_gathers_s,
     extrapolations,
     interval,
+    own_step_parts,
+    skew_share,
+    step_parts,
     unseen,
 )
-from orchestrator.plan.feasibility import sizes_by_name
-from orchestrator.plan.identity import plan_digest
-from orchestrator.plan.layout import Layout
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.ranking import best_choices
-from orchestrator.plan.search import (
+from orchestrator.planning.feasibility import sizes_by_name
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.ranking import best_choices
+from orchestrator.planning.search import (
     SearchRequest,
     layout_of_choice,
     make_layout,
     search,
     search_request,
 )
-from orchestrator.plan.step_work import ICI_RATE, StepWork, step_work
-from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import axis_sizes, find_links
-from orchestrator.render.plan_screen import plan_screen
-from orchestrator.score.evaluate import published
-from orchestrator.score.fit import OF_COLLECTIVES, is_reference
-from orchestrator.types.model import Model
-from orchestrator.types.spec import MeshRequest, Spec
+from orchestrator.planning.step_work import ICI_RATE, StepWork, step_work
+from orchestrator.planning.time import step_time, time_lines
+from orchestrator.planning.torus import axis_sizes, find_links
+from orchestrator.show.plan_screen import plan_screen
+from orchestrator.values.model import Model
+from orchestrator.values.plan import plan_digest
+from orchestrator.values.spec import MeshRequest, Spec
 from tests.example_specs import TINY, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]

@@ -8,11 +8,11 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.network.decoder import decoder
-from orchestrator.plan import flops
-from orchestrator.plan.attention_blocks import attention_block, head_bytes, partial_sums
-from orchestrator.plan.calibrated import layout_of
-from orchestrator.types.model import Model
-from orchestrator.types.spec import Precision
+from orchestrator.planning import flops
+from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.kernels import attention_block, head_bytes, partial_sums
+from orchestrator.values.model import Model
+from orchestrator.values.spec import Precision
 from tests.trainer_plans import plan_of
 
 

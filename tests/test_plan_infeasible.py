@@ -6,10 +6,9 @@ from functools import partial
 
 import pytest
 
-from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.infeasible_text import factored
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.spec import MeshRequest, Spec
+from orchestrator.planning.infeasible import Infeasible, factored
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.spec import MeshRequest, Spec
 from tests.example_specs import TINY, spec_of
 
 ON_16 = partial(spec_of, TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)

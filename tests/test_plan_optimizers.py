@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from orchestrator import catalog
-from orchestrator.plan import optimizers
-from orchestrator.plan.calibrated import layout_of
-from orchestrator.plan.layout import Layout
-from orchestrator.plan.memory import resting_lines
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.time import hbm_lines
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Optimizer, Precision
-from orchestrator.types.spec_fields import DType, MomentType
+from orchestrator.planning import optimizers
+from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import resting_lines
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.time import hbm_lines
+from orchestrator.values.fields import DType, MomentType
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Optimizer, Precision
 from tests.example_specs import spec_of
 from tests.trainer_plans import TINY, plan_of
 

@@ -11,14 +11,12 @@ import pytest
 
 from orchestrator.network.mesh_axes import AXES, ICI_AXES
 from orchestrator.network.rematerialization import Policy, policy, remat_of
-from orchestrator.plan.feasibility import placements
-from orchestrator.plan.forecast import step_bounds
-from orchestrator.plan.host import host_bytes, host_limit_bytes, transfers
-from orchestrator.plan.layout import Layout
-from orchestrator.plan.memory import peak_bytes
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.policy_arrays import PolicyArray, policy_array, searched_policies
-from orchestrator.plan.ranking import (
+from orchestrator.planning.feasibility import placements
+from orchestrator.planning.forecast import step_bounds
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import peak_bytes
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.ranking import (
     OFFLOAD_GAIN,
     SAME,
     TIE,
@@ -28,19 +26,23 @@ from orchestrator.plan.ranking import (
     kinds_of,
     ranked_choices,
 )
-from orchestrator.plan.search import (
+from orchestrator.planning.search import (
     MEMORY_MARGIN,
     Choice,
+    PolicyArray,
     SearchRequest,
     layout_of_choice,
+    policy_array,
     search,
     search_request,
+    searched_policies,
 )
-from orchestrator.plan.time import step_time, time_lines
-from orchestrator.plan.torus import axis_sizes
-from orchestrator.prove.suggestions import recompute_flops
-from orchestrator.types.spec import MeshRequest, Precision, Spec, TensorTreatments
-from orchestrator.types.spec_fields import DType
+from orchestrator.planning.step_work import host_bytes, host_limit_bytes, transfers
+from orchestrator.planning.time import step_time, time_lines
+from orchestrator.planning.torus import axis_sizes
+from orchestrator.proving.verdict import recompute_flops
+from orchestrator.values.fields import DType
+from orchestrator.values.spec import MeshRequest, Precision, Spec, TensorTreatments
 from tests.example_specs import TINY, spec_of
 
 V5E: dict[str, Any] = {"chip": "v5e", "topology": "4x4", "pods": 1}

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from functools import partial
 
-from orchestrator.plan.many_slices import best_of_slices
-from orchestrator.plan.search import search_request
-from orchestrator.plan.spec_changes import changed
+from orchestrator.planning.many_slices import best_of_slices
+from orchestrator.planning.search import search_request
+from orchestrator.planning.spec_changes import changed
 from tests.bench.plan_speed import (
     CASES,
     choose,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
-from orchestrator.plan.torus import (
+from orchestrator.planning.torus import (
     Torus,
     TorusAxis,
     exchange_rate,

@@ -2,20 +2,20 @@
 
 import socket
 
-from orchestrator import ports
+from orchestrator import processes
 
 
 def test_claimed_ports_are_of_one_claim_alone() -> None:
     """Two clusters that start at once never meet."""
-    with ports.claimed() as some, ports.claimed() as others:
+    with processes.claimed() as some, processes.claimed() as others:
         assert not set(some) & set(others)
 
 
 def test_claimed_ports_are_free() -> None:
     """One that is listened on is left out, and there are more than a cluster takes."""
-    with ports.claimed() as some, socket.socket() as other:
+    with processes.claimed() as some, socket.socket() as other:
         first = next(some)
-        other.bind((ports.LOOPBACK, first + 5))
+        other.bind((processes.LOOPBACK, first + 5))
         other.listen()
         rest = set(some)
     assert first + 5 not in rest
@@ -25,16 +25,16 @@ def test_claimed_ports_are_free() -> None:
 
 def test_a_claim_ends() -> None:
     """All blocks can be had again and again."""
-    for _ in range(2 * len(ports.BLOCKS) // ports.BLOCK):
-        with ports.claimed() as some:
-            assert next(some) in ports.BLOCKS
+    for _ in range(2 * len(processes.BLOCKS) // processes.BLOCK):
+        with processes.claimed() as some:
+            assert next(some) in processes.BLOCKS
 
 
 def test_the_same_port_is_taken_each_time() -> None:
     """Where it is free; what a browser keeps of an address is of use then. Else any other."""
-    wanted = ports.free_port()
-    assert ports.free_port(wanted) == wanted
+    wanted = processes.free_port()
+    assert processes.free_port(wanted) == wanted
     with socket.socket() as other:
-        other.bind((ports.LOOPBACK, wanted))
+        other.bind((processes.LOOPBACK, wanted))
         other.listen()
-        assert ports.free_port(wanted) != wanted
+        assert processes.free_port(wanted) != wanted

@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import OrchError
-from orchestrator.journal import StepLog, files
+from orchestrator.journal import files
+from orchestrator.journal.steps import StepLog
 from tests.chaos.journal_kills import TRACKING, facts_of, finish_run
 from tests.journals import reason, run_request, step, tiny_plan
 from tests.power_loss import Crash, Recorder, crashes

@@ -16,8 +16,8 @@ from orchestrator.launch.preflight import (
     faults,
 )
 from orchestrator.launch.ray.job_client import host_and_port
-from orchestrator.render import launch_screen as render
-from orchestrator.types.plan import Estimate
+from orchestrator.show import rehearsal_screen as render
+from orchestrator.values.plan import Estimate
 from tests.journals import tiny_plan
 
 VERSIONS = {"python": "3.11", "jax": "0.10.2", "ray": "2.60.0", "code": "abc"}

@@ -1,9 +1,8 @@
 """Buffers that are alive at the peak, their classes and their names."""
 
-from orchestrator.prove.hlo.buffer_classes import BufferClasses
-from orchestrator.prove.hlo.buffer_liveness import peak
-from orchestrator.prove.hlo.dataflow import Dataflow
-from orchestrator.prove.hlo.program import HloProgram, program_of
+from orchestrator.proving.hlo.buffers import BufferClasses, peak
+from orchestrator.proving.hlo.dataflow import Dataflow
+from orchestrator.proving.hlo.program import HloProgram, program_of
 from tests.programs import program
 
 KIB = 1024

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.plan.identity import plan_digest
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove import loaded_code, proof_cache
-from orchestrator.prove.compiled import CacheEntry
-from orchestrator.prove.loaded_code import LoadedCode
-from orchestrator.prove.verdict import cached, prove
-from orchestrator.spec import load
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Spec
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving import compiled, proof_cache
+from orchestrator.proving.compiled import CacheEntry, LoadedCode
+from orchestrator.proving.verdict import cached, prove
+from orchestrator.reading.load import load
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan, plan_digest
+from orchestrator.values.spec import Spec
 from tests.conftest import ROOT, RunOrch
 from tests.proofs import as_forecast, recorded
 
@@ -94,8 +92,8 @@ TEXTS = {
 }
 LOADS = """
 import sys
-from orchestrator.prove.loaded_code import OpenedFiles, loaded_code
-from orchestrator.types import codec
+from orchestrator.proving.compiled import OpenedFiles, loaded_code
+from orchestrator.values import codec
 opened = OpenedFiles()
 __import__(sys.argv[1])
 print(codec.to_json(loaded_code(sys.argv[1], opened.paths)).decode())
@@ -130,7 +128,7 @@ def test_everything_that_a_trainer_loads_counts(site: Path) -> None:
     parts = ("trainer", "plainly", "by_name", "lazily", "relative", "by_text")
     assert used == {"mine", *(f"mine.{part}" for part in parts)}
     assert {"beside", "orchestrator.network.rematerialization"} <= code.modules.keys()
-    assert not {"json", "msgspec", "orchestrator.plan.planner"} & code.modules.keys()
+    assert not {"json", "msgspec", "orchestrator.planning.planner"} & code.modules.keys()
     assert code.packages["msgspec"] == metadata.version("msgspec")
     assert code.packages["python"] == platform.python_version()
     assert list(code.data) == ["mine:tiles.json"]
@@ -187,16 +185,16 @@ def test_another_version_of_a_loaded_package_is_another_result(
     plan = replace(plan, trainer="mine.trainer")
     code = load_in_a_process("mine.trainer", site)
     proof_cache.save(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
-    monkeypatch.setattr(loaded_code, "version", lambda package: package)
+    monkeypatch.setattr(compiled, "version", lambda package: package)
     assert proof_cache.find(plan) is None
 
 
 def test_the_policies_are_code_of_llama_and_the_forecast_is_not() -> None:
     """A mended formula of time or memory compiles nothing anew; another policy does."""
     modules = load_in_a_process("trainers.llama").modules
-    assert {"trainers.llama.step", "orchestrator.types.plan"} <= modules.keys()
+    assert {"trainers.llama.step", "orchestrator.values.plan"} <= modules.keys()
     assert "orchestrator.network.rematerialization" in modules
-    assert not {"orchestrator.plan.time", "orchestrator.plan.memory"} & modules.keys()
+    assert not {"orchestrator.planning.time", "orchestrator.planning.memory"} & modules.keys()
 
 
 def test_other_names_of_the_compiler_are_another_result(

@@ -2,15 +2,18 @@
 
 import pytest
 
-from orchestrator.prove.hlo.dataflow import Dataflow
-from orchestrator.prove.hlo.execution_counts import visits
-from orchestrator.prove.hlo.logical_collectives import (
+from orchestrator.proving.hlo.collectives import (
+    Chain,
     CollectivePayload,
+    DeviceMesh,
+    chain,
+    first_group,
     logical_payloads,
     sent_bytes,
 )
-from orchestrator.prove.hlo.program import HloProgram, Instruction, program_of
-from orchestrator.prove.hlo.replica_groups import Chain, DeviceMesh, chain, first_group
+from orchestrator.proving.hlo.dataflow import Dataflow
+from orchestrator.proving.hlo.execution_counts import visits
+from orchestrator.proving.hlo.program import HloProgram, Instruction, program_of
 
 MESH = DeviceMesh({"data": 2, "fsdp": 2, "sequence": 1, "tensor": 2})
 TENSOR, FSDP = "{{0,1},{2,3},{4,5},{6,7}}", "{{0,2},{1,3},{4,6},{5,7}}"

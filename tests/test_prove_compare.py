@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import catalog
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove.compare import memory_disagreements, proof_of, reported_bytes
-from orchestrator.prove.compiled import Compiled, CompiledCollective, ProgramSummary
-from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Disagreement, Proof
-from orchestrator.types.spec import MeshRequest
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving.compare import memory_disagreements, proof_of, reported_bytes
+from orchestrator.proving.compiled import Compiled, CompiledCollective, ProgramSummary
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Disagreement, Proof
+from orchestrator.values.spec import MeshRequest
 from tests.example_specs import spec_of
 from tests.proofs import as_forecast, spec
 

@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.plan.identity import plan_digest
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove import proof_cache, verdict
-from orchestrator.prove.compile_client import compile_plan, compile_request
-from orchestrator.prove.compile_errors import is_out_of_memory, message_of
-from orchestrator.prove.compiled import ProgramSummary
-from orchestrator.prove.targets import environment
-from orchestrator.prove.verdict import ProofResult, prove
-from orchestrator.types import codec
-from orchestrator.types.model import Model
-from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import MeshRequest, Spec, TensorTreatments
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving import proof_cache, verdict
+from orchestrator.proving.compiled import ProgramSummary
+from orchestrator.proving.compiler import (
+    compile_plan,
+    compile_request,
+    environment,
+    is_out_of_memory,
+    message_of,
+)
+from orchestrator.proving.verdict import ProofResult, prove
+from orchestrator.values import codec
+from orchestrator.values.model import MixtureOfExperts, Model
+from orchestrator.values.plan import plan_digest
+from orchestrator.values.spec import MeshRequest, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
 
@@ -206,11 +209,11 @@ def test_the_proof_depends_on_what_the_process_loaded(
     assert {
         "trainers.llama.model",
         "orchestrator.network.rematerialization",
-        "orchestrator.prove.compile_process",
-        "orchestrator.prove.hlo.summary",
+        "orchestrator.proving.compile_process",
+        "orchestrator.proving.hlo.summary",
     } <= code.modules.keys()
     assert {"jax", "jaxlib", "numpy", "python"} <= code.packages.keys()
-    assert not {"orchestrator.plan.memory", "orchestrator.plan.time"} & code.modules.keys()
+    assert not {"orchestrator.planning.memory", "orchestrator.planning.time"} & code.modules.keys()
 
 
 MIXED = TensorTreatments(

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 
 from orchestrator import catalog
-from orchestrator.prove.targets import environment
+from orchestrator.proving.compiler import environment
 from tests.conftest import ROOT
 from tests.single_products import SHAPES
 

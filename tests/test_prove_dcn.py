@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.prove.compiled import DcnSend
-from orchestrator.prove.dcn_check import carries_gradients_alone, crossings, faults, forecast_bytes
-from orchestrator.prove.hlo.dataflow import Dataflow
-from orchestrator.prove.hlo.dcn import DcnPayload, dcn_payloads
-from orchestrator.prove.hlo.execution_counts import visits
-from orchestrator.prove.hlo.program import program_of
-from orchestrator.prove.hlo.replica_groups import DeviceMesh
-from orchestrator.types.plan import Collective, CollectiveKind, LedgerLine, LineKind, Plan
+from orchestrator.proving.compare import carries_gradients_alone, crossings, faults, forecast_bytes
+from orchestrator.proving.compiled import DcnSend
+from orchestrator.proving.hlo.collectives import DcnPayload, DeviceMesh, dcn_payloads
+from orchestrator.proving.hlo.dataflow import Dataflow
+from orchestrator.proving.hlo.execution_counts import visits
+from orchestrator.proving.hlo.program import program_of
+from orchestrator.values.plan import Collective, CollectiveKind, LedgerLine, LineKind, Plan
 from tests.trainer_plans import plan_of
 
 HEAD = """HloModule m, num_partitions=4

@@ -2,11 +2,17 @@
 
 import pytest
 
-from orchestrator.network.rotary import EXCHANGE
-from orchestrator.prove.hlo.execution_counts import UnknownTrips, execution_counts, trip_count
-from orchestrator.prove.hlo.op_flops import is_product, product_flops
-from orchestrator.prove.hlo.program import HloProgram, arrays, program_of
-from orchestrator.prove.hlo.source_lines import SourceLine, once_each, trainer_line
+from orchestrator.network.attention import EXCHANGE
+from orchestrator.proving.hlo.execution_counts import UnknownTrips, execution_counts, trip_count
+from orchestrator.proving.hlo.flops import is_product, product_flops
+from orchestrator.proving.hlo.program import (
+    HloProgram,
+    SourceLine,
+    arrays,
+    once_each,
+    program_of,
+    trainer_line,
+)
 from tests.programs import program
 
 

@@ -5,10 +5,10 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as mask_info
 
-from orchestrator.prove.hlo import kernel_flops
-from orchestrator.prove.hlo.program import Computation, HloProgram, program_of
-from trainers.llama import zigzag
-from trainers.llama.splash import ZigzagMask
+from orchestrator.proving.hlo import flops
+from orchestrator.proving.hlo.program import Computation, HloProgram, program_of
+from trainers.llama import attention_kernels
+from trainers.llama.attention_kernels import ZigzagMask
 
 LENGTH, HEADS, HEAD = 1024, 4, 128
 QUERIES, KEYS = 128, 256
@@ -19,7 +19,7 @@ METADATA = r'frontend_attributes={kernel_metadata={"xprof_metadata":"{%s}"}}'
 
 def brute_force(ways: int, window: int | None) -> float:
     """Pairs in all blocks in which some query of a shard sees some key, mean over shards."""
-    shards = zigzag.order(LENGTH, ways).reshape(ways, -1)
+    shards = attention_kernels.order(LENGTH, ways).reshape(ways, -1)
     away = shards[:, :, None] - np.arange(LENGTH)
     sees = (away >= 0) & (away < (window or LENGTH))
     blocks = sees.reshape(ways, -1, QUERIES, LENGTH // KEYS, KEYS).any((2, 4))
@@ -116,8 +116,8 @@ def test_each_part_of_splash_attention_counts_what_its_mask_leaves(
     and without, for a sequence in one piece and for shards in zigzag order.
     """
     program, where = kernel(name, results, settings, ways, window)
-    assert kernel_flops.is_kernel(where.root)
-    found = kernel_flops.kernel_flops(program, where, where.root)
+    assert flops.is_kernel(where.root)
+    found = flops.kernel_flops(program, where, where.root)
     assert found == 3 * HEADS * HEAD * brute_force(ways, window) * per_pair
 
 
@@ -125,27 +125,27 @@ def test_each_part_of_splash_attention_counts_what_its_mask_leaves(
 def test_a_device_with_some_of_the_heads_has_their_part_of_the_table(head_ways: int) -> None:
     """The table is split by heads: each of these still visits all blocks of its mask."""
     program, where = kernel("splash_mha_fwd", FORWARD, BLOCKS, window=100, head_ways=head_ways)
-    found = kernel_flops.kernel_flops(program, where, where.root)
+    found = flops.kernel_flops(program, where, where.root)
     assert found == 3 * HEADS / head_ways * HEAD * brute_force(1, 100) * 4
 
 
 def test_a_kernel_without_a_formula_is_no_number() -> None:
     """It is named instead."""
     program, where = kernel("megablox_gmm", FORWARD, {})
-    assert kernel_flops.kernel_flops(program, where, where.root) is None
-    assert kernel_flops.kernel_name(where.root) == "splash"
+    assert flops.kernel_flops(program, where, where.root) is None
+    assert flops.kernel_name(where.root) == "splash"
 
 
 @pytest.mark.parametrize("made", ["constant({...})", "parameter(6)"])
 def test_a_mask_that_is_not_known_before_the_run_is_no_number(made: str) -> None:
     """No block is made up."""
     program, where = kernel("splash_mha_fwd", FORWARD, BLOCKS, made=made)
-    assert kernel_flops.kernel_flops(program, where, where.root) is None
-    assert kernel_flops.kernel_name(where.root) == "splash fwd"
+    assert flops.kernel_flops(program, where, where.root) is None
+    assert flops.kernel_name(where.root) == "splash fwd"
 
 
 def test_a_kernel_that_hides_its_blocks_is_an_error() -> None:
     """No block size is made up."""
     program, where = kernel("splash_mha_fwd", FORWARD, {"block_q": QUERIES})
     with pytest.raises(ValueError, match="block_kv"):
-        kernel_flops.kernel_flops(program, where, where.root)
+        flops.kernel_flops(program, where, where.root)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.device_settings import STACK_BYTES, STACK_FLAG, deepen_compiler_stacks
 from orchestrator.errors import ProofUnavailable, SpecError
-from orchestrator.prove import compile_client, compile_errors
-from orchestrator.prove.compiled import CompileFailure, CompileRequest, CompileResult
-from orchestrator.prove.targets import environment, target
-from orchestrator.types import codec
+from orchestrator.processes import STACK_BYTES, STACK_FLAG, deepen_compiler_stacks
+from orchestrator.proving import compiler
+from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
+from orchestrator.proving.compiler import environment, target
+from orchestrator.values import codec
 from tests.trainer_plans import plan_of
 
 REQUEST = CompileRequest(plan="{}", topology="", topology_options={}, rates=None)
@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Put another program in the compiler's place."""
 
     def put(text: str) -> None:
-        monkeypatch.setattr(compile_client, "COMMAND", (sys.executable, "-c", text))
+        monkeypatch.setattr(compiler, "COMMAND", (sys.executable, "-c", text))
 
     return put
 
@@ -105,7 +105,7 @@ def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
     stage = json.dumps({"stage": "compiling"})
     fake(answering(f"print({stage!r}, flush=True); sys.stderr.write('noise')"))
     stages: list[str] = []
-    answer = compile_client.compile_plan(REQUEST, stages.append)
+    answer = compiler.compile_plan(REQUEST, stages.append)
     assert answer.failure is not None
     assert (answer.failure.message, stages) == ("no", ["compiling"])
 
@@ -113,7 +113,7 @@ def test_the_answer_and_the_stages_arrive(fake: Fake) -> None:
 def test_the_failure_of_a_process_that_dies_has_its_stderr(fake: Fake) -> None:
     """Its exit code, and what it wrote."""
     fake("import os, sys; sys.stderr.write('F1120 check'); sys.stderr.flush(); os.abort()")
-    answer = compile_client.compile_plan(REQUEST, lambda _: None)
+    answer = compiler.compile_plan(REQUEST, lambda _: None)
     assert answer.failure is not None
     assert answer.failure.exit_code == -signal.SIGABRT
     assert "F1120 check" in answer.failure.message
@@ -157,7 +157,7 @@ def test_an_interruption_leaves_nothing_behind(fake: Fake, tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compile_client.compile_plan(REQUEST, interrupt)
+        compiler.compile_plan(REQUEST, interrupt)
     left = [int(pid) for pid in pids.read_text(encoding="ascii").split()]
     assert len(left) == 2
     assert wait_until(lambda: not any(map(alive, left)))
@@ -168,7 +168,7 @@ def test_several_at_once_do_not_meet(fake: Fake) -> None:
     fake(answering("time.sleep(0.2)"))
     with ThreadPoolExecutor(4) as several:
         answers = list(
-            several.map(lambda _: compile_client.compile_plan(REQUEST, lambda _: None), range(4))
+            several.map(lambda _: compiler.compile_plan(REQUEST, lambda _: None), range(4))
         )
     assert [answer.failure is not None for answer in answers] == [True] * 4
 
@@ -176,7 +176,7 @@ def test_several_at_once_do_not_meet(fake: Fake) -> None:
 ASKS = """
 import subprocess, sys, time
 child = subprocess.Popen(
-    [sys.executable, "-m", "orchestrator.prove.compile_process"],
+    [sys.executable, "-m", "orchestrator.proving.compile_process"],
     stdin=subprocess.PIPE,
     start_new_session=True,
 )
@@ -226,7 +226,7 @@ group_list.num_replica_groups() == device_groups.num_devices_per_group()
 
 def error_text(message: str, exit_code: int | None = None) -> str:
     failure = CompileFailure(message=message, by="compiler", exit_code=exit_code)
-    return str(compile_errors.error_of(PLAN, failure))
+    return str(compiler.error_of(PLAN, failure))
 
 
 def test_an_abort_names_the_check_and_the_operation() -> None:
@@ -285,14 +285,14 @@ def test_what_the_spec_can_mend_is_the_specs_fault() -> None:
         (slice_, "v5p slice 4x4x4"),
         (refused, "128 positions"),
     ):
-        error = compile_errors.error_of(PLAN, failed)
+        error = compiler.error_of(PLAN, failed)
         assert isinstance(error, SpecError)
         assert text in str(error)
 
 
 def test_without_a_compiler_there_is_a_way_on() -> None:
     """On a Mac, on Arm: what is missing, where it exists, and the flag that does without."""
-    text = str(compile_errors.no_compiler("darwin", "arm64"))
+    text = str(compiler.no_compiler("darwin", "arm64"))
     assert "libtpu" in text
     assert "darwin arm64" in text
     assert "--no-prove" in text

@@ -7,20 +7,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from orchestrator.prove.compare import proof_of
-from orchestrator.prove.diff_proofs import diff_proofs
-from orchestrator.prove.hlo.program import program_of
-from orchestrator.prove.hlo.replica_groups import DeviceMesh
-from orchestrator.prove.hlo.slice_links import SliceLinks
-from orchestrator.prove.hlo.transfers import TransferReader
-from orchestrator.prove.schedule_rates import schedule_rates
-from orchestrator.render.page import schedule_page
-from orchestrator.render.proof_diff_screen import proof_diff_screen
-from orchestrator.render.schedule_screen import schedule_parts
-from orchestrator.render.screen_parts import screen
-from orchestrator.types import codec
-from orchestrator.types.proof import Proof
-from orchestrator.types.schedule import Schedule, SliceTorus
+from orchestrator.proving.compare import proof_of
+from orchestrator.proving.compiler import schedule_rates
+from orchestrator.proving.diff_proofs import diff_proofs
+from orchestrator.proving.hlo.collectives import DeviceMesh
+from orchestrator.proving.hlo.program import program_of
+from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
+from orchestrator.show.page.plan_pages import schedule_page
+from orchestrator.show.parts import screen
+from orchestrator.show.plan_diff_screen import proof_diff_screen
+from orchestrator.show.proof_screen import schedule_parts
+from orchestrator.values import codec
+from orchestrator.values.proof import Proof, Schedule, SliceTorus
 from tests import proofs
 from tests.schedules import ARRAY_BYTES, LINE_OF_FOUR, RATES, US, schedule, schedule_of
 

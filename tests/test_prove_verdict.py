@@ -11,14 +11,15 @@ import yaml
 
 from orchestrator import formatting
 from orchestrator.errors import ProofUnavailable
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove import proof_cache, suggestions
-from orchestrator.prove.compiled import CacheEntry
-from orchestrator.prove.verdict import ProofResult, cached, least_recompute, prove
-from orchestrator.render import proof_screen as render
-from orchestrator.spec import load
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Spec, TensorTreatments
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving import proof_cache
+from orchestrator.proving import verdict as suggestions
+from orchestrator.proving.compiled import CacheEntry
+from orchestrator.proving.verdict import ProofResult, cached, least_recompute, prove
+from orchestrator.reading.load import load
+from orchestrator.show import proof_screen as render
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import MeshRequest, Spec, TensorTreatments
 from tests.conftest import HoldGolden, RunOrch
 from tests.example_specs import spec_of
 from tests.proofs import as_forecast, recorded

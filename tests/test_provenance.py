@@ -14,7 +14,7 @@ from orchestrator import journal
 from orchestrator.errors import SpecError
 from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.launch import provenance
-from orchestrator.lifecycle.requests import provenance_of
+from orchestrator.run.requests import provenance_of
 from orchestrator.tracking.mlflow.metadata import artifacts
 from tests.conftest import ROOT
 from tests.journals import run_request, tiny_spec

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 
-from orchestrator.ports import free_port
+from orchestrator.processes import free_port
 from tests.conftest import ROOT
 
 LIMIT_S = 60.0

@@ -14,8 +14,9 @@ from tokenizers.models import WordLevel
 
 from orchestrator.errors import DataUnusable
 from trainers.checkpoint import step_folders
-from trainers.data import manifest, pack
-from trainers.data.encoders import HuggingFaceTokenizer
+from trainers.data import pack
+from trainers.data import tokens as manifest
+from trainers.data.documents import HuggingFaceTokenizer
 from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE, WeightFolder
 
 DEEP = '{"a":' * 100_000

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
-from orchestrator import spec as specs
-from orchestrator.device_settings import emulated_devices
+from orchestrator import reading as specs
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import Rehearsal, rehearse
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import MeshRequest, Pods, Spec
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import Rehearsal, rehearse
+from orchestrator.processes import emulated_devices
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import MeshRequest, Pods, Spec
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 

@@ -9,40 +9,42 @@ import pytest
 
 from orchestrator import formatting
 from orchestrator.errors import SpecError
-from orchestrator.plan.feasibility import usable_axes
-from orchestrator.plan.passed_over import Reason, passed_over
-from orchestrator.plan.planner import make_plan, make_plans
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render import rehearsal_screen, trials_text
-from orchestrator.render.bars import bar, in_encoding
-from orchestrator.render.key_help_text import key_help_screen
-from orchestrator.render.plan_screen import plan_screen
-from orchestrator.render.plan_text import headline
-from orchestrator.render.score_screen import score_screen
-from orchestrator.render.screen_parts import (
+from orchestrator.evidence.score.evaluate import with_catalog_constants
+from orchestrator.evidence.score.published_runs import PUBLISHED
+from orchestrator.evidence.studies import forecast_of
+from orchestrator.planning.feasibility import usable_axes
+from orchestrator.planning.planner import make_plan, make_plans
+from orchestrator.planning.ranking import Reason, passed_over
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.reading.load import load
+from orchestrator.reading.load_study import load_study
+from orchestrator.reading.overrides import help_about
+from orchestrator.show import rehearsal_screen, trials_text
+from orchestrator.show.parts import (
     WIDTH,
     Detail,
     Screen,
     Table,
     Text,
     Title,
+    bar,
     fit,
     heading,
+    in_encoding,
     indent,
     next_step,
     screen,
     warning,
 )
-from orchestrator.render.study_screens import forecast_screen
-from orchestrator.render.terminal import CommandResult, say, show_result
-from orchestrator.score import PUBLISHED, with_catalog_constants
-from orchestrator.spec import load
-from orchestrator.spec.key_help import help_about
-from orchestrator.spec.load_study import load_study
-from orchestrator.study import forecast_of
-from orchestrator.types.model import Model
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import TensorTreatments
+from orchestrator.show.plan_screen import plan_screen
+from orchestrator.show.plan_text import headline
+from orchestrator.show.score_screen import score_screen
+from orchestrator.show.spec_screens import key_help_screen
+from orchestrator.show.sweep_screens import forecast_screen
+from orchestrator.show.terminal import CommandResult, say, show_result
+from orchestrator.values.model import Model
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import TensorTreatments
 from tests.conftest import GOLDEN, ROOT, HoldGolden
 from tests.example_specs import spec_of
 

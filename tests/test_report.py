@@ -9,14 +9,12 @@ from statistics import median
 import numpy as np
 import pytest
 
+from orchestrator.evidence.report import make_report, spread
 from orchestrator.formatting import off
-from orchestrator.render.page.run_charts import measured_bar
-from orchestrator.render.report_screen import report_screen
-from orchestrator.render.report_text import CAUSES, run_verdict
-from orchestrator.render.screen_parts import Detail
-from orchestrator.report import make_report
-from orchestrator.report.measurement import spread
-from orchestrator.types.report import Goodput
+from orchestrator.show.page.charts import measured_bar
+from orchestrator.show.parts import Detail
+from orchestrator.show.report_screen import CAUSES, report_screen, run_verdict
+from orchestrator.values.report import Goodput
 from tests.conftest import RunOrch
 from tests.journals import claimed_run, tiny_plan
 from tests.reports import (

@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.efficiency import REFERENCE
+from orchestrator.catalog.published import REFERENCE
+from orchestrator.evidence.score.evaluate import with_catalog_constants
+from orchestrator.evidence.score.published_runs import (
+    MIXTURES,
+    OTHER_SOFTWARE,
+    PUBLISHED,
+    Unscorable,
+    read,
+    run_of,
+)
+from orchestrator.evidence.score.samples import Score, lay_out
 from orchestrator.network.mesh_axes import AXES
-from orchestrator.score import PUBLISHED, with_catalog_constants
-from orchestrator.score.cells import Unscorable
-from orchestrator.score.mixture_rows import MIXTURES
-from orchestrator.score.published_runs import OTHER_SOFTWARE, read, run_of
-from orchestrator.score.run_layout import lay_out
-from orchestrator.types.score import Score
 from tests.bench import score_table
 from tests.bench.marked_block import with_block
 from tests.conftest import RunOrch

@@ -9,14 +9,14 @@ from math import log
 import pytest
 
 from orchestrator import catalog
-from orchestrator.catalog.efficiency import LEARNED
-from orchestrator.catalog.tables import FOLDER
-from orchestrator.plan.expected import exposed_gathers_s, own_step_parts, skew_share
-from orchestrator.score.evaluate import published
-from orchestrator.score.fit import Constants, fit, unit_of
-from orchestrator.score.learn import learn, weighted_quantile
-from orchestrator.score.published_runs import OTHER_SOFTWARE, read
-from orchestrator.score.samples import Sample
+from orchestrator.catalog.chips import FOLDER
+from orchestrator.catalog.published import LEARNED
+from orchestrator.evidence.score.evaluate import published
+from orchestrator.evidence.score.fit import Constants, fit, unit_of
+from orchestrator.evidence.score.learn import learn, weighted_quantile
+from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, read
+from orchestrator.evidence.score.samples import Sample
+from orchestrator.planning.expected import exposed_gathers_s, own_step_parts, skew_share
 from tests.bench import score_table
 from tests.score_rows import ROWS
 

@@ -5,21 +5,18 @@ from statistics import median
 
 import pytest
 
-from orchestrator.network.decoder import decoder
-from orchestrator.score.cells import Unscorable
-from orchestrator.score.evaluate import (
+from orchestrator.evidence.score.evaluate import (
     OWN,
     folds,
     published,
     published_mixtures,
     with_catalog_constants,
 )
-from orchestrator.score.learn import by_document
-from orchestrator.score.mixture_rows import MIXTURES
-from orchestrator.score.published_runs import read, run_of
-from orchestrator.score.run_layout import lay_out
-from orchestrator.types.latent import LatentDimensions
-from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.evidence.score.learn import by_document
+from orchestrator.evidence.score.published_runs import MIXTURES, Unscorable, read, run_of
+from orchestrator.evidence.score.samples import lay_out
+from orchestrator.network.decoder import decoder
+from orchestrator.values.model import LatentDimensions, MixtureOfExperts
 
 ROWS = {row["id"]: row for row in read(MIXTURES)}
 

@@ -9,18 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import catalog
+from orchestrator.evidence.score.evaluate import published
+from orchestrator.evidence.score.published_runs import (
+    OTHER_SOFTWARE,
+    PUBLISHED,
+    PublishedRun,
+    Unscorable,
+    read,
+    run_of,
+    software_of,
+)
+from orchestrator.evidence.score.run_work import measured_step_s
+from orchestrator.evidence.score.samples import Sample, lay_out, policy_of, sample_of
+from orchestrator.evidence.score.samples import samples as samples_of
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.network.rematerialization import Policy
-from orchestrator.score import PUBLISHED
-from orchestrator.score.cells import Unscorable
-from orchestrator.score.evaluate import published
-from orchestrator.score.flop_counts import measured_step_s
-from orchestrator.score.published_runs import OTHER_SOFTWARE, PublishedRun, read, run_of
-from orchestrator.score.run_layout import lay_out, policy_of
-from orchestrator.score.samples import Sample, sample_of
-from orchestrator.score.samples import samples as samples_of
-from orchestrator.score.software import software_of
 from tests.conftest import RunOrch
 from tests.score_rows import LLAMA, ROWS, UNSEEN, write_rows
 

@@ -3,12 +3,11 @@
 import pytest
 
 from orchestrator import catalog
-from orchestrator.catalog.efficiency import OTHER, REFERENCE
-from orchestrator.plan.time import device_peak
-from orchestrator.score.published_runs import run_of
-from orchestrator.score.run_attention import SCORE_BYTES
-from orchestrator.score.run_efficiency import as_run
-from orchestrator.score.samples import Sample, sample_of
+from orchestrator.catalog.published import OTHER, REFERENCE
+from orchestrator.evidence.score.published_runs import run_of
+from orchestrator.evidence.score.run_work import SCORE_BYTES
+from orchestrator.evidence.score.samples import Sample, as_run, sample_of
+from orchestrator.planning.time import device_peak
 from tests.score_rows import LLAMA
 
 

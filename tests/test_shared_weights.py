@@ -8,19 +8,18 @@ import jax
 import pytest
 
 from orchestrator import catalog
-from orchestrator.drive.select_slices import SliceRequest, select
+from orchestrator.drive.driver import SliceRequest, select
 from orchestrator.launch.backend import Slice
 from orchestrator.network.decoder import decoder
-from orchestrator.plan.calibrated import layout_of
-from orchestrator.plan.elastic import plan_on
-from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.plan.step_work import reductions
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import MeshRequest, Pods, Spec
+from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.infeasible import Infeasible
+from orchestrator.planning.planner import make_plan, plan_on
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.planning.step_work import reductions
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Step
+from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import MeshRequest, Pods, Spec
 from tests.example_specs import spec_of
 from tests.spec_texts import MINIMAL, problems_of, write
 from tests.trainer_plans import plan_of

@@ -7,12 +7,12 @@ import pytest
 from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
-from orchestrator.export.ray_manifests import ray_cluster
+from orchestrator.interop.kubernetes import ray_cluster
 from orchestrator.launch.ray.local_cluster import short_folder
 from orchestrator.launch.ray.slices import SLICE_NAME, accelerator_type, emulated_hosts, pod_type
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Spec
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Spec
 from tests.example_specs import TINY, spec_of
 from tests.kuberay import hosts_of
 

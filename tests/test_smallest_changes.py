@@ -75,7 +75,7 @@ def edit(copy: Path, path: str, before: str, addition: str) -> None:
 
 def test_an_mlp_is_its_matmuls(copy: Path) -> None:
     """A key of the spec selects them, and the plan counts their parameters."""
-    edit(copy, "types/model.py", "    tied: Annotated", "    bilinear: bool = False\n")
+    edit(copy, "values/model.py", "    tied: Annotated", "    bilinear: bool = False\n")
     mlp = copy / "orchestrator" / "network" / "mlp.py"
     text = mlp.read_text(encoding="utf-8")
     assert "if model.gated else TENSORS[1:]" in text
@@ -91,13 +91,13 @@ def test_an_mlp_is_its_matmuls(copy: Path) -> None:
 
 def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
     """The spec names it, the search places it on the torus, the ledger has its line."""
-    edit(copy, "types/spec.py", "    fsdp: Annotated", "    lane: AxisSize | None = None\n")
+    edit(copy, "values/spec.py", "    fsdp: Annotated", "    lane: AxisSize | None = None\n")
     entry = '    Parallelism("lane", links=("ici",), exchanges=("gradient_reduction",)),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp"', entry)
     edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"lane", ')
     edit(copy, "network/mesh_axes.py", '    "weights": ', '    "lane": ("lane",),\n')
     line = '        exchange("lane reduction", REDUCE, GROUPS["lane"], payload, whole),\n'
-    edit(copy, "plan/gradient_collectives.py", '        exchange("data scatter"', line)
+    edit(copy, "planning/collectives.py", '        exchange("data scatter"', line)
     screen = planned(copy, "resources.mesh.lane=2")
     assert "lane 2 (y)" in screen
     assert "lane reduction ici lane" in " ".join(screen.split())
@@ -106,7 +106,7 @@ def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
 def test_a_mesh_axis_between_slices_is_an_entry(copy: Path) -> None:
     """Its size in the spec and its place in the table: slices share weights along it too."""
     edit(
-        copy, "types/spec.py", "    fsdp_dcn: Annotated", "    layer_dcn: AxisSize | None = None\n"
+        copy, "values/spec.py", "    fsdp_dcn: Annotated", "    layer_dcn: AxisSize | None = None\n"
     )
     entry = '    Parallelism("layer_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp_dcn"', entry)

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog, spec
+from orchestrator import catalog, reading
 from orchestrator.errors import SpecError
-from orchestrator.spec import SpecProblems
-from orchestrator.spec.examples import starter
-from orchestrator.types import codec
-from orchestrator.types.model import Model
-from orchestrator.types.run_options import (
+from orchestrator.reading.examples import starter
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.values import codec
+from orchestrator.values.model import Model
+from orchestrator.values.run_options import (
     CheckpointOptions,
     ClusterOptions,
     RetryLimits,
     RunOptions,
     TrackingOptions,
 )
-from orchestrator.types.spec import (
+from orchestrator.values.spec import (
     Batch,
     DataSource,
     Experiment,
@@ -179,7 +179,7 @@ def test_a_path_of_data_stays_as_it_is_written(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
         write(folder, text)
-    one, other = (spec.load(folder / "spec.yaml") for folder in folders)
+    one, other = (reading.load(folder / "spec.yaml") for folder in folders)
     assert one == other
     assert one.experiment.data == DataSource(kind="tokens", path="../sets/m.json")
 
@@ -201,7 +201,7 @@ def test_a_path_of_data_that_is_absolute_stays(tmp_path: Path) -> None:
 def test_what_planning_reads_is_on_no_bucket(override: str, tmp_path: Path) -> None:
     """Planning opens no connection."""
     with pytest.raises(SpecProblems) as caught:
-        spec.load(write(tmp_path, MINIMAL), [override])
+        reading.load(write(tmp_path, MINIMAL), [override])
     assert [problem.code for problem in caught.value.problems] == ["no-file-system"]
 
 
@@ -215,7 +215,7 @@ def test_what_planning_reads_is_on_no_bucket(override: str, tmp_path: Path) -> N
 def test_an_address_is_of_a_bucket(override: str, tmp_path: Path) -> None:
     """Of another one each host would make a folder."""
     with pytest.raises(SpecProblems) as caught:
-        spec.load(write(tmp_path, MINIMAL), [override])
+        reading.load(write(tmp_path, MINIMAL), [override])
     assert [problem.code for problem in caught.value.problems] == ["no-such-bucket"]
 
 
@@ -266,7 +266,7 @@ SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_spec_is_called_as_its_file(path: Path) -> None:
     """Each shipped spec loads, and its name is that of its file."""
-    assert spec.load(path).name == path.stem.replace("_", "-")
+    assert reading.load(path).name == path.stem.replace("_", "-")
 
 
 def test_the_starter_loads_and_is_commented(tmp_path: Path) -> None:

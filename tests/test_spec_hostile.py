@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator import spec
-from orchestrator.spec import Problem, SpecProblems
-from orchestrator.spec.nodes import MOST_NODES
-from orchestrator.spec.source import MOST_BYTES
-from orchestrator.types import codec
-from orchestrator.types.spec import Spec
+from orchestrator import reading
+from orchestrator.reading.nodes import MOST_BYTES, MOST_NODES
+from orchestrator.reading.problems import Problem, SpecProblems
+from orchestrator.values import codec
+from orchestrator.values.spec import Spec
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
 MOST_SECONDS = 2.0
@@ -81,7 +80,7 @@ def test_a_bomb_is_a_clear_error(name: str, tmp_path: Path) -> None:
     held_bytes = peak_bytes()
     began = time.process_time()
     with pytest.raises(SpecProblems) as caught:
-        spec.load(path)
+        reading.load(path)
     assert time.process_time() - began < MOST_SECONDS
     assert peak_bytes() - held_bytes < MOST_MORE_BYTES
     assert 0 < len(str(caught.value)) < 100_000
@@ -127,7 +126,7 @@ def answer(path: Path, *overrides: str) -> list[Problem]:
             line = problem.place.source.lines[problem.line - 1]
             assert 1 <= problem.col <= len(line) + 1
     if not problems:
-        loaded = spec.load(path, overrides)
+        loaded = reading.load(path, overrides)
         assert codec.from_json(codec.to_json(loaded), Spec) == loaded
     return problems
 

@@ -13,12 +13,10 @@ import pytest
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
-from orchestrator.spec import Problem, SpecProblems
-from orchestrator.spec.huggingface_config import config_of
-from orchestrator.spec.load_study import load_study
-from orchestrator.types.latent import LatentDimensions
-from orchestrator.types.model import Model, RopeScaling
-from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.reading.huggingface_config import config_of
+from orchestrator.reading.load_study import load_study
+from orchestrator.reading.problems import Problem, SpecProblems
+from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model, RopeScaling
 from tests.conftest import HoldGolden
 from tests.huggingface_configs import (
     DEEPSEEK_V3,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.types.spec import Spec
+from orchestrator.values.spec import Spec
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
 SHAPE = "{layers: 2, d_model: 64, d_ff: 96, heads: 4, kv_heads: 2, head_dim: 16, vocab: 512}"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.spec import Problem
-from orchestrator.types.spec import MeshRequest, Pods
+from orchestrator.reading.problems import Problem
+from orchestrator.values.spec import MeshRequest, Pods
 from tests.conftest import HoldGolden
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog, spec
-from orchestrator.spec import Problem, SpecProblems
-from orchestrator.spec.problem import SHOWN_PROBLEMS
-from orchestrator.spec.problem_messages import MESSAGES
-from orchestrator.spec.schema import homes
-from orchestrator.spec.synonyms import SYNONYMS, synonym
-from orchestrator.types.spec import TensorTreatments
+from orchestrator import catalog, reading
+from orchestrator.reading.expectations import SYNONYMS, synonym
+from orchestrator.reading.problems import MESSAGES, SHOWN_PROBLEMS, Problem, SpecProblems
+from orchestrator.reading.schema import homes
+from orchestrator.values.spec import TensorTreatments
 from tests.conftest import ROOT, HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
@@ -31,7 +29,7 @@ def in_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bad_file_is_told_all_at_once(path: Path, golden: HoldGolden) -> None:
     """Each class of mistake: place, key, what is against what must be, line, caret, hint."""
     with pytest.raises(SpecProblems) as caught:
-        spec.load(Path(path.name))
+        reading.load(Path(path.name))
     golden(f"spec_{path.stem}.txt", f"{without_the_catalog(str(caught.value))}\n")
 
 
@@ -87,7 +85,7 @@ def test_a_separator_is_a_token_of_the_vocabulary(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
     [problem] = problems_of(path, "experiment.data.separator=128256")
     assert (problem.code, problem.key) == ("no-such-token", "experiment.data.separator")
-    assert spec.load(path, ("experiment.data.separator=128255",)).experiment.data.separator
+    assert reading.load(path, ("experiment.data.separator=128255",)).experiment.data.separator
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -12,9 +12,9 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.spec.examples import SCHEMA, STUDY_SCHEMA, starter, write_schema
-from orchestrator.spec.expectations import example
-from orchestrator.spec.schema import (
+from orchestrator.reading.examples import SCHEMA, STUDY_SCHEMA, starter, write_schema
+from orchestrator.reading.expectations import example
+from orchestrator.reading.schema import (
     Schema,
     alternatives,
     constants,
@@ -23,7 +23,7 @@ from orchestrator.spec.schema import (
     schema_text,
     spec_schema,
 )
-from orchestrator.types.spec import Optimizer, Spec, TensorTreatments
+from orchestrator.values.spec import Optimizer, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL
 

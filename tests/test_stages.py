@@ -11,29 +11,28 @@ import pytest
 import orchestrator as orch
 from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.journal.events import AttemptStarted
-from orchestrator.journal.run_outlook import outlook_of
-from orchestrator.journal.run_status import recent_steps
-from orchestrator.lifecycle import proving
-from orchestrator.plan.elastic import plan_on
-from orchestrator.plan.infeasible import Infeasible
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.render.stages_screen import stages_screen
-from orchestrator.render.status_screen import stage as stage_text
-from orchestrator.spec import load
-from orchestrator.spec.problem import SpecProblems
-from orchestrator.spec.spec_text import spec_text
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.spec import DataSource, Spec
+from orchestrator.journal.run_journal import outlook_of
+from orchestrator.journal.run_state import recent_steps
+from orchestrator.planning.infeasible import Infeasible
+from orchestrator.planning.planner import make_plan, plan_on
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.reading.examples import spec_text
+from orchestrator.reading.load import load
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.run import submit
+from orchestrator.show.stages_screen import stages_screen
+from orchestrator.show.status_screen import stage as stage_text
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Step
+from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import DataSource, Spec
 from tests.conftest import ROOT
 from tests.reports import compare, run_of, timed
 from tests.staged import STAGED, TOY_STEPS, staged_plan, staged_spec, toy_stages
 from tests.test_token_sets import counting_set
 from tests.trainer_plans import plan_of
-from trainers.data.batch_source import DataProgress, batch_source
+from trainers.data.batches import DataProgress, batch_source
 from trainers.llama.optimizer import learning_rate
 from trainers.loop import Assignment, train
 
@@ -438,8 +437,8 @@ def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
         asked.append((spec.experiment.batch.length, one.batch.length, one.digest))
         return one.digest
 
-    monkeypatch.setattr(proving, "prove", proved)
-    found = proving.prove_each_stage(staged_spec(tmp_path), plan)
+    monkeypatch.setattr(submit, "prove", proved)
+    found = submit.prove_each_stage(staged_spec(tmp_path), plan)
     digests = [one.digest for one in plan.stages]
     assert asked == [(128, 128, digests[0]), (1024, 1024, digests[1]), (1024, 1024, digests[2])]
     assert [str(one) for one in found] == digests

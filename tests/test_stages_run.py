@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.types.spec import Batch, Pods, Spec, TrainingStage
+from orchestrator.values.spec import Batch, Pods, Spec, TrainingStage
 from tests.chaos.faults import emulated, losses, small_spec
 
 STAGES = (

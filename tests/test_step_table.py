@@ -11,11 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.journal import Journal, StepReader, step_log
-from orchestrator.journal.counted_steps import counted_rows, counted_steps
-from orchestrator.journal.step_table import BY_ROW, StepTable, joined, read_table, table_of
-from orchestrator.report import make_report
-from orchestrator.types.run import TimedStep
+from orchestrator.evidence.report import make_report
+from orchestrator.journal import steps as step_log
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import (
+    BY_ROW,
+    StepReader,
+    StepTable,
+    counted_rows,
+    counted_steps,
+    joined,
+    read_table,
+    table_of,
+)
+from orchestrator.values.run import TimedStep
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run, step, tiny_plan, write_steps
 from tests.reports import preempted_run, timed
@@ -129,7 +138,7 @@ import re, sys, time
 from pathlib import Path
 from typing import Any
 from orchestrator.journal import Journal
-from orchestrator.lifecycle.pages import page_of
+from orchestrator.show.pages import page_of
 
 def peak():  # what getrusage says begins with the peak of the parent
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from orchestrator import spec
-from orchestrator.plan.planner import make_plan
-from orchestrator.render import scaling_screen as render
-from orchestrator.spec import SpecProblems
-from orchestrator.spec.load_study import load_study
-from orchestrator.spec.schema import study_schema
-from orchestrator.study import forecast_scaling
-from orchestrator.study.scaling_forecast import series_of
-from orchestrator.types.study import Study, Trial
+from orchestrator import reading
+from orchestrator.evidence.scaling import forecast_scaling, series_of
+from orchestrator.planning.planner import make_plan
+from orchestrator.reading.load_study import load_study
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.reading.schema import study_schema
+from orchestrator.show import scaling_screens as render
+from orchestrator.values.study import Study, Trial
 from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.journals import tiny_spec
 from tests.spec_texts import MINIMAL
@@ -60,7 +59,7 @@ def test_every_combination_is_a_trial(tmp_path: Path) -> None:
     assert study.trials[3].settings == {"resources.pods": "2", "experiment.remat": "none"}
     assert [trial.number for trial in study.trials] == [1, 2, 3, 4]
     overrides = ("experiment.seed=7", "resources.pods=2", "experiment.remat=none")
-    assert study.trials[3].spec == spec.load(tmp_path / "base.yaml", overrides)
+    assert study.trials[3].spec == reading.load(tmp_path / "base.yaml", overrides)
 
 
 def test_keys_have_defaults(tmp_path: Path) -> None:
@@ -157,9 +156,9 @@ def test_a_study_given_for_a_spec_is_one_problem(orch: RunOrch) -> None:
 def test_the_json_schema_of_studies_is_valid(orch: RunOrch) -> None:
     Draft202012Validator.check_schema(study_schema())
     assert json.loads(orch("schema", "--study").stdout) == study_schema()
-    assert all(spec.is_study(path) for path in STUDIES)
-    assert not spec.is_study(ROOT / "specs/tiny_2pod.yaml")
-    assert not spec.is_study(ROOT / "specs/no-such.yaml")
+    assert all(reading.is_study(path) for path in STUDIES)
+    assert not reading.is_study(ROOT / "specs/tiny_2pod.yaml")
+    assert not reading.is_study(ROOT / "specs/no-such.yaml")
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -12,15 +12,16 @@ from click.testing import CliRunner
 from orchestrator import journal
 from orchestrator.cli import orch as command
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.journal import Journal, Writer
-from orchestrator.lifecycle import cluster as clusters
-from orchestrator.lifecycle import follow, recording
-from orchestrator.lifecycle.cluster import ClusterLaunch
-from orchestrator.lifecycle.progress import Progress
-from orchestrator.lifecycle.requests import Provenance
-from orchestrator.types.plan import Plan
-from orchestrator.types.progress_events import ClusterReady, Tracked
-from orchestrator.types.run import Run
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
+from orchestrator.run import cluster as clusters
+from orchestrator.run import follow
+from orchestrator.run import follow as recording
+from orchestrator.run.cluster import ClusterLaunch
+from orchestrator.run.progress import ClusterReady, Progress, Tracked
+from orchestrator.run.requests import Provenance
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Run
 from tests.journals import reason, run_request
 from tests.reports import finished_run, timed
 

@@ -13,21 +13,20 @@ from click.testing import CliRunner
 from orchestrator import journal
 from orchestrator.cli import orch as command
 from orchestrator.errors import SpecError
+from orchestrator.evidence.report import reference
+from orchestrator.evidence.scaling import explain_gaps, make_scaling_report, read_trial_runs
 from orchestrator.formatting import percent
-from orchestrator.journal import StudyRequest
-from orchestrator.lifecycle import recording, rehearse
-from orchestrator.plan.planner import make_plan
-from orchestrator.render import scaling_report_screen
-from orchestrator.render.next_commands import as_typed
-from orchestrator.render.page import scaling_page
-from orchestrator.report.gap import reference
-from orchestrator.study import make_scaling_report, read_trial_runs
-from orchestrator.study.gap_explanation import explain_gaps
-from orchestrator.tracking.mlflow.study_points import study_points
-from orchestrator.types.plan import Plan
-from orchestrator.types.progress_events import Tracked
-from orchestrator.types.run import EndState
-from orchestrator.types.scaling import ScalingReport
+from orchestrator.journal.study_journal import StudyRequest
+from orchestrator.planning.planner import make_plan
+from orchestrator.run import follow, rehearse
+from orchestrator.run.next_commands import as_typed
+from orchestrator.run.progress import Tracked
+from orchestrator.show import scaling_screens
+from orchestrator.show.page.study_pages import scaling_page
+from orchestrator.tracking.mlflow.export import study_points
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import EndState
+from orchestrator.values.study import ScalingReport
 from tests.conftest import RunOrch
 from tests.journals import reason, tiny_spec
 from tests.reports import finished_run, finished_study, timed
@@ -67,10 +66,10 @@ def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_pat
         assert one.measured
         assert one.predicted.efficiency.expected
         assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
-        assert scaling_report_screen.predicted_efficiency(one) == percent(
+        assert scaling_screens.predicted_efficiency(one) == percent(
             one.predicted.efficiency.expected
         )
-        assert scaling_report_screen.over_predicted(one, one.measured) == "3 x"
+        assert scaling_screens.over_predicted(one, one.measured) == "3 x"
 
 
 def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    text = scaling_report_screen.gap_explanation(report.explanations)
+    text = scaling_screens.gap_explanation(report.explanations)
     assert "Adding 4 times waiting for slices to the forecast would explain 100.0 %" in text
 
 
@@ -100,14 +99,14 @@ def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     explanations = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (explanations[0].line, explanations[0].resource) == ("pods", "pods")
     assert isclose(explanations[0].times, 4)
-    assert "4 times pods (dcn pods)" in scaling_report_screen.gap_explanation(explanations)
+    assert "4 times pods (dcn pods)" in scaling_screens.gap_explanation(explanations)
 
 
 def test_no_line_explains_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     assert explain_gaps([(plans[0], 1.0)]) == ()
     assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
-    assert "No ledger line" in scaling_report_screen.gap_explanation(())
+    assert "No ledger line" in scaling_screens.gap_explanation(())
 
 
 def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
     assert report.rehearsal
     assert report.explanations == ()
     assert all(one.not_compared and one.expected_s is None for one in report.trials)
-    text = scaling_report_screen.scaling_report_screen(report, "next")
+    text = scaling_screens.scaling_report_screen(report, "next")
     assert "emulated pods share this machine's cores" in text
     rows = [line for line in text.splitlines() if " 2 / 2 " in line]
     assert [row.split()[-2:] for row in rows] == [["-", "-"]] * 3
@@ -147,11 +146,11 @@ def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
     assert report.trials[1].measured
     assert report.trials[1].measured.efficiency.median == 1.0
     assert report.trials[2].unfinished == {failed.run: "failed"}
-    text = scaling_report_screen.scaling_report_screen(report, "next")
+    text = scaling_screens.scaling_report_screen(report, "next")
     assert f"warning: {failed.run} is failed" in text
     assert "one trial is measured; efficiency needs another" in text
     empty = make_scaling_report("x", study, [])
-    assert "nothing is measured yet" in scaling_report_screen.scaling_report_screen(empty, "next")
+    assert "nothing is measured yet" in scaling_screens.scaling_report_screen(empty, "next")
     read(scaling_page(empty, {}))
 
 
@@ -240,7 +239,7 @@ def submitted(
         stand_in = Rehearsals(*states)
         monkeypatch.setattr(rehearse, "run_rehearsal", stand_in.run_rehearsal)
         monkeypatch.setattr(
-            recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
+            follow, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
         )
         asked = ["submit", str(tmp_path / "studies" / "study.yaml"), "--no-prove", "--no-calibrate"]
         done = CliRunner().invoke(command, [*asked, "--steps", "4", *more])

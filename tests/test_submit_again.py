@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 import orchestrator as orch
-from orchestrator import journal, spec
-from orchestrator.journal import Journal, RunRequest, Writer
-from orchestrator.lifecycle import rehearse
-from orchestrator.plan.planner import make_plan
-from orchestrator.storage import copies, folder
+from orchestrator import journal, reading
+from orchestrator.journal.creation import RunRequest
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
+from orchestrator.planning.planner import make_plan
+from orchestrator.run import rehearse
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import folder
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT, RunOrch
 from tests.journals import reason
@@ -26,7 +29,7 @@ KEY = ("--key", "nightly")
 @pytest.fixture
 def before(tmp_path: Path) -> journal.Writer:
     """The run that the first submit has made."""
-    loaded = spec.load(ROOT / TINY)
+    loaded = reading.load(ROOT / TINY)
     stored = replace(loaded, run=replace(loaded.run, storage=str(tmp_path)))
     return journal.create_run(
         tmp_path, journal.RunRequest(spec=stored, plan=make_plan(stored), steps=5), "nightly"

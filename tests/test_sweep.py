@@ -10,20 +10,24 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import LossNotFinite
-from orchestrator.journal import StudyJournal, StudyRequest
-from orchestrator.journal.study_journal import is_settled
-from orchestrator.plan.planner import make_plan
-from orchestrator.render.study_screens import forecast_screen, study_report_screen
-from orchestrator.render.sweep_report_screen import ranked
-from orchestrator.spec import SpecProblems
-from orchestrator.spec.load_study import load_study
-from orchestrator.study import forecast_of, make_sweep_report, read_trial_runs, report_of_study
-from orchestrator.study.sweep_report import curve, last_loss
-from orchestrator.study.trial_losses import Losses, trial_losses
-from orchestrator.tracking.mlflow.study_points import study_points
-from orchestrator.types.run import Attempt
-from orchestrator.types.study import Study, Trial
-from orchestrator.types.sweep import SweepForecast, SweepReport
+from orchestrator.evidence.scaling import read_trial_runs
+from orchestrator.evidence.studies import (
+    Losses,
+    curve,
+    forecast_of,
+    last_loss,
+    make_sweep_report,
+    report_of_study,
+    trial_losses,
+)
+from orchestrator.journal.study_journal import StudyJournal, StudyRequest, is_settled
+from orchestrator.planning.planner import make_plan
+from orchestrator.reading.load_study import load_study
+from orchestrator.reading.problems import SpecProblems
+from orchestrator.show.sweep_screens import forecast_screen, ranked, study_report_screen
+from orchestrator.tracking.mlflow.export import study_points
+from orchestrator.values.run import Attempt
+from orchestrator.values.study import Study, SweepForecast, SweepReport, Trial
 from tests.conftest import ROOT, RunOrch
 from tests.journals import tiny_spec
 from tests.reports import finished_run, timed

@@ -19,15 +19,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from orchestrator.errors import DataUnusable
-from orchestrator.types.spec import DataSource
+from orchestrator.values.spec import DataSource
 from tests.trainer_plans import TINY, plan_of
-from trainers.data import manifest as manifests
 from trainers.data import pack
-from trainers.data.batch_source import batch_source
-from trainers.data.encoders import Encoder, HuggingFaceTokenizer, TokenArrays
-from trainers.data.synthetic import Synthetic
+from trainers.data import tokens as manifests
+from trainers.data.batches import Synthetic, batch_source
+from trainers.data.documents import Encoder, HuggingFaceTokenizer, TokenArrays
 from trainers.data.tokens import ShuffledWindows, TokenSet
-from trainers.file_digest import file_digest
+from trainers.files import file_digest
 
 COUNTING = TokenArrays(name="counting", vocab=1 << 20)
 

@@ -9,15 +9,16 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import SpecError
-from orchestrator.journal import StepLog, liveness
-from orchestrator.tracking import NotRecorded, destination, is_behind, read_sync_state
+from orchestrator.journal import liveness
+from orchestrator.journal.steps import StepLog
+from orchestrator.tracking.destinations import is_behind, read_sync_state
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.metadata import params as spec_params
 from orchestrator.tracking.mlflow.metrics import MetricPoint, finite
-from orchestrator.tracking.mlflow.store import Store
-from orchestrator.tracking.mlflow.tracking_uri import is_server
+from orchestrator.tracking.mlflow.store import Store, is_server
+from orchestrator.tracking.protocol import NotRecorded, destination
 from orchestrator.tracking.recorder import Recorder, only_one
-from orchestrator.types.run_options import TrackingOptions
+from orchestrator.values.run_options import TrackingOptions
 from tests import records
 from tests.journals import reason, step, tiny_plan, tiny_spec
 from tests.records import (

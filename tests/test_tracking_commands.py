@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.look_commands import sync
-from orchestrator.lifecycle import recording
-from orchestrator.render.sync_screen import sync_screen
-from orchestrator.tracking import read_sync_state
+from orchestrator.run import follow
+from orchestrator.show.machine_screens import sync_screen
+from orchestrator.tracking.destinations import read_sync_state
 from orchestrator.tracking.recorder import Recorder, only_one
-from orchestrator.types.tracking import Destination, SyncProgress, SyncResult
+from orchestrator.values.run import Destination, SyncProgress, SyncResult
 from tests.clusters import eventually
 from tests.conftest import RunOrch
 from tests.journals import reason
@@ -69,7 +69,7 @@ def test_sync_leaves_a_run_to_its_own_driver(
     """While it records, nothing is wrong; when the driver is gone, something is. The exit status
     says so too.
     """
-    monkeypatch.setattr(recording, "LOCK_LIMIT_S", 0.1)
+    monkeypatch.setattr(follow, "LOCK_LIMIT_S", 0.1)
     writer = start_tracked_run(storage)
     train_steps(writer, range(3))
     before = read_sync_state(writer.journal)
@@ -136,7 +136,7 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
     storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After as long as a process in the background may take, and the exit status says so."""
-    monkeypatch.setattr(recording, "ONCE_LIMIT_S", 0.1)
+    monkeypatch.setattr(follow, "ONCE_LIMIT_S", 0.1)
     writer = start_tracked_run(storage)
     writer.end_run("failed", reason("out of luck"))
     with only_one(writer.journal):

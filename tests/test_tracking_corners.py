@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.tracking.mlflow import export, metadata, metrics, store
 from orchestrator.tracking.mlflow.store import Store
-from orchestrator.types.run import RecentSteps
+from orchestrator.values.run import RecentSteps
 from tests.journals import reason, tiny_plan
 from tests.records import destination_in, finished_run, start_tracked_run, train_steps
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.journal import Journal, StepLog
-from orchestrator.tracking import BackgroundRecorder, begin
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepLog
+from orchestrator.tracking.destinations import begin
 from orchestrator.tracking.mlflow import metrics
-from orchestrator.types.tracking import Destination
+from orchestrator.tracking.recorder import BackgroundRecorder
+from orchestrator.values.run import Destination
 from tests.clusters import eventually
 from tests.journals import step, tiny_plan
 from tests.records import (

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking import NotRecorded, begin
+from orchestrator.tracking.destinations import begin
 from orchestrator.tracking.mlflow import store
 from orchestrator.tracking.mlflow.deadline import deadline
-from orchestrator.types.tracking import Destination
+from orchestrator.tracking.protocol import NotRecorded
+from orchestrator.values.run import Destination
 from tests.records import finished_run, record_once
 
 LIMIT_S = 1.5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.types import codec
+from orchestrator.values import codec
 from tests.chaos.train_campaign import (
     TrainedPlan,
     Violation,

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from orchestrator import plugins
 from orchestrator.errors import UnknownName
 from orchestrator.network.mesh_axes import AXES
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Precision
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Precision
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, build, load, place

@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES, DCN_AXES
-from orchestrator.types.plan import Plan
+from orchestrator.values.plan import Plan
 from tests.trainer_plans import plan_of
-from trainers.llama.axes import with_copies
+from trainers.llama.collectives import with_copies
 from trainers.mesh import abstract_mesh_of, mesh_of
 
 # libtpu compiles without a TPU when it does not look for one.

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from orchestrator.types.moe import MixtureOfExperts
+from orchestrator.values.model import MixtureOfExperts
 from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference, named
 from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
-from trainers.llama.axes import MESH
+from trainers.llama.collectives import MESH
 from trainers.llama.experts import collect, spread
 from trainers.llama.mixture import Routed, router_metrics
 from trainers.mesh import abstract_mesh_of

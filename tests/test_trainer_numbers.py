@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from orchestrator.network.rematerialization import POLICIES, text_of
-from orchestrator.plan import kernel_constants
-from orchestrator.types.latent import LatentDimensions
-from orchestrator.types.model import RopeScaling
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
+from orchestrator.planning import kernels
+from orchestrator.values.model import LatentDimensions, RopeScaling
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
 from tests import trainer_reference
 from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import (
@@ -259,7 +258,7 @@ def test_every_remat_policy_gives_the_reference(remat: Remat) -> None:
 
 def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss may see a few tokens at a time; here 4 of 128."""
-    monkeypatch.setattr(kernel_constants, "LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
+    monkeypatch.setattr(kernels, "LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
     check_against_reference(plan_of(data=4, tensor=2, loss_chunk_tokens=1))
 
 
@@ -273,13 +272,13 @@ def test_a_table_summed_in_each_chunk_gives_the_reference(
 ) -> None:
     """Each chunk of 16 tokens sums the gradient of 600 words in four parts."""
     model = replace(TINY, vocab=600)
-    monkeypatch.setattr(kernel_constants, "LOSS_CHUNK_BYTES", 16 * 4 * model.vocab)
+    monkeypatch.setattr(kernels, "LOSS_CHUNK_BYTES", 16 * 4 * model.vocab)
     check_against_reference(plan_of(model, loss_chunk_tokens=1, loss_gradient="per_chunk", **mesh))
 
 
 def test_keys_in_many_blocks_give_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention may see a few keys at a time; here 8 of 32."""
-    monkeypatch.setattr("trainers.llama.blockwise.MOST_KEYS", 8)
+    monkeypatch.setattr("trainers.llama.attention_kernels.MOST_KEYS", 8)
     check_against_reference(plan_of(sequence=2))
 
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from orchestrator.errors import SpecError
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Optimizer, Precision
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Optimizer, Precision
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import (
     QUICK_COMPILE,

@@ -15,18 +15,15 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.errors import SpecError
 from orchestrator.network.description import Scores
-from orchestrator.types.spec import Optimizer
+from orchestrator.values.spec import Optimizer
 from tests.trainer_plans import TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE, largest_difference
 from trainers import llama
 from trainers.contract import build
-from trainers.llama import ring, zigzag
-from trainers.llama.attention import attention, cudnn
-from trainers.llama.axes import MESH, TENSOR
-from trainers.llama.blockwise import blockwise
-from trainers.llama.collectives import all_gather, reduce_scatter
+from trainers.llama import attention_kernels, ring
+from trainers.llama.attention_kernels import ZigzagMask, attention, blockwise, cudnn, splash
+from trainers.llama.collectives import MESH, TENSOR, all_gather, reduce_scatter
 from trainers.llama.optimizer import learning_rate
-from trainers.llama.splash import ZigzagMask, splash
 from trainers.llama.step import arrange
 
 Tree = Any
@@ -50,14 +47,14 @@ def run_on_axis(
 def test_zigzag_is_an_order_with_even_causal_work(ways: int, chunk: int) -> None:
     """Every position stands once, and every shard's queries see as many keys as any other's."""
     length = 2 * ways * chunk
-    order = zigzag.order(length, ways)
+    order = attention_kernels.order(length, ways)
     assert sorted(order) == list(range(length))
     assert len({int(shard.sum()) for shard in order.reshape(ways, -1)}) == 1
 
 
 def test_zigzag_of_four_shards() -> None:
     """Shard i holds chunks i and 7 - i."""
-    assert zigzag.order(8, 4).tolist() == [0, 7, 1, 6, 2, 5, 3, 4]
+    assert attention_kernels.order(8, 4).tolist() == [0, 7, 1, 6, 2, 5, 3, 4]
 
 
 @pytest.mark.parametrize("ways", [1, 2, 3, 4])
@@ -65,8 +62,10 @@ def test_gathered_positions_are_in_natural_order(ways: int) -> None:
     """What was split in zigzag order comes back as it was."""
     natural = jnp.arange(2 * 24 * 3).reshape(2, 24, 3)
     spec = P(None, "sequence")
-    gather = run_on_axis(partial(zigzag.gather, ways=ways), "sequence", ways, (spec,), P())
-    assert (gather(natural[:, zigzag.order(24, ways)]) == natural).all()
+    gather = run_on_axis(
+        partial(attention_kernels.gather, ways=ways), "sequence", ways, (spec,), P()
+    )
+    assert (gather(natural[:, attention_kernels.order(24, ways)]) == natural).all()
 
 
 def test_words_are_arranged_with_the_words_that_follow() -> None:
@@ -85,7 +84,7 @@ def test_words_are_arranged_with_their_documents() -> None:
     assert arranged["inputs"].tolist() == [[5, 3, 6, 7, 3, 3, 8, 9]]
     assert arranged["targets"].tolist() == [[3, -1, 7, 3, -1, -1, 9, 1]]
     assert arranged["documents"].tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
-    places = zigzag.order(8, 2)
+    places = attention_kernels.order(8, 2)
     apart = arrange(2, 3, row)
     assert all((apart[name] == arranged[name][:, places]).all() for name in arranged)
 
@@ -168,7 +167,13 @@ def differentiated(attend: Any, ways: int, sinks: Any = None) -> Callable[..., T
     def body(q: jax.Array, k: jax.Array, v: jax.Array, dy: jax.Array) -> Tree:
         def whole_sequences(q: jax.Array, k: jax.Array, v: jax.Array, sinks: Any) -> jax.Array:
             return jnp.asarray(
-                attend(q, zigzag.gather(k, ways), zigzag.gather(v, ways), sinks, None)
+                attend(
+                    q,
+                    attention_kernels.gather(k, ways),
+                    attention_kernels.gather(v, ways),
+                    sinks,
+                    None,
+                )
             )
 
         out, back = jax.vjp(whole_sequences, q, k, v, sinks)
@@ -189,7 +194,7 @@ def test_splash_is_blockwise_attention(
 ) -> None:
     """The TPU's kernel, interpreted, with the mask of each shard: values and gradients."""
     length, sinks = 512, jnp.array([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
-    places = zigzag.order(length, ways)
+    places = attention_kernels.order(length, ways)
     inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
     kind = Scores(scale=0.1, cap=cap, window=window)
     found = differentiated(splash(length, ways, kind, interpret=True), ways, sinks)(*inputs)
@@ -202,7 +207,7 @@ def test_splash_is_blockwise_attention(
 def test_splash_keeps_documents_apart_as_blockwise_does(ways: int) -> None:
     """Values and gradients, for documents that end anywhere."""
     length = 512
-    places = zigzag.order(length, ways)
+    places = attention_kernels.order(length, ways)
     numbers = np.cumsum(np.random.default_rng(2).random((2, length)) < 0.02, axis=1)
     inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
     kind = Scores(scale=0.1)
@@ -211,10 +216,10 @@ def test_splash_keeps_documents_apart_as_blockwise_does(ways: int) -> None:
     def differentiated(attend: Any) -> Tree:
         def body(documents: jax.Array, *arrays: jax.Array) -> Tree:
             *qkv, dy = arrays
-            theirs = zigzag.gather(documents, ways)
+            theirs = attention_kernels.gather(documents, ways)
 
             def whole(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-                gathered = zigzag.gather(k, ways), zigzag.gather(v, ways)
+                gathered = attention_kernels.gather(k, ways), attention_kernels.gather(v, ways)
                 return jnp.asarray(attend(q, *gathered, None, (documents, theirs)))
 
             out, back = jax.vjp(whole, *qkv)
@@ -241,7 +246,7 @@ def test_blockwise_rounds_as_its_inputs_do() -> None:
 @pytest.mark.parametrize("ways", [1, 2, 4])
 def test_the_mask_of_splash_is_the_order_of_positions(ways: int) -> None:
     """Row j of the mask is the query at place j: it sees the keys that are not later."""
-    order = zigzag.order(16, ways)
+    order = attention_kernels.order(16, ways)
     mask = ZigzagMask(16, ways)[0:16, 0:16]
     assert (mask == (np.arange(16) <= order[:, None])).all()
     assert (ZigzagMask(16, ways)[4:8, 8:12] == mask[4:8, 8:12]).all()

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import SpecError
+from orchestrator.network.attention import EXCHANGE
 from orchestrator.network.rematerialization import POLICIES, text_of
-from orchestrator.network.rotary import EXCHANGE
-from orchestrator.plan.kernel_constants import TILE
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import DataSource, Precision, Remat, TensorTreatments
+from orchestrator.planning.kernels import TILE
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import DataSource, Precision, Remat, TensorTreatments
 from tests.trainer_plans import FP32, TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama
 from trainers.contract import build
-from trainers.llama.blockwise import MOST_KEYS
+from trainers.llama.attention_kernels import MOST_KEYS
 from trainers.mesh import abstract_mesh_of
 
 COLLECTIVE = re.compile(

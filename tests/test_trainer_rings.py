@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import topologies
 
-from orchestrator.plan.torus import DIE_AXIS
-from orchestrator.prove.hlo.slice_links import SliceLinks
-from orchestrator.types.schedule import SliceTorus
+from orchestrator.planning.torus import DIE_AXIS
+from orchestrator.proving.hlo.transfers import SliceLinks
+from orchestrator.values.proof import SliceTorus
 from tests.test_trainer_mesh import WITHOUT_TPU, span
 from tests.trainer_plans import plan_of
 from trainers.mesh import mesh_of, ring_order

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from orchestrator.network.description import Rotary
-from orchestrator.types.model import Activation, RopeScaling
+from orchestrator.values.model import Activation, RopeScaling
 from tests import trainer_reference
+from trainers.llama.attention_layers import frequencies, magnitude, rotate
 from trainers.llama.mlp import ACTIVATIONS
-from trainers.llama.rotary import frequencies, magnitude, rotate
 
 SCALINGS = (
     RopeScaling(kind="linear", factor=8.0),

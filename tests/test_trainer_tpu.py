@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from jax.experimental import topologies
 
-from orchestrator.types.model import Model
-from orchestrator.types.spec import Precision
+from orchestrator.values.model import Model
+from orchestrator.values.spec import Precision
 from tests.test_trainer_mesh import WITHOUT_TPU, span
 from tests.trainer_plans import plan_of
 from trainers import llama

@@ -19,12 +19,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.network.description import Scores
-from orchestrator.prove.compile_process import text_of
-from orchestrator.prove.hlo import replica_groups
-from orchestrator.prove.hlo.program import program_of
-from orchestrator.prove.hlo.summary import summarize
-from orchestrator.types import codec
-from trainers.llama.splash import splash
+from orchestrator.proving.compile_process import text_of
+from orchestrator.proving.hlo import collectives
+from orchestrator.proving.hlo.program import program_of
+from orchestrator.proving.hlo.summary import summarize
+from orchestrator.values import codec
+from trainers.llama.attention_kernels import splash
 
 Array = Any  # jax leaves much of itself unannotated
 AXES = ("pods", "data", "tensor")
@@ -130,8 +130,8 @@ def compiled(body: Body, specs: Any, out: P, on: Mesh) -> str:
 
 def main() -> None:
     on = mesh()
-    in_slice = replica_groups.DeviceMesh(dict(zip(AXES[1:], SHAPE[1:], strict=True)))
-    slices = replica_groups.DeviceMesh({AXES[0]: SHAPE[0]})
+    in_slice = collectives.DeviceMesh(dict(zip(AXES[1:], SHAPE[1:], strict=True)))
+    slices = collectives.DeviceMesh({AXES[0]: SHAPE[0]})
     for name in sys.argv[1:] or PROGRAMS:
         reading = summarize(program_of(compiled(*PROGRAMS[name], on)), in_slice, slices, LAYERS)
         print(json.dumps({"name": name, "summary": codec.to_json(reading).decode()}), flush=True)

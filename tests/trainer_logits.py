@@ -8,11 +8,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from trainers.contract import Program, place
-from trainers.llama import parameters, zigzag
-from trainers.llama.axes import BATCH, MESH, SEQUENCE, TENSOR
-from trainers.llama.collectives import all_gather
+from trainers.llama import attention_kernels, parameters
+from trainers.llama.collectives import BATCH, MESH, SEQUENCE, TENSOR, all_gather
 from trainers.llama.model import residual_stream
-from trainers.llama.norm import norm
+from trainers.llama.parameters import norm
 from trainers.llama.runtime import Runtime
 from trainers.llama.step import TOKENS
 
@@ -40,5 +39,5 @@ def logits_of(program: Program, runtime: Runtime, weights: Any, tokens: np.ndarr
     batch = place(program, lambda start, stop: tokens[start:stop])
     stored = np.asarray(jax.jit(body)(weights, batch))[..., : plan.model.vocab]
     natural = np.empty_like(stored)
-    natural[:, zigzag.order(plan.batch.length, plan.mesh[SEQUENCE])] = stored
+    natural[:, attention_kernels.order(plan.batch.length, plan.mesh[SEQUENCE])] = stored
     return natural

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, link_of, ways
-from orchestrator.plan import flops
-from orchestrator.types.model import Model
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import DataSource, Optimizer, Precision
+from orchestrator.planning import flops
+from orchestrator.values.model import Model
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import DataSource, Optimizer, Precision
 from tests.goodputs import NO_LOSS
 
 TINY = Model(name="tiny", layers=2, d_model=32, d_ff=64, heads=8, kv_heads=4, head_dim=8, vocab=64)

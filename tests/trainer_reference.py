@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from orchestrator.network.decoder import decoder
-from orchestrator.types.model import Model, RopeScaling
-from orchestrator.types.spec import Optimizer
+from orchestrator.values.model import Model, RopeScaling
+from orchestrator.values.spec import Optimizer
 from tests.mixture_reference import mixture
 
 Tree = Any

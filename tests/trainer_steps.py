@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from orchestrator.types.model import Model
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Optimizer
+from orchestrator.values.model import Model
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Optimizer
 from tests import trainer_reference
 from trainers import llama
 from trainers.contract import Program, build, place

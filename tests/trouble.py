@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.ports import LOOPBACK, free_port
+from orchestrator.processes import LOOPBACK, free_port
 from orchestrator.tracking.mlflow.server import answers
 from tests.clusters import eventually
 from tests.conftest import ROOT

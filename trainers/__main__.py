@@ -22,11 +22,11 @@ import jax
 import msgspec
 
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.storage import is_address
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Outcome, Startup, Step
-from orchestrator.types.run_options import CheckpointOptions, EvaluationOptions
+from orchestrator.storage.addresses import is_address
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Outcome, Startup, Step
+from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
 from trainers.loop import Assignment, train
 
 LAST = 10  # steps whose mean loss is compared with a limit

@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, Mesh
 from orchestrator import plugins
 from orchestrator.errors import SpecError
 from orchestrator.network.published import PublishedWeight
-from orchestrator.types.plan import Plan
+from orchestrator.values.plan import Plan
 from trainers.mesh import mesh_of
 
 Tree = Any
@@ -57,7 +57,7 @@ class Program:
              rows with a word, by the names of the leaves of `state` that may have more: these are
              zero, and as many as the mesh needs
     model_flops_per_step
-             what MFU counts (`orchestrator.plan.flops`): of all devices, no recompute
+             what MFU counts (`orchestrator.planning.flops`): of all devices, no recompute
     """
 
     plan: Plan

@@ -5,31 +5,110 @@ with the same data, and gives the same losses to the bit.
 """
 
 import os
+import platform
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
+from jax._src import cache_key
 
-from orchestrator.device_settings import deepen_compiler_stacks
 from orchestrator.errors import OrchError, ProgramFailed, SpecError
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Outcome, Startup, Step
-from orchestrator.types.run_options import CheckpointOptions, EvaluationOptions
+from orchestrator.processes import COMPILED, deepen_compiler_stacks
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Outcome, Startup, Step
+from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
 from trainers.checkpoint.checkpoints import Checkpoints, newest_step
-from trainers.checkpoint.save_log import SaveLog
-from trainers.compile_cache import share_compiled_programs
+from trainers.checkpoint.step_folders import SaveLog
 from trainers.contract import Program, build, load, place
-from trainers.data.batch_source import BatchSource, DataProgress, ResumedData, batch_source
-from trainers.data.held_out import HeldOut, held_out
-from trainers.data.prefetch import Prefetched
-from trainers.evaluation import Evaluator, compiled_evaluation
+from trainers.data.batches import (
+    BatchSource,
+    DataProgress,
+    HeldOut,
+    Prefetched,
+    ResumedData,
+    batch_source,
+    held_out,
+)
 from trainers.huggingface.read import new_state
-from trainers.meter import Meter
+from trainers.meter import Evaluator, Meter, compiled_evaluation
 from trainers.multihost import StopVote, barrier, listen_on_node_address
-from trainers.xprof_trace import XprofTrace
+
+# An XProf trace of chosen steps.
+
+
+class XprofTrace:
+    """Traces the steps of a range on the primary process, into `folder`."""
+
+    def __init__(self, folder: Path, steps: range) -> None:
+        self._folder = folder
+        self._steps = steps if jax.process_index() == 0 else range(0)
+        self._tracing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tracing:
+            self._stop()
+
+    def step(self, index: int, drain: Callable[[], None]) -> AbstractContextManager[object]:
+        """Mark a step in the trace; `drain` is called before a trace begins and before it ends."""
+        if self._tracing != (index in self._steps):
+            drain()
+            if self._tracing:
+                self._stop()
+            else:
+                self._start()
+        return jax.profiler.StepTraceAnnotation("step", step_num=index)
+
+    def _start(self) -> None:
+        jax.profiler.start_trace(self._folder)
+        self._tracing = True
+
+    def _stop(self) -> None:
+        jax.profiler.stop_trace()
+        self._tracing = False
+
+
+# Emulated devices: one process compiles a program, the others load it, and so do later runs.
+
+
+MOST_BYTES = 1 << 30  # the programs that were used last stay
+
+
+def share_compiled_programs() -> None:
+    """Compile each program once where processes emulate devices on the cores of one machine.
+
+    Call this before the first program. JAX keys a program of CPUs by its process, so that processes
+    share none; here the machine stands for it.
+    """
+    folder = os.environ.get(COMPILED)
+    if not folder or not hasattr(cache_key, "_hash_accelerator_config"):
+        return
+    # JAX has no public way to say it.
+    cache_key._hash_accelerator_config = _hash_machine  # type: ignore[assignment]
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_share_binary_between_hosts", True)
+
+
+def _hash_machine(hashed: Any, _: Any) -> None:
+    """A program holds instructions that another processor may lack."""
+    hashed.update(processor().encode())
+
+
+def processor() -> str:
+    """What this machine's processor is and can do."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return "\n".join((platform.machine(), platform.processor(), *sorted(known)))
+
 
 State = dict[str, Any]
 CHECKPOINTS = "checkpoints"  # in the directory of a run

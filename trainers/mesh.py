@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import RING_AXES
-from orchestrator.types.plan import Plan, TorusSpan
+from orchestrator.values.plan import Plan, TorusSpan
 
 TORUS_AXES = ("x", "y", "z")
 DIE_AXIS = "d"  # the devices of one chip

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import multihost
 
-from orchestrator.ports import NODE_ADDRESS
+from orchestrator.processes import NODE_ADDRESS
 
 BARRIER_S = 600
 MESSAGE_BYTES = 256

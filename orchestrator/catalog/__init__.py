@@ -1,9 +1,19 @@
 """Chips and models as data; every number names its source. It imports `types` alone."""
 
-from orchestrator.catalog.chip import Chip, Quantity, Topology, chip, chip_of, chips, defined
-from orchestrator.catalog.efficiency import Efficiency, LearnedConstant, Range, efficiency
-from orchestrator.catalog.networks import model, model_source, models
-from orchestrator.catalog.sources import sources
+from orchestrator.catalog.chips import (
+    Chip,
+    Quantity,
+    Topology,
+    chip,
+    chip_of,
+    chips,
+    defined,
+    model,
+    model_source,
+    models,
+    sources,
+)
+from orchestrator.catalog.published import Efficiency, LearnedConstant, Range, efficiency
 from orchestrator.catalog.topologies import hosts, rental_warnings, topologies, topology
 
 __all__ = [

@@ -6,10 +6,10 @@ from functools import cache
 from itertools import zip_longest
 from math import ceil, log, prod
 
-from orchestrator.catalog.chip import Chip, Topology
+from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.errors import NoSuchSlice, NoTopology
-from orchestrator.types.plan import PlanWarning, plan_warning
-from orchestrator.types.spec import AUTO_TOPOLOGY
+from orchestrator.values.plan import PlanWarning, plan_warning
+from orchestrator.values.spec import AUTO_TOPOLOGY
 
 Shape = tuple[int, ...]
 

@@ -11,9 +11,9 @@ from orchestrator.cli import (
     run_commands,
     spec_commands,
 )
+from orchestrator.cli.endings import report, report_abort
 from orchestrator.errors import OrchError, Usage
-from orchestrator.lifecycle.ending import report, report_abort
-from orchestrator.render.terminal import report_output, report_unwritable
+from orchestrator.show.terminal import report_output, report_unwritable
 
 GROUPS = {
     "Plan": ("init", "schema", "plan", "explain", "prove", "score", "import", "export", "data"),

@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from orchestrator.render.next_commands import RUNS
+from orchestrator.run.next_commands import RUNS
 
 
 def complete_key(_: object, __: object, typed: str) -> list[str]:
     """The runs and studies of the folder at hand that begin so, for the shell to complete."""
-    from orchestrator.journal import keys_in
+    from orchestrator.journal.study_journal import keys_in
 
     return [key for key in keys_in(RUNS) if key.startswith(typed)]
 
@@ -23,7 +23,7 @@ class StorageFolder(click.Path):
 
     def convert(self, value: Any, parameter: Any, context: Any) -> Any:
         from orchestrator import storage
-        from orchestrator.storage.place import reserved_name
+        from orchestrator.storage.addresses import reserved_name
 
         if isinstance(value, str) and storage.is_address(value):
             if name := reserved_name(value):

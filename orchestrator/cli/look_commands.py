@@ -6,11 +6,23 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, RUN, RUN_HELP, STORAGE
-from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.render.display import Display, say_end
-from orchestrator.render.next_commands import run_command, storage_command
-from orchestrator.render.screen_parts import Detail
-from orchestrator.render.terminal import echo, echo_json, show
+from orchestrator.errors import OrchError
+from orchestrator.evidence.studies import report_of_study
+from orchestrator.journal.listing import find_run
+from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
+from orchestrator.run.next_commands import run_command, storage_command
+from orchestrator.run.progress import interruptible
+from orchestrator.show.endings import next_after
+from orchestrator.show.pages import Page
+from orchestrator.show.parts import Command, Detail, next_step, screen
+from orchestrator.show.progress import Display, say_end
+from orchestrator.show.report_screen import report_screen
+from orchestrator.show.status_screen import next_run_command, status_screen, study_runs_screen
+from orchestrator.show.sweep_screens import study_report_screen, verdict_text
+from orchestrator.show.terminal import echo, echo_json, show
+from orchestrator.values.report import Report
+from orchestrator.values.run import LIVE, Status
+from orchestrator.values.study import StudyStatus
 
 
 @click.command()
@@ -23,7 +35,7 @@ def runs(storage: Path, as_json: bool) -> None:
 
     Example: orch runs --storage /mnt/shared/runs --json
     """
-    from orchestrator.render.runs_screen import runs_screen
+    from orchestrator.show.status_screen import runs_screen
 
     found = orch.runs(storage, progress=Display())
     following = run_command("status", found[0].run, storage) if found else None
@@ -42,7 +54,6 @@ def status(run: str, storage: Path, as_json: bool) -> None:
 
     Example: orch status llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.lifecycle.screens import status_screens
 
     found = orch.status(run, storage)
     show(found, lambda: status_screens(found, run, storage), as_json=as_json)
@@ -64,7 +75,7 @@ def logs(
 
     Example: orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
-    from orchestrator.render.log_text import log_line, log_lines, notes
+    from orchestrator.show.status_screen import log_line, log_lines, notes
 
     alone, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
@@ -88,7 +99,7 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 
     Example: orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
-    from orchestrator.render.compare_screen import compare_screen
+    from orchestrator.show.report_screen import compare_screen
 
     found, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
     show(found, lambda: compare_screen(found, following), as_json=as_json)
@@ -113,7 +124,6 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool, detail: Det
 
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
-    from orchestrator.lifecycle.screens import report_screens
 
     if as_json:
         show(orch.report(run, storage), as_json=True)
@@ -143,7 +153,7 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 
     Example: orch sync llama3-70b-4pod-3f9a1c07-1 --json
     """
-    from orchestrator.render.sync_screen import sync_screen
+    from orchestrator.show.machine_screens import sync_screen
 
     results = orch.sync(runs, storage, progress=Display())
     following = storage_command("ui", storage)
@@ -165,3 +175,38 @@ def ui(storage: Path, port: int | None) -> None:
 
 
 COMMANDS = (runs, status, logs, report, compare, sync, ui)
+
+
+# Screens that show more than one value: what they need besides is read here.
+
+
+def status_screens(status: Status | StudyStatus, named: str, storage: Path) -> list[str]:
+    """A run; or a study with its runs, and its scaling as far as it is measured."""
+    if isinstance(status, Status):
+        return [status_screen(status, next_of_run(status, named, storage))]
+    study = find_run_or_study(storage, status.study)
+    assert isinstance(study, StudyJournal)
+    following = run_command("report", study.key, storage)
+    measured = study_report_screen(report_of_study(study), following)
+    return [study_runs_screen(status), "\n", measured]
+
+
+def next_of_run(status: Status, named: str, storage: Path) -> str:
+    """The next command for a run; what helps where it has ended and its plan cannot be read."""
+    if status.forecast is None and status.state not in LIVE:
+        try:
+            find_run(storage, status.run).plan(status.plan_digest)
+        except OrchError as error:
+            return error.next_command or next_after(error)
+    return next_run_command(status, named, storage)
+
+
+def report_screens(page: Page, detail: Detail | None) -> list[str]:
+    """What a report says, and where its page is."""
+    report, where = page.report, f"open {page.path.absolute().as_uri()}"
+    if isinstance(report, Report):
+        return [report_screen(report, str(page.path), where, detail or "usual")]
+    wrote = screen([Command(text=f"wrote {page.path}"), *next_step(where)])
+    if detail == "brief":
+        return [verdict_text(report), "\n", wrote]
+    return [study_report_screen(report, ""), "\n", wrote]

@@ -6,10 +6,10 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.arguments import JSON, STORAGE, complete_key
-from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.render.display import Display
-from orchestrator.render.next_commands import run_command
-from orchestrator.render.terminal import CommandResult, echo, show, show_result
+from orchestrator.run.next_commands import run_command
+from orchestrator.run.progress import interruptible
+from orchestrator.show.progress import Display
+from orchestrator.show.terminal import CommandResult, echo, show, show_result
 
 
 @click.command()
@@ -29,7 +29,7 @@ def doctor(
 
     Example: orch doctor --address http://10.0.0.2:8265
     """
-    from orchestrator.render.doctor_screen import doctor_screen, run_doctor_screen
+    from orchestrator.show.machine_screens import doctor_screen, run_doctor_screen
 
     if repair and run is None:
         raise click.UsageError("--repair: name the run to repair")
@@ -60,7 +60,7 @@ def calibrate(as_json: bool) -> None:
 
     Example: orch calibrate --json
     """
-    from orchestrator.render.calibration_screen import calibration_screen
+    from orchestrator.show.machine_screens import calibration_screen
 
     stored = orch.calibrate(progress=Display())
     profile, path = stored.profile, str(stored.path)

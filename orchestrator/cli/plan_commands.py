@@ -7,10 +7,10 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC, STAGE
-from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.render.display import Display
-from orchestrator.render.next_commands import spec_command, stage_option
-from orchestrator.render.terminal import show, show_result
+from orchestrator.run.next_commands import spec_command, stage_option
+from orchestrator.run.progress import interruptible
+from orchestrator.show.progress import Display
+from orchestrator.show.terminal import show, show_result
 
 
 @click.command()
@@ -52,7 +52,7 @@ def plan(
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
-    from orchestrator.api.spec_results import PlanOptions, plan_result
+    from orchestrator.cli.spec_results import PlanOptions, plan_result
 
     result = plan_result(spec, other, overrides, PlanOptions(**options), Display())
     show_result(result, as_json=as_json)
@@ -75,7 +75,7 @@ def explain(
 
     Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
-    from orchestrator.render.explain_screen import explain_screen
+    from orchestrator.show.explain_screen import explain_screen
 
     found = orch.explain(spec, overrides, mfu=mfu, stage=stage)
     following = spec_command("plan", spec, overrides, *stage_option(stage))
@@ -129,7 +129,7 @@ def prove(
       orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
       orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
     """
-    from orchestrator.api.spec_results import ProveOptions, proof_result
+    from orchestrator.cli.spec_results import ProveOptions, proof_result
 
     overrides = (*overrides, f"run.trainer={trainer}") if trainer else overrides
     result = proof_result(spec, other, overrides, ProveOptions(**options), Display())
@@ -154,7 +154,7 @@ def score(
 
     Example: orch score my-runs.csv --without document
     """
-    from orchestrator.render.score_screen import score_screen
+    from orchestrator.show.score_screen import score_screen
 
     found = orch.score(runs, without=without)
     following = "orch score" if without else "orch score --without document"

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import orchestrator as orch
+from orchestrator.cli import endings
 from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
 from orchestrator.errors import NotAnswered, refuse_options
-from orchestrator.render.display import Display
-from orchestrator.render.next_commands import as_typed, run_command, spec_command
-from orchestrator.render.terminal import aside, say, show, show_result
+from orchestrator.evidence.studies import report_of_study
+from orchestrator.run.next_commands import as_typed, run_command, spec_command
+from orchestrator.run.studies import StudyResult
+from orchestrator.show.progress import Display
+from orchestrator.show.sweep_screens import study_report_screen
+from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
+from orchestrator.values.run import Run
 
 if TYPE_CHECKING:
-    from orchestrator.lifecycle.requests import Confirm
-    from orchestrator.types.run import Run
-    from orchestrator.types.study import StudyStatus
-    from orchestrator.types.submit_options import Proposal
+    from orchestrator.run.requests import Confirm
+    from orchestrator.values.run_options import Proposal
+    from orchestrator.values.study import StudyStatus
 
 ADDRESS = click.option("--address", metavar="ADDRESS", help="A cluster, instead of RAY_ADDRESS.")
 YES = click.option("--yes", is_flag=True, help="Do not ask before chips are taken.")
@@ -103,7 +107,6 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit my-run.yaml --address http://10.0.0.2:8265 --detach
     """
-    from orchestrator.lifecycle.run_results import run_result, study_result
 
     options = orch.SubmitOptions(prove=not no_prove, calibrate=not (no_calibrate or dry_run), **how)
     other_plans = spec_command("plan", spec, overrides, "--alternatives", "5")
@@ -122,7 +125,7 @@ def submit(
 
 def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     """A function that asks before chips are taken; None where nobody can answer."""
-    from orchestrator.render.ending_text import submission_question
+    from orchestrator.show.endings import submission_question
 
     def confirm(proposal: "Proposal") -> bool:
         if dry_run:
@@ -157,7 +160,6 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
 
     Example: orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
     """
-    from orchestrator.lifecycle.run_results import run_result
 
     display, confirm = Display(detach=detach), confirmation(yes=yes)
     with aside(as_json):
@@ -177,8 +179,8 @@ def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.render.ending_text import cancelled_text
-    from orchestrator.types.study import StudyStatus
+    from orchestrator.show.endings import cancelled_text
+    from orchestrator.values.study import StudyStatus
 
     results = orch.cancel(run, storage, at_once=now)
     if as_json:
@@ -201,7 +203,7 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 
     Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.render.ending_text import removal_question, removed_fields, removed_text
+    from orchestrator.show.endings import removal_question, removed_fields, removed_text
 
     def confirm(doomed: "Run | StudyStatus") -> bool:
         if not sys.stdin.isatty():
@@ -213,3 +215,21 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
 
 
 COMMANDS = (submit, resume, cancel, rm)
+
+
+# What commands show of a run or a study that was carried out, and how they exit.
+
+
+def run_result(run: Run, *, left: bool, detached: bool = False) -> CommandResult:
+    """A run that was submitted or resumed. People saw its screens while it was followed."""
+    return CommandResult(run, exit_code=endings.of_run(run, left=left, detached=detached))
+
+
+def study_result(result: StudyResult) -> CommandResult:
+    """A study that was carried out: its scaling, as far as it is measured."""
+    code, study = endings.OF_STUDY[result.outcome], result.study
+    if study is None:
+        return CommandResult(result.outcome, exit_code=code)
+    report = report_of_study(study)
+    following = as_typed() if code else run_command("report", study.key, study.storage)
+    return CommandResult(report, lambda: study_report_screen(report, following), code)

@@ -8,16 +8,15 @@ import click
 
 import orchestrator as orch
 from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
-from orchestrator.lifecycle.interrupts import interruptible
-from orchestrator.render.display import Display
-from orchestrator.render.key_help_text import key_help_screen
-from orchestrator.render.new_spec_text import examples_screen, import_lines
-from orchestrator.render.next_commands import spec_command
-from orchestrator.render.terminal import echo, say, show
+from orchestrator.run.next_commands import spec_command
+from orchestrator.run.progress import interruptible
+from orchestrator.show.progress import Display
+from orchestrator.show.spec_screens import examples_screen, import_lines, key_help_screen
+from orchestrator.show.terminal import echo, say, show
 
 if TYPE_CHECKING:
-    from orchestrator.export import ManifestKind
-    from orchestrator.types.weights import WeightType
+    from orchestrator.interop.kubernetes import ManifestKind
+    from orchestrator.values.run import WeightType
 
 
 @click.command()
@@ -91,7 +90,7 @@ def manifest_command(kind: "ManifestKind", about: str) -> click.Command:
     @SET
     @interruptible("planning")
     def command(spec: Path, overrides: tuple[str, ...]) -> None:
-        from orchestrator.spec.spec_text import yaml_text
+        from orchestrator.reading.examples import yaml_text
 
         echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
 
@@ -115,7 +114,7 @@ def to_maxtext(spec: Path, overrides: tuple[str, ...]) -> None:
 
     Example: orch export maxtext specs/llama3_8b_1slice.yaml > run.sh
     """
-    from orchestrator.maxtext import script_of
+    from orchestrator.interop.maxtext.exported_run import script_of
 
     echo(script_of(orch.export_maxtext(spec, overrides)), nl=False)
 
@@ -137,7 +136,7 @@ def huggingface(
 
     Example: orch export huggingface my-run weights/ --type bf16
     """
-    from orchestrator.render.weights_screen import weights_screen
+    from orchestrator.show.machine_screens import weights_screen
 
     written = orch.export_weights(run, out, storage, dtype=dtype, step=step, progress=Display())
     show(written, lambda: weights_screen(written), as_json=as_json)
@@ -167,7 +166,7 @@ def maxtext(
       orch import maxtext run_recipe.sh > spec.yaml
       orch import maxtext "model_name=llama3-70b per_device_batch_size=4" --device-type v6e-256
     """
-    from orchestrator.spec.spec_text import yaml_text
+    from orchestrator.reading.examples import yaml_text
 
     found = orch.import_maxtext(sources, device=device_type, slices=slices, command=command)
     for line in import_lines(found.notes, found.irrelevant):

@@ -9,9 +9,9 @@ import sys
 
 from orchestrator.drive import driver
 from orchestrator.errors import OrchError
-from orchestrator.journal import Journal
+from orchestrator.journal.run_journal import Journal
 from orchestrator.launch.backend import find_backend
-from orchestrator.storage import folder
+from orchestrator.storage.addresses import folder
 from orchestrator.tracking import destinations
 
 

@@ -2,27 +2,87 @@
 
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from orchestrator import tracking
-from orchestrator.drive import select_slices
-from orchestrator.drive.clock import Clock
-from orchestrator.drive.evict import end_ranks, evict
-from orchestrator.drive.monitor import Monitor, ReadHeartbeats
+from orchestrator.drive.monitor import Clock, Monitor, ReadHeartbeats, end_ranks, evict
 from orchestrator.drive.worker import redirect_output
-from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError, Superseded
-from orchestrator.journal import Decision, Journal, Writer, claim_run, decide_retry
+from orchestrator.errors import (
+    JournalUnreadable,
+    JournalUnwritable,
+    OrchError,
+    SpecError,
+    Superseded,
+)
 from orchestrator.journal.heartbeat import read_heartbeats
-from orchestrator.journal.run_status import cancel_reason
+from orchestrator.journal.ownership import Writer, claim_run
+from orchestrator.journal.retry import Decision, decide_retry
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.run_state import cancel_reason
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
-from orchestrator.plan.elastic import plan_on
-from orchestrator.storage import address, is_copy
-from orchestrator.types.plan import Plan
-from orchestrator.types.recovery import heartbeat_interval_s
-from orchestrator.types.run import StateReason
-from orchestrator.types.spec import Pods
+from orchestrator.planning.planner import plan_on
+from orchestrator.storage.addresses import address, is_copy
+from orchestrator.values.goodput import SPARE_WAIT_S, heartbeat_interval_s
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import StateReason
+from orchestrator.values.spec import Pods
+
+# Selects the slices that an attempt takes, among those that the backend shows. Pure.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceRequest:
+    """The slices that a run needs.
+
+    A run that has `started` may go on with fewer. So may any run on a `private` cluster, where no
+    slice is ever added. It takes a multiple of `sharing`: so many slices have one copy of the
+    weights.
+    """
+
+    pods: Pods
+    kind: str
+    started: bool
+    private: bool
+    sharing: int = 1
+
+
+def select(
+    slices: Sequence[Slice], request: SliceRequest, previous: Sequence[str], waited_s: float
+) -> tuple[str, ...]:
+    """The slices to take, previous ones first; none when the run should wait.
+
+    `SpecError` when waiting cannot help.
+    """
+    free = [one.name for one in slices if one.whole and one.free and one.settled]
+    ranked = sorted(free, key=lambda name: (name not in previous, name))
+    if len(free) >= request.pods.max:
+        return tuple(sorted(ranked[: request.pods.max]))
+    settled = all(one.settled for one in slices)
+    whole = sum(one.whole for one in slices)
+    if request.private and settled and whole < request.pods.min:
+        raise SpecError(f"{describe_wait(slices, request)}; this cluster gets no more")
+    nothing_comes = request.private and settled and len(free) == whole
+    fewer = len(free) // request.sharing * request.sharing
+    enough = (request.started or nothing_comes) and fewer >= request.pods.min
+    goes_on = enough and (nothing_comes or waited_s > SPARE_WAIT_S)
+    return tuple(sorted(ranked[:fewer])) if goes_on else ()
+
+
+def describe_wait(slices: Sequence[Slice], request: SliceRequest, ahead: Sequence[str] = ()) -> str:
+    """What the run waits for: the slices by number, the runs ahead of it, and broken slices."""
+    whole = [one for one in slices if one.whole]
+    free = sum(one.free for one in whole)
+    pods = request.pods
+    requested = f"{pods.max}" if pods.min == pods.max else f"{pods.min} to {pods.max}"
+    text = f"{requested} slices of {request.kind} requested, {len(whole)} whole, {free} free"
+    broken = [f"{one.name} has {one.hosts} of {one.size} hosts" for one in slices if not one.whole]
+    names = ", ".join(path.rpartition("/")[2] for path in ahead)
+    queue = [f"first come, first served: {names} is ahead"] if ahead else []
+    return "; ".join([text, *queue, *broken])
+
 
 WORKER = "orchestrator.drive.worker:work"
 POLL_S = 0.2
@@ -57,7 +117,7 @@ def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None
 
 def keep_report(journal: Journal) -> None:
     """Keep the report with the run. Whatever is wrong with it, the run has ended as it has."""
-    from orchestrator.lifecycle import pages  # noqa: PLC0415  drawing takes imports that runs need not
+    from orchestrator.show import pages  # noqa: PLC0415  drawing takes imports that runs need not
 
     try:
         pages.keep_report(journal)
@@ -179,7 +239,7 @@ class Driver:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""
         started_s, run = self.clock.now_s(), self.writer.run()
         previous = run.attempts[-1].slices if run.attempts else ()
-        request = select_slices.SliceRequest(
+        request = SliceRequest(
             pods=self._pods(),
             kind=self.first_plan.slice_kind,
             started=bool(run.attempts),
@@ -198,10 +258,10 @@ class Driver:
             if slices is None:
                 continue
             waited_s = self.clock.now_s() - started_s
-            if not ahead and (chosen := select_slices.select(slices, request, previous, waited_s)):
+            if not ahead and (chosen := select(slices, request, previous, waited_s)):
                 return plan_on(self.spec, self.first_plan, len(chosen)), chosen
             if waited_s > PENDING_AFTER_S:
-                detail = select_slices.describe_wait(slices, request, ahead)
+                detail = describe_wait(slices, request, ahead)
                 self.writer.record_pending(StateReason(code="waiting_for_slices", detail=detail))
 
     def _pods(self) -> Pods:

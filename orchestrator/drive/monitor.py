@@ -1,17 +1,34 @@
 """Watches one attempt: how it ends, why, and which rank died first."""
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.drive.clock import Clock
-from orchestrator.journal import Writer, liveness
+import psutil
+
+from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor, read_heartbeats
-from orchestrator.launch.backend import AttemptEvent, AttemptHandle, Slice, WorkerArgs
-from orchestrator.launch.dead_rank import DeadRank
-from orchestrator.types.recovery import poll_interval_s, settling_s
-from orchestrator.types.run import AttemptReason
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.run_state import RunState
+from orchestrator.launch.backend import AttemptEvent, AttemptHandle, DeadRank, Slice, WorkerArgs
+from orchestrator.values.goodput import poll_interval_s, settling_s
+from orchestrator.values.run import AttemptReason, ProcessIdentity
+
+# The clock of a driver: real, or one that a simulation moves.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Seconds that only grow, and a way to wait."""
+
+    now_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
 
 # The process that carries out an attempt may be stopped when its ranks end.
 DONE_LIMIT_S = 30.0
@@ -172,3 +189,67 @@ def lost_hosts(used: Sequence[str], slices: Sequence[Slice] | None) -> str | Non
         if name not in left or not left[name].whole
     ]
     return "; ".join(lost) or None
+
+
+# Ends what a superseded claim left on this machine: its driver, what that started, and its
+# ranks.
+
+
+EXIT_LIMIT_S = 5.0
+START_LIMIT_S = 5.0
+POLL_S = 0.2
+REAL_CLOCK = Clock()
+
+
+def evict(journal: Journal, before: RunState) -> None:
+    """End the processes of the claim before, the driver first: it would start others."""
+    if before.claim and before.claim.driver != liveness.this_process():
+        _kill_tree(before.claim.driver)
+    if before.attempts:
+        end_ranks(journal, before.attempts[-1].number)
+
+
+def end_ranks(
+    journal: Journal,
+    attempt: int,
+    *,
+    expected: Set[int] = frozenset(),
+    clock: Clock = REAL_CLOCK,
+    read: ReadHeartbeats = heartbeat.read_heartbeats,
+) -> None:
+    """Wait until no rank of the attempt is left on this machine, and kill those that stay.
+
+    An `expected` rank without a heartbeat may still be starting: it is waited for, up to a limit.
+    Ranks on other machines end by themselves when they see that their attempt counts no more.
+    """
+    began_s = clock.now_s()
+    while True:
+        # Read in every turn: a rank may have started since.
+        beats = read(journal.path, attempt)
+        here = [beat.process for beat in beats.values() if liveness.is_known(beat.process)]
+        left = [process for process in here if not liveness.is_gone(process)]
+        waited_s = clock.now_s() - began_s
+        # A rank that has sent no heartbeat is on this machine only where the others are.
+        awaited = bool(here or not beats) and not expected <= beats.keys()
+        if not left and (not awaited or waited_s > START_LIMIT_S):
+            return
+        if left and waited_s > EXIT_LIMIT_S:
+            _kill(psutil.Process(process.pid) for process in left)
+        clock.sleep(POLL_S)
+
+
+def _kill_tree(driver: ProcessIdentity) -> None:
+    """Kill a process of this machine, and all that it started."""
+    if not liveness.is_alive(driver):
+        return
+    print(f"ending process {driver.pid}, whose claim is superseded", file=sys.stderr, flush=True)
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(driver.pid)
+        tree = [process, *process.children(recursive=True)]
+        _kill(one for one in tree if one.pid != os.getpid())
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()

@@ -5,26 +5,74 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from orchestrator.drive.run_saves import RunSaves
-from orchestrator.errors import JournalUnreadable
-from orchestrator.journal import ClaimWatch, Journal, StepLog, boundary
-from orchestrator.journal.counted_steps import counted_steps
-from orchestrator.journal.heartbeat import HeartbeatWriter
-from orchestrator.journal.step_table import read_table
+from orchestrator.errors import CheckpointFailed, JournalUnreadable
+from orchestrator.journal import boundary
+from orchestrator.journal.heartbeat import RENEWAL_LIMIT_S, ClaimWatch, HeartbeatWriter
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepLog, counted_steps, read_table
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
-from orchestrator.storage import copies, folder, is_copy
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.storage.ship import pipe_to
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Step
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import SavedCheckpoint, Step, checkpoint_folder
 
 if TYPE_CHECKING:
-    from trainers.data.batch_source import DataProgress
+    from trainers.data.batches import DataProgress
+
+# The checkpoints of a run that count, for its trainer: those that its drivers have recorded.
+
+
+SETTLE_LIMIT_S = 5.0
+POLL_S = 0.05
+
+
+class RunSaves:
+    """Reports whole checkpoints with the heartbeats of a rank, and sees which are recorded."""
+
+    def __init__(self, args: WorkerArgs, beats: HeartbeatWriter, watch: ClaimWatch) -> None:
+        self._args, self._beats, self._watch = args, beats, watch
+        self._reported: SavedCheckpoint | None = None
+        self.before_report: Callable[[], None] = lambda: None
+
+    def recorded(self) -> Sequence[SavedCheckpoint]:
+        """The newest checkpoints that count, the newest last."""
+        return (*self._args.saves, *self._watch.saved)
+
+    def folder(self, step: int) -> str:
+        """The folder of a checkpoint that this attempt saves."""
+        return checkpoint_folder(self._args.claim, self._args.attempt, step)
+
+    def report(self, step: int, sha256: str) -> None:
+        """Report that a checkpoint of this attempt is whole."""
+        self.before_report()
+        self._reported = SavedCheckpoint(
+            claim=self._args.claim, attempt=self._args.attempt, step=step, sha256=sha256
+        )
+        self._beats.report_saved(self._reported)
+
+    def begin_stage(self, step: int) -> None:
+        """Wait until the checkpoint of so many steps counts: every rank begins a stage with it."""
+        self._beats.start_again()
+        deadline = time.monotonic() + RENEWAL_LIMIT_S
+        while all(saved.step != step for saved in self.recorded()):
+            if time.monotonic() > deadline:
+                raise CheckpointFailed(f"the driver has not recorded the checkpoint of step {step}")
+            time.sleep(POLL_S)
+
+    def settle(self) -> None:
+        """Wait a moment until the last report is recorded."""
+        deadline = time.monotonic() + SETTLE_LIMIT_S
+        while self._reported and self._reported not in self._watch.saved:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(POLL_S)
 
 
 PRINT_EVERY_S = 10.0
@@ -92,7 +140,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
 
 
 def _data_progress(journal: Journal, first_plan_digest: str) -> "DataProgress":
-    from trainers.data.batch_source import DataProgress  # noqa: PLC0415
+    from trainers.data.batches import DataProgress  # noqa: PLC0415
 
     return DataProgress(
         original=journal.plan(first_plan_digest),

@@ -1,9 +1,7 @@
 """The share of time that trains: predicted from failures, saves and restarts. Arithmetic only."""
 
 from orchestrator.goodput.inputs import Machines, State, goodput_inputs, nothing_fails
-from orchestrator.goodput.losses import goodput_forecast
-from orchestrator.goodput.odds import odds_below
-from orchestrator.goodput.uncertainty import over_share
+from orchestrator.goodput.losses import goodput_forecast, odds_below, over_share
 
 __all__ = [
     "Machines",

@@ -6,21 +6,22 @@ What the spec states comes first, then the chip, then the catalog's assumptions.
 from dataclasses import dataclass, replace
 from math import exp, factorial, log2
 
-from orchestrator.catalog import Chip
-from orchestrator.catalog.chip import FailureRates, Quantity
-from orchestrator.catalog.recovery_times import RecoveryTime, recovery
+from orchestrator.catalog.chips import Chip, FailureRates, Quantity
+from orchestrator.catalog.published import RecoveryTime, recovery
 from orchestrator.formatting import DAY_S
-from orchestrator.goodput.uncertainty import changed, exactly, total
-from orchestrator.types.failure_options import FailureOptions
-from orchestrator.types.goodput import EvaluationCost, GoodputInputs, SaveCost, Uncertain
-from orchestrator.types.recovery import (
+from orchestrator.goodput.losses import changed, exactly, total
+from orchestrator.values.goodput import (
     SPARE_WAIT_S,
+    EvaluationCost,
+    GoodputInputs,
+    SaveCost,
+    Uncertain,
     heartbeat_interval_s,
     poll_interval_s,
     settling_s,
 )
-from orchestrator.types.run_options import RunOptions
-from orchestrator.types.spec import Resources
+from orchestrator.values.run_options import FailureOptions, RunOptions
+from orchestrator.values.spec import Resources
 
 SPEC = "spec"
 # A restore reads a checkpoint twice: for its sums, and for its weights.

@@ -1,13 +1,11 @@
 """The forecast of goodput: the share of time that trains, and what takes the rest."""
 
-from collections.abc import Iterator
-from math import ceil, inf, sqrt
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil, erf, exp, expm1, hypot, inf, log, sqrt
 
 from orchestrator.formatting import DAY_S
-from orchestrator.goodput.odds import DEVIATIONS
-from orchestrator.goodput.renewal import Rhythm
-from orchestrator.goodput.uncertainty import exactly, with_causes
-from orchestrator.types.goodput import (
+from orchestrator.values.goodput import (
     EvaluationCost,
     GoodputForecast,
     GoodputInputs,
@@ -15,6 +13,150 @@ from orchestrator.types.goodput import (
     LossKind,
     Uncertain,
 )
+from orchestrator.values.plan import Estimate
+
+# How likely a time or a cost stays within a limit, from its 80 % interval.
+
+
+DEVIATIONS = 1.2815515655446004  # of a normal distribution, from its middle to an end of 80 %
+
+
+def odds_below(amount: Estimate, limit: float) -> float | None:
+    """The probability that an amount is at most the limit; None without an interval.
+
+    The logarithm is normal on each side of `expected`, with the width of that side.
+    """
+    expected, low, high = amount.expected, amount.low, amount.high
+    if expected is None or low is None or high is None:
+        return None
+    if limit <= 0:
+        return 0.0
+    end = high if limit >= expected else low
+    width = abs(log(end / expected)) / DEVIATIONS
+    if width == 0:
+        return float(limit >= expected)
+    return 0.5 * (1 + erf(log(limit / expected) / width / sqrt(2)))
+
+
+# The share of time that trains, when failures strike at random and undo what is not saved.
+
+
+LEAST_SHARE = 1e-9  # a run that never gets on, without a division by zero
+ITERATIONS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """Seconds: between failures, of a recovery, that a save blocks, and until it counts.
+
+    `missing` is the share of pods that a run goes on without, on average: a step then takes longer.
+    `evaluating` is the share of the time in steps and evaluations that the latter take.
+    """
+
+    between_failures_s: float
+    recovery_s: float
+    blocking_s: float
+    write_s: float
+    missing: float = 0.0
+    evaluating: float = 0.0
+
+    def blocks_s(self, interval_s: float) -> float:
+        """How long steps wait for a save: also for the one before, where that is still written."""
+        return self.blocking_s + max(self.write_s - interval_s, 0.0)
+
+    def share(self, interval_s: float) -> float:
+        """The share of time that trains, with that many seconds of steps between saves."""
+        training = (1 - self.evaluating) * (1 - self.missing)
+        return max(self.stepping_share(interval_s) * training, LEAST_SHARE)
+
+    def stepping_share(self, interval_s: float) -> float:
+        """The share of time in steps and evaluations that count, on however many pods."""
+        blocks_s, between_s = self.blocks_s(interval_s), self.between_failures_s
+        if between_s == inf:
+            return interval_s / (interval_s + blocks_s)
+        segment = (interval_s + blocks_s) / between_s
+        if segment > 500:
+            return LEAST_SHARE
+        survives = exp(-(self.recovery_s + self.write_s) / between_s)
+        return max(interval_s / between_s * survives / expm1(segment), LEAST_SHARE)
+
+    def saving_share(self, interval_s: float) -> float:
+        """The share of time in which steps that count wait for saves."""
+        return self.stepping_share(interval_s) * self.blocks_s(interval_s) / interval_s
+
+    def recovering_share(self) -> float:
+        """The share of time in recoveries, those that fail again included."""
+        return -expm1(-self.recovery_s / self.between_failures_s)
+
+    def best_interval_s(self) -> float:
+        """The interval with the highest share: the root of x = 1 - exp(-x - w/M) with x = t/M.
+
+        Young's sqrt(2 w M) is its first term. A save is over before the next begins.
+        """
+        between_s = self.between_failures_s
+        if between_s == inf:
+            return inf
+        blocked = self.blocking_s / between_s
+        x = sqrt(2 * blocked)
+        for _ in range(ITERATIONS):
+            value, slope = x + expm1(-x - blocked), 1 - exp(-x - blocked)
+            if slope <= 0:
+                break
+            x -= value / slope
+        return max(x * between_s, self.write_s)
+
+
+# Numbers with an 80 % interval: their sum, products, and the interval of what follows from
+# them.
+
+
+def exactly(value: float) -> Uncertain:
+    """A number that is known."""
+    return Uncertain(value=value, low=value, high=value)
+
+
+def changed(number: Uncertain, change: Callable[[float], float]) -> Uncertain:
+    """A function of a number; the interval in order, also where the function falls."""
+    ends = sorted((change(number.low), change(number.high)))
+    return Uncertain(value=change(number.value), low=ends[0], high=ends[1])
+
+
+def total(numbers: Iterable[Uncertain]) -> Uncertain:
+    """The sum of independent numbers."""
+    listed = list(numbers)
+    value = sum(one.value for one in listed)
+    down = hypot(*(one.value - one.low for one in listed))
+    up = hypot(*(one.high - one.value for one in listed))
+    return Uncertain(value=value, low=max(value - down, 0.0), high=value + up)
+
+
+def with_causes(value: float, ends: Iterable[tuple[float, float]], most: float) -> Uncertain:
+    """A number with what it would be at both ends of each cause; at most so much."""
+    down, up = [0.0], [0.0]
+    for pair in ends:
+        changes = [log(end / value) for end in pair]
+        down.append(max(0.0, *(-change for change in changes)))
+        up.append(max(0.0, *changes))
+    return Uncertain(
+        value=value, low=value * exp(-hypot(*down)), high=min(value * exp(hypot(*up)), most)
+    )
+
+
+def over_share(amount: Estimate, share: GoodputForecast) -> Estimate:
+    """A time or cost of steps alone, with the time that trains nothing.
+
+    The bound takes the best goodput of its interval. The interval of the result joins both.
+    """
+    lower, unoverlapped = amount.lower / share.high, amount.unoverlapped / share.expected
+    whole = replace(amount, lower=lower, unoverlapped=unoverlapped)
+    if amount.expected is None or amount.low is None or amount.high is None:
+        return whole
+    expected = amount.expected / share.expected
+    down = hypot(log(amount.expected / amount.low), log(share.high / share.expected))
+    up = hypot(log(amount.high / amount.expected), log(share.expected / share.low))
+    low = max(expected * exp(-down), lower)
+    return replace(whole, expected=expected, low=low, high=expected * exp(up))
+
 
 DEFAULT_EVERY = 200  # steps, where nothing is known to fail and the best interval is wanted
 # The inputs that are uncertain, of a recovery and of all else.

@@ -6,9 +6,9 @@ of `claim_run`. Studies have a journal of their own. The package imports `types`
 does not know Ray, JAX or MLflow.
 """
 
-from orchestrator.journal.claim_watch import ClaimWatch
 from orchestrator.journal.creation import RunRequest, create_run
 from orchestrator.journal.files import check_writable
+from orchestrator.journal.heartbeat import ClaimWatch
 from orchestrator.journal.listing import (
     find_run,
     list_journals,
@@ -16,11 +16,18 @@ from orchestrator.journal.listing import (
     remove_run,
     shared_marker,
 )
-from orchestrator.journal.ownership import Writer, claim_run, request_cancel, track
+from orchestrator.journal.ownership import (
+    Writer,
+    check_folder_own,
+    check_made_by_user,
+    check_own,
+    claim_run,
+    request_cancel,
+    track,
+)
 from orchestrator.journal.retry import Decision, decide_retry
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_owner import check_folder_own, check_made_by_user, check_own
-from orchestrator.journal.step_log import StepLog, StepReader
+from orchestrator.journal.steps import StepLog, StepReader
 from orchestrator.journal.study_journal import (
     StudyJournal,
     StudyRequest,

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.errors import RunExists, SpecError
-from orchestrator.journal import event_chain, files, liveness
-from orchestrator.journal.events import Submitted
+from orchestrator.errors import RunExists, RunIsLive, SpecError
+from orchestrator.journal import events, files, liveness
+from orchestrator.journal.events import Repaired, Submitted
 from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT, UNCOMMITTED, RunPaths
 from orchestrator.journal.run_state import RunState, initial
-from orchestrator.storage import address
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Submission
-from orchestrator.types.spec import Spec
+from orchestrator.storage.addresses import address
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import LIVE, Submission
+from orchestrator.values.spec import Spec
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -77,11 +77,11 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
     for path, content in contents.items():
         private = path == paths.documents / UNCOMMITTED
         files.write_once(path, content, mode=0o600 if private else 0o666)
-    sums = {paths.name_of(path): event_chain.digest(content) for path, content in contents.items()}
+    sums = {paths.name_of(path): events.digest(content) for path, content in contents.items()}
     submitted = Submitted(at_s=clock(), submission=_submission(request, sums))
-    content = event_chain.linked(submitted, "")
-    event_chain.begin(paths, content)
-    return replace(initial(submitted), digest=event_chain.digest(content))
+    content = events.linked(submitted, "")
+    events.begin(paths, content)
+    return replace(initial(submitted), digest=events.digest(content))
 
 
 def _submission(request: RunRequest, sums: dict[str, str]) -> Submission:
@@ -116,3 +116,35 @@ def _publish(prepared: Path, storage: Path, request: RunRequest, key: str | None
                 raise RunExists(key, address(storage / name)) from None
         else:
             return storage / name
+
+
+# Repairing a journal that nothing drives: its events, and files that can be made again.
+
+
+def repair_events(journal: Journal, clock: Clock = time.time) -> None:
+    """Write an event with which a person goes on without what the others lack.
+
+    What the damaged events said stays lost, and stays a problem of the run.
+    """
+    check_idle(journal, clock)
+    state, newest = journal.state(), events.read_newest(journal.paths)
+    last, previous = state.last, state.digest
+    if isinstance(newest, events.Newest) and newest.number > last:
+        last, previous = newest.number, newest.sha256
+    event = Repaired(at_s=clock(), by=liveness.this_process(), faults=tuple(map(str, state.damage)))
+    events.append_event(journal.paths, last + 1, events.linked(event, previous))
+
+
+def replace_file(journal: Journal, name: str, content: bytes, clock: Clock = time.time) -> None:
+    """Write a file of a run as it was; what is there now stays beside it, and is never read."""
+    check_idle(journal, clock)
+    path = journal.paths.root / name
+    files.set_aside(path, f".damaged-{clock():.0f}")
+    files.write_new(path, content)
+
+
+def check_idle(journal: Journal, clock: Clock) -> None:
+    """Refuse to repair a run that something drives, or may start to."""
+    run = journal.run(clock)
+    if run.state in LIVE:
+        raise RunIsLive(f"run {run.run} is {run.state}: it is repaired when nothing drives it")

@@ -9,14 +9,48 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
-from orchestrator.journal import event_chain, event_log, files, liveness, silence
+from orchestrator.journal import events, files, liveness
 from orchestrator.journal.events import Claimed
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT, RunPaths
-from orchestrator.journal.run_state import RunState
-from orchestrator.journal.run_status import HEARTBEAT_S
-from orchestrator.storage import copies, folder, is_address, is_copy
-from orchestrator.types.run import LIVE, Run
+from orchestrator.journal.run_state import HEARTBEAT_S, MISSING_HEARTBEATS, RunState, process_name
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import folder, is_address, is_copy
+from orchestrator.values.run import LIVE, Run
+
+# Whether a run that looks abandoned is: asked before it is taken over or removed.
+
+
+POLL_S = 0.25
+
+
+def check_no_process(key: str, state: RunState) -> None:
+    """Refuse a run whose driver exists on this machine, however silent it is; so before the first
+    driver, if its submitter exists.
+    """
+    claim, submitter = state.claim, state.submitted.submission.submitter
+    writer, role = (claim.driver, "its driver") if claim else (submitter, "orch submit")
+    if state.ended is None and liveness.is_alive(writer):
+        why = f"{role} ({process_name(writer)}) exists, and may go on"
+        raise RunIsLive(f"run {key}: {why}: end that process first")
+
+
+def check_silence(
+    journal: Journal, key: str, state: RunState, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Refuse a run whose driver, on another machine, gives a sign of life while it is watched."""
+    claim = state.claim
+    if state.ended or claim is None or liveness.is_known(claim.driver):
+        return
+    path = journal.paths.driver_heartbeat(state.writer)
+    first = liveness.read(path)
+    for _ in range(round(claim.heartbeat_s * MISSING_HEARTBEATS / POLL_S) + 1):
+        sleep(POLL_S)
+        new = events.exists(journal.paths.events, state.last + 1)
+        if new or liveness.read(path) != first:
+            why = f"its driver ({process_name(claim.driver)}) goes on"
+            raise RunIsLive(f"run {key}: {why}; the clocks of its machine and of this one differ")
+
 
 MAX_KEYS = 12  # in a message
 LOOKS = 16  # at a time, of runs on a bucket
@@ -124,8 +158,8 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     """
     state = journal.state()
     _check_not_live(journal, journal.key, clock)
-    silence.check_no_process(journal.key, state)
-    silence.check_silence(journal, journal.key, state)
+    check_no_process(journal.key, state)
+    check_silence(journal, journal.key, state)
     if is_copy(journal.path.absolute()):
         _remove_objects(journal, state, clock)
         return
@@ -144,9 +178,9 @@ def _remove_objects(journal: Journal, state: RunState, clock: Clock) -> None:
     delete its first event before all others. A run is there while its first event is.
     """
     claimed = Claimed(at_s=clock(), driver=liveness.this_process(), heartbeat_s=HEARTBEAT_S)
-    content = event_chain.linked(claimed, state.digest)
+    content = events.linked(claimed, state.digest)
     try:
-        event_log.append(journal.paths.events, state.last + 1, content)
+        events.append(journal.paths.events, state.last + 1, content)
     except FileExistsError as error:
         raise RunIsLive(f"run {journal.key}: another process has just written to it") from error
     with files.writing(journal.path):

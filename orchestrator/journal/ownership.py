@@ -4,13 +4,16 @@ Whoever writes an event creates the file of the next number, which only one proc
 that counted as dead but is alive gets `Superseded` at its next event or heartbeat.
 """
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.errors import (
+    ForeignRun,
     JournalUnreadable,
     JournalUnwritable,
     RunHasEnded,
@@ -18,15 +21,7 @@ from orchestrator.errors import (
     Superseded,
     UnknownRun,
 )
-from orchestrator.journal import (
-    driver_heartbeat,
-    event_chain,
-    event_log,
-    files,
-    liveness,
-    silence,
-    step_log,
-)
+from orchestrator.journal import boundary, events, files, listing, liveness, steps
 from orchestrator.journal.events import (
     AnyEvent,
     AttemptEnded,
@@ -40,16 +35,15 @@ from orchestrator.journal.events import (
     encode,
 )
 from orchestrator.journal.heartbeat import primary_heartbeat
-from orchestrator.journal.relative_uri import as_meant, as_stored, note_of
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import FIRST_EVENT
-from orchestrator.journal.run_state import RunState, apply, violation
-from orchestrator.journal.run_status import HEARTBEAT_S, process_name
-from orchestrator.storage import copies, is_copy
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Proof
-from orchestrator.types.run import (
+from orchestrator.journal.run_paths import FIRST_EVENT, as_meant, as_stored, note_of
+from orchestrator.journal.run_state import HEARTBEAT_S, RunState, apply, process_name, violation
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import is_copy
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Proof
+from orchestrator.values.run import (
     LIVE,
     AttemptReason,
     EndState,
@@ -110,7 +104,7 @@ class Writer:
         """The sha256 of the plan's file: one that was there before stays as it was written."""
         paths = self.journal.paths
         known = self.journal.sums(self._state).get(paths.name_of(paths.plan(plan.digest)))
-        return known or event_chain.digest(_text(plan))
+        return known or events.digest(_text(plan))
 
     def record_checkpoint(self, step: int, sha256: str) -> bool:
         """Record that the attempt saved a checkpoint after so many steps. The same again, or none
@@ -142,7 +136,7 @@ class Writer:
             AttemptEnded(
                 at_s=self._clock(),
                 attempt=number,
-                steps=step_log.written_steps(self.journal.path, number),
+                steps=steps.written_steps(self.journal.path, number),
                 reason=reason,
                 error=error,
                 first_dead_rank=first_dead_rank,
@@ -172,7 +166,7 @@ class Writer:
         claimed the run, and `JournalUnwritable` when the journal was removed.
         """
         with self._lock:
-            if event_log.exists(self.journal.paths.events, self._state.last + 1):
+            if events.exists(self.journal.paths.events, self._state.last + 1):
                 self._reload()
             self._check_owner()
             settled = self._state.settled_requests
@@ -181,11 +175,11 @@ class Writer:
 
     def _renew(self) -> None:
         path = self.journal.paths.driver_heartbeat(self.number)
-        if driver_heartbeat.renew(path):
+        if liveness.renew(path):
             return
         with suppress(JournalUnreadable), self._lock:
             self._reload()  # whoever superseded this claim has removed its heartbeat
-        driver_heartbeat.send(path)
+        liveness.send(path)
 
     @contextmanager
     def background_heartbeat(self) -> Iterator[None]:
@@ -217,9 +211,9 @@ class Writer:
             if broken := violation(self._state, event):
                 raise ValueError(f"{self.journal.key}: {broken}")
             number = self._state.last + 1
-            content = event_chain.linked(event, self._state.digest)
+            content = events.linked(event, self._state.digest)
             try:
-                event_chain.append(self.journal.paths, number, content)
+                events.append_event(self.journal.paths, number, content)
             except FileExistsError as error:
                 self._reload()
                 why = f"another process wrote event {number}"
@@ -228,7 +222,7 @@ class Writer:
                 self._reload()  # the event may be there in spite of the error
                 raise
             state = apply(self._state, number, event)
-            self._state = replace(state, digest=event_chain.digest(content))
+            self._state = replace(state, digest=events.digest(content))
 
     def _reload(self) -> None:
         """Read the events again; `Superseded` when another process has claimed the run."""
@@ -252,8 +246,8 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         before = journal.state()  # before the run: an event in between takes our number
         check_whole(journal, before)
         _check_claimable(journal.run(clock), resumes=resumes)
-        silence.check_silence(journal, journal.key, before)
-        requests = event_log.read(journal.paths.requests).last
+        listing.check_silence(journal, journal.key, before)
+        requests = events.read(journal.paths.requests).last
         claimed = Claimed(
             at_s=clock(),
             driver=liveness.this_process(),
@@ -262,17 +256,17 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             settled_requests=requests if resumes else before.settled_requests,
             adopted=_unrecorded_save(journal, before),
         )
-        number, content = before.last + 1, event_chain.linked(claimed, before.digest)
+        number, content = before.last + 1, events.linked(claimed, before.digest)
         with suppress(FileExistsError):  # another process wrote first: look again
-            event_chain.append(journal.paths, number, content)
+            events.append_event(journal.paths, number, content)
             break
     _check_not_removed(journal, number)
     with suppress(JournalUnwritable):  # the disk may be full now: the claim stands, and beats again
-        driver_heartbeat.send(journal.paths.driver_heartbeat(number))
-    driver_heartbeat.retire(journal.paths.driver_heartbeat(before.writer))
+        liveness.send(journal.paths.driver_heartbeat(number))
+    liveness.retire(journal.paths.driver_heartbeat(before.writer))
     for folder in (journal.paths.events, journal.paths.requests):
         files.sweep(folder)
-    state = replace(apply(before, number, claimed), digest=event_chain.digest(content))
+    state = replace(apply(before, number, claimed), digest=events.digest(content))
     return Writer(journal, state, clock=clock, before=before)
 
 
@@ -284,8 +278,8 @@ def _check_not_removed(journal: Journal, number: int) -> None:
     if not is_copy(path):
         return
     copies.forget(path / FIRST_EVENT)
-    if not event_log.exists(journal.paths.events, 1):
-        copies.delete(journal.paths.events / event_log.file_name(number))
+    if not events.exists(journal.paths.events, 1):
+        copies.delete(journal.paths.events / events.file_name(number))
         raise UnknownRun("run", journal.key, [], path.parent)
 
 
@@ -337,9 +331,9 @@ def request_cancel(
     by = liveness.this_process()
     request = CancelRequest(at_s=time.time(), by=by, at_once=at_once, source=source)
     while True:
-        number = event_log.read(journal.paths.requests).last + 1
+        number = events.read(journal.paths.requests).last + 1
         with suppress(FileExistsError):
-            event_log.append(journal.paths.requests, number, encode(request))
+            events.append(journal.paths.requests, number, encode(request))
             return request
 
 
@@ -355,3 +349,68 @@ def track(journal: Journal, tracking: TrackedRun, *, instead: bool = False) -> T
         files.replace(path, stored)
     files.write_once(path, stored)
     return as_meant(codec.from_json(files.read(path), TrackedRun), storage)
+
+
+# Whose a run is: nothing is sent, and no credential used, for a run of another user.
+
+
+def check_made_by_user(journal: Journal) -> None:
+    """Refuse a run that another user made: its folder, its spec, its plans and its documents."""
+    paths = journal.paths
+    first = paths.events / events.file_name(1)
+    for path in (paths.root, paths.events, first, paths.spec):
+        _check(path, set())
+    for folder in (paths.plans, paths.documents):
+        for path in _with_entries(folder):
+            _check(path, set())
+
+
+def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
+    """Refuse a run that another user made, or wrote to. Root is such a user, and has no right here.
+
+    `trusted` are users whose files count as this user's. Anybody may request that a run stops, so
+    requests are left out; so are checkpoints and traces, which are never sent.
+    """
+    for path in _parts(journal):
+        _check(path, trusted or set())
+
+
+def _parts(journal: Journal) -> Iterator[Path]:
+    paths = journal.paths
+    yield from (paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock)
+    for folder in (paths.events, paths.plans, paths.proofs, paths.documents):
+        yield from _with_entries(folder)
+    for attempt in _with_entries(paths.attempts):
+        yield attempt
+        yield from (attempt / "steps.jsonl", attempt / "logs")
+
+
+def _with_entries(folder: Path) -> Iterator[Path]:
+    yield folder
+    with suppress(OSError):
+        yield from (folder / name for name in boundary.names_in(folder))
+
+
+def _check(path: Path, trusted: set[int]) -> None:
+    try:
+        owner = boundary.status_of(path).st_uid
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ForeignRun(f"{path}: {error.strerror}: this run is not trusted") from error
+    if owner not in {os.geteuid(), *trusted}:
+        why = f"{path} belongs to user {owner}, and this is user {os.geteuid()}"
+        raise ForeignRun(f"not a run of this user: {why}")
+
+
+def check_folder_own(folder: Path) -> None:
+    """Refuse a run or a study whose folder another user made: only its owner removes it."""
+    _check(folder, set())
+
+
+def owner_of(journal: Journal) -> int | None:
+    """The user that a run's folder belongs to."""
+    try:
+        return boundary.status_of(journal.paths.root).st_uid
+    except OSError:
+        return None

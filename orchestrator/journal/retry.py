@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.journal.run_status import ATTEMPT_ENDS, first_line, last_attempt_text
-from orchestrator.types.run import Attempt, ReasonCode, Run, StateReason
-from orchestrator.types.run_options import RetryLimits
+from orchestrator.journal.run_state import ATTEMPT_ENDS, first_line, last_attempt_text
+from orchestrator.values.run import Attempt, ReasonCode, Run, StateReason
+from orchestrator.values.run_options import RetryLimits
 
 # Addresses, digests and numbers differ between two occurrences of the same error.
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")

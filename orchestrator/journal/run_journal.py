@@ -5,38 +5,140 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.errors import JournalDamaged, JournalUnreadable
-from orchestrator.journal import driver_heartbeat, event_chain, event_log, files, liveness, step_log
-from orchestrator.journal.driver_heartbeat import DriverHeartbeat
-from orchestrator.journal.event_log import Fault
+from orchestrator.errors import JournalDamaged, JournalUnreadable, OtherVersion
+from orchestrator.formatting import DAY_S
+from orchestrator.goodput.outlook import SoFar, outlook
+from orchestrator.journal import events as event_chain
+from orchestrator.journal import events as event_log
+from orchestrator.journal import files, liveness
+from orchestrator.journal import steps as step_log
 from orchestrator.journal.events import (
     SCHEMA,
     AnyEvent,
     CancelRequest,
     Claimed,
+    Fault,
     Submitted,
     decode_event,
     decode_request,
 )
-from orchestrator.journal.relative_uri import TRACKED_HERE, as_meant
-from orchestrator.journal.run_outlook import outlook_of
-from orchestrator.journal.run_paths import RunPaths
-from orchestrator.journal.run_state import RunState, apply, initial
-from orchestrator.journal.run_status import Observation, StepSummary, build_run, first_line
-from orchestrator.journal.stored_values import check_schema, content_of, decoded, read_value
-from orchestrator.storage import address, copies
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Proof
-from orchestrator.types.run import Prediction, Run, SavedCheckpoint, Status, TimedStep, TrackedRun
-from orchestrator.types.spec import Spec
+from orchestrator.journal.liveness import DriverHeartbeat
+from orchestrator.journal.run_paths import TRACKED_HERE, RunPaths, as_meant
+from orchestrator.journal.run_state import (
+    Observation,
+    RunState,
+    StepSummary,
+    apply,
+    build_run,
+    first_line,
+    initial,
+)
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import address
+from orchestrator.values import codec
+from orchestrator.values.goodput import Outlook
+from orchestrator.values.plan import PLAN_SCHEMA, Plan
+from orchestrator.values.proof import PROOF_SCHEMA, Proof
+from orchestrator.values.run import Prediction, Run, SavedCheckpoint, Status, TimedStep, TrackedRun
+from orchestrator.values.spec import Spec
+
+# Values in JSON files of a run, and whether this version of orch reads them.
+
+
+StoredT = TypeVar("T")
+
+SCHEMAS: dict[type, int] = {Plan: PLAN_SCHEMA, Proof: PROOF_SCHEMA}
+
+
+class _Numbered(msgspec.Struct):
+    schema: int | None = None
+
+
+def read_value(path: Path, kind: type[StoredT]) -> StoredT:
+    """The value in a JSON file; `JournalUnreadable` when it cannot be read."""
+    return decoded(path, content_of(path), kind)
+
+
+def content_of(path: Path) -> bytes:
+    try:
+        return files.read(path)
+    except FileNotFoundError as error:
+        raise JournalUnreadable(path, f"cannot be read: {error.strerror}") from error
+
+
+def decoded(path: Path, content: bytes, kind: type[StoredT], *, unchanged: bool = False) -> StoredT:
+    """The value. `unchanged`: the file is as it was written, so whoever wrote it had other keys."""
+    written, read = schema_in(content), SCHEMAS.get(kind)
+    other = OtherVersion(path, kind.__name__.lower(), written=written, read=read)
+    if None not in (written, read) and written != read:
+        raise other
+    try:
+        return codec.from_json(content, kind)
+    except msgspec.DecodeError as error:
+        if unchanged:
+            raise other from error
+        raise JournalUnreadable(path, f"is not a {kind.__name__}: {error}") from error
+
+
+def schema_in(content: bytes) -> int | None:
+    """The number of the schema that a text says it has."""
+    try:
+        return codec.from_json(content, _Numbered).schema
+    except msgspec.DecodeError:
+        return None
+
+
+def check_schema(path: Path, what: str, value: Any, read: int) -> None:
+    """Refuse a value of another version."""
+    if value.schema != read:
+        raise OtherVersion(path, what, written=value.schema, read=read)
+
+
+# What is left of a run, from its journal. Pure.
+
+
+UNITS = {"d": DAY_S, "h": 3600.0}
+
+
+def outlook_of(
+    run: Run, plan: Plan, deadline: str | None, median_step_s: float | None = None
+) -> Outlook | None:
+    """What is left, with the median of all steps, or else of the last ones.
+
+    The forecast of a rehearsal is about chips unless its plan has a profile of this machine.
+    """
+    recent_s = run.recent.step_s if run.recent else None
+    begins = run.last_step is not None and run.last_step.step.startup is not None
+    started_s = run.attempts[0].started_at_s if run.attempts else run.read_at_s
+    so_far = SoFar(
+        now_s=run.read_at_s,
+        running_s=max(run.read_at_s - started_s, 0.0),
+        steps_done=run.steps_done,
+        steps=run.steps,
+        median_step_s=median_step_s or recent_s,
+        measured_steps=run.steps_done - begins,
+        starts=max(len(run.attempts), 1),
+        ended=run.ended_at_s is not None or run.state == "lost",
+    )
+    about_devices = not run.rehearsal or plan.chip_profile is not None
+    at_s = None if deadline is None else deadline_at_s(deadline, run.submitted_at_s)
+    return outlook(plan, so_far, at_s, forecast=about_devices and plan.ledger_describes_trainer)
+
+
+def deadline_at_s(deadline: str, submitted_at_s: float) -> float:
+    """A date, or a duration since the run was submitted, in seconds since 1970-01-01 UTC."""
+    if "-" in deadline:
+        return datetime.fromisoformat(deadline).replace(tzinfo=UTC).timestamp()
+    return submitted_at_s + float(deadline[:-1]) * UNITS[deadline[-1]]
+
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -83,11 +185,11 @@ class Journal:
 
     def steps(self, run: Run) -> list[TimedStep]:
         """Every step of the run in order; the last attempt at a step counts."""
-        from orchestrator.journal import counted_steps  # noqa: PLC0415  few commands need numpy
+        from orchestrator.journal import steps  # noqa: PLC0415  few commands need numpy
 
         numbers = [attempt.number for attempt in run.attempts]
         done = {number: step_log.StepReader(self.path, number).read() for number in numbers}
-        return counted_steps.counted_timed_steps(done)
+        return steps.counted_timed_steps(done)
 
     def damaged(self, place: object, why: str) -> JournalDamaged:
         """The error that a file is missing or not as it was written."""
@@ -229,7 +331,7 @@ class Journal:
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
         tracking, of_tracking = self._tracking()
-        heartbeat = driver_heartbeat.read(self.paths.driver_heartbeat(state.writer))
+        heartbeat = liveness.read(self.paths.driver_heartbeat(state.writer))
         return Observation(
             heartbeat_at_s=heartbeat.at_s if heartbeat else None,
             silent_s=_silent_s(claim, heartbeat),

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.journal import boundary, files, line_files
+from orchestrator.journal import boundary, files
 from orchestrator.journal.run_paths import RunPaths
-from orchestrator.types.run import LogLine, Run
+from orchestrator.values.run import LogLine, Run
 
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 DRIVER_LOG = re.compile(r"driver-(\d{6,})\.log")
@@ -67,13 +67,13 @@ class LogReader:
 
     def tail(self, max_lines: int) -> list[LogLine]:
         """The last whole lines. A later `read` continues after them."""
-        lines, self._offset = line_files.last_lines(self.log.path, max_lines)
+        lines, self._offset = files.last_lines(self.log.path, max_lines)
         return [self._line(text) for text in lines[-max_lines:]]
 
     def read(self, *, incomplete: bool = False) -> Iterator[LogLine]:
         """The whole lines since the last call and, on request, an incomplete last one."""
-        for text in line_files.lines_from(self.log.path, self._offset):
-            whole = text.endswith(b"\n") or len(text) == line_files.MAX_LINE_BYTES
+        for text in files.lines_from(self.log.path, self._offset):
+            whole = text.endswith(b"\n") or len(text) == files.MAX_LINE_BYTES
             if not (whole or incomplete):
                 return
             self._offset += len(text)

@@ -1,12 +1,13 @@
 """The layout of a run's folder."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.journal.boundary import settled
-from orchestrator.storage import is_copy
-from orchestrator.types.codec import short
-from orchestrator.types.run import SavedCheckpoint
+from orchestrator.storage.addresses import is_copy
+from orchestrator.values.codec import short
+from orchestrator.values.run import SavedCheckpoint, TrackedRun
 
 FIRST_EVENT = "events/000001.json"  # without it there is no run
 UNCOMMITTED = "uncommitted.diff"  # a document that only its owner can read, and that is never sent
@@ -153,3 +154,48 @@ class RunPaths:
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.logs(attempt) / f"rank-{rank}.log"
+
+
+# Addresses inside a storage directory, stored relative to it: a moved or copied folder then
+# means its own files, and never those of the place where it came from.
+
+
+TRACKED, TRACKED_HERE = "tracking.json", "tracking-here.json"
+HERE, HERE_QUOTED = "{storage}", "{storage-uri}"  # as a path, and as a file URI with its quoting
+SCHEME = r"((?:[a-z][a-z0-9+.-]*:(?:///)?)?)"  # `sqlite:///` before an absolute path, or nothing
+
+
+def relative_uri(uri: str, storage: Path) -> str:
+    """Return the address as it is stored; one that is not inside the storage stays as it is."""
+    for path in dict.fromkeys((storage.absolute(), storage.resolve())):
+        if uri.startswith(f"{path.as_uri()}/"):
+            return HERE_QUOTED + uri.removeprefix(path.as_uri())
+        if match := re.match(rf"{SCHEME}{re.escape(str(path))}(/.*)", uri, re.DOTALL):
+            return f"{match[1]}{HERE}{match[2]}"
+    return uri
+
+
+def absolute_uri(stored: str, storage: Path) -> str:
+    """Return the address that a storage directory means by what is stored."""
+    path = storage.absolute()
+    if stored.startswith(HERE_QUOTED):
+        return path.as_uri() + stored.removeprefix(HERE_QUOTED)
+    match = re.match(rf"{SCHEME}{re.escape(HERE)}(/.*)", stored, re.DOTALL)
+    return f"{match[1]}{path}{match[2]}" if match else stored
+
+
+def note_of(folder: Path, tracking: TrackedRun) -> Path:
+    """The file of a run or study that notes a tracker's record.
+
+    A database beside the copy of a bucket is of this machine, and so is its note.
+    """
+    own = is_copy(folder) and as_stored(tracking, folder.parent).uri != tracking.uri
+    return folder / (TRACKED_HERE if own else TRACKED)
+
+
+def as_stored(tracking: TrackedRun, storage: Path) -> TrackedRun:
+    return replace(tracking, uri=relative_uri(tracking.uri, storage))
+
+
+def as_meant(stored: TrackedRun, storage: Path) -> TrackedRun:
+    return replace(stored, uri=absolute_uri(stored.uri, storage))

@@ -15,23 +15,17 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.errors import JournalUnreadable, LossNotFinite, RunIsLive, SpecError, UnknownRun
-from orchestrator.journal import event_log, files, liveness
+from orchestrator.journal import events, files, liveness
 from orchestrator.journal.boundary import settled
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
-from orchestrator.journal.relative_uri import (
-    TRACKED,
-    TRACKED_HERE,
-    as_meant,
-    as_stored,
-    note_of,
-)
-from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_status import UNCLAIMED_S, process_name
-from orchestrator.journal.stored_values import check_schema, read_value
-from orchestrator.storage import address, copies
-from orchestrator.types import codec
-from orchestrator.types.run import LIVE, Run, TrackedRun
-from orchestrator.types.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
+from orchestrator.journal.run_journal import Clock, Journal, check_schema, read_value
+from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, as_meant, as_stored, note_of
+from orchestrator.journal.run_state import UNCLAIMED_S, process_name
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import address
+from orchestrator.values import codec
+from orchestrator.values.run import LIVE, Run, TrackedRun
+from orchestrator.values.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
 
 SCHEMA = 3
 
@@ -96,7 +90,7 @@ class StudyJournal:
     def trial_starts(self) -> list[TrialStart]:
         """The runs that were started, in order; a record that cannot be read is left out."""
         starts = []
-        for text in event_log.read(self.trials).contents.values():
+        for text in events.read(self.trials).contents.values():
             with suppress(msgspec.DecodeError):
                 start = codec.from_json(text, TrialStart)
                 if Path(start.run).name == start.run:  # no run elsewhere
@@ -206,7 +200,7 @@ def start_trial(
 ) -> TrialStart:
     """Name the next run of a trial; `RunIsLive` while another run of the study is active."""
     while True:
-        number = event_log.read(journal.trials).last + 1
+        number = events.read(journal.trials).last + 1
         starts = journal.trial_starts()
         _check_idle(journal, starts, clock)
         retries = sum(one.trial == trial and one.repeat == repeat for one in starts)
@@ -218,7 +212,7 @@ def start_trial(
             by=liveness.this_process(),
         )
         with suppress(FileExistsError):  # another process started one first: look again
-            event_log.append(journal.trials, number, codec.to_json(start))
+            events.append(journal.trials, number, codec.to_json(start))
             return start
 
 

@@ -4,6 +4,7 @@ A backend starts the driver of a run, on a cluster that it emulates here or on a
 driver then asks it for attempts. Ray is one backend, and no other code knows which one it uses.
 """
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,10 +13,37 @@ from typing import Protocol, Self
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
-from orchestrator.launch.dead_rank import DeadRank
 from orchestrator.launch.preflight import Preflight, PreflightRequest
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import SavedCheckpoint
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import SavedCheckpoint
+
+# A rank whose end a backend has seen: it may never have sent a heartbeat.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadRank:
+    """A rank, where it was, and in words how it ended."""
+
+    rank: int
+    host: str
+    slice_name: str
+    how: str
+
+    @property
+    def error(self) -> str:
+        """All of it in one line."""
+        return f"rank {self.rank} {self.how} (host {self.host}, slice {self.slice_name})"
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, by the code that the system gives its parent: signals are negative."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
 
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 

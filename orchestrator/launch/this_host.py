@@ -7,7 +7,8 @@ from pathlib import Path
 from orchestrator.errors import OrchError
 from orchestrator.launch import provenance
 from orchestrator.launch.preflight import PreflightHost
-from orchestrator.storage import copies, folder, is_copy
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import folder, is_copy
 
 
 def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:

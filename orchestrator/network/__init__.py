@@ -1,7 +1,7 @@
 """A network described once, as data: its blocks, its weights, its activations and its mesh axes.
 
 Parameter counts, FLOPs, bytes, collectives, the trainer's parameter tree and the derivation of
-`orch explain` all follow from this description. Imports `orchestrator.types` alone.
+`orch explain` all follow from this description. Imports `orchestrator.values` alone.
 
 mesh_axes          the mesh axes, and which of them split each logical axis
 description        what blocks are made of: dimensions, weights, matmuls, tensors

@@ -1,10 +1,11 @@
 """The decoder-only transformer of a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
-from orchestrator.network.attention import grouped_query_attention
+from orchestrator.network.attention import grouped_query_attention, latent_attention
 from orchestrator.network.description import (
     Attention,
     Block,
@@ -14,13 +15,57 @@ from orchestrator.network.description import (
     Stack,
     Tensor,
     Weight,
+    norm,
 )
-from orchestrator.network.latent_attention import latent_attention
-from orchestrator.network.mixture import EXPERTS, is_mixture, mixture
-from orchestrator.network.mlp import mlp
-from orchestrator.network.norms import norm
-from orchestrator.network.pattern import patterns
-from orchestrator.types.model import Model
+from orchestrator.network.mlp import EXPERTS, is_mixture, mixture, mlp
+from orchestrator.values.model import Model
+
+# Finds the repeated pattern in a row of layers.
+
+
+LONGEST = 32  # layers in a pattern
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Layers `first` and following: `length` of them, again and again, `repeats` times."""
+
+    first: int
+    length: int
+    repeats: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length * self.repeats
+
+
+def patterns(kinds: Sequence[Hashable]) -> list[Pattern]:
+    """The patterns that make up a row of layers, each as long as it goes, of few layers each."""
+    found: list[Pattern] = []
+    while (first := found[-1].end if found else 0) < len(kinds):
+        found.append(longest_pattern(kinds, first))
+    return found
+
+
+def longest_pattern(kinds: Sequence[Hashable], first: int) -> Pattern:
+    """The pattern that goes farthest from a layer; of several, the one of the fewest layers."""
+    best = repeated(kinds, first, 1)
+    for length in range(2, min(LONGEST, (len(kinds) - first) // 2) + 1):
+        if best.end == len(kinds):
+            break
+        longer = repeated(kinds, first, length)
+        if longer.repeats > 1 and longer.end > best.end:
+            best = longer
+    return best
+
+
+def repeated(kinds: Sequence[Hashable], first: int, length: int) -> Pattern:
+    """How often the next `length` layers come again."""
+    repeats, pattern = 1, kinds[first : first + length]
+    while kinds[(start := first + repeats * length) : start + length] == pattern:
+        repeats += 1
+    return Pattern(first, length, repeats)
+
 
 # Logical axis → the key of a Model that has its size.
 MODEL_KEYS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from orchestrator.types.plan import LineKind, Link
+from orchestrator.values.plan import LineKind, Link
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.network.decoder import PUBLISHED_LAYER
 from orchestrator.network.description import LatentAttention, Network, Stack, Weight
-from orchestrator.network.mixture import CHOICES, EXPERTS
+from orchestrator.network.mlp import CHOICES, EXPERTS
 
 # The ends of names that are published without `.weight`.
 WHOLE_NAMES = (".bias", ".sinks", "_bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")

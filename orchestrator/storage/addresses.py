@@ -4,12 +4,19 @@
 that a path of a copy says which object it is a copy of.
 """
 
+import errno
 import os
 import re
-from functools import lru_cache
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import platformdirs
+
+from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, StoredObject, bucket
 
 SCHEMES = ("gs", "s3")
 ADDRESS = re.compile(r"(gs|s3)://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/\s]+)*)/?")
@@ -58,3 +65,116 @@ def parts_of(path: Path) -> tuple[str, ...] | None:
     if parts[: len(root)] != root or len(parts) < len(root) + 2:
         return None
     return parts[len(root) :]
+
+
+# Of each run and storage: what a tracker keeps here, and Ray's own files.
+OF_THIS_MACHINE = {
+    "tracking-here.json", "sync.json", "sync.lock", "sync.log", "ray",
+    "mlflow.db", "mlflow-artifacts",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """An object, or all below a prefix, and the path of its copy here."""
+
+    bucket: Bucket
+    name: str
+    path: Path
+
+    def __truediv__(self, name: str) -> "Place":
+        return Place(self.bucket, f"{self.name}/{name}".lstrip("/"), self.path / name)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all objects in this folder begin with."""
+        return f"{self.name}/" if self.name else ""
+
+
+def place_of(path: Path) -> Place | None:
+    """The place of a copied file or folder; None for a path that no bucket has."""
+    parts = parts_of(path)
+    if parts is None:
+        return None
+    scheme, name, *inside = parts
+    if any(is_of_this_machine(one) for one in inside):
+        return None
+    return Place(bucket(scheme, name), "/".join(inside), path)
+
+
+def is_of_this_machine(name: str) -> bool:
+    """Whether a file or folder of that name is not copied: it is hidden, or a tracker's."""
+    return name.startswith(".") or name in OF_THIS_MACHINE
+
+
+def reserved_name(address: str) -> str | None:
+    """The part of an address that no runs can be below: it would be taken for this machine's."""
+    _, _, inside = address.partition("://")
+    return next((one for one in inside.split("/")[1:] if is_of_this_machine(one)), None)
+
+
+# What a run reads and others wrote: token sets and weights, on a file system or on a bucket.
+
+
+def input_path(spec_folder: Path, text: str) -> Path:
+    """A path of a spec, which begins at the spec's folder, or an address."""
+    return folder(text) if is_address(text) else spec_folder / text
+
+
+@dataclass(frozen=True)
+class StoredInput:
+    """An object, in the version that was there when it was first looked at."""
+
+    bucket: Bucket
+    name: str
+
+    @cached_property
+    def _found(self) -> StoredObject:
+        return self.bucket.found(self.name)
+
+    @property
+    def size(self) -> int:
+        return self._found.size
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` to `stop`; `OSError` where the object is another by now."""
+        parts = [(at, min(at + LARGE_BYTES, stop)) for at in range(start, stop, LARGE_BYTES)]
+        if len(parts) <= 1:
+            return self._part(start, stop) if parts else b""
+        with ThreadPoolExecutor(THREADS) as pool:
+            return b"".join(pool.map(lambda part: self._part(*part), parts))
+
+    def _part(self, start: int, stop: int) -> bytes:
+        content = self.bucket.read_part(self.name, start, stop, self._found.version)
+        if len(content) != stop - start:
+            where = self.bucket.address(self.name)
+            raise OSError(errno.EIO, f"{len(content)} bytes came of {stop - start}", where)
+        return content
+
+
+def stored_input(path: Path) -> StoredInput | None:
+    """The object at the path of a copy; None for a path that no bucket has."""
+    parts = parts_of(path)
+    if parts is None:
+        return None
+    scheme, name, *inside = parts
+    return StoredInput(bucket(scheme, name), "/".join(inside))
+
+
+def stored_inputs(folder: Path, patterns: Sequence[str]) -> dict[str, StoredInput] | None:
+    """The objects in a folder whose names match; None for a folder that no bucket has."""
+    stored = stored_input(folder)
+    if stored is None:
+        return None
+    objects, _ = stored.bucket.inside(f"{stored.name}/")
+    names = [one.name.rpartition("/")[2] for one in objects]
+    wanted = [name for name in names if any(fnmatch(name, one) for one in patterns)]
+    return {name: StoredInput(stored.bucket, f"{stored.name}/{name}") for name in wanted}
+
+
+def has_input(path: Path) -> bool:
+    """Whether a file, or a folder with something in it, is there."""
+    stored = stored_input(path)
+    if stored is None:
+        return path.exists()
+    return stored.bucket.has(stored.name) or any(stored.bucket.inside(f"{stored.name}/"))

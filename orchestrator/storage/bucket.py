@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.errors import OrchError
-from orchestrator.extras import require
+from orchestrator.plugins import require
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store

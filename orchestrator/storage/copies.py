@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.storage import segments
+from orchestrator.storage.addresses import Place, is_of_this_machine, place_of
 from orchestrator.storage.bucket import THREADS, StoredObject
-from orchestrator.storage.place import Place, is_of_this_machine, place_of
 
 # A bucket is asked for the same file or folder once in so long, however often it is looked at.
 FRESH_S = 1.0

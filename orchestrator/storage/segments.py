@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orchestrator.storage.place import Place, place_of
+from orchestrator.storage.addresses import Place, place_of
 
 GROWN = (".jsonl", ".log")
 BEGIN = "begin"

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from orchestrator.storage import addresses
-from orchestrator.storage.place import place_of
+from orchestrator.storage.addresses import place_of
 from orchestrator.storage.segments import PartWriter, ship_regularly
 
 # A bucket that does not answer is tried so long after the process has ended.

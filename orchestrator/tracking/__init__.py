@@ -5,10 +5,9 @@ truth: a tracker may be slow, gone or lost, and the next sync sends what is miss
 may import the journal, reports and planned values; `tracking.mlflow` alone imports MLflow.
 """
 
-from orchestrator.tracking.background import BackgroundRecorder, in_background
+from orchestrator.tracking.destinations import begin, is_behind, read_sync_state
 from orchestrator.tracking.protocol import NotRecorded, Tracker, destination, find_tracker
-from orchestrator.tracking.recorder import Recorder
-from orchestrator.tracking.sync_state import begin, is_behind, read_sync_state
+from orchestrator.tracking.recorder import BackgroundRecorder, Recorder, in_background
 
 __all__ = [
     "BackgroundRecorder",

@@ -13,10 +13,10 @@ import sys
 import time
 
 from orchestrator.errors import OrchError
-from orchestrator.journal import Journal
-from orchestrator.storage import folder
+from orchestrator.journal.run_journal import Journal
+from orchestrator.storage.addresses import folder
 from orchestrator.tracking.recorder import ONCE_LIMIT_S, Recorder
-from orchestrator.types.run import LIVE
+from orchestrator.values.run import LIVE
 
 POLL_S, LONGEST_WAIT_S = 2.0, 30.0
 # After its driver has ended a run shows as lost within this time.

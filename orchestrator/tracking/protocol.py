@@ -6,10 +6,9 @@ from typing import Protocol
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
-from orchestrator.journal import Journal
-from orchestrator.types.run import Run
-from orchestrator.types.run_options import TrackingOptions
-from orchestrator.types.tracking import Destination
+from orchestrator.journal.run_journal import Journal
+from orchestrator.values.run import Destination, Run
+from orchestrator.values.run_options import TrackingOptions
 
 
 class NotRecorded(OrchError):

@@ -1,15 +1,26 @@
 """Records runs: one process at a time syncs a run, and notes the result beside the journal."""
 
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
 
 from filelock import FileLock, Timeout
 
 from orchestrator.errors import ForeignRun, JournalUnreadable
-from orchestrator.journal import Journal, boundary, check_own
-from orchestrator.tracking import destinations, sync_state
+from orchestrator.journal import boundary
+from orchestrator.journal.ownership import check_own
+from orchestrator.journal.run_journal import Journal
+from orchestrator.storage.addresses import address
+from orchestrator.tracking import destinations
+from orchestrator.tracking.destinations import read_sync_state
 from orchestrator.tracking.protocol import (
     NotRecorded,
     RecordedElsewhere,
@@ -18,9 +29,8 @@ from orchestrator.tracking.protocol import (
     destination,
     find_tracker,
 )
-from orchestrator.types.run import LIVE
-from orchestrator.types.run_options import TrackingOptions
-from orchestrator.types.tracking import Destination, SyncProgress, SyncResult, SyncState
+from orchestrator.values.run import LIVE, Destination, SyncProgress, SyncResult, SyncState
+from orchestrator.values.run_options import TrackingOptions
 
 LOCK_LIMIT_S, POLL_S = 15.0, 0.1
 # A process that records once in the background holds a run this long at most, then ends itself.
@@ -68,7 +78,7 @@ class Recorder:
             problem = str(error)
             if not isinstance(error, RunNotRecorded):
                 self.failures[state.destination] = error
-        sync_state.note(journal, state, recorded=recorded, problem=problem)
+        destinations.note(journal, state, recorded=recorded, problem=problem)
         return _result(journal, state, recorded, problem)
 
     def forget(self) -> None:
@@ -85,7 +95,7 @@ class Recorder:
 
     def _state(self, journal: Journal) -> SyncState:
         """Where the run is to be recorded, and how much is."""
-        if state := sync_state.read_sync_state(journal, self.environment):
+        if state := destinations.read_sync_state(journal, self.environment):
             return state
         requested = journal.spec().tracking
         options = destinations.own_options(requested, self.environment)
@@ -109,7 +119,7 @@ class Recorder:
             self.trackers[where.tracker] = find_tracker(where.tracker)
         run = journal.run()
         self.trackers[where.tracker].sync(journal, run, where, on_steps)
-        return sync_state.progress_of(run)
+        return destinations.progress_of(run)
 
 
 def _result(
@@ -153,3 +163,79 @@ def only_one(
         yield
     finally:
         lock.release()
+
+
+# Records runs in a background process, so that neither training nor a command waits.
+
+
+RESTART_AFTER_S = 5.0
+# A driver that ends waits this long for the last sync. Later commands can make up for it.
+END_LIMIT_S = 10.0
+PROGRAM = [sys.executable, "-m", "orchestrator.tracking"]
+
+
+class BackgroundRecorder:
+    """Records a run for as long as a `with` lasts, and restarts its process when that dies.
+
+    A run that is not to be recorded is left alone.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self._closed = journal, threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._supervise, name="record", daemon=True)
+
+    def __enter__(self) -> Self:
+        if read_sync_state(self._journal):
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin
+        with suppress(OSError):
+            process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_LIMIT_S)
+        process.kill()
+        self._thread.join()
+
+    def _supervise(self) -> None:
+        while not self._closed.is_set():
+            with _log_of(self._journal) as log:
+                self._process = _start(["--follow", address(self._journal.path)], log, piped=True)
+            if self._process.wait() == 0:
+                return
+            self._closed.wait(RESTART_AFTER_S)
+
+
+def in_background(journals: list[Journal]) -> None:
+    """Sync runs once without waiting for it. The process ends by itself."""
+    with _log_of(journals[0]) as log:
+        _start([address(journal.path.absolute()) for journal in journals], log, piped=False)
+
+
+def _log_of(journal: Journal) -> IO[bytes]:
+    """The log of what records a run; nothing is kept where it cannot be written."""
+    try:
+        return boundary.appending_to(journal.paths.sync_log)
+    except OSError:
+        return Path(os.devnull).open("ab")
+
+
+def _start(arguments: list[str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*PROGRAM, *arguments],
+        stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # Ctrl-C ends whoever started it, not this
+    )

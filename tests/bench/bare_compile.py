@@ -9,9 +9,9 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from orchestrator.prove.compiled import CompileRequest
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
+from orchestrator.proving.compiled import CompileRequest
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 from trainers.contract import load, lower
 
 

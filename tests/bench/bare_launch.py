@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.launch.ray.attempt import join_cluster
 from orchestrator.launch.ray.slices import accelerator_type
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 
 
 def train(config: dict[str, Any]) -> None:
@@ -23,7 +23,7 @@ def train(config: dict[str, Any]) -> None:
 
     from trainers import llama  # noqa: PLC0415
     from trainers.contract import build, place  # noqa: PLC0415
-    from trainers.data.batch_source import batch_source  # noqa: PLC0415
+    from trainers.data.batches import batch_source  # noqa: PLC0415
 
     plan = codec.from_json(Path(config["plan"]).read_bytes(), Plan)
     program = build(llama, plan, jax.devices())

@@ -15,18 +15,25 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from orchestrator.calibrate import processes
-from orchestrator.calibrate.measure import measured_timings, this_machine
-from orchestrator.calibrate.profile_store import SCHEMA
 from orchestrator.formatting import percent, seconds
 from orchestrator.network.rematerialization import text_of
-from orchestrator.plan import calibrated
-from orchestrator.plan.planner import make_plan
-from orchestrator.render.screen_parts import Table, screen
-from orchestrator.types.chip_profile import ChipProfile
-from orchestrator.types.model import Model
-from orchestrator.types.plan import Plan
-from orchestrator.types.spec import Batch, Experiment, MeshRequest, Pods, Precision, Resources, Spec
+from orchestrator.planning import calibrated
+from orchestrator.planning.calibrated import ChipProfile
+from orchestrator.planning.planner import make_plan
+from orchestrator.run import calibrate
+from orchestrator.run.calibrate import SCHEMA, measured_timings, this_machine
+from orchestrator.show.parts import Table, screen
+from orchestrator.values.model import Model
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import (
+    Batch,
+    Experiment,
+    MeshRequest,
+    Pods,
+    Precision,
+    Resources,
+    Spec,
+)
 from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 
@@ -149,11 +156,11 @@ def result_of(shape: Shape) -> Result:
 
 def measure_with_whole_steps() -> None:
     """One of the processes that measure, with the plan's own depth as well."""
-    from trainers.microbenchmarks import __main__, steps  # noqa: PLC0415  the parent needs no JAX
+    from trainers import microbenchmarks  # noqa: PLC0415  the parent needs no JAX
 
-    shallow = steps.depths
-    steps.depths = lambda plan: (*shallow(plan), plan.model.layers)
-    __main__.main()
+    shallow = microbenchmarks.depths
+    microbenchmarks.depths = lambda plan: (*shallow(plan), plan.model.layers)
+    microbenchmarks.main()
 
 
 HEAD = ("width", "layers", "batch", "mesh", "processes", "compute", "remat", "predicted",
@@ -198,7 +205,7 @@ def main() -> int:
     if options.write and options.names:
         parser.error("--write is for a run of all shapes")
     shapes = [shape for shape in SHAPES if shape.name in options.names or not options.names]
-    processes.COMMAND = (sys.executable, "-m", "tests.bench.calibration", WORK)
+    calibrate.COMMAND = (sys.executable, "-m", "tests.bench.calibration", WORK)
     results = [result_of(shape) for shape in shapes]
     print(table(results))
     if options.write:

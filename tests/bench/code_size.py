@@ -53,7 +53,7 @@ def main(checkout: Path) -> None:
 
 
 def package(path: Path) -> str:
-    """`orchestrator.plan` for a file below it; files at the top count together."""
+    """`orchestrator.planning` for a file below it; files at the top count together."""
     return ".".join(path.parts[:2]) if len(path.parts) > 2 else f"{path.parts[0]}, top"
 
 

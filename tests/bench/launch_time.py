@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from orchestrator import journal, spec
+from orchestrator import journal, reading
 from orchestrator.launch.ray.local_cluster import private_cluster
 from orchestrator.launch.ray.slices import emulated_hosts
-from orchestrator.plan.planner import make_plan
-from orchestrator.plan.rehearsal import rehearse
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import rehearse
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 
 SPEC = Path("specs/tiny_2pod.yaml")
 MOST_TO_FIRST_STEP, MOST_PER_STEP = 1.15, 1.02
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    loaded = spec.load(asked.spec)
+    loaded = reading.load(asked.spec)
     plan = rehearse(loaded, make_plan(loaded), steps=asked.steps).plan
     rounds: list[tuple[Measured, Measured]] = []
     for _ in range(asked.rounds):

@@ -4,7 +4,7 @@
 
 It writes program.txt, the text of the compiled step, and program.json: bytes at the peak, seconds
 of compilation, the mesh, and the torus coordinates of the devices of one slice in the mesh's order.
-The environment must be the compiler's own, as `orchestrator.prove.targets.environment` makes it.
+The environment must be the compiler's own, as `orchestrator.proving.compiler.environment` makes it.
 """
 
 import json
@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 
 from jax.experimental import xla_metadata
 
-from orchestrator.prove.compile_process import text_of
+from orchestrator.proving.compile_process import text_of
 
 # What needs a newer Python or JAX than the project has, and no run here uses.
 sys.modules |= dict.fromkeys(("maxtext.kernels.mhc", "maxtext.kernels.mhc.api"), MagicMock())

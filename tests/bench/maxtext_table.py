@@ -25,17 +25,15 @@ from tempfile import TemporaryDirectory
 import orchestrator as orch
 from orchestrator.errors import OrchError
 from orchestrator.formatting import GIB
-from orchestrator.maxtext import run_of
-from orchestrator.prove.compile_client import compile_plan, compile_request
-from orchestrator.prove.compiled import ProgramSummary
-from orchestrator.prove.hlo.program import program_of
-from orchestrator.prove.hlo.replica_groups import DeviceMesh
-from orchestrator.prove.hlo.summary import Pricing, summarize
-from orchestrator.prove.schedule_rates import schedule_rates
-from orchestrator.prove.targets import environment
-from orchestrator.spec.spec_text import yaml_text
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
+from orchestrator.interop.maxtext.exported_run import run_of
+from orchestrator.proving.compiled import ProgramSummary
+from orchestrator.proving.compiler import compile_plan, compile_request, environment, schedule_rates
+from orchestrator.proving.hlo.collectives import DeviceMesh
+from orchestrator.proving.hlo.program import program_of
+from orchestrator.proving.hlo.summary import Pricing, summarize
+from orchestrator.reading.examples import yaml_text
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 from tests.bench.maxtext_plans import ROWS, MaxTextPlan
 from tests.conftest import ROOT
 

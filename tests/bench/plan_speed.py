@@ -11,9 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from orchestrator.plan.ranking import best_choices
-from orchestrator.plan.search import Choice, SearchRequest, layout_of_choice, search, search_request
-from orchestrator.plan.time import step_time, time_lines
+from orchestrator.planning.ranking import best_choices
+from orchestrator.planning.search import (
+    Choice,
+    SearchRequest,
+    layout_of_choice,
+    search,
+    search_request,
+)
+from orchestrator.planning.time import step_time, time_lines
 from tests.example_specs import spec_of
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import spec
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove.compile_client import compile_request
-from orchestrator.prove.targets import environment
-from orchestrator.types import codec
+from orchestrator import reading
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving.compiler import compile_request, environment
+from orchestrator.values import codec
 
 SPEC = Path("specs/llama3_70b_4pod.yaml")
 BARE = [sys.executable, "-m", "tests.bench.bare_compile"]
@@ -58,7 +57,7 @@ def main() -> int:
     parser.add_argument("--spec", type=Path, default=SPEC)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    request = codec.to_json(compile_request(make_plan(spec.load(options.spec))))
+    request = codec.to_json(compile_request(make_plan(reading.load(options.spec))))
     ratios = []
     for number in range(options.rounds):
         bare = cost(BARE, request, environment(os.environ))

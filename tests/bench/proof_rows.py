@@ -9,11 +9,10 @@ from typing import Any
 
 from orchestrator import catalog
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
-from orchestrator.plan.feasibility import usable_axes
-from orchestrator.spec.huggingface import model_of
-from orchestrator.types.model import Model
-from orchestrator.types.moe import MixtureOfExperts
-from orchestrator.types.spec import MeshRequest, Precision, Spec
+from orchestrator.planning.feasibility import usable_axes
+from orchestrator.reading.huggingface import model_of
+from orchestrator.values.model import MixtureOfExperts, Model
+from orchestrator.values.spec import MeshRequest, Precision, Spec
 from tests.example_specs import spec_of
 from tests.huggingface_configs import EXACT, EXPERTS
 

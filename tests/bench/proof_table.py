@@ -20,12 +20,12 @@ from statistics import median
 
 from orchestrator.errors import OrchError
 from orchestrator.formatting import GIB
-from orchestrator.plan.planner import make_plan
-from orchestrator.prove.compare import reported_bytes
-from orchestrator.prove.verdict import prove
-from orchestrator.types import codec
-from orchestrator.types.plan import Forecast
-from orchestrator.types.proof import Proof
+from orchestrator.planning.planner import make_plan
+from orchestrator.proving.compare import reported_bytes
+from orchestrator.proving.verdict import prove
+from orchestrator.values import codec
+from orchestrator.values.plan import Forecast
+from orchestrator.values.proof import Proof
 from tests.bench.proof_rows import ROWS, BenchPlan, model_named
 from tests.conftest import ROOT
 

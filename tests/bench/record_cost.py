@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
-from orchestrator.journal import Journal, StepLog
-from orchestrator.lifecycle.pages import page_of
-from orchestrator.tracking import BackgroundRecorder, read_sync_state
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepLog
+from orchestrator.show.pages import page_of
+from orchestrator.tracking.destinations import read_sync_state
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
-from orchestrator.tracking.recorder import Recorder
+from orchestrator.tracking.recorder import BackgroundRecorder, Recorder
 from tests.journals import step, tiny_plan
 from tests.records import destination_in, rows, start_tracked_run
 

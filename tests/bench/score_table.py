@@ -9,17 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from orchestrator.catalog.efficiency import LEARNED
-from orchestrator.catalog.tables import FOLDER
+from orchestrator.catalog.chips import FOLDER
+from orchestrator.catalog.published import LEARNED
+from orchestrator.evidence.score.evaluate import (
+    HeldOut,
+    cross_validated,
+    published,
+    software_summaries,
+    summary,
+    with_catalog_constants,
+)
+from orchestrator.evidence.score.learn import learn, text
+from orchestrator.evidence.score.published_runs import PUBLISHED, read
+from orchestrator.evidence.score.samples import Score, SoftwareSummary, Summary
 from orchestrator.formatting import seconds, signed_percent
-from orchestrator.plan import flops
-from orchestrator.render import score_screen as render
-from orchestrator.score import PUBLISHED, cross_validated, with_catalog_constants
-from orchestrator.score.constants_file import text
-from orchestrator.score.evaluate import HeldOut, published, software_summaries, summary
-from orchestrator.score.learn import learn
-from orchestrator.score.published_runs import read
-from orchestrator.types.score import Score, SoftwareSummary, Summary
+from orchestrator.planning import flops
+from orchestrator.show import score_screen as render
 from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 

@@ -18,18 +18,15 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-
 import jax
 
-from orchestrator.journal import StepLog
-from orchestrator.tracking import BackgroundRecorder, begin
+from orchestrator.journal.steps import StepLog
+from orchestrator.tracking.destinations import begin
 from orchestrator.tracking.mlflow import metrics
-from orchestrator.tracking.recorder import Recorder
-from orchestrator.types.model import Model
-from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
-from orchestrator.types.tracking import Destination
+from orchestrator.tracking.recorder import BackgroundRecorder, Recorder
+from orchestrator.values.model import Model
+from orchestrator.values.run import Destination, Step
+from orchestrator.values.run_options import CheckpointOptions
 from tests.clusters import eventually
 from tests.journals import tiny_plan
 from tests.records import duplicate_points, rows, start_tracked_run
@@ -38,6 +35,9 @@ from tests.trouble import Server, served
 from trainers import llama
 from trainers.contract import build
 from trainers.loop import Assignment, run
+
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
 
 LIMIT = 0.05
 MOST_STEPS = 100_000

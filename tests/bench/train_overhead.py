@@ -21,13 +21,13 @@ from typing import Any
 
 import jax
 
-from orchestrator.types.model import Model
-from orchestrator.types.run import Step
-from orchestrator.types.run_options import CheckpointOptions
+from orchestrator.values.model import Model
+from orchestrator.values.run import Step
+from orchestrator.values.run_options import CheckpointOptions
 from tests.trainer_plans import plan_of
 from trainers import llama
 from trainers.contract import Program, build, place
-from trainers.data.batch_source import batch_source
+from trainers.data.batches import batch_source
 from trainers.loop import Assignment, run
 
 LIMIT = 0.02

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from orchestrator.types.run import Run
+from orchestrator.values.run import Run
 from tests.chaos.drawn import PlainFault
 from tests.chaos.fault_record import FaultRecord
 from tests.chaos.plain_runs import (

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.journal import RunRequest, heartbeat
-from orchestrator.launch.ray import process_tree
+from orchestrator.journal import heartbeat
+from orchestrator.journal.creation import RunRequest
+from orchestrator.launch.ray import attempt_process
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
 from orchestrator.launch.ray.slices import emulated_hosts
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.run import Attempt, Run, TimedStep
-from orchestrator.types.run_options import CheckpointOptions, RetryLimits, RunOptions
-from orchestrator.types.spec import Pods, Spec
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.run import Attempt, Run, TimedStep
+from orchestrator.values.run_options import CheckpointOptions, RetryLimits, RunOptions
+from orchestrator.values.spec import Pods, Spec
 from tests.clusters import variable
 from tests.example_specs import TINY, spec_of
 
@@ -123,7 +124,7 @@ class Emulated:
         """The slices of the cluster that have lost no host."""
         hosts = {
             (read(pid, "TPU_NAME"), read(pid, "TPU_WORKER_ID"))
-            for pid in process_tree.marked(self.cluster.mark)
+            for pid in attempt_process.marked(self.cluster.mark)
         }
         plan = self.recorded.plan(self.run().plan_digest)
         counted = Counter(name for name, _ in hosts if name)
@@ -132,7 +133,9 @@ class Emulated:
     def lose_host(self, slice_name: str, worker: int = 0) -> None:
         """Kill a node: its raylet and all its processes, as when a machine is gone."""
         mine = [
-            pid for pid in process_tree.marked(self.cluster.mark) if is_on(pid, slice_name, worker)
+            pid
+            for pid in attempt_process.marked(self.cluster.mark)
+            if is_on(pid, slice_name, worker)
         ]
         assert mine, f"no process stands for {slice_name}"
         for pid in mine:

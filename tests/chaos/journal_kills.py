@@ -17,8 +17,11 @@ from typing import Any
 
 from orchestrator import journal
 from orchestrator.errors import OrchError
-from orchestrator.journal import Journal, StepLog, Writer, files
-from orchestrator.types.run import LIVE, Run, TrackedRun
+from orchestrator.journal import files
+from orchestrator.journal.ownership import Writer
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepLog
+from orchestrator.values.run import LIVE, Run, TrackedRun
 from tests.journals import reason, run_request, step, tiny_plan, write_steps
 
 CHANGES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rename", "utime", "rmdir")

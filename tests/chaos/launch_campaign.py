@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from orchestrator import journal
-from orchestrator.journal import RunRequest
-from orchestrator.launch.ray import process_tree
-from orchestrator.plan.planner import make_plan
-from orchestrator.types.spec import Pods
+from orchestrator.journal.creation import RunRequest
+from orchestrator.launch.ray import attempt_process
+from orchestrator.planning.planner import make_plan
+from orchestrator.values.spec import Pods
 from tests.chaos.drawn import EPISODE
 from tests.chaos.fault_record import FaultRecord
 from tests.chaos.faults import Emulated, driven_on, is_on, losses, small_spec
@@ -110,7 +110,7 @@ def stop_raylet(run: Emulated, attempt: int, rank: int) -> None:
 def processes(run: Emulated, word: str) -> list[int]:
     """The processes of the run's cluster with that word in their command."""
     planned = []
-    for pid in process_tree.marked(run.cluster.mark):
+    for pid in attempt_process.marked(run.cluster.mark):
         with suppress(psutil.Error):
             if word in " ".join(psutil.Process(pid).cmdline()):
                 planned.append(pid)
@@ -163,7 +163,7 @@ class Campaign:
         while self.recorded.run().ended_at_s is None:
             with driven_on(self.recorded, *how, spares=SPARES) as run:
                 self._on_one_cluster(run)
-            left += [f"process {pid}" for pid in process_tree.marked(run.cluster.mark)]
+            left += [f"process {pid}" for pid in attempt_process.marked(run.cluster.mark)]
             left += [str(run.cluster.folder)] if run.cluster.folder.exists() else []
             how = ("--resume",)
         return left

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.drive import __main__ as command
 from orchestrator.drive import driver
-from orchestrator.journal import event_log
+from orchestrator.journal import events
 from tests.chaos.plain_worker import WORKER
 from tests.chaos.points import Points, before_and_after, points_of_process, pretend_machine
 
@@ -32,7 +32,7 @@ def add_points(points: Points) -> None:
     def after(*arguments: Any) -> None:
         come_to("after", *arguments)
 
-    before_and_after(event_log, "append", before, after)
+    before_and_after(events, "append", before, after)
 
 
 def main() -> int:

@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 
 from orchestrator import journal
-from orchestrator.journal import RunRequest, files
-from orchestrator.plan.planner import make_plan
-from orchestrator.storage import address
-from orchestrator.types.run import LIVE, Run
-from orchestrator.types.spec import Pods, Spec
+from orchestrator.journal import files
+from orchestrator.journal.creation import RunRequest
+from orchestrator.planning.planner import make_plan
+from orchestrator.storage.addresses import address
+from orchestrator.values.run import LIVE, Run
+from orchestrator.values.spec import Pods, Spec
 from tests.chaos import points
 from tests.chaos.faults import losses, small_spec
 from tests.chaos.points import Points

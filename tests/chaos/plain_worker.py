@@ -3,13 +3,7 @@
 import os
 
 from orchestrator.launch.backend import WorkerArgs
-from tests.chaos.points import (
-    Points,
-    before_and_after,
-    nothing,
-    points_of_process,
-    pretend_machine,
-)
+from tests.chaos.points import Points, before_and_after, nothing, points_of_process, pretend_machine
 
 WORKER = f"{__name__}:work"
 
@@ -34,12 +28,12 @@ def add_points(points: Points, who: str) -> None:
     """Stop where a checkpoint is written, where the step is compiled, and after each step."""
     from orchestrator.journal import heartbeat  # noqa: PLC0415
     from trainers import loop  # noqa: PLC0415
-    from trainers.checkpoint import step_objects, summed_orbax  # noqa: PLC0415
+    from trainers.checkpoint import objects, summed_orbax  # noqa: PLC0415
 
     before_and_after(loop, "_compiled", lambda _: points.come_to("compile", who), nothing)
     for owner, name in (
         (summed_orbax.Summed, "finalize"),
-        (step_objects.StepObjects, "write_manifest"),
+        (objects.StepObjects, "write_manifest"),
     ):
         before_and_after(
             owner,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, event
 
-from orchestrator.journal import Journal
+from orchestrator.journal.run_journal import Journal
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.recorder import Recorder

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import Step
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import Step
 from tests.conftest import ROOT
 from tests.trainer_plans import plan_of
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from orchestrator.prove.hlo.program import HloProgram, program_of
+from orchestrator.proving.hlo.program import HloProgram, program_of
 
 
 def program(name: str) -> HloProgram:

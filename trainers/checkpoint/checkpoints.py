@@ -14,14 +14,19 @@ import jax
 import msgspec
 
 from orchestrator.errors import CheckpointFailed
-from orchestrator.storage import address
-from orchestrator.types import codec
-from orchestrator.types.run import SkippedCheckpoint
+from orchestrator.storage.addresses import address
+from orchestrator.values import codec
+from orchestrator.values.run import SkippedCheckpoint
 from trainers.checkpoint import summed_orbax
-from trainers.checkpoint.object_saver import ObjectSaver
-from trainers.checkpoint.save_log import ListedSaves, RecordedSave, SaveLog
-from trainers.checkpoint.step_folders import StepFolders, owner_of, step_of
-from trainers.checkpoint.step_objects import StepObjects, step_objects
+from trainers.checkpoint.objects import ObjectSaver, StepObjects, step_objects
+from trainers.checkpoint.step_folders import (
+    ListedSaves,
+    RecordedSave,
+    SaveLog,
+    StepFolders,
+    owner_of,
+    step_of,
+)
 from trainers.checkpoint.summed_orbax import NO_TABLES, OrbaxSaver, Rows
 from trainers.multihost import barrier, first_message
 

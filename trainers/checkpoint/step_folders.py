@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from orchestrator.types import codec
-from trainers.file_digest import file_digest
-from trainers.regular_files import read_regular
+from orchestrator.values import codec
+from trainers.files import file_digest, read_regular
 
 Owner = tuple[int, int]  # a claim and an attempt
 
@@ -210,3 +210,76 @@ def _file_fault(path: Path, expected: str) -> str | None:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None if actual == expected else f"has sha256 {actual[:8]}, against {expected[:8]}"
+
+
+# Which checkpoints of a run count: as its driver has recorded them, or all that a folder has.
+
+
+class RecordedSave(Protocol):
+    """A checkpoint that counts. `sha256` is that of its sums, None where nobody recorded it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def folder(self) -> str: ...
+    @property
+    def sha256(self) -> str | None: ...
+
+
+class SaveLog(Protocol):
+    """The checkpoints of a run, for one of its attempts."""
+
+    def recorded(self) -> Sequence[RecordedSave]:
+        """The newest checkpoints that count, the newest last."""
+        ...
+
+    def folder(self, step: int) -> str:
+        """The name of the folder of a checkpoint that this attempt saves."""
+        ...
+
+    def report(self, step: int, sha256: str) -> None:
+        """Report that a checkpoint of this attempt is whole."""
+        ...
+
+    def settle(self) -> None:
+        """Wait a moment until the last report is recorded."""
+        ...
+
+
+class NamedSteps(Protocol):
+    """The saved steps in a folder, or on a bucket."""
+
+    def names(self) -> list[str]:
+        """Their names, oldest first."""
+        ...
+
+
+@dataclass(frozen=True)
+class ListedSave:
+    """A checkpoint that was found in a folder."""
+
+    step: int
+    sha256: str | None = None
+
+    @property
+    def folder(self) -> str:
+        return str(self.step)
+
+
+@dataclass(frozen=True)
+class ListedSaves:
+    """Every checkpoint in a folder counts: one attempt at a time uses it."""
+
+    folders: NamedSteps
+
+    def recorded(self) -> Sequence[RecordedSave]:
+        return [ListedSave(step_of(name)) for name in self.folders.names() if name.isdecimal()]
+
+    def folder(self, step: int) -> str:
+        return str(step)
+
+    def report(self, step: int, sha256: str) -> None:
+        """Its folder says that it is there."""
+
+    def settle(self) -> None:
+        """Nobody records."""

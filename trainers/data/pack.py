@@ -17,12 +17,21 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
 from orchestrator.formatting import counted
-from orchestrator.types import codec
-from orchestrator.types.error_report import ErrorReport, Hint
-from trainers.data.documents import FIELD, has_rows
-from trainers.data.encoders import Bytes, Encoder, HuggingFaceTokenizer, TokenArrays, dtype_of
-from trainers.data.manifest import FILE_NAME, Manifest, Shard
-from trainers.data.pack_inputs import check_local, files_of, tokenizer_file
+from orchestrator.values import codec
+from orchestrator.values.refusal import ErrorReport, Hint
+from trainers.data.documents import (
+    FIELD,
+    Bytes,
+    Encoder,
+    HuggingFaceTokenizer,
+    TokenArrays,
+    check_local,
+    dtype_of,
+    files_of,
+    has_rows,
+    tokenizer_file,
+)
+from trainers.data.tokens import FILE_NAME, Manifest, Shard
 
 BYTES = Bytes()
 ABOUT = """\

@@ -14,15 +14,118 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from orchestrator.errors import DataUnusable
-from orchestrator.storage import address, is_copy
-from orchestrator.types import codec
-from trainers.data import manifest as manifests
-from trainers.data.manifest import Manifest
-from trainers.data.token_files import Tokens, tokens_in
+from orchestrator.storage.addresses import StoredInput, address, is_copy, stored_input
+from orchestrator.values import codec
+from trainers.files import check_regular, file_digest, read_regular
+
+# The tokens of a shard: memory-mapped where a file system has it, read in ranges from a bucket.
+
+
+class Tokens(Protocol):
+    """A row of tokens, of which a part is read at a time."""
+
+    def __getitem__(self, part: slice, /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class StoredTokens:
+    """The tokens of an object. Nothing of it is kept here."""
+
+    stored: StoredInput
+    dtype: np.dtype[Any]
+    count: int
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(self.count)
+        first, last = start * self.dtype.itemsize, stop * self.dtype.itemsize
+        return np.frombuffer(self.stored.read(first, last), self.dtype)
+
+
+def tokens_in(path: Path, dtype: np.dtype[Any]) -> Tokens:
+    """The tokens of a shard."""
+    if stored := stored_input(path):
+        return StoredTokens(stored, dtype, stored.size // dtype.itemsize)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+# The manifest of a token set on disk, and checks of its shards.
+
+
+FILE_NAME = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of tokens, little-endian, without a header."""
+
+    file: str
+    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A token set: documents in order, each followed by the tokenizer's end-of-text token."""
+
+    schema: Literal[1] = 1
+    tokenizer: str
+    vocab: int
+    dtype: Literal["uint16", "uint32"]
+    shards: Annotated[tuple[Shard, ...], msgspec.Meta(min_length=1)]
+
+    @property
+    def wire_dtype(self) -> np.dtype[Any]:
+        """The type in the files, which is little-endian on every machine."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+
+def read(path: Path) -> Manifest:
+    """The manifest at that path; every shard exists and has the right size."""
+    try:
+        manifest = codec.from_json(read_regular(path), Manifest)
+    except OSError as error:
+        raise DataUnusable(
+            f"{address(path)}: no token set manifest can be read: {error.strerror}"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise DataUnusable(f"{address(path)}: not a token set manifest: {error}") from error
+    for shard in manifest.shards:
+        _check_size(path.parent / shard.file, shard.tokens * manifest.wire_dtype.itemsize)
+    return manifest
+
+
+def check_contents(path: Path, manifest: Manifest) -> None:
+    """Read every shard through and compare its sha256 with the manifest's."""
+    for shard in manifest.shards:
+        file = path.parent / shard.file
+        actual = file_digest(file)
+        if actual != shard.sha256:
+            raise DataUnusable(
+                f"{address(file)}: sha256 is {actual}, against {shard.sha256} in the manifest:"
+                " the shard has changed since it was packed"
+            )
+
+
+def _check_size(shard: Path, expected_bytes: int) -> None:
+    try:
+        actual_bytes = check_regular(shard)
+    except OSError as error:
+        raise DataUnusable(f"{address(shard)}: shard cannot be read: {error.strerror}") from error
+    if actual_bytes != expected_bytes:
+        raise DataUnusable(
+            f"{address(shard)}: {actual_bytes} bytes, against {expected_bytes} in the manifest"
+        )
+
 
 ROUNDS = 6  # of the Feistel network that shuffles
 READERS = 32  # of windows of a bucket at once: an answer takes tens of milliseconds
@@ -40,9 +143,9 @@ class TokenSet:
     @staticmethod
     def open(path: Path, *, verify: bool = False) -> "TokenSet":
         """Open the set of that manifest; `verify` reads it through and checks every sha256."""
-        manifest = manifests.read(path)
+        manifest = read(path)
         if verify:
-            manifests.check_contents(path, manifest)
+            check_contents(path, manifest)
         shards = tuple(
             tokens_in(path.parent / shard.file, manifest.wire_dtype) for shard in manifest.shards
         )

@@ -7,13 +7,43 @@ from typing import Any
 import jax
 import numpy as np
 
-from orchestrator.errors import DataUnusable
+from orchestrator.errors import DataUnusable, SpecError
 from orchestrator.network.published import PublishedWeight
-from orchestrator.storage import address
-from orchestrator.storage.inputs import input_path
+from orchestrator.storage.addresses import address, input_path
 from trainers.contract import Program
 from trainers.huggingface.folder import WeightFolder
-from trainers.huggingface.stored_weights import selection, stored_shapes, stored_weights
+
+# How a trainer's parameters are stored in the files of an architecture.
+
+
+Shape = tuple[int, ...]
+
+
+def stored_weights(program: Program, model_type: str) -> Sequence[PublishedWeight]:
+    """The program's parameters as checkpoints of that `model_type` have them."""
+    if program.published is None:
+        raise SpecError(
+            f"trainer {program.plan.trainer} does not say how checkpoints store its parameters"
+        )
+    return program.published(model_type)
+
+
+def stored_shapes(weights: Sequence[PublishedWeight]) -> dict[str, Shape]:
+    """The shape of each array of the files, by its name."""
+    return {
+        weight.name_at(index): weight.published_shape
+        for weight in weights
+        for index in np.ndindex(*weight.stacked)
+    }
+
+
+def selection(places: np.ndarray) -> slice | np.ndarray:
+    """These places of an axis: as a slice, which copies nothing, where they are evenly spaced."""
+    steps = np.diff(places)
+    if steps.size and ((steps != steps[0]).any() or steps[0] < 1):
+        return places
+    return slice(int(places[0]), int(places[-1]) + 1, int(steps[0]) if steps.size else 1)
+
 
 Tree = dict[str, Any]
 Ranges = tuple[range, ...]  # of a shard, in each dimension

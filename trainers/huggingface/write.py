@@ -18,19 +18,86 @@ from typing import Any
 import ml_dtypes
 import msgspec
 import numpy as np
+import tensorstore
 
 from orchestrator.errors import CheckpointFailed, OrchError, SpecError
 from orchestrator.network.published import PublishedWeight
-from orchestrator.storage import address
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.weights import WeightsRequest, WeightsResult
+from orchestrator.storage.addresses import address
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import WeightsRequest, WeightsResult
+from trainers.checkpoint import step_folders
+from trainers.checkpoint.objects import StepObjects, step_objects, stored_array
 from trainers.contract import load
-from trainers.huggingface.checkpoint_arrays import CheckpointArray, Region, fault_of, saved_array
-from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE
-from trainers.huggingface.safetensors_file import NewFile, Shape, new_file
-from trainers.huggingface.stored_weights import selection, stored_shapes, stored_weights
+from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE, NewFile, Shape, new_file
+from trainers.huggingface.read import selection, stored_shapes, stored_weights
 from trainers.mesh import abstract_mesh_of
+
+# The arrays of a checkpoint, read piece by piece: no process has to hold a whole one.
+
+
+Region = tuple[slice, ...]
+PARAMETERS = "parameters"  # their place in a trainer's state
+
+
+class CheckpointArray:
+    """A parameter of a checkpoint."""
+
+    def __init__(self, name: str, array: Any) -> None:
+        self.name, self._array = name, array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._array.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self._array.dtype.numpy_dtype
+
+    def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
+        """Its parts as they were written: each part of each host once."""
+        chunk: Any = self._array.chunk_layout.read_chunk.shape
+        counts = [-(-size // part) for size, part in zip(self.shape, chunk, strict=True)]
+        for place in np.ndindex(*counts):
+            region = tuple(
+                slice(at * part, min((at + 1) * part, size))
+                for at, part, size in zip(place, chunk, self.shape, strict=True)
+            )
+            yield region, self._array[region].read().result()
+
+
+def fault_of(checkpoint: Path, sha256: str | None) -> str | None:
+    """What is wrong with a checkpoint, of a file system or of a bucket, or None."""
+    if objects := step_objects(checkpoint.parent):
+        return objects.fault(checkpoint.name, sha256=sha256)
+    return step_folders.fault(checkpoint, sha256=sha256)
+
+
+def saved_array(checkpoint: Path, path: tuple[str, ...]) -> CheckpointArray:
+    """A parameter of a checkpoint; `CheckpointFailed` where it has none of that name."""
+    name, objects = ".".join((PARAMETERS, *path)), step_objects(checkpoint.parent)
+    try:
+        array = (
+            _in_folder(checkpoint, name)
+            if objects is None
+            else _on_bucket(objects, checkpoint.name, name)
+        )
+    except (ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        where = address(checkpoint)
+        raise CheckpointFailed(f"{where}: {name} cannot be read: {reason}") from error
+    return CheckpointArray(name, array)
+
+
+def _in_folder(checkpoint: Path, name: str) -> Any:
+    base = {"driver": "ocdbt", "base": f"file://{checkpoint.absolute()}/"}
+    spec = {"driver": "zarr", "kvstore": {**base, "path": f"{name}/"}}
+    return tensorstore.open(spec, open=True, read=True).result()
+
+
+def _on_bucket(objects: StepObjects, step: str, name: str) -> Any:
+    return stored_array(objects, step, name, objects.manifest(step).leaves[name])
+
 
 DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 MOST_BYTES = 5 * 10**9  # of a file, as transformers has them

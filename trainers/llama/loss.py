@@ -14,9 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from orchestrator.plan.kernel_constants import TILE, loss_chunks
-from trainers.llama.axes import TENSOR
-from trainers.llama.collectives import all_gather
+from orchestrator.planning.kernels import TILE, loss_chunks
+from trainers.llama.collectives import TENSOR, all_gather
 
 LOGIT_BYTES = 4
 NO_WORD = -1  # the target of a place that predicts nothing

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from orchestrator.network.description import MLP, Matmul
-from orchestrator.types.model import Activation
-from trainers.llama.axes import TENSOR
-from trainers.llama.collectives import together_in_backward
+from orchestrator.values.model import Activation
+from trainers.llama.collectives import TENSOR, together_in_backward
 from trainers.llama.parameters import Parameters
 from trainers.llama.ring import matmul_reduce_scatter
 from trainers.llama.runtime import Runtime

@@ -6,33 +6,93 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from orchestrator.network import rematerialization
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.description import Block, LatentAttention, Mixture, Segment, Stack
-from trainers.llama import zigzag
-from trainers.llama.axes import TENSOR, WEIGHTS_OVER_DCN
-from trainers.llama.checkpoint_policy import policy
+from orchestrator.values.spec import Remat
+from trainers.llama import attention_kernels
+from trainers.llama.attention_layers import grouped_query_attention, latent_attention
 from trainers.llama.collectives import (
+    TENSOR,
+    WEIGHTS_OVER_DCN,
     all_gather,
     reduce_in_backward,
     reduce_scatter,
     together_in_backward,
 )
-from trainers.llama.embedding import lookup
-from trainers.llama.grouped_query import grouped_query_attention
-from trainers.llama.latent_attention import latent_attention
 from trainers.llama.loss import Logits, Loss, SplitTable, token_loss
 from trainers.llama.mixture import Routed, mixture_part
 from trainers.llama.mlp import mlp
-from trainers.llama.norm import norm
-from trainers.llama.parameters import Parameters, shardings
+from trainers.llama.parameters import Parameters, norm, shardings
 from trainers.llama.runtime import DTYPES, Runtime
+
+# Word vectors from a vocabulary split over `tensor`.
+
+
+@jax.custom_vjp
+def lookup(table: jax.Array, words: jax.Array) -> jax.Array:
+    """Vectors [b, T, D] of words [b, T] from this chip's table [V/Y, D]; zero for others' words.
+
+    Its gradient is summed in fp32, because a frequent word gets many small parts.
+    """
+    own, is_own = _own(table, words)
+    return jnp.where(is_own[..., None], table[own], 0)
+
+
+def _forward(table: jax.Array, words: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return lookup(table, words), (table, words)
+
+
+def _backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
+    table, words = saved
+    own, is_own = _own(table, words)
+    parts = jnp.where(is_own[..., None], gradient, 0).astype(jnp.float32)
+    return jnp.zeros(table.shape, jnp.float32).at[own].add(parts).astype(table.dtype), None
+
+
+lookup.defvjp(_forward, _backward)
+
+
+def _own(table: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows of this chip's table, row 0 for others' words; and which words are its own."""
+    rows = words - jax.lax.axis_index(TENSOR) * table.shape[0]
+    is_own = (rows >= 0) & (rows < table.shape[0])
+    return jnp.where(is_own, rows, 0), is_own
+
+
+# The plan's rematerialization policy, as a `jax.checkpoint` policy.
+
+
+ATTENTION = "attention"
+# The forward pass of cuDNN attention: the log-sum-exp among its results cannot be named.
+CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
+
+
+def policy(remat: Remat) -> Callable[..., Any]:
+    """Which tensors of a block stay for its backward pass, in HBM or on the host."""
+    plan = rematerialization.policy(remat)
+    by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[*plan.keep],
+        names_which_can_be_offloaded=[*plan.offload],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def decide(primitive: Any, *operands: Any, **parameters: Any) -> Any:
+        if primitive.name == CUDNN_FORWARD:
+            return not plan.recomputes(ATTENTION)
+        return by_name(primitive, *operands, **parameters)
+
+    return decide
 
 
 def batch_loss(
@@ -45,7 +105,7 @@ def batch_loss(
     inputs, targets = batch["inputs"], batch["targets"]
     if "documents" in batch:
         own = batch["documents"]
-        runtime = replace(runtime, documents=(own, zigzag.gather(own, runtime.ways)))
+        runtime = replace(runtime, documents=(own, attention_kernels.gather(own, runtime.ways)))
     parameters = _reduce_ends_on_the_way(runtime, parameters)
     x, routed = residual_stream(runtime, parameters, inputs)
     network, plan = runtime.network, runtime.plan

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from trainers.llama.axes import TENSOR
+from trainers.llama.collectives import TENSOR
 
 HOPS = 2  # in a round of the loop over hops
 

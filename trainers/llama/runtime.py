@@ -9,12 +9,18 @@ import numpy as np
 
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Network, Scores
-from orchestrator.types.plan import Plan
-from trainers.llama.attention import Attend
-from trainers.llama.axes import SEQUENCE, TENSOR, WEIGHTS, WEIGHTS_OF_EXPERTS
-from trainers.llama.blockwise import Documents
-from trainers.llama.collectives import gather_matrix, scatter_matrix, together_in_backward
-from trainers.llama.grouped import Grouped
+from orchestrator.values.plan import Plan
+from trainers.llama.attention_kernels import Attend, Documents
+from trainers.llama.collectives import (
+    SEQUENCE,
+    TENSOR,
+    WEIGHTS,
+    WEIGHTS_OF_EXPERTS,
+    gather_matrix,
+    scatter_matrix,
+    together_in_backward,
+)
+from trainers.llama.experts import Grouped
 from trainers.llama.ring import all_gather_matmul
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}

@@ -13,14 +13,20 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
 from orchestrator.network.published import published_weights
-from orchestrator.plan import flops
-from orchestrator.types.plan import Plan
+from orchestrator.planning import flops
+from orchestrator.values.plan import Plan
 from trainers.contract import Program
-from trainers.llama import optimizer, parameters, zigzag
-from trainers.llama.attention import attention
-from trainers.llama.axes import BATCH, MESH, SEQUENCE, with_copies
-from trainers.llama.collectives import all_reduce, reduce_gradients
-from trainers.llama.grouped import grouped_matmul
+from trainers.llama import attention_kernels, optimizer, parameters
+from trainers.llama.attention_kernels import attention
+from trainers.llama.collectives import (
+    BATCH,
+    MESH,
+    SEQUENCE,
+    all_reduce,
+    reduce_gradients,
+    with_copies,
+)
+from trainers.llama.experts import grouped_matmul
 from trainers.llama.loss import NO_WORD, Loss
 from trainers.llama.mixture import Routed, router_metrics
 from trainers.llama.model import batch_loss
@@ -96,7 +102,7 @@ def arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, n
     also the number of each word's document; no word comes after a separator. Of tokens below zero
     ~token is read, and not predicted.
     """
-    places = zigzag.order(tokens.shape[1] - 1, ways)
+    places = attention_kernels.order(tokens.shape[1] - 1, ways)
     words = tokens.astype(np.int32)
     read = np.where(words < 0, ~words, words)
     inputs, targets = read[:, :-1], np.maximum(words[:, 1:], NO_WORD)

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.network.mesh_axes import LOGICAL_AXES
-from orchestrator.types.plan import Plan
+from orchestrator.values.plan import Plan
 from trainers.contract import Program
 
 State = dict[str, Any]

@@ -16,14 +16,18 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.device_settings import emulated_devices
 from orchestrator.errors import JournalUnwritable
 from orchestrator.launch import this_host
 from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order
-from orchestrator.parent import end_with_parent
-from orchestrator.ports import LOOPBACK, NODE_ADDRESS, free_port
-from orchestrator.storage import folder, is_copy
-from orchestrator.types import codec
+from orchestrator.processes import (
+    LOOPBACK,
+    NODE_ADDRESS,
+    emulated_devices,
+    end_with_parent,
+    free_port,
+)
+from orchestrator.storage.addresses import folder, is_copy
+from orchestrator.values import codec
 
 # How often a host looks and shows itself: here, over a file system that many hosts share, and on a
 # bucket, which is paid by the request.

@@ -24,7 +24,7 @@ from orchestrator.journal import boundary, files
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.launch.preflight import PreflightHost
 from orchestrator.storage import copies
-from orchestrator.types import codec
+from orchestrator.values import codec
 
 T = TypeVar("T")
 VARIABLE = "ORCH_HOSTS"  # the driver's environment names the folder

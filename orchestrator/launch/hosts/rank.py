@@ -9,8 +9,8 @@ import sys
 import traceback
 
 from orchestrator.launch.backend import WorkerArgs
-from orchestrator.parent import end_with_parent
-from orchestrator.types import codec
+from orchestrator.processes import end_with_parent
+from orchestrator.values import codec
 
 
 def main(worker: str, args: str, rank: str) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from orchestrator.launch.hosts.meeting import VARIABLE, Meeting
-from orchestrator.parent import end_with_parent
+from orchestrator.processes import end_with_parent
 
 POLL_S = 0.1
 

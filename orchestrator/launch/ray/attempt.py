@@ -13,21 +13,50 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
+import ray.util
+from ray.train.v2.jax.config import JaxConfig
+
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.journal import ClaimWatch, Journal, heartbeat
-from orchestrator.launch.backend import AttemptEvent, AttemptSpec, Slice, WorkerArgs
+from orchestrator.journal import heartbeat
+from orchestrator.journal.heartbeat import ClaimWatch
+from orchestrator.journal.run_journal import Journal
+from orchestrator.launch.backend import AttemptEvent, AttemptSpec, DeadRank, Slice, WorkerArgs
 from orchestrator.launch.ray import private_api, slices
-from orchestrator.launch.ray.dead_ranks import find_dead_ranks
-from orchestrator.launch.ray.process_messages import SIGN_OF_LIFE_S, AttemptCommand
+from orchestrator.launch.ray.attempt_process import SIGN_OF_LIFE_S, AttemptCommand
 from orchestrator.launch.ray.slice_queue import Lease
-from orchestrator.storage import folder, is_address
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
+from orchestrator.processes import NODE_ADDRESS
+from orchestrator.storage.addresses import folder, is_address
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+
+# The ranks whose processes Ray saw die, and where they were.
+
+
+HOW = "died; Ray does not tell by which signal"
+
+
+def find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
+    """Those of an error of Ray Train. What only raised an exception has told it itself."""
+    return tuple(_deaths(error))
+
+
+def _deaths(error: BaseException) -> Iterator[DeadRank]:
+    import ray  # noqa: PLC0415
+
+    failures = getattr(error, "worker_failures", None) or {}
+    for rank, failure in sorted(failures.items()):
+        actor_error = getattr(failure, "health_check_failure", failure)
+        process = private_api.process_of_actor(getattr(actor_error, "actor_id", None))
+        nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
+        if process and (node := nodes.get(process.node_id)):
+            host = f"{node['NodeManagerHostname']}, process {process.pid}"
+            yield DeadRank(rank=rank, host=host, slice_name=slices.name_of(node), how=HOW)
+
 
 LOOK_EVERY_S = 1.0
 FENCE_LIMIT_S = 10.0
@@ -240,8 +269,6 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
     """
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # noqa: PLC0415
 
-    from orchestrator.launch.ray.jax_coordinator import JaxOnNodeAddress  # noqa: PLC0415
-
     trainer = private_api.jax_trainer(private=rehearsal)(
         train_loop_per_worker=_on_worker,
         train_loop_config={"worker": worker, "args": args},
@@ -290,3 +317,50 @@ def _cause(error: BaseException) -> str:
 
 if __name__ == "__main__":
     main(os.environ["RAY_ADDRESS"], codec.from_json(sys.argv[1], AttemptSpec))
+
+
+# Where the processes of an attempt listen: on the address of their node alone.
+
+
+BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # read by JAX on the first process
+
+
+class JaxOnNodeAddress(JaxConfig):
+    """How Ray Train connects the processes, each of which listens on the address of its node."""
+
+    @property
+    def backend_cls(self) -> type:
+        return _Backend
+
+
+class _Backend(JaxConfig().backend_cls):  # type: ignore[misc]
+    def on_start(self, worker_group: Any, backend_config: JaxConfig) -> None:
+        worker_group.execute(_note_node_address)
+        super().on_start(_BoundGroup(worker_group), backend_config)
+
+
+class _BoundGroup:
+    """A group of workers. Of the first one Ray asks for the address of the coordinator."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    def execute_single(self, rank: int, function: Any, *values: Any, **named: Any) -> Any:
+        """Run a function on a worker; the address that it returns is the one to bind to."""
+        address, port = self._group.execute_single(rank, function, *values, **named)
+        self._group.execute_single(rank, _bind_coordinator, f"{address}:{port}")
+        return address, port
+
+
+def _note_node_address() -> None:
+    os.environ[NODE_ADDRESS] = ray.util.get_node_ip_address()
+
+
+def _bind_coordinator(address: str) -> None:
+    os.environ[BIND_ADDRESS] = address

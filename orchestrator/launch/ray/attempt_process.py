@@ -5,19 +5,48 @@ When that process ends, in whatever way, Ray ends all that it started.
 
 import os
 import queue
+import shlex
+import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
+import psutil
 
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
-from orchestrator.launch.ray.process_messages import AttemptCommand
-from orchestrator.types import codec
+from orchestrator.launch.ray.slices import EmulatedHost
+from orchestrator.values import codec
+
+# Messages between the processes of a launch, one line of JSON each.
+
+
+SIGN_OF_LIFE_S = 5.0  # between the empty lines of an attempt process
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRequest:
+    """A cluster to start, and the command to run on it."""
+
+    mark: str
+    folder: str
+    hosts: tuple[EmulatedHost, ...]
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptCommand:
+    """A command of the driver: start workers on these slices, or just report the slices."""
+
+    args: WorkerArgs | None = None
+    slices: tuple[str, ...] = ()
+
 
 SLICES_LIMIT_S = 10.0
 SILENT_LIMIT_S = 60.0
@@ -104,3 +133,52 @@ class AttemptProcess:
                     self._events.put(codec.from_json(line, AttemptEvent))
         error = "the process that carries out the attempt has ended"
         self._events.put(AttemptEvent(ended=True, error=error))
+
+
+# Finds every process that a private cluster started, by a mark, and ends them.
+
+
+MARK = "ORCH_CLUSTER"
+LIMIT_S = 20.0
+TREE_POLL_S = 0.05
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that carry a mark. Zombies do not count."""
+    return [process.pid for process in _marked(mark)]
+
+
+def runs(mark: str, command: str) -> bool:
+    """Whether a process that carries a mark was started with this command."""
+    words = shlex.split(command)
+    return any(_words(process) == words for process in _marked(mark))
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def end_all(mark: str, *spared: int) -> None:
+    """Kill every process that carries a mark, until only the spared ones are left."""
+    deadline = time.monotonic() + LIMIT_S
+    while left := [process for process in _marked(mark) if process.pid not in spared]:
+        if time.monotonic() > deadline:
+            return
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(TREE_POLL_S)
+
+
+def remove(folder: Path) -> None:
+    """Remove a cluster's folder with its token and sockets."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to somebody else
+            if process.environ().get(MARK) == mark:
+                yield process

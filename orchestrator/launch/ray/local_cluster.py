@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.device_settings import emulated_devices
 from orchestrator.launch.backend import ClusterEvent
-from orchestrator.launch.ray import process_tree
-from orchestrator.launch.ray.process_messages import ClusterRequest
+from orchestrator.launch.ray import attempt_process
+from orchestrator.launch.ray.attempt_process import ClusterRequest
 from orchestrator.launch.ray.slices import EmulatedHost
-from orchestrator.types import codec
+from orchestrator.processes import emulated_devices
+from orchestrator.values import codec
 
 END_LIMIT_S = 30.0
 NOBODY = "http://127.0.0.1:9"
@@ -101,7 +101,7 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32), encoding="ascii")
     return emulated_devices(os.environ, devices) | {
-        process_tree.MARK: mark,
+        attempt_process.MARK: mark,
         "SPT_NOENV": "1",  # keeps Ray's processes from writing their title over the mark
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -133,6 +133,6 @@ def _end(supervisor: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
         supervisor.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         supervisor.wait(END_LIMIT_S)
-    process_tree.end_all(mark, os.getpid())
+    attempt_process.end_all(mark, os.getpid())
     supervisor.wait()
-    process_tree.remove(folder)
+    attempt_process.remove(folder)

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.launch.backend import ClusterEvent
-from orchestrator.launch.ray import private_api, process_tree
-from orchestrator.launch.ray.job_watch import Patience, states
-from orchestrator.launch.ray.process_messages import ClusterRequest
-from orchestrator.ports import LOOPBACK, claimed
-from orchestrator.types import codec
+from orchestrator.launch.ray import attempt_process, private_api
+from orchestrator.launch.ray.attempt_process import ClusterRequest
+from orchestrator.launch.ray.job_client import Patience, states
+from orchestrator.processes import LOOPBACK, claimed
+from orchestrator.values import codec
 
 OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
@@ -87,8 +87,8 @@ def _end_with_owner(request: ClusterRequest) -> None:
 
 
 def _clean_up(request: ClusterRequest) -> None:
-    process_tree.end_all(request.mark, os.getpid())
-    process_tree.remove(Path(request.folder))
+    attempt_process.end_all(request.mark, os.getpid())
+    attempt_process.remove(Path(request.folder))
     os._exit(0)
 
 
@@ -98,7 +98,7 @@ def _serve(request: ClusterRequest, out: TextIO) -> None:
         head = _start_nodes(request, ports, out)
     _send(out, ClusterEvent(address=f"http://{head.webui_url}"))
     client, job = _submit(head, request.command)
-    patience = Patience(needless=lambda: process_tree.runs(request.mark, request.command))
+    patience = Patience(needless=lambda: attempt_process.runs(request.mark, request.command))
     for state, error in states(_SubmittedJob(client), job, patience):
         _send(out, ClusterEvent(nodes=len(request.hosts), job=state, error=error))
 

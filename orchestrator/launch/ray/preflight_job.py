@@ -19,7 +19,7 @@ from orchestrator.launch.preflight import PreflightHost, PreflightReport, Prefli
 from orchestrator.launch.ray import private_api
 from orchestrator.launch.ray.attempt import join_cluster
 from orchestrator.launch.ray.slices import WORKER_ID, is_free, kind_of, name_of
-from orchestrator.types import codec
+from orchestrator.values import codec
 
 MARK = "orch preflight: "
 ANSWER_LIMIT_S = 300.0  # a host may have to fetch and unpack the code first

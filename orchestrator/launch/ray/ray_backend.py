@@ -8,8 +8,8 @@ from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.job_client import RayJobs
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
 from orchestrator.launch.ray.slices import emulated_hosts
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 
 
 class RayBackend:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.catalog.chip import RayNames
+from orchestrator.catalog.chips import RayNames
 from orchestrator.errors import SpecError
 from orchestrator.launch.backend import Slice
-from orchestrator.types.plan import Plan
+from orchestrator.values.plan import Plan
 
 SLICE_NAME = "ray.io/tpu-slice-name"
 POD_TYPE = "ray.io/tpu-pod-type"

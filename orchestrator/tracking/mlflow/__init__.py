@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from orchestrator.journal import Journal
-from orchestrator.tracking.mlflow import tracking_uri
+from orchestrator.journal.run_journal import Journal
+from orchestrator.tracking.mlflow import store
 from orchestrator.tracking.mlflow.deadline import SYNC_LIMIT_S, deadline
 from orchestrator.tracking.mlflow.export import RunExport
 from orchestrator.tracking.mlflow.store import Store
-from orchestrator.types.run import Run
-from orchestrator.types.run_options import TrackingOptions
-from orchestrator.types.tracking import Destination
+from orchestrator.values.run import Destination, Run
+from orchestrator.values.run_options import TrackingOptions
 
 
 class MLflowTracker:
@@ -24,7 +23,7 @@ class MLflowTracker:
         self, options: TrackingOptions, storage: Path, environment: Mapping[str, str]
     ) -> Destination:
         """A server or database: MLFLOW_TRACKING_URI, the spec's, or a file beside the runs."""
-        return tracking_uri.destination(options, storage, environment)
+        return store.destination(options, storage, environment)
 
     def sync(
         self,

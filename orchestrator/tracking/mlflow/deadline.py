@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from orchestrator.tracking.protocol import NotRecorded
-from orchestrator.types.tracking import Destination
+from orchestrator.values.run import Destination
 
 CALL_LIMIT_S = 60.0
 FILE_LIMIT_S = 300.0  # files go in one call each

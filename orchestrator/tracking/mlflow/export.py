@@ -10,25 +10,201 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import journal as journals
-from orchestrator.journal import Journal, StepReader
-from orchestrator.report import make_report
+from orchestrator.errors import JournalUnreadable
+from orchestrator.evidence.report import make_report
+from orchestrator.evidence.studies import report_of_study
+from orchestrator.journal import boundary
+from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepReader
+from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.tracking.mlflow.metadata import (
     ARTIFACTS,
     DESCRIBED,
+    NOTE,
+    REHEARSAL,
+    REPORT,
     RUN_ID,
     STEPS_RECORDED,
     artifacts,
     description,
     short_copy,
     version_of,
+    yes_or_no,
 )
-from orchestrator.tracking.mlflow.metrics import MetricPoint, first_done, of_ending, of_step
-from orchestrator.tracking.mlflow.parent_run import parent_of
-from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
-from orchestrator.tracking.mlflow.tracking_uri import TRACKER
+from orchestrator.tracking.mlflow.metrics import (
+    NOT_IN_A_NAME,
+    OF_PODS,
+    SPEED_OF_PODS,
+    SWEEP_LOSS,
+    MetricPoint,
+    finite,
+    first_done,
+    of_ending,
+    of_step,
+)
+from orchestrator.tracking.mlflow.store import (
+    MOST_PARAMS,
+    MOST_POINTS,
+    TRACKER,
+    Status,
+    Store,
+    StoredRun,
+)
 from orchestrator.tracking.protocol import RunNotRecorded
-from orchestrator.types.plan import Plan
-from orchestrator.types.run import LIVE, Attempt, Run, TimedStep, TrackedRun
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.run import LIVE, Attempt, Run, TimedStep, TrackedRun
+from orchestrator.values.study import (
+    ScalingReport,
+    StudyState,
+    StudySubmission,
+    SweepReport,
+    TrialReport,
+    kind_text,
+)
+
+# The points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep. Pure.
+
+
+def study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
+    """All points of a study as it is measured by now.
+
+    Those of a trial come once no run of it will change them: a server takes no point back.
+    """
+    if isinstance(report, SweepReport):
+        losses = ((one.number, one.loss) for one in report.trials)
+        return [
+            point for number, loss in losses for point in finite({SWEEP_LOSS: loss}, at_s, number)
+        ]
+    series = {tuple(one.series.items()) for one in report.trials}
+    return [
+        point
+        for trial in report.trials
+        if _has_ended(trial, report.repeats)
+        for point in _points(trial, at_s, named=len(series) > 1)
+    ]
+
+
+def _has_ended(trial: TrialReport, repeats: int) -> bool:
+    failed = sum(state not in LIVE for state in trial.unfinished.values())
+    return trial.done + failed >= repeats
+
+
+def _points(trial: TrialReport, at_s: float, *, named: bool) -> Iterator[MetricPoint]:
+    """Measured, expected and roofline of a trial, at its number of pods.
+
+    A rehearsal without a forecast of its own has the measured line alone.
+    """
+    if trial.measured is None or trial.predicted is None:
+        return
+    plan, compared = trial.predicted, trial.not_compared is None
+    chips = trial.chips
+    mfu = {"measured": trial.measured.mfu.median if trial.measured.mfu else None}
+    speed: dict[str, float | None] = {
+        "measured": trial.measured.tokens_per_s_per_chip.median * chips
+    }
+    if compared:
+        rate = plan.tokens_per_s_per_chip
+        mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
+        speed |= {
+            "expected": None if rate.expected is None else rate.expected * chips,
+            "roofline": rate.lower * chips,
+        }
+    series = ", ".join(f"{key} {text}" for key, text in trial.series.items())
+    suffix = NOT_IN_A_NAME.sub("_", f" {series}") if named else ""
+    values = {OF_PODS[what] + suffix: value for what, value in mfu.items()}
+    values |= {SPEED_OF_PODS[what] + suffix: value for what, value in speed.items()}
+    yield from finite(values, at_s, plan.pods)
+
+
+# The MLflow run of a study. The runs of its trials are its children.
+
+
+CURVES = "orch.curves"
+PARENT_STATUS: dict[StudyState, Status] = {
+    "running": "RUNNING",
+    "stopped": "FAILED",
+    "succeeded": "FINISHED",
+}
+
+
+def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
+    """The id of the MLflow run of a run's study, created when there is none.
+
+    None for a run without a study, or when the study's directory was removed or is not this user's.
+    """
+    if run.study is None:
+        return None
+    study = StudyJournal(journal.path.absolute().parent / Path(run.study).name)
+    try:
+        boundary.check_own(study.path)
+        opened = study.submission()
+    except (JournalUnreadable, OSError):
+        return None
+    parent = _find_or_create(study, opened, store)
+    status = PARENT_STATUS[study.status().state]
+    if parent.status != status:
+        store.set_status(parent.id, status, None)
+    _send_page(study, parent, store)
+    if run.state not in LIVE:
+        _send_points(study, parent, store)
+    return parent.id
+
+
+def _send_points(study: StudyJournal, parent: StoredRun, store: Store) -> None:
+    """Send the curves of the study where they have changed."""
+    report = report_of_study(study)
+    ended = [one.ended_at_s for one in study.status().runs if one.ended_at_s]
+    points = study_points(report, max(ended, default=study.submission().at_s))
+    digest = codec.digest(points)
+    if parent.tags.get(CURVES) == digest:
+        return
+    best = report.best if isinstance(report, SweepReport) else None
+    settings = next(
+        (one.settings for one in study.submission().study.trials if one.number == best), {}
+    )
+    named = {"orch.best": ", ".join(f"{key} {text}" for key, text in settings.items())}
+    store.log(parent.id, points, tags={CURVES: digest} | {k: v for k, v in named.items() if v})
+
+
+def _send_page(study: StudyJournal, parent: StoredRun, store: Store) -> None:
+    """Send the page of the study when it is new or has changed."""
+    page = study.path / REPORT
+    if not page.exists() or parent.tags.get(ARTIFACTS) == (version := version_of({REPORT: page})):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        store.log_file(parent.id, short_copy(page, Path(folder) / REPORT), None)
+    store.log(parent.id, tags={ARTIFACTS: version})
+
+
+def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
+    """The noted run, or one that is tagged with the study's id, or a new one."""
+    noted, stored = study.tracking(), None
+    if noted and noted.uri == store.where.uri:
+        stored = store.run(noted.run_id)
+    if stored and not stored.deleted:
+        return stored
+    tagged = [one for one in store.tagged(RUN_ID, opened.id) if not one.deleted]
+    stored = tagged[0] if tagged else _create(study, opened, store)
+    study.track(TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
+    return stored
+
+
+def _create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
+    config = opened.study
+    trials = f"{len(config.trials)} trials over {', '.join(config.vary)}, {config.repeats} of each"
+    tags = {
+        RUN_ID: opened.id,
+        "orch.kind": "study",
+        "orch.study": study.key,
+        REHEARSAL: yes_or_no(opened.rehearsal),
+        "orch.study_kind": config.kind,
+        "orch.scaling": config.scaling or "",
+        NOTE: f"**{study.key}**: {kind_text(config.scaling)}, {trials}.\n\nJournal: `{study.path}`",
+    }
+    tags = {name: text for name, text in tags.items() if text}
+    return store.create(study.key, opened.at_s, tags)
+
 
 STATUS: dict[str, Status] = {
     "succeeded": "FINISHED",

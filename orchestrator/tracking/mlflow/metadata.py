@@ -11,17 +11,18 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.formatting import GIB
-from orchestrator.journal import Journal, boundary, files
+from orchestrator.journal import boundary, files
+from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_logs import list_logs
 from orchestrator.journal.run_paths import UNCOMMITTED
-from orchestrator.journal.run_status import first_line, last_attempt_text
+from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.network.rematerialization import text_of
 from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
-from orchestrator.types import codec
-from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Proof
-from orchestrator.types.run import LIVE, Run
-from orchestrator.types.spec import Spec
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Proof
+from orchestrator.values.run import LIVE, Run
+from orchestrator.values.spec import Spec
 
 # Tags that a later sync reads again.
 RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 from orchestrator.formatting import GIB
-from orchestrator.types.plan import Plan
-from orchestrator.types.proof import Proof
-from orchestrator.types.report import Badput, PredictionKind, Report
-from orchestrator.types.run import Attempt, TimedStep
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Proof
+from orchestrator.values.report import Badput, PredictionKind, Report
+from orchestrator.values.run import Attempt, TimedStep
 
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
@@ -39,8 +39,8 @@ OF_STEPS = (
     DATA_WAIT, CHECKPOINT_WAIT, MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
 )  # fmt: skip
 
-PODS, CHIPS = "plan/pods", "plan/chips"
-BATCH_TOKENS = "plan/batch_tokens"
+PODS, CHIPS = "planning/pods", "planning/chips"
+BATCH_TOKENS = "planning/batch_tokens"
 MFU_UNOVERLAPPED = "predicted/mfu_unoverlapped"
 STEP_TIME_LOWER = "predicted/step_time_seconds_lower"
 STEP_TIME_EXPECTED = "predicted/step_time_seconds_expected"

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import OrchError
-from orchestrator.ports import LOOPBACK, free_port
-from orchestrator.tracking.mlflow.store import SETTINGS
-from orchestrator.tracking.mlflow.tracking_uri import USUAL_PORT
+from orchestrator.processes import LOOPBACK, free_port
+from orchestrator.tracking.mlflow.store import SETTINGS, USUAL_PORT
 
 # What `mlflow server` hands to its app. Importing MLflow here, to ask for the names, takes seconds.
 BACKEND_STORE = "_MLFLOW_SERVER_FILE_STORE"

@@ -17,7 +17,7 @@ import msgspec
 from orchestrator.tracking.mlflow.metadata import REHEARSAL, yes_or_no
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.tracking.protocol import NotRecorded
-from orchestrator.types.tracking import ViewLink
+from orchestrator.values.run import ViewLink
 
 SHIPPED = Path(__file__).with_name("views.json")
 TAG = "mlflow.sharedViewState."
@@ -32,7 +32,7 @@ BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
 # The page as MLflow opens it, but ordered by a metric: otherwise MLflow folds a study's runs under
 # their parent.
 PAGE: dict[str, Any] = {
-    "orderByKey": "metrics.`plan/pods`",
+    "orderByKey": "metrics.`planning/pods`",
     "orderByAsc": True,
     "searchFilter": "",
     "lifecycleFilter": "Active",

@@ -1,0 +1,278 @@
+"""Chips and slices as types, and the chips that the catalog's TOML files define, one each."""
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.errors import UnknownName
+from orchestrator.processes import resource
+from orchestrator.values.fields import COMPUTED
+from orchestrator.values.model import Model
+
+# Reads the TOML files of the catalog.
+
+
+FOLDER = resource("catalog")
+
+
+def table(name: str) -> dict[str, Any]:
+    """The content of one file of this folder, named relative to it."""
+    with (FOLDER / name).open("rb") as file:
+        return tomllib.load(file)
+
+
+Positive = Annotated[float, Meta(gt=0)]
+Size = Annotated[int, Meta(ge=1, le=1_000_000)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Shape = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=4)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A number from outside, in base units, with its source: a key of the catalog, or a text."""
+
+    value: Positive
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Which slices of a chip exist, which of their axes close, and what they are called.
+
+    The slices are those `listed`, and any box of whole cubes of edge `cube` that the pod holds.
+    With a `cube`, the axes of a box of cubes close; else those of length `ring` do, if any.
+    A name like v5p-128 is one of `names` and a count, of which a chip has `named_per_chip`.
+    """
+
+    source: Name
+    listed: Annotated[tuple[Shape, ...], Meta(min_length=1)]
+    cube: Size | None = None
+    ring: Size | None = None
+    names: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    named_per_chip: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNames:
+    """What Ray calls the chip, and its slices: v5p-8 is the pod type of four chips."""
+
+    accelerator: Name
+    pod_type: Name
+    named_per_chip: Size
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerOption:
+    """The value of a compiler option, and the evidence for it.
+
+    `between_slices`: also for plans whose slices share weights.
+    """
+
+    value: bool | int | float | str
+    source: Name
+    between_slices: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibtpuNames:
+    """What the TPU compiler calls the chip's topologies, and how two cores are one device.
+
+    `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
+    """
+
+    topology: Name
+    chip_config: Name | None = None
+    source: Name
+    options: dict[str, CompilerOption] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GkeNames:
+    """What Google Kubernetes Engine calls the chip: `accelerator` is a value of its node labels.
+
+    A manifest selects nodes by it. `orch` itself does not read it.
+    """
+
+    accelerator: Name
+    source: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRates:
+    """The shares of machines, cables between chips and optical switches that fail in a day.
+
+    The 80 % interval reaches from the rates over `spread` to the rates times `spread`. `assumed`:
+    nobody published rates of this chip, and these are those of another.
+    """
+
+    machines_per_day: Quantity
+    cables_per_day: Quantity | None = None
+    switches_per_day: Quantity | None = None
+    spread: Annotated[float, Meta(ge=1)]
+    assumed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One accelerator. Rates and sizes are per chip, except `hbm_usable_bytes`: per device.
+
+    Every rate of a link is one direction. `ici_link_bytes_per_s` is one link, and every torus axis
+    has two links a chip. A `switched` chip (a GPU in its NVLink domain) has one all-to-all axis
+    instead of a torus, and `ici_link_bytes_per_s` is then all its links together.
+    `host_bytes` is the memory of a host over its chips.
+    `die_link_bytes_per_s` joins the devices of a chip that is more than one device.
+    `dollars_per_hour` is on demand, reserved that with a commitment of one year; spot slices can be
+    taken away at any time.
+    A slice of up to `single_host_chips` has one host; the hosts of a larger one have
+    `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
+    `device_kinds` are what JAX calls its devices, by one version or another; `ray`, `libtpu` and
+    `gke` are its names there, None where it has none.
+    `matrix_unit` is the edge of the array that multiplies matrices, where it is one. `clock_hz` is
+    what the TPU compiler's estimates of cycles are over.
+    `failures` are None where nothing is known or assumed of them.
+    `book` has the numbers of "How To Scale Your Model", each under its own name.
+    """
+
+    name: Annotated[str, COMPUTED]
+    devices: Size
+    chips_per_host: Size
+    single_host_chips: Size
+    switched: bool
+    torus_axes: Annotated[int, Meta(ge=1, le=4)]
+    layout_source: Name
+    device_kinds: tuple[Name, ...]
+    slices: Slices
+    peak_flops_per_s: dict[str, Quantity]
+    hbm_bytes: Quantity
+    hbm_usable_bytes: Quantity
+    hbm_bytes_per_s: Quantity
+    ici_link_bytes_per_s: Quantity
+    die_link_bytes_per_s: Quantity | None = None
+    dcn_bytes_per_s: Quantity
+    host_link_bytes_per_s: Quantity | None = None
+    host_bytes: Quantity | None = None
+    dollars_per_hour: Quantity | None = None
+    reserved_dollars_per_hour: Quantity | None = None
+    spot_dollars_per_hour: Quantity | None = None
+    pod_chips: Quantity
+    largest_slice: Shape
+    largest_slice_source: Name
+    multislice_chips: Quantity | None = None
+    matrix_unit: Quantity | None = None
+    clock_hz: Quantity | None = None
+    ray: RayNames | None = None
+    libtpu: LibtpuNames | None = None
+    gke: GkeNames | None = None
+    failures: FailureRates | None = None
+    book: dict[str, Quantity] = field(default_factory=dict)
+
+
+class NamesChip(Protocol):
+    """The resources of a spec, or a plan: a chip of the catalog, or one with its definition."""
+
+    @property
+    def chip(self) -> str: ...
+
+    @property
+    def chip_definition(self) -> dict[str, Any] | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """A slice: its shape in chips and which of its torus axes close."""
+
+    shape: tuple[int, ...]
+    wraps: tuple[bool, ...]
+
+    @property
+    def chips(self) -> int:
+        return prod(self.shape)
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.shape))
+
+
+# --- the files
+
+
+@cache
+def chips() -> tuple[str, ...]:
+    """The names of all chips: those of the files."""
+    return tuple(sorted(path.stem for path in (FOLDER / "chips").glob("*.toml")))
+
+
+@cache
+def chip(name: str) -> Chip:
+    """One chip of the catalog, by its exact name."""
+    if name not in chips():
+        raise UnknownName("chip", name, list(chips()))
+    return defined(name, table(f"chips/{name}.toml"))
+
+
+def chip_of(resources: NamesChip) -> Chip:
+    """The chip of a spec's resources or of a plan."""
+    if resources.chip_definition is None:
+        return chip(resources.chip)
+    return defined(resources.chip, resources.chip_definition)
+
+
+def defined(name: str, definition: dict[str, Any]) -> Chip:
+    """The chip that the content of a file defines."""
+    return msgspec.convert({**definition, "name": name}, Chip)
+
+
+# Models by name, as shapes.
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    return table("models.toml")
+
+
+def models() -> tuple[str, ...]:
+    """The names of all models, families together and small ones first."""
+    return tuple(_entries())
+
+
+def model(name: str) -> Model:
+    """One model, by its exact name."""
+    shape = {key: value for key, value in _entry(name).items() if key != "source"}
+    return msgspec.convert({"name": name, **shape}, Model)
+
+
+def model_source(name: str) -> str:
+    """The key of the source of that model's shape."""
+    source: str = _entry(name)["source"]
+    return source
+
+
+def _entry(name: str) -> dict[str, Any]:
+    if name not in _entries():
+        raise UnknownName("model", name, list(models()))
+    return _entries()[name]
+
+
+# Where each outside number comes from.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A public document or an observation. An undated one has `date` = "read" and the day."""
+
+    key: str
+    title: str
+    where: str
+    date: str
+    note: str = ""
+
+
+@cache
+def sources() -> dict[str, Source]:
+    """Every source that a quantity, a chip or a model names, by its key."""
+    return {key: Source(key=key, **entry) for key, entry in table("sources.toml").items()}

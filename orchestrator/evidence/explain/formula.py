@@ -1,0 +1,438 @@
+"""A formula is one text, both shown and computed, so that the two cannot differ."""
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil, exp, floor, log2, sqrt
+from typing import Any, Literal
+
+from orchestrator.values.plan import DeviceGroup, Estimate, Forecast, MemoryPhase, PlanWarning
+from orchestrator.values.refusal import Reason, Suggestion
+from orchestrator.values.spec import Remat
+
+# What a realizable plan decides or counts differently from a derivation by hand. Plain values.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshSplit:
+    """The powers of two that the derivation splits a pod into; `used` is their product."""
+
+    fsdp: int
+    tensor: int
+    used: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshDifference:
+    """The derivation's split of a pod, None on one chip, and the plan's axes inside a pod."""
+
+    chips: int
+    split: MeshSplit | None
+    devices: int
+    axes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchDifference:
+    """Another batch than requested. With the requested one a token takes `longer`, as a share of
+    its time; or there is no plan, for a `reason`, and these are the `nearest` batches with one.
+    """
+
+    requested: int
+    sequences: int
+    tolerance: float
+    longer: float | None
+    reason: Reason | None
+    nearest: tuple[Suggestion, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDifference:
+    """Tensor `ways` on a longer torus axis: a line, with a `share` of the ring's rate.
+
+    On a ring compute binds above `least` tokens a chip; the batch has `tokens`.
+    """
+
+    ways: int
+    length: int
+    share: float
+    tokens: float
+    least: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkDifference:
+    """The links of each group of devices in a pod."""
+
+    groups: tuple[DeviceGroup, ...]
+    switched: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedBound:
+    """Tokens a chip over the least that are compute-bound: by F, and by all matmuls of a layer."""
+
+    by_f: float
+    by_all_matmuls: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundDifference:
+    """The bound of FSDP + tensor, None on one chip, and what binds the plan."""
+
+    mixed: MixedBound | None
+    bound: str
+    bound_by: float
+    mfu: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryDifference:
+    """Bytes of a chip, counted in two ways, and the plan's largest phase.
+
+    State is split so many `ways` on the devices of a pod.
+    """
+
+    by_d_bytes: float
+    by_6f_bytes: float
+    phase: MemoryPhase
+    parameters: str
+    moments: str
+    ways: int
+    devices: int
+    remat: Remat
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeDifference:
+    """The share of the step that the plan computes again, with nothing hidden."""
+
+    remat: Remat
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaysDifference:
+    """Days at an assumed MFU, by 6 P and as MFU counts, and those of the plan."""
+
+    mfu: float
+    by_6p: float
+    by_mfu: float
+    planned: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentingDifference:
+    """Slices that exist and that nobody rents."""
+
+    pods: int
+    topology: str
+    obstacles: tuple[PlanWarning, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDifferences:
+    """All differences, in the order of the derivation; None where there is none."""
+
+    mesh: MeshDifference
+    batch: BatchDifference | None
+    tensor: TensorDifference | None
+    links: LinkDifference | None
+    bound: BoundDifference
+    memory: MemoryDifference
+    recompute: RecomputeDifference
+    days: DaysDifference
+    renting: RentingDifference | None
+
+
+# How a recomputed value stands to a printed figure: the figure is the value rounded or cut to the
+# digits that were printed, or it is another number.
+Agreement = Literal["rounded", "cut", "differs"]
+# What a section asks.
+QuestionCode = Literal[
+    "pod_holds_it",
+    "sequence_for_every_chip",
+    "fsdp_bound",
+    "tensor_reach",
+    "mixed_bound",
+    "mixed_bound_by_all_matmuls",
+    "mlp_bound",
+    "dcn_bound",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A symbol and the number it stands for. `source` is None for what the spec asks itself."""
+
+    symbol: str
+    value: float
+    meaning: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedValue:
+    """A formula in the symbols of `inputs`, and what it comes to with those numbers put in."""
+
+    formula: str
+    inputs: dict[str, float]
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derivation:
+    """One line of a section. `sources` are those of the inputs that come from outside."""
+
+    name: str
+    symbol: str
+    unit: str
+    computed: ComputedValue
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The answer to a section's question, and the figures that decide it."""
+
+    question: QuestionCode
+    holds: bool
+    figures: dict[str, bool | float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivationSection:
+    """One question of the book, worked out for this spec."""
+
+    title: str
+    lines: tuple[Derivation, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """A value that belongs beside a quoted figure."""
+
+    says: str
+    unit: str
+    computed: ComputedValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotedFigure:
+    """A published figure, the inputs that give it, and what exact inputs give instead.
+
+    `printed` has the digits that were printed, in the unit: 20.9e12 bytes was printed as 20.9 TB.
+    """
+
+    about: str
+    printed: str
+    unit: str
+    source: str
+    reproduced: ComputedValue
+    agreement: Agreement
+    exact: ComputedValue
+    asides: tuple[Remark, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotedFigures:
+    """The published figures of one question."""
+
+    title: str
+    figures: tuple[QuotedFigure, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """A constant of the catalog under its symbol in a formula, and the runs it is learned from.
+
+    `unsure` is its standard deviation, as a share of it, as documents are left out; zero where that
+    was not asked.
+    """
+
+    symbol: str
+    unsure: float
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedPart:
+    """One part of the expected step, in seconds, and the constants in its formula."""
+
+    name: str
+    computed: ComputedValue
+    constants: tuple[Constant, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedStep:
+    """The estimate of the plan's step from real runs: the parts add up to `expected_s`.
+
+    `spread` is the half width of the interval, as the logarithm of a factor, that is left beside
+    what is not sure of the constants; `rows` are the runs that it was learned from.
+    """
+
+    parts: tuple[ExpectedPart, ...]
+    expected_s: float
+    low_s: float
+    high_s: float
+    spread: float
+    rows: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Citation:
+    """A source that the sheet names."""
+
+    key: str
+    title: str
+    where: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplanationSummary:
+    """The derivation in a line: days at an MFU, and by how much FSDP + tensor is compute-bound.
+
+    `mixed_times` is None on one chip, and the plan's `forecast` without a plan.
+    """
+
+    days: float
+    mfu: float
+    mixed_times: float | None
+    tokens: float
+    forecast: Forecast | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Everything `orch explain` says. Without a plan, `no_plan` says why there is none, and there
+    are no `differences`.
+
+    `expectation` is None without a plan, and for chips of which no run was ever published here;
+    `goodput` without a plan, where the spec states it, and where nothing is known to fail.
+    """
+
+    schema: int
+    name: str
+    overrides: tuple[str, ...]
+    model: str
+    chip: str
+    topology: str
+    pods: int
+    chips: int
+    mfu_definition: str
+    inputs: tuple[Input, ...]
+    sections: tuple[DerivationSection, ...]
+    quotes: tuple[QuotedFigures, ...]
+    plan_digest: str | None
+    differences: PlanDifferences | None
+    expectation: ExpectedStep | None
+    goodput: DerivationSection | None
+    no_plan: str | None
+    sources: tuple[Citation, ...]
+    summary: ExplanationSummary
+
+
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "ceil": ceil,
+    "exp": exp,
+    "floor": floor,
+    "log2": log2,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sqrt": sqrt,
+}
+
+
+def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
+    """The value of a formula with these numbers for its symbols."""
+    return _value(_parsed(formula), numbers)
+
+
+def symbols(formula: str) -> tuple[str, ...]:
+    """The symbols of a formula, in the order of their first use."""
+    named = [node for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name)]
+    named.sort(key=lambda node: node.col_offset)
+    return tuple(dict.fromkeys(node.id for node in named if node.id not in FUNCTIONS))
+
+
+def compute(formula: str, numbers: Mapping[str, float]) -> ComputedValue:
+    """A formula with the numbers of its symbols, and its value."""
+    inputs = {symbol: numbers[symbol] for symbol in symbols(formula)}
+    return ComputedValue(formula=formula, inputs=inputs, value=evaluate(formula, inputs))
+
+
+def _parsed(formula: str) -> ast.expr:
+    return ast.parse(formula, mode="eval").body
+
+
+def _value(node: ast.expr, numbers: Mapping[str, float]) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.Name):
+        return numbers[node.id]
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left, numbers), _value(node.right, numbers)
+        return float(OPERATORS[type(node.op)](left, right))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return FUNCTIONS[node.func.id](*(_value(argument, numbers) for argument in node.args))
+    raise ValueError(f"not part of a formula: {ast.unparse(node)}")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A line to work out: what it is, its symbol, its formula and its unit."""
+
+    name: str
+    symbol: str
+    text: str
+    unit: str
+
+
+class Worksheet:
+    """The symbols worked out so far. A formula may use every symbol before it."""
+
+    def __init__(self, inputs: tuple[Input, ...]) -> None:
+        self.inputs = inputs
+        self.numbers: dict[str, float] = {entry.symbol: entry.value for entry in inputs}
+        self.sources = {entry.symbol: entry.source for entry in inputs}
+
+    def __getitem__(self, symbol: str) -> float:
+        return self.numbers[symbol]
+
+    def section(
+        self,
+        title: str,
+        formulas: Iterable[Formula],
+        *verdicts: Callable[["Worksheet"], Verdict],
+    ) -> DerivationSection:
+        """Work out formulas, and answer the section's questions with them."""
+        lines = tuple(self.line(formula) for formula in formulas)
+        answers = tuple(verdict(self) for verdict in verdicts)
+        return DerivationSection(title=title, lines=lines, verdicts=answers)
+
+    def line(self, formula: Formula) -> Derivation:
+        """Work out one formula and remember its symbol."""
+        computed = compute(formula.text, self.numbers)
+        self.numbers[formula.symbol] = computed.value
+        sources = dict.fromkeys(self.sources.get(symbol) for symbol in computed.inputs)
+        return Derivation(
+            name=formula.name,
+            symbol=formula.symbol,
+            unit=formula.unit,
+            computed=computed,
+            sources=tuple(source for source in sources if source is not None),
+        )

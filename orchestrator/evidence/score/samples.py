@@ -1,0 +1,454 @@
+"""Turns rows of published runs into samples: the measured step, and the ledger of the run."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import hypot, prod
+from typing import Any, Literal
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.catalog.chips import Chip, Topology
+from orchestrator.catalog.published import OTHER, REFERENCE, Efficiency, LearnedConstant
+from orchestrator.errors import OrchError
+from orchestrator.evidence.score.published_runs import PublishedRun, Unscorable, run_of
+from orchestrator.evidence.score.run_work import (
+    OURS,
+    attention_as_run,
+    check_count,
+    counted_flops_per_token,
+    experts_as_run,
+    extra_parameters_per_layer,
+    measured_step_s,
+    scaled,
+)
+from orchestrator.network import rematerialization
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
+from orchestrator.network.rematerialization import NAMED, Policy
+from orchestrator.planning import flops
+from orchestrator.planning.expected import (
+    STANDARD_DEVIATIONS,
+    axis_values,
+    deviation,
+    expected_s,
+    interval,
+    unseen,
+)
+from orchestrator.planning.feasibility import placements, sizes_by_name
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.search import SearchRequest, make_layout
+from orchestrator.planning.step_work import StepWork, step_work, transfers
+from orchestrator.planning.time import device_peak, peak, step_time, time_lines
+from orchestrator.planning.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
+from orchestrator.values.goodput import Uncertain
+from orchestrator.values.plan import LedgerLine, LineKind
+from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
+
+# Lays a published run out as it was run, and prices it with the planner's own functions.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOutRun:
+    """A run's layout and its ledger of seconds."""
+
+    layout: Layout
+    lines: list[LedgerLine]
+
+    @property
+    def lower_s(self) -> float:
+        return float(step_time(self.layout, self.lines).lower_s)
+
+
+def lay_out(run: PublishedRun) -> LaidOutRun:
+    """The run as it was run; `Unscorable` says why it cannot be planned."""
+    try:
+        chip = catalog.chip(run.chip)
+        topology = topology_of(run, chip)
+        layout = layout_as_run(run, chip, topology)
+        return LaidOutRun(layout=layout, lines=lines_as_run(run, layout))
+    except Unscorable:
+        raise
+    except OrchError as error:
+        raise Unscorable(str(error)) from None
+
+
+def topology_of(run: PublishedRun, chip: Chip) -> Topology:
+    """The slice: the stated shape, or the shape with that many chips."""
+    if run.chips % run.slices:
+        raise Unscorable(f"{run.chips} chips are not {run.slices} slices of equal size")
+    chips = run.chips // run.slices
+    shape = re.search(r"\b\d+(x\d+){1,2}\b", re.sub(r"^\d+x ", "", run.topology))
+    text = shape[0] if shape else f"{chip.slices.names[0]}-{chips * chip.slices.named_per_chip}"
+    topology = catalog.topology(chip, text)
+    if topology.chips != chips:
+        raise Unscorable(f"{run.topology} is {topology.chips} chips, its row says {chips} a slice")
+    return topology
+
+
+def policy_of(run: PublishedRun) -> Policy:
+    """The policy that a source names, or its list of tensors."""
+    name = run.remat
+    if name in NAMED:
+        return NAMED[name]
+    if name.startswith("gradient_checkpointing"):
+        return NAMED["full"]  # Levanter's default keeps the input of each block alone
+    if name.startswith("custom"):
+        return custom(name.removeprefix("custom").lstrip(": "))
+    if not name and run.hfu and run.mfu and run.hfu > run.mfu:
+        return NAMED["full"]  # unnamed, but its hardware did more FLOPs than its model has
+    raise Unscorable(
+        f"it is unknown what remat {name!r} keeps" if name else "its remat is not stated"
+    )
+
+
+def custom(text: str) -> Policy:
+    """MaxText's list of tensors: after `device` they stay in HBM, after `offload` on the host."""
+    where, places = "device", dict[str, str]()
+    for word in re.split(r"[\s;,=]+", text):
+        if word in {"device", "offload", "remat"}:
+            where = word
+        elif word not in rematerialization.TENSORS:
+            raise Unscorable(f"tensor {word!r} of remat {text!r} is unknown")
+        else:
+            places[word] = where
+    return rematerialization.custom(places)
+
+
+def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
+    """The fastest way to lay the run's mesh on the torus."""
+    slice_torus = make_torus(chip, topology)
+    mesh = mesh_as_run(run, slice_torus.devices)
+    experiment = Experiment(
+        model=run.model,
+        tokens=run.sequences * run.length,
+        batch=Batch(sequences=run.sequences, length=run.length),
+        optimizer=Optimizer(name=run.optimizer),
+        precision=Precision(parameters=run.parameters, compute=run.compute),
+    )
+    request = SearchRequest(chip, topology, slice_torus, experiment, mesh, run.slices)
+    # Other trainers need not split the stream by position.
+    divisible = 2 * (mesh.tensor or 1) * (mesh.sequence or 1)
+    factors = placements(slice_torus, run.model, divisible, mesh, run.sequences // run.slices or 1)
+    if not len(factors):
+        raise Unscorable(
+            f"its mesh {mesh_text(mesh)} does not divide its model or lie on {topology}"
+        )
+    return least_time(request, factors, run)
+
+
+def mesh_as_run(run: PublishedRun, devices: int) -> MeshRequest:
+    """The run's mesh of one slice: devices that its axes leave are replicas."""
+    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
+    expert = run.mesh["expert"] or 1
+    rest, over = divmod(devices, tensor * sequence * expert)
+    fsdp = run.mesh["fsdp"] or rest
+    if over or rest % fsdp:
+        raise Unscorable(
+            f"{devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
+            f" {tensor} and whole replicas"
+        )
+    return MeshRequest(
+        data=rest // fsdp,
+        expert=expert,
+        fsdp=fsdp,
+        sequence=sequence,
+        tensor=tensor,
+        fsdp_dcn=run.mesh["fsdp_dcn"],
+    )
+
+
+def mesh_text(mesh: MeshRequest) -> str:
+    return " x ".join(f"{axis} {getattr(mesh, axis)}" for axis in ICI_AXES)
+
+
+def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Layout:
+    """The fastest placement as plain numbers, by the rule of the search."""
+    sizes = sizes_by_name(axis_sizes(factors))
+    many = layout_of(request, sizes, run, find_links(request.torus, factors))
+    time = step_time(many, time_lines(many))
+    cost = time.lower_s + time.unoverlapped_s - transfers(many).hidden_s()
+    row = int(np.argmin(np.broadcast_to(cost, len(factors))))
+    best = factors[row : row + 1]
+    sizes = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}
+    return layout_of(request, sizes, run, plain_links(request.torus, best))
+
+
+def layout_of(
+    request: SearchRequest, sizes: dict[str, Any], run: PublishedRun, links: Links
+) -> Layout:
+    """The run on a mesh, or on many."""
+    batch = request.experiment.batch.sequences
+    return make_layout(request, sizes, batch, run.microbatches, policy_of(run), links)
+
+
+def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
+    """The ledger, scaled where the run's block or optimizer differ, with the run's attention."""
+    tensor = layout.devices_along(GROUPS["tensor"])
+    extra = run.model.layers * extra_parameters_per_layer(run) / tensor
+    wider = 1 + extra / layout.layer_elements
+    factors: dict[LineKind, float] = {
+        "matmul": wider,
+        "matmul_recompute": wider,
+    }
+    if run.parallel_block:  # one gather and one scatter serve attention and MLP together
+        factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
+    lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+    return attention_as_run(run, layout, experts_as_run(run, layout, lines))
+
+
+# The older kernel takes as long for a score of a wide head as for one of 128.
+FLASH_HEAD = 128
+# Exchanges over `tensor` are sent piece by piece, next to matmuls, by software that asks for it.
+# Others leave it to the compiler, and wait for the whole.
+IN_PIECES = frozenset({REFERENCE})
+NOTHING, ALL = LearnedConstant(value=0.0), LearnedConstant(value=1.0)
+
+
+def as_run(efficiency: Efficiency, run: PublishedRun) -> Efficiency:
+    """The constants for a run's steady step, and the spread for its software."""
+    name = run.software.name
+    return replace(
+        efficiency,
+        attention=attention_of(efficiency, run),
+        exposed_tensor=efficiency.exposed_tensor if name in IN_PIECES else ALL,
+        spread=efficiency.reference_spread if name == REFERENCE else efficiency.spread,
+    )
+
+
+def attention_of(efficiency: Efficiency, run: PublishedRun) -> LearnedConstant:
+    """The share of the peak that the run's kernel reaches."""
+    if run.software.kernel != "flash":
+        return efficiency.attention
+    flash = efficiency.flash_attention
+    return replace(flash, value=min(flash.value / flash_cost(run), 1.0))
+
+
+def flash_cost(run: PublishedRun) -> float:
+    """Time of the older kernel over its time with a head of 128, for the same FLOPs."""
+    return FLASH_HEAD / max(run.model.head_dim, FLASH_HEAD)
+
+
+def added_share(efficiency: Efficiency, run: PublishedRun) -> float:
+    """The share of the figure that its software adds, and that a whole run does beside steps."""
+    software = efficiency.software.get(run.software.name, efficiency.software.get(OTHER, NOTHING))
+    return software.value + (efficiency.run_share.value if run.software.averages == "run" else 0.0)
+
+
+# Score: predictions against published runs, row by row and in total. Plain values.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRow:
+    """One run, measured and expected. `error` is expected over measured, less one.
+
+    `baseline_step_s` follows from one MFU for each kind of chip, learned on the same rows.
+    `assumed` names the columns of software that the row does not state.
+    """
+
+    id: str
+    group: str
+    chip: str
+    software: str
+    kernel: str
+    averages: str
+    assumed: tuple[str, ...]
+    mixture: bool
+    slices: int
+    measured_step_s: float
+    expected_step_s: float
+    low_step_s: float
+    high_step_s: float
+    lower_step_s: float
+    baseline_step_s: float
+    error: float
+    inside_interval: bool
+    below_lower_bound: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedRow:
+    """A row that is in no figure, and the reason."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Throughput per chip at so many slices over one slice of the same job."""
+
+    id: str
+    slices: int
+    measured: float
+    expected: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Errors are of the expected step time, as fractions; `inside_interval` is a share of rows."""
+
+    rows: int
+    left_out: int
+    median_abs_error: float | None
+    mean_abs_error: float | None
+    p90_abs_error: float | None
+    worst_abs_error: float | None
+    inside_interval: float | None
+    below_lower_bound: int
+    baseline_median_abs_error: float | None
+    baseline_p90_abs_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftwareSummary:
+    """The figures of one software's runs; `median_error` has its sign."""
+
+    software: str
+    rows: int
+    median_error: float
+    median_abs_error: float
+    p90_abs_error: float
+    inside_interval: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputScore:
+    """A published share of effective time, and the one predicted from its own rates.
+
+    `reported_is`: a source may give a share that the run was above.
+    """
+
+    id: str
+    source: str
+    predicted: Uncertain
+    reported: float
+    reported_is: Literal["at_least", "about"]
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryScore:
+    """A kind of fault of this project's campaign: median seconds until a step was done again."""
+
+    id: str
+    faults: int
+    predicted_s: float
+    recorded_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """`learned_on` tells which rows the constants had seen: mixtures of experts are never among
+    them. `dense` and `mixtures` are the figures of these rows apart. `goodput` and `recoveries` are
+    empty for rows of one's own.
+    """
+
+    learned_on: str
+    rows: tuple[ScoredRow, ...]
+    left_out: tuple[SkippedRow, ...]
+    retention: tuple[Retention, ...]
+    software: tuple[SoftwareSummary, ...]
+    summary: Summary
+    dense: Summary
+    mixtures: Summary
+    goodput: tuple[GoodputScore, ...] = ()
+    recoveries: tuple[RecoveryScore, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A run that can be scored: its measured seconds, and the work in them."""
+
+    run: PublishedRun
+    measured_s: float
+    laid_out: LaidOutRun
+    todo: StepWork
+
+    @property
+    def lower_s(self) -> float:
+        return self.laid_out.lower_s
+
+    @property
+    def mfu(self) -> float:
+        """The measured MFU, by the project's one definition."""
+        layout = self.laid_out.layout
+        devices, per_device = int(layout.devices), device_peak(layout)
+        return flops.mfu(self.flops_per_step, self.measured_s, devices, per_device)
+
+    @property
+    def flops_per_step(self) -> float:
+        """Model FLOPs by the project's definition; a window counts only what it sees."""
+        run = self.run
+        per_token = counted_flops_per_token(run, OURS)
+        return per_token * run.sequences * run.length
+
+    @property
+    def averages_run(self) -> bool:
+        """Whether its figure includes what a run does beside its steps."""
+        return self.run.software.averages == "run"
+
+    def axis_values(self) -> dict[str, float]:
+        """Where the run lies on each axis of extrapolation."""
+        return axis_values(self.laid_out.layout, self.todo, self.measured_s)
+
+    def expected_s(self, efficiency: catalog.Efficiency) -> float:
+        """The steady step, what its software adds, and what a whole run adds to its average."""
+        layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
+        steady_s = float(expected_s(layout, lines, step_time(layout, lines), own))
+        return (steady_s + self.overhead_s(efficiency)) / (1 - added_share(efficiency, self.run))
+
+    def overhead_s(self, efficiency: catalog.Efficiency) -> float:
+        return efficiency.run_overhead_s.value if self.averages_run else 0.0
+
+    def interval(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
+        """The interval of the steady step, wider by how unsure the overhead of a whole run is."""
+        layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
+        time, unsure_s = step_time(layout, lines), self.unsure_overhead_s(efficiency)
+        low, high = interval(layout, lines, time, own)
+        steady_s = float(expected_s(layout, lines, time, own))
+        below, above = (hypot(end - steady_s, unsure_s) for end in (low, high))
+        expected, share = self.expected_s(efficiency), 1 - added_share(efficiency, self.run)
+        return max(expected - below / share, self.lower_s), expected + above / share
+
+    def unsure_overhead_s(self, efficiency: catalog.Efficiency) -> float:
+        """How far the overhead of a whole run may be off, in four of five cases."""
+        unsure = STANDARD_DEVIATIONS * efficiency.run_overhead_s.unsure
+        return unsure * self.overhead_s(efficiency)
+
+    def uncertainty(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
+        """How far its figure may be off, as shares of it: for its constants, and for what no other
+        run shows.
+        """
+        own, todo = as_run(efficiency, self.run), self.todo
+        overhead = self.unsure_overhead_s(efficiency) / self.measured_s
+        return hypot(deviation(todo, own), overhead), unseen(todo, self.axis_values(), own)
+
+
+def sample_of(row: dict[str, str]) -> Sample:
+    """One row; `Unscorable` says why it cannot be scored."""
+    run = run_of(row)
+    try:
+        chip = catalog.chip(run.chip)
+        at_peak = peak(chip, run.compute).value
+    except OrchError as error:
+        raise Unscorable(str(error)) from None
+    check_count(run)
+    laid_out = lay_out(run)
+    return Sample(
+        run=run,
+        measured_s=measured_step_s(run, at_peak),
+        laid_out=laid_out,
+        todo=step_work(laid_out.layout, laid_out.lines),
+    )
+
+
+def samples(rows: Iterable[dict[str, str]]) -> tuple[list[Sample], list[SkippedRow]]:
+    """The rows that can be scored, and the others with their reasons."""
+    usable, skipped = [], []
+    for row in rows:
+        try:
+            usable.append(sample_of(row))
+        except Unscorable as reason:
+            skipped.append(SkippedRow(id=row["id"], reason=str(reason)))
+    return usable, skipped

@@ -1,0 +1,430 @@
+"""The backend of plain processes: emulated hosts here, or hosts that joined a folder elsewhere."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orchestrator import storage
+from orchestrator.errors import Superseded
+from orchestrator.journal.run_journal import Journal
+from orchestrator.launch.backend import (
+    AttemptEvent,
+    AttemptSpec,
+    ClusterEvent,
+    ClusterUnusable,
+    DeadRank,
+    RunNeeds,
+    Slice,
+    WorkerArgs,
+    describe_exit,
+)
+from orchestrator.launch.hosts import host_process
+from orchestrator.launch.hosts.meeting import (
+    VARIABLE,
+    HostName,
+    HostState,
+    Meeting,
+    Order,
+    Question,
+)
+from orchestrator.launch.preflight import Preflight, PreflightHost, PreflightReport
+from orchestrator.values.plan import Plan
+
+# One attempt at a run on the hosts of a meeting: the driver's end.
+
+
+ATTEMPT_POLL_S = 0.1
+STOP_LIMIT_S = 10.0
+# A host shows itself every second; after this long without a sign it is suspect, then gone.
+SUSPECT_S, GONE_S = 3.0, 10.0
+TAKEN = "another driver has taken the hosts"
+ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, and requests stall
+
+
+@dataclass
+class _Seen:
+    """A host's last state, and when its count of states last changed, by this process's clock.
+
+    A state that was there before this process came may be that of a host that is long gone.
+    """
+
+    state: HostState
+    changed_s: float
+    proven: bool
+
+
+class Watch:
+    """The hosts of a meeting. It compares what it sees with what it saw, and no two clocks."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._seen: dict[HostName, _Seen] = {}
+        times = ON_BUCKETS if storage.is_copy(meeting.folder) else 1
+        self._suspect_s, self._gone_s = times * SUSPECT_S, times * GONE_S
+
+    def look(self) -> dict[HostName, HostState]:
+        """The hosts that are not gone. One whose file is old counts once its state changes."""
+        now = time.monotonic()
+        for state in self._meeting.hosts():
+            before = self._seen.get(state.host)
+            if before is None:
+                self._seen[state.host] = _Seen(state, now, proven=False)
+            elif before.state.beat != state.beat:
+                self._seen[state.host] = _Seen(state, now, proven=True)
+        return {
+            name: one.state
+            for name, one in self._seen.items()
+            if one.proven and now - one.changed_s < self._gone_s
+        }
+
+    @property
+    def knows(self) -> bool:
+        """Whether every host has shown whether it is still there."""
+        now = time.monotonic()
+        return all(one.proven or now - one.changed_s > self._gone_s for one in self._seen.values())
+
+    def is_suspect(self, host: HostName) -> bool:
+        """Whether a host has been silent for a while."""
+        return time.monotonic() - self._seen[host].changed_s > self._suspect_s
+
+
+def _index(host: HostName) -> int:
+    return host.index
+
+
+def _death(rank: int, name: HostName, host: str, how: str) -> AttemptEvent:
+    """The end of an attempt by that of a rank."""
+    dead = DeadRank(rank=rank, host=host, slice_name=name.slice_name, how=how)
+    return AttemptEvent(ended=True, error=dead.error, dead=(dead,))
+
+
+class HostsAttempt:
+    """An attempt at a run. Leaving the `with` ends every process of it."""
+
+    def __init__(self, folder: Path, spec: AttemptSpec) -> None:
+        self._meeting, self._spec = Meeting(folder), spec
+        self._watch, self._order = Watch(self._meeting), None
+        self._shown: tuple[Slice, ...] | None = None
+        self._refused: str | None = None
+        journal = Journal(storage.folder(spec.run))
+        submission = journal.state().submitted.submission
+        self._kind, self._run_id = journal.plan(submission.plan_digest).slice_kind, submission.id
+
+    _order: Order | None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Order all hosts to stop, unless another driver has them by now, and wait for them."""
+        if self._order is None or self._is_superseded():
+            return
+        end = self._give(self._order_of(), after=self._order)
+        if end is None:
+            return
+        deadline = time.monotonic() + STOP_LIMIT_S
+        while time.monotonic() < deadline:
+            if all(state.order >= end.number for state in self._watch.look().values()):
+                return
+            time.sleep(ATTEMPT_POLL_S)
+
+    def next_event(self, timeout_s: float) -> AttemptEvent | None:
+        """Changed slices before the start; afterwards the end of the ranks."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            event = self._event()
+            if event or time.monotonic() >= deadline:
+                return event
+            time.sleep(ATTEMPT_POLL_S)
+
+    def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
+        """Give the order that starts one rank on each host of these slices.
+
+        If another driver gives one at the same time, or a host has gone since the slices were
+        chosen, the next event says so.
+        """
+        hosts = self._watch.look()
+        ranks: list[HostName] = []
+        for chosen in slices:
+            names = sorted((one for one in hosts if one.slice_name == chosen), key=_index)
+            if not names or len(names) < hosts[names[0]].size:
+                self._refused = f"slice {chosen} lost a host before its ranks were started"
+                return
+            ranks += names
+        first, last = hosts[ranks[0]], self._meeting.order()
+        if last and last.run_id == self._run_id and last.claim > self._spec.claim:
+            raise Superseded(f"claim {last.claim} of the run has given the hosts an order")
+        order = replace(
+            self._order_of(),
+            worker=self._spec.worker,
+            args=args,
+            ranks=tuple(ranks),
+            coordinator=f"{first.address}:{first.free_port}",
+            coordinator_host=first.address,
+        )
+        self._order = self._give(order, after=last)
+        self._refused = None if self._order else TAKEN
+
+    def _event(self) -> AttemptEvent | None:
+        if self._refused is not None:
+            return AttemptEvent(ended=True, error=self._refused)
+        return self._slices_event() if self._order is None else self._end(self._order)
+
+    def _order_of(self) -> Order:
+        """An order of this claim that has no number yet, and gives nobody anything to do."""
+        spec = self._spec
+        return Order(number=0, run=spec.run, run_id=self._run_id, claim=spec.claim)
+
+    def _give(self, order: Order, after: Order | None) -> Order | None:
+        """Give an order under the next number; None where another driver gave one after `after`.
+
+        A file of that number which is no order that counts is passed over.
+        """
+        while True:
+            numbered = replace(order, number=self._meeting.next_number)
+            try:
+                self._meeting.give(numbered)
+            except FileExistsError:
+                newest = self._meeting.order()
+                is_stuck = self._meeting.next_number == numbered.number
+                if is_stuck or self._is_taken(newest, after):
+                    return None
+            else:
+                return numbered
+
+    def _is_taken(self, newest: Order | None, after: Order | None) -> bool:
+        """Whether another driver has the hosts now, that is not of an earlier claim of this run."""
+        if newest is None or newest == after:
+            return False
+        return newest.run_id != self._run_id or newest.claim >= self._spec.claim
+
+    def slices(self) -> tuple[Slice, ...] | None:
+        """The slices of the run's kind as they are now. One is free that no other run uses."""
+        by_slice: dict[str, list[HostState]] = {}
+        for state in self._watch.look().values():
+            if state.kind == self._kind:
+                by_slice.setdefault(state.host.slice_name, []).append(state)
+        return tuple(self._slice(name, by_slice[name]) for name in sorted(by_slice))
+
+    def _slice(self, name: str, hosts: list[HostState]) -> Slice:
+        return Slice(
+            name=name,
+            hosts=len(hosts),
+            size=hosts[0].size,
+            free=all(one.run in (None, self._spec.run) for one in hosts),
+            settled=not any(self._watch.is_suspect(one.host) for one in hosts),
+        )
+
+    def _slices_event(self) -> AttemptEvent | None:
+        seen = self.slices() or ()
+        if seen == self._shown or not self._watch.knows:
+            return None
+        self._shown = seen
+        return AttemptEvent(slices=seen)
+
+    def _end(self, order: Order) -> AttemptEvent | None:
+        """The end of the attempt, once all ranks have done their work or one cannot any more."""
+        if self._is_superseded():
+            return AttemptEvent(ended=True, error=TAKEN)
+        hosts, done = self._watch.look(), 0
+        for rank, name in enumerate(order.ranks):
+            state = hosts.get(name)
+            if state is None:
+                return _death(rank, name, str(name), "is gone with its host")
+            if state.order == order.number and state.code:
+                return _death(rank, name, f"{name} at {state.address}", describe_exit(state.code))
+            done += state.order == order.number and state.code == 0
+        return AttemptEvent(ended=True) if done == len(order.ranks) else None
+
+    def _is_superseded(self) -> bool:
+        newest = self._meeting.order()
+        return newest is not None and self._order is not None and newest != self._order
+
+
+POLL_S = 0.1
+END_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
+DRIVER = "orchestrator.launch.hosts.rehearsal_driver"
+
+
+class HostsBackend:
+    """Starts, watches and stops plain processes on hosts that meet in a folder."""
+
+    @contextmanager
+    def emulate(self, plan: Plan, command: str) -> Iterator["EmulatedHosts"]:
+        """Emulate the hosts of the plan's slices on this machine, and run a command beside them."""
+        with tempfile.TemporaryDirectory(prefix="orch-hosts-") as folder:
+            started = [start_host(plan, Path(folder), number) for number in range(plan.hosts)]
+            words = [sys.executable, "-m", DRIVER, folder, str(plan.hosts), *shlex.split(command)]
+            driver = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+            try:
+                yield EmulatedHosts(Meeting(Path(folder)), driver)
+            finally:
+                end([driver, *started])
+
+    def connect(self, address: str) -> "MeetingClient":
+        """The hosts that have joined the folder of that name."""
+        return MeetingClient(storage.folder(address))
+
+    def attempt(self, spec: AttemptSpec) -> HostsAttempt:
+        """An attempt on the hosts that meet in the folder of this process's environment."""
+        return HostsAttempt(Path(os.environ[VARIABLE]), spec)
+
+
+def start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
+    """Start an emulated host of the plan's slices."""
+    size = plan.hosts_per_slice
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", host_process.__name__, str(folder)),
+            *("--slice", f"slice-{number // size}", "--host", str(number % size)),
+            *("--hosts", str(size), "--kind", plan.slice_kind),
+            *("--emulate", str(plan.devices_per_host)),
+        ],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Ask processes to end, which ends what they started; kill those that do not."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    deadline = time.monotonic() + END_LIMIT_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@dataclass
+class EmulatedHosts:
+    """Emulated hosts that run one command."""
+
+    meeting: Meeting
+    driver: "subprocess.Popen[bytes]"
+    up: int = field(default=-1, init=False)
+
+    def next_event(self, timeout_s: float) -> ClusterEvent | None:
+        """That more hosts are up, or that the command has ended."""
+        deadline = time.monotonic() + timeout_s
+        while (code := self.driver.poll()) is None:
+            up = len(self.meeting.hosts())
+            if up != self.up:
+                self.up = up
+                return ClusterEvent(nodes=up)
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+        error = f"the driver ended with {code}" if code else None
+        return ClusterEvent(nodes=self.up, job="FAILED" if code else "SUCCEEDED", error=error)
+
+
+class MeetingClient:
+    """The hosts of a meeting, from the machine that submits. The driver runs on that machine."""
+
+    def __init__(self, folder: Path) -> None:
+        if not storage.is_copy(folder) and not folder.is_dir():
+            raise ClusterUnusable(f"{folder}: is no folder in which hosts meet")
+        self.folder, self._meeting = folder.absolute(), Meeting(folder)
+        self._drivers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def preflight(
+        self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+    ) -> Preflight:
+        """Ask every host, and wait until all that are there have answered."""
+        check_installed(archive, storage.address(self.folder))
+        question = Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
+        self._meeting.ask(question)
+        hosts = self._answers(question, needs.plan, on_state)
+        report = _report(hosts, question, needs.plan.slice_kind)
+        return Preflight(request=needs.preflight_request(), report=report)
+
+    def _answers(
+        self, question: Question, plan: Plan, on_state: Callable[[str], None]
+    ) -> list[HostState]:
+        """The hosts with their answers, as soon as all that the plan needs have answered."""
+        watch, deadline = Watch(self._meeting), time.monotonic() + ANSWER_LIMIT_S
+        while True:
+            hosts = list(watch.look().values())
+            answered = sum(one.answer_to(question) is not None for one in hosts)
+            on_state(f"{answered} of {plan.hosts} hosts answered")
+            if plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
+                return hosts
+            time.sleep(POLL_S)
+
+    def start(
+        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
+    ) -> str:
+        """Start `python ARGUMENTS` on this machine, in a session of its own."""
+        check_installed(archive, storage.address(self.folder))
+        job = name or uuid.uuid4().hex
+        self._drivers[job] = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, VARIABLE: str(self.folder)},
+            start_new_session=True,
+        )
+        return job
+
+    def state(self, job: str) -> str:
+        """RUNNING, or how it ended."""
+        if job not in self._drivers:
+            where = storage.address(self.folder)
+            raise ClusterUnusable(f"{where}: no driver of {job} was started here")
+        code = self._drivers[job].poll()
+        return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
+
+    def why(self, job: str) -> str:
+        """That its driver has ended."""
+        return f"its driver ended with {self._drivers[job].poll()}"
+
+    def live_jobs(self) -> Sequence[str]:
+        """The jobs that were started here."""
+        return [job for job in self._drivers if self.state(job) == "RUNNING"]
+
+    def end(self, job: str) -> None:
+        """Kill a driver. The next order ends what it started on the hosts."""
+        self._drivers[job].kill()
+
+
+def check_installed(archive: bytes | None, folder: str) -> None:
+    """Refuse code that would have to travel."""
+    if archive is not None:
+        raise ClusterUnusable(f"{folder}: its hosts run their installed code: --code installed")
+
+
+def _report(hosts: list[HostState], question: Question, kind: str) -> PreflightReport:
+    """What the hosts are together: whole slices of a kind, and each host's answer."""
+    mine = [one for one in hosts if one.kind == kind]
+    heads = {one.host.slice_name: one for one in mine if one.host.index == 0}
+    count = Counter(one.host.slice_name for one in mine)
+    whole = {name for name, head in heads.items() if count[name] == head.size}
+    busy = {one.host.slice_name for one in mine if one.run}
+    others = Counter(one.kind for one in hosts if one.kind != kind and one.host.index == 0)
+    return PreflightReport(
+        present=len(whole),
+        free=len(whole - busy),
+        others=dict(others),
+        hosts=tuple(one.answer_to(question) or PreflightHost(name=str(one.host)) for one in mine),
+    )

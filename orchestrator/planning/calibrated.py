@@ -1,0 +1,349 @@
+"""Forecasts a plan with what was measured on a machine.
+
+A plan on chips keeps its ledger: what a device does alone takes the measured rates, and links keep
+those of the datasheet. Emulated devices take turns on the cores of one machine: there the trainer's
+own step is timed with fewer layers, and every further layer takes as long as those.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestrator import catalog
+from orchestrator.catalog.chips import Chip, Quantity
+from orchestrator.errors import SpecError
+from orchestrator.goodput.inputs import nothing_fails
+from orchestrator.network.rematerialization import policy
+from orchestrator.planning import flops
+from orchestrator.planning.forecast import Terms, plain, plain_line, write_forecast
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.plan_warnings import (
+    forecast_warnings,
+    goodput_warnings,
+    too_long,
+    unknown_rates,
+)
+from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
+from orchestrator.planning.time import device_peak
+from orchestrator.planning.torus import NO_LINKS
+from orchestrator.values import codec
+from orchestrator.values.fields import MatmulType
+from orchestrator.values.goodput import GoodputInputs
+from orchestrator.values.plan import (
+    ATTENTION_LINES,
+    Estimate,
+    Forecast,
+    LedgerLine,
+    LineKind,
+    Plan,
+    PlanWarning,
+    plan_digest,
+    plan_warning,
+)
+
+# What is timed. Each has an amount that its seconds grow with.
+Operation = Literal[
+    "matmul",  # FLOPs of a product and of both products of its backward pass
+    "attention",  # FLOPs of a forward and a backward pass, as the ledger counts them
+    "copy",  # bytes read and written
+    "step",  # layers of the network: a whole step of the trainer on emulated devices
+]
+
+# Medians of nine repeats that spread no more than this are about 15 % off, two of three times.
+STEADY_SPREAD = 0.5
+QUIET_SHARE = 0.25  # of the cores, that other programs may have meanwhile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Median seconds of an operation for each amount of work, smallest first.
+
+    It runs on one device; a step, on all devices of a plan: `shape` and `source` are the digests of
+    what its seconds depend on. `head_dim` is that of attention. `spread` is the width of the middle
+    half of the runs over their median, where it is largest. `others` is the share of the machine's
+    cores that other programs had meanwhile.
+    """
+
+    operation: Operation
+    dtype: MatmulType
+    points: tuple[tuple[float, float], ...]  # amount, seconds
+    spread: float
+    head_dim: int = 0
+    shape: str = ""
+    source: str = ""
+    others: float = 0.0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether its repeats took about the same, on cores that were its own."""
+        return self.spread <= STEADY_SPREAD and self.others <= QUIET_SHARE
+
+    @property
+    def per_s(self) -> float:
+        """The rate of the largest amount: less of it fits in caches, or leaves units idle."""
+        amount, seconds = self.points[-1]
+        return amount / seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """The devices that JAX reports, and the timings; `others` as in a timing."""
+
+    platform: str
+    device_kind: str
+    timings: tuple[Timing, ...]
+    others: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What was measured, and with which versions. Emulated CPU devices share its cores."""
+
+    platform: str
+    device_kind: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChipProfile:
+    """What was measured on a machine, newest last. Its digest is its name."""
+
+    schema: int
+    machine: Machine
+    measured_on: str
+    timings: tuple[Timing, ...] = ()
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the devices are CPU devices, which take turns on the machine's cores."""
+        return self.machine.platform == "cpu"
+
+
+CORES = "cores"
+FASTEST, SLOWEST = 0.8, 1.4  # measured steps over forecasts: docs/calibrate.md has the table
+OPERATIONS: dict[str | None, Operation] = {"mxu": "matmul", "hbm": "copy"}  # by resource
+
+
+def shape_digest(plan: Plan) -> str:
+    """The identity of all that a step's seconds depend on, beside the trainer's source."""
+    model = replace(plan.model, name="")
+    split = plan.pods, plan.hosts, plan.mesh, plan.gradient_reduction, plan.remat
+    return codec.digest((plan.trainer, model, plan.batch, plan.precision, *split))
+
+
+def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
+    """The plan with a forecast from a profile, which it names. Its digest changes with it."""
+    replaced = forecast_warnings(plan)  # of the forecast by datasheets
+    forecast = emulated_forecast if profile.emulated else chip_forecast
+    calibrated = replace(
+        plan,
+        chip_profile=codec.digest(profile),
+        forecast=forecast(plan, profile),
+        warnings=tuple(warning for warning in plan.warnings if warning not in replaced),
+    )
+    warnings = (
+        *calibrated.warnings,
+        *too_long(calibrated),
+        *unknown_rates(calibrated),
+        *(() if profile.emulated else goodput_warnings(calibrated)),
+        *unsteady(profile, plan),
+    )
+    return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
+
+
+def unsteady(profile: ChipProfile, plan: Plan) -> Iterator[PlanWarning]:
+    """The step was measured while something disturbed it."""
+    if profile.emulated and not (step := timing_of(profile, "step", plan)).is_steady:
+        yield plan_warning("unsteady_profile", spread=step.spread, others=step.others)
+
+
+def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
+    """The same; a profile of another kind of chip than the plan's is an error."""
+    kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
+    if kind not in kinds:
+        raise SpecError(
+            f"the profile is of {kind}, the plan of {plan.chip}, which JAX calls {kinds[0]}"
+        )
+    return with_profile(plan, profile)
+
+
+def write(
+    plan: Plan,
+    layout: Layout,
+    lines: list[LedgerLine],
+    lower_s: float,
+    bound: tuple[str, float],
+    goodput: GoodputInputs,
+    price: float | None = None,
+    hidden_s: float = 0.0,
+) -> Forecast:
+    """The forecast of these lines. Where nothing overlaps but transfers to the host, on emulated
+    devices and on a single chip, their sum is expected, less what computation hides of transfers.
+    """
+    sum_s = max(sum(line.value for line in lines), lower_s)
+    step_s = Estimate(lower=lower_s, unoverlapped=sum_s)
+    shown = [exposed(line, hidden_s) if line.kind == "offload" else line for line in lines]
+    if bound[0] == CORES or plan.devices == 1:
+        expected_s = max(sum(line.value for line in shown), lower_s)
+        low_s, high_s = max(expected_s * FASTEST, lower_s), expected_s * SLOWEST
+        step_s = replace(step_s, expected=expected_s, low=low_s, high=high_s)
+    time, parts = (
+        tuple(sorted(map(plain_line, ledger), key=lambda line: -line.value))
+        for ledger in (lines, shown)
+    )
+    return write_forecast(
+        layout,
+        Terms(plan.tokens, goodput, price),
+        memory=plan.forecast.memory,
+        time=time,
+        step_s=step_s,
+        bottleneck=bound,
+        expected_time=parts if step_s.expected else (),
+    )
+
+
+def exposed(line: LedgerLine, hidden_s: float) -> LedgerLine:
+    """A line of transfers to the host, without what computation hides of them."""
+    return replace(
+        line,
+        value=line.value - hidden_s,
+        formula="both ways - hidden",
+        inputs={"both_ways": line.value, "hidden": hidden_s},
+    )
+
+
+# --- emulated devices: the trainer's own step
+
+
+def emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """`lower` is what MFU counts at the measured rate of a matmul, which is MFU's peak."""
+    rate = timing_of(profile, "matmul", plan).per_s
+    source = source_of(profile)
+    chip = replace(
+        catalog.chip_of(plan),
+        peak_flops_per_s={plan.precision.compute: Quantity(value=rate / plan.chips, source=source)},
+        hbm_usable_bytes=Quantity(value=profile.machine.memory_bytes / plan.devices, source=source),
+        dollars_per_hour=None,
+    )
+    lower_s = plain(flops.model_flops_per_step(plan.model, plan.batch) / rate)
+    nothing = nothing_fails(plan.forecast.goodput.inputs)
+    return write(
+        plan, layout_of(plan, chip), step_lines(plan, profile), lower_s, (CORES, 0.0), nothing
+    )
+
+
+def step_lines(plan: Plan, profile: ChipProfile) -> list[LedgerLine]:
+    """The layers, and all else: what is left of a measured step without its layers."""
+    (few, few_s), (more, more_s) = timing_of(profile, "step", plan).points
+    layer_s = min(max(more_s - few_s, 0.0) / (more - few), few_s / few)
+    parts: tuple[tuple[LineKind, str, float, float], ...] = (
+        ("layers", "layers", plan.model.layers, layer_s),
+        ("outside_layers", "outside the layers", 1, few_s - few * layer_s),
+    )
+    return [
+        LedgerLine(
+            kind=kind,
+            name=name,
+            value=calls * measured_s,
+            unit="s",
+            formula="calls x measured",
+            inputs={"calls": calls, "measured": measured_s},
+            sources=(source_of(profile),),
+            resource=CORES,
+        )
+        for kind, name, calls, measured_s in parts
+    ]
+
+
+# --- chips: the ledger at measured rates
+
+
+def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """Bound, peak and price stay those of the plan, and so do the seconds of links and hosts."""
+    was, layout = plan.forecast, layout_of(plan, catalog.chip_of(plan))
+    between = LedgerLine(
+        kind="elementwise",
+        name="between matmuls",
+        value=0.0,
+        unit="s",
+        formula="",
+        inputs={"bytes": plain(pass_bytes(layout))},
+        resource="hbm",
+    )
+    lines = [
+        measured_line(line, plan, profile) if line.resource in OPERATIONS else line
+        for line in (*was.time, between)
+    ]
+    bound, inputs = (was.bound, was.bound_by), was.goodput.inputs
+    hidden_s = hidden_transfers_s(plan, profile, layout, lines[-1].value)
+    made = write(
+        plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
+    )
+    return replace(made, hidden_s=was.hidden_s)
+
+
+def hidden_transfers_s(plan: Plan, profile: ChipProfile, layout: Layout, between_s: float) -> float:
+    """What passes at the measured rates hide of transfers to the host."""
+    moved = transfers(layout)
+    if not moved.one_way_s:
+        return 0.0
+    matmul, attention = (
+        timing_of(profile, one, plan).per_s / device_peak(layout) for one in ("matmul", "attention")
+    )
+    return plain(moved.hidden_s(matmul, attention, between_s / FORWARD_AND_BACKWARD))
+
+
+def measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:
+    """A line at the measured rate of its operation."""
+    operation = "attention" if line.kind in ATTENTION_LINES else OPERATIONS[line.resource]
+    rate = timing_of(profile, operation, plan).per_s
+    unit = "flops" if "flops" in line.inputs else "bytes"
+    amount = line.inputs[unit]
+    return replace(
+        line,
+        value=amount / rate,
+        formula=f"{unit} / measured rate",
+        inputs={unit: amount, "rate": rate},
+        sources=(source_of(profile),),
+    )
+
+
+# --- what was measured
+
+
+def timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
+    """The newest timing of an operation for a plan; of attention, that of the nearest head."""
+    dtype, head_dim = plan.precision.compute, plan.model.head_dim
+    shape = shape_digest(plan) if operation == "step" else ""
+    same = [
+        one
+        for one in reversed(profile.timings)
+        if (one.operation, one.dtype, one.shape) == (operation, dtype, shape)
+    ]
+    if not same:
+        raise SpecError(f"the profile has no {operation} in {dtype}: orch calibrate measures it")
+    return min(same, key=lambda one: abs(one.head_dim - head_dim))
+
+
+def source_of(profile: ChipProfile) -> str:
+    """The profile as the source of a number."""
+    return f"profile {codec.short(codec.digest(profile))}"
+
+
+def layout_of(plan: Plan, chip: Chip) -> Layout:
+    """The plan's layout, without links."""
+    return Layout(
+        chip=chip,
+        model=plan.model,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        remat=policy(plan.remat),
+        length=plan.batch.length,
+        sequences=plan.batch.sequences,
+        microbatches=plan.batch.microbatches,
+        links=NO_LINKS,
+        mesh=plan.mesh,
+    )

@@ -1,0 +1,310 @@
+"""FLOPs: those of the model, which MFU counts, and those that a device executes.
+
+Forecast and measurement call the same functions for MFU. Executed FLOPs add what a policy
+recomputes, whole attention blocks, and copied heads.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.network.attention import RESULT
+from orchestrator.network.decoder import decoder
+from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
+from orchestrator.planning.kernels import (
+    LANES,
+    attention_block,
+    grouped_tile,
+    head_bytes,
+    partial_sums,
+    query_keys,
+)
+from orchestrator.planning.layout import Layout, Number, is_of_experts
+from orchestrator.values.model import Model
+from orchestrator.values.plan import PlannedBatch
+
+MFU_DEFINITION = (
+    "forward + backward matmul FLOPs with the unembedding + causal attention, no recompute,"
+    " over peak FLOP/s in the compute type"
+)
+BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
+
+
+class Products(NamedTuple):
+    """Matmuls of an attention kernel: along the width of queries, and along that of values."""
+
+    queries: Number
+    values: Number
+
+
+# The splash kernel's forward makes scores and values. Its backward makes the scores (queries) and
+# their gradients (values) again; then come the gradients of queries and keys, and those of values.
+# Where one kernel makes those of queries and another the others, both make the scores.
+FORWARD, AT_ONCE = Products(1, 1), Products(3, 2)
+OF_QUERIES, OF_KEYS_AND_VALUES = Products(2, 1), Products(2, 2)
+
+
+# --- of the model
+
+
+def parameters(model: Model) -> int:
+    """Every trained number, exactly."""
+    return decoder(model).parameters
+
+
+def active_parameters(model: Model) -> int:
+    """Those that one token uses: of its experts alone, and all of the tables and norms."""
+    return decoder(model).active_parameters
+
+
+def attention_flops_per_token(model: Model, length: int) -> float:
+    """Causal scores and values of the forward pass, mean over the sequence: 2 S N H a layer.
+
+    Half of the full 4 S N H; less with a window. Backward takes twice as much.
+    """
+    return sum(
+        layers
+        * 2.0
+        * seen_positions(length, block.attention.scores.window)
+        * (block.attention.score_width + block.attention.width)
+        for block, layers in decoder(model).kinds
+    )
+
+
+def seen_positions(length: int, window: int | None) -> float:
+    """Positions that a query sees, mean over the sequence: half of them, or those in the window.
+
+    The first queries of a window see less of it.
+    """
+    if window is None or window >= length:
+        return length / 2
+    return window - window * window / (2 * length)
+
+
+def model_flops_per_token(model: Model, length: int) -> float:
+    """FLOPs of a token that MFU counts: 6 x matmul parameters + 3 x causal attention."""
+    matmuls = decoder(model).matmul_parameters
+    return 6.0 * matmuls + 3.0 * attention_flops_per_token(model, length)
+
+
+def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
+    """The same for all tokens of a batch."""
+    return batch.tokens * model_flops_per_token(model, batch.length)
+
+
+def simple_flops_per_token(model: Model) -> float:
+    """The rule of thumb 6 P: every parameter that a token uses counts, attention does not."""
+    return 6.0 * active_parameters(model)
+
+
+def mfu(flops_per_step: float, step_s: float, devices: int, peak_flops_per_s: float) -> float:
+    """Model FLOPs utilization: FLOPs of a step over what the devices could do in its time."""
+    return flops_per_step / (step_s * devices * peak_flops_per_s)
+
+
+# --- executed by one device in a step
+
+
+def matmul_flops(layout: Layout, elements: Number) -> Number:
+    """Forward FLOPs of multiplying a step's tokens by that many weights: 2 x tokens x weights."""
+    return 2 * layout.step_tokens * elements
+
+
+def blocks_forward_flops(layout: Layout) -> Number:
+    """Matmuls of all blocks, attention scores apart."""
+    return matmul_flops(layout, layout.multiplied_layer_elements)
+
+
+def expert_padding_flops(layout: Layout) -> Number:
+    """FLOPs of rows that experts multiply and that no choice fills, forward and backward.
+
+    With a capacity these are its empty rows. Without one, a tile of rows that two experts share is
+    computed for both: one for each expert but the last. The compiler's tiles have the rows of the
+    matrix unit, in two of three products; ours make the gradients of the weights.
+    """
+    moe = layout.model.moe
+    if moe is None:
+        return 0.0
+    if moe.capacity_factor is not None:
+        return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
+    routed = layout.over_layers(layout.routed_elements)
+    experts = moe.experts / layout.ways("experts")
+    unit = layout.chip.matrix_unit
+    ragged = unit.value if unit else 1
+    rows = 2 * ragged + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
+    return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
+
+
+def expert_imbalance_flops(layout: Layout) -> Number:
+    """What the busiest devices of `expert` multiply beyond the mean, forward and backward: all wait
+    for them. With a capacity every expert has as many rows.
+    """
+    moe = layout.model.moe
+    if moe is None or moe.capacity_factor is not None:
+        return 0.0
+    return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
+
+
+def surplus_rows(layout: Layout) -> Number:
+    """Rows that a device waits for or multiplies in vain, over the choices of its tokens: empty
+    ones of a capacity, or those that the busiest device of `expert` has beyond the mean.
+    """
+    moe = layout.model.moe
+    if moe is None:
+        return 0.0
+    if moe.capacity_factor is not None:
+        return max(layout.rows_of_choice - 1, 0.0)
+    return (moe.imbalance - 1) * (layout.ways("experts") > 1)
+
+
+def experts_forward_flops(layout: Layout) -> Number:
+    """Matmuls of the experts that tokens choose."""
+
+    def routed(block: Block) -> Number:
+        return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))
+
+    return matmul_flops(layout, layout.over_layers(routed))
+
+
+def copied_heads_flops(layout: Layout) -> Number:
+    """The part of these that projects keys and values which another device projects as well."""
+    return matmul_flops(layout, layout.layer_elements_of_a_head) * layout.copied_heads
+
+
+def blocks_recompute_flops(layout: Layout) -> Number:
+    """Matmuls that the backward pass repeats, because the policy did not keep their results; of
+    experts with the rows that no choice fills or that others wait for.
+    """
+    surplus = surplus_rows(layout)
+
+    def elements(block: Block) -> Number:
+        return sum(
+            (1 + surplus * is_of_experts(parallel[0])) * repeated_elements(layout, part, parallel)
+            for part in block.sublayers
+            for parallel in part.parallel
+        )
+
+    return matmul_flops(layout, layout.over_layers(elements))
+
+
+def repeated_elements(layout: Layout, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
+    """Weights of a sublayer's parallel matmuls that the backward pass multiplies by again."""
+    if parallel == (part.output,) and part.after:
+        return layout.repeats_output(part) * layout.multiplied_elements(part.output)
+    return layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
+
+
+def attention_forward_flops(layout: Layout) -> Number:
+    """Scores and values of all layers, by whole blocks."""
+
+    def of_block(block: Block) -> Number:
+        positions = forward_positions(layout, block.attention)
+        return attention_flops(layout, block.attention, positions, FORWARD)
+
+    return layout.over_layers(of_block)
+
+
+def attention_backward_flops(layout: Layout) -> Number:
+    """Their gradients: 5/2 or 7/2 forward where all heads have one width."""
+
+    def of_block(block: Block) -> Number:
+        attention, size = block.attention, block_of(layout, block.attention)
+        sums = partial_sums_of(layout, attention)
+
+        def kernel(keys: Number, products: Products) -> Number:
+            positions = computed_positions(layout, attention, size, keys)
+            return attention_flops(layout, attention, positions, products)
+
+        apart = kernel(query_keys(size), OF_QUERIES) + kernel(size, OF_KEYS_AND_VALUES)
+        at_once = kernel(layout.length / np.maximum(sums, 1), AT_ONCE)
+        return np.where(sums > 0, at_once, apart)
+
+    return layout.over_layers(of_block)
+
+
+def attention_flops(
+    layout: Layout, attention: Attention, positions: Number, products: Products
+) -> Number:
+    """A kernel's products of one layer: each 2 x tokens x positions for a number of a head.
+
+    Positions lie in zigzag over `sequence`, so every device has the mean.
+    """
+    queries, values = (
+        prod(layout.size(dimension) for dimension in tensor.dimensions)
+        for tensor in (attention.queries, attention.result)
+    )
+    width = products.queries * queries + products.values * values
+    return 2 * layout.step_tokens * positions * width
+
+
+def forward_positions(layout: Layout, attention: Attention) -> Number:
+    """Positions that the forward kernel computes for a query, mean over the sequence."""
+    size = block_of(layout, attention)
+    return computed_positions(layout, attention, size, size)
+
+
+def computed_positions(
+    layout: Layout, attention: Attention, queries: Number, keys: Number
+) -> Number:
+    """The same by blocks of so many queries and keys, of which one divides the other.
+
+    A kernel takes every block of keys that one of a block of queries sees, also the part of it that
+    none sees: 1 + b/S of the causal half.
+    """
+    length, window = layout.length, attention.scores.window
+    if window is None:
+        return (length + np.maximum(queries, keys)) / 2
+    blocks = length / queries
+    before = np.minimum(np.ceil((window - 1) / keys) * keys, length)  # the first of the block
+    growing = np.minimum(before // queries + 1, blocks)  # blocks of queries that see all before
+    all_before = queries * growing * (growing - 1) / 2 + (blocks - growing) * before
+    return queries + all_before / blocks
+
+
+def block_of(layout: Layout, attention: Attention) -> Number:
+    """Positions that the kernels take at a time, or would where they cannot take the sequence."""
+    window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
+    size = attention_block(layout.length, layout.ways("length"), window, head)
+    return np.where(size > 0, size, min(LANES, layout.length))
+
+
+def partial_sums_of(layout: Layout, attention: Attention) -> Number:
+    """Gradients of each query that one backward kernel writes, or 0 where there are two kernels."""
+    window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
+    return partial_sums(layout.length, block_of(layout, attention), window, head)
+
+
+def head_of(attention: Attention, compute_bytes: int) -> int:
+    """Bytes of the wider head of queries and values."""
+    heads = attention.queries, attention.result
+    return head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
+
+
+def attention_recompute_flops(layout: Layout) -> Number:
+    """The forward kernel again, where the policy did not keep its result."""
+    return attention_forward_flops(layout) * layout.remat.share(RESULT, "recompute")
+
+
+def forward_flops(layout: Layout) -> Number:
+    """All matmuls of a forward pass without a backward pass."""
+    passes = 1 + BACKWARD_OVER_FORWARD
+    of_experts = expert_padding_flops(layout) + expert_imbalance_flops(layout)
+    return (
+        blocks_forward_flops(layout)
+        + attention_forward_flops(layout)
+        + unembedding_forward_flops(layout)
+        + padding_forward_flops(layout)
+        + of_experts / passes
+    )
+
+
+def unembedding_forward_flops(layout: Layout) -> Number:
+    """Logits: 2 tokens D V."""
+    return matmul_flops(layout, layout.table_elements - layout.table_padding_elements)
+
+
+def padding_forward_flops(layout: Layout) -> Number:
+    """Logits of rows that fill up the vocabulary."""
+    return matmul_flops(layout, layout.table_padding_elements)

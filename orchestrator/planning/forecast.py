@@ -1,0 +1,317 @@
+"""The Forecast of one layout, from its two ledgers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from orchestrator import catalog
+from orchestrator.catalog.chips import Chip
+from orchestrator.catalog.published import OTHER, REFERENCE
+from orchestrator.formatting import DAY_S, HOUR_S
+from orchestrator.goodput.inputs import Machines, State, goodput_inputs
+from orchestrator.goodput.losses import goodput_forecast, over_share
+from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.planning import flops
+from orchestrator.planning.expected import (
+    axis_values,
+    expected_lines,
+    expected_s,
+    extrapolations,
+    interval,
+)
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import phases
+from orchestrator.planning.step_work import host_bytes, host_limit_bytes, step_work, transfers
+from orchestrator.planning.time import StepTime, device_peak, math_lines, step_time, time_lines
+from orchestrator.values.goodput import EvaluationCost, GoodputForecast, GoodputInputs
+from orchestrator.values.plan import (
+    Estimate,
+    Extrapolation,
+    Forecast,
+    LearnedFrom,
+    LedgerLine,
+    MemoryPhase,
+    SoftwareRuns,
+)
+from orchestrator.values.run_options import EvaluationOptions
+from orchestrator.values.spec import Resources, Spec
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What days and dollars are for: all tokens, what the goodput follows from, a chip's price."""
+
+    tokens: int
+    goodput: GoodputInputs
+    dollars_per_chip_hour: float | None
+
+
+def forecast(layout: Layout, spec: Spec) -> Forecast:
+    """The forecast of one layout of plain numbers."""
+    resources = spec.resources
+    lines = time_lines(layout)
+    time = step_time(layout, lines)
+    step_s = step_bounds(layout, lines, time)
+    price = price_of(layout.chip, resources)
+    return write_forecast(
+        layout,
+        Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
+        memory=tuple(plain_phase(phase) for phase in phases(layout)),
+        time=tuple(plain_line(line) for line in lines if line.value > 0),
+        step_s=step_s,
+        hidden_s=plain(transfers(layout).hidden_s()),
+        bottleneck=binding_resource(layout, time),
+        expected_time=expected_ledger(layout, lines, time),
+        extrapolated=extrapolated(layout, lines, step_s),
+    )
+
+
+def price_of(chip: Chip, resources: Resources) -> float | None:
+    """Dollars of a chip-hour: as the spec states, or as the catalog lists."""
+    if resources.dollars_per_chip_hour is not None:
+        return resources.dollars_per_chip_hour
+    return chip.dollars_per_hour.value if chip.dollars_per_hour else None
+
+
+def write_forecast(
+    layout: Layout,
+    terms: Terms,
+    *,
+    memory: tuple[MemoryPhase, ...],
+    time: tuple[LedgerLine, ...],
+    step_s: Estimate,
+    hidden_s: float = 0.0,
+    bottleneck: tuple[str, float],
+    expected_time: tuple[LedgerLine, ...],
+    extrapolated: tuple[Extrapolation, ...] = (),
+) -> Forecast:
+    """The ledgers with every figure that follows from them."""
+    peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
+    on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
+    tokens = tokens_per_step(layout)
+    goodput, days, chip_hours, dollars = time_and_money(layout, step_s, terms)
+    return Forecast(
+        memory_bytes_per_device=peak_bytes,
+        hbm_bytes_per_device=usable_bytes,
+        host_memory_bytes_per_chip=on_host_bytes,
+        host_bytes_per_chip=host.value if host else None,
+        fits=peak_bytes <= usable_bytes and on_host_bytes <= host_limit_bytes(layout.chip),
+        memory=memory,
+        time=time,
+        step_s=step_s,
+        hidden_s=hidden_s,
+        bound=bottleneck[0],
+        bound_by=bottleneck[1],
+        peak_flops_per_s=device_peak(layout),
+        model_flops_per_step=tokens * flops.model_flops_per_token(layout.model, layout.length),
+        mfu_definition=flops.MFU_DEFINITION,
+        mfu=mfu(layout, step_s),
+        mfu_6p=mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
+        tokens_per_s=rates(step_s, tokens),
+        goodput=goodput,
+        days=days,
+        chip_hours=chip_hours,
+        dollars=dollars,
+        dollars_per_chip_hour=terms.dollars_per_chip_hour,
+        expected_time=expected_time,
+        extrapolations=extrapolated,
+        learned_from=learned_from(layout) if step_s.expected is not None else None,
+    )
+
+
+def time_and_money(
+    layout: Layout, step_s: Estimate, terms: Terms
+) -> tuple[GoodputForecast, Estimate, Estimate, Estimate | None]:
+    """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
+    price is unknown.
+    """
+    steps = terms.tokens / tokens_per_step(layout)
+    goodput = goodput_forecast(terms.goodput, typical(step_s), ceil(steps))
+    total_s = over_share(scale(step_s, steps), goodput)
+    chips, price = int(layout.devices) // layout.chip.devices, terms.dollars_per_chip_hour
+    chip_hours = scale(total_s, chips / HOUR_S * terms.goodput.rented)
+    dollars = scale(chip_hours, price) if price is not None else None
+    return goodput, scale(total_s, 1 / DAY_S), chip_hours, dollars
+
+
+def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:
+    """What the goodput of a run of this layout follows from."""
+    chip, resources = layout.chip, spec.resources
+    slice_ = catalog.topology(chip, resources.topology)
+    pods = resources.pods.max
+    machines = Machines(
+        chip=chip,
+        chips=pods * slice_.chips,
+        hosts=pods * catalog.hosts(chip, slice_),
+        resources=resources,
+    )
+    size = layout.parameter_bytes + layout.moment_bytes
+    state = State(
+        bytes=round(size * flops.parameters(layout.model)),
+        bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
+    )
+    return goodput_inputs(machines, spec.run, state, evaluation_cost(layout, spec.run.evaluation))
+
+
+def evaluation_cost(layout: Layout, options: EvaluationOptions | None) -> EvaluationCost | None:
+    """The forward passes of an evaluation, beside the FLOPs of a step."""
+    if options is None:
+        return None
+    return EvaluationCost(
+        every_steps=options.every,
+        batches=ceil(options.sequences / int(layout.sequences)),
+        forward_flops=plain(flops.forward_flops(layout)),
+        step_flops=plain(sum(line.inputs["flops"] for line in math_lines(layout))),
+    )
+
+
+def typical(step_s: Estimate) -> float:
+    """The seconds of a step by which saves are timed."""
+    return step_s.unoverlapped if step_s.expected is None else step_s.expected
+
+
+def tokens_per_step(layout: Layout) -> float:
+    return float(layout.sequences) * layout.length
+
+
+def mfu(layout: Layout, step_s: Estimate) -> Estimate:
+    """MFU by its one definition."""
+    return mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
+
+
+def mfu_of(layout: Layout, step_s: Estimate, flops_per_token: float) -> Estimate:
+    """MFU for that many FLOPs a token."""
+    step_flops = tokens_per_step(layout) * flops_per_token
+    return rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
+
+
+def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Estimate:
+    """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
+    lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
+    efficiency = efficiency_of(layout)
+    if efficiency is None:
+        return Estimate(lower=lower, unoverlapped=unoverlapped)
+    expected = float(expected_s(layout, lines, time, efficiency))
+    low, high = interval(layout, lines, time, efficiency)
+    return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
+
+
+def efficiency_of(layout: Layout) -> catalog.Efficiency | None:
+    """What published runs on such chips reach; None where there is none, or none in that type."""
+    if layout.precision.compute != layout.activation_type:
+        return None
+    return catalog.efficiency(layout.chip.name)
+
+
+def expected_ledger(
+    layout: Layout, lines: list[LedgerLine], time: StepTime
+) -> tuple[LedgerLine, ...]:
+    efficiency = efficiency_of(layout)
+    if efficiency is None:
+        return ()
+    return tuple(plain_line(line) for line in expected_lines(layout, lines, time, efficiency))
+
+
+def extrapolated(
+    layout: Layout, lines: list[LedgerLine], step_s: Estimate
+) -> tuple[Extrapolation, ...]:
+    """The axes along which the plan leaves the range of published runs."""
+    efficiency = efficiency_of(layout)
+    if efficiency is None or step_s.expected is None:
+        return ()
+    values = axis_values(layout, step_work(layout, lines), step_s.expected)
+    return extrapolations(values, efficiency.ranges)
+
+
+def learned_from(layout: Layout) -> LearnedFrom | None:
+    """The software for whose runs `expected` speaks."""
+    efficiency = efficiency_of(layout)
+    if efficiency is None:
+        return None
+    runs = {
+        name: SoftwareRuns(software=name, runs=len(one.rows), longer=one.value / (1 - one.value))
+        for name, one in efficiency.software.items()
+        if name != OTHER
+    }
+    others = tuple(one for name, one in runs.items() if name != REFERENCE)
+    return LearnedFrom(reference=runs[REFERENCE], others=others)
+
+
+def plain(value: Any) -> float:
+    """A numpy scalar as a plain float."""
+    return float(value)
+
+
+def plain_line(line: LedgerLine) -> LedgerLine:
+    inputs = {name: plain(value) for name, value in line.inputs.items()}
+    return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
+
+
+def plain_phase(phase: MemoryPhase) -> MemoryPhase:
+    lines = tuple(plain_line(line) for line in phase.lines if line.value > 0)
+    return replace(phase, lines=lines, bytes=plain(phase.bytes))
+
+
+def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
+    """The resource that sets the lower bound, and by what fraction it exceeds the next."""
+    names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
+    busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
+    most_sent = max(DCN_AXES, key=lambda axis: float(time.busy_s.get(axis, 0.0)))
+    busy[f"dcn {most_sent}"] = float(time.dcn_s)
+    slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
+    uses = layout.links.uses
+    on_axis = {g: time.busy_s[g] for g in uses if uses[g][slowest] and g in time.busy_s}
+    if on_axis:
+        most = max(on_axis, key=lambda group: float(on_axis[group]))
+        busy[f"ici {most}"] = float(time.torus_axis_s[slowest])
+    ordered = sorted(busy, key=lambda name: -busy[name])
+    first, second = busy[ordered[0]], busy[ordered[1]]
+    return ordered[0], first / second - 1 if second else 0.0
+
+
+def scale(values: Estimate, factor: float) -> Estimate:
+    """The same times, in days, hours or money."""
+    return apply(values, lambda value: value * factor)
+
+
+def add(values: Sequence[Estimate]) -> Estimate:
+    """The sum of times that are long together: ends of intervals add up."""
+
+    def sum_of(name: str) -> float | None:
+        parts = [getattr(one, name) for one in values]
+        return None if None in parts else sum(parts)
+
+    return Estimate(
+        lower=sum(one.lower for one in values),
+        unoverlapped=sum(one.unoverlapped for one in values),
+        expected=sum_of("expected"),
+        low=sum_of("low"),
+        high=sum_of("high"),
+    )
+
+
+def plus(values: Estimate, more: float) -> Estimate:
+    """The same times, each with so much more; the bound is without it."""
+    return replace(apply(values, lambda value: value + more), lower=values.lower)
+
+
+def rates(values: Estimate, amount: float) -> Estimate:
+    """An amount over each of these times; the longest time is the lowest rate."""
+    of_times = apply(values, lambda value: amount / value)
+    return replace(of_times, low=of_times.high, high=of_times.low)
+
+
+def apply(values: Estimate, change: Callable[[float], float]) -> Estimate:
+    """The estimate with every value changed."""
+
+    def if_known(value: float | None) -> float | None:
+        return None if value is None else change(value)
+
+    return Estimate(
+        lower=change(values.lower),
+        unoverlapped=change(values.unoverlapped),
+        expected=if_known(values.expected),
+        low=if_known(values.low),
+        high=if_known(values.high),
+    )

@@ -1,0 +1,145 @@
+"""Tile and chunk sizes that the trainer uses and the ledgers count with.
+
+They have a file of their own, so that a proof stays valid when a formula changes.
+"""
+
+from collections.abc import Iterable
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+
+# The loss takes tokens whose fp32 logits are so many bytes at a time, or the `loss_chunk_tokens` of
+# the plan's chip, where they are more. Beyond LEAST_LOSS_CHUNK_TOKENS it takes no more than
+# MOST_LOSS_CHUNK_BYTES of logits, which are memory that a policy could use.
+LOSS_CHUNK_BYTES, MOST_LOSS_CHUNK_BYTES = 256 * 2**20, 2**30
+LEAST_LOSS_CHUNK_TOKENS = 1024
+LOSS_CHUNK_SLACK = 1.1  # so much less than what balances the chunk will do
+TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them
+# Rows of experts that our grouped matmul takes at a time, at most and at least. A tile that two
+# experts share is computed for both.
+MOST_ROWS, LEAST_ROWS = 512, 128
+MOST_TILE = 1024  # elements of the weights' dimensions that ours takes at a time, at most
+
+
+def loss_chunk_tokens(peak_flops_per_s: float, hbm_bytes_per_s: float) -> int:
+    """Tokens that the loss takes at a time, a power of two.
+
+    Each chunk reads and writes the fp32 gradient of the table, which takes as long as the products
+    of 4 x peak / HBM rate tokens: 664 on v5p, 896 on v4, 962 on v5e, 1,250 on tpu7x, 2,242 on v6e.
+    Fewer leave the matrix units without work, more only take memory.
+    """
+    balanced = 4 * peak_flops_per_s / hbm_bytes_per_s / LOSS_CHUNK_SLACK
+    return 1 << ceil(log2(min(max(balanced, LEAST_LOSS_CHUNK_TOKENS), MOST_LOSS_CHUNK_BYTES)))
+
+
+def loss_chunk_bytes(tokens: int, token_bytes: Any) -> Any:
+    """Bytes of logits that the loss makes at a time, where a token's are `token_bytes`."""
+    wanted = np.maximum(LOSS_CHUNK_BYTES, tokens * token_bytes)
+    return np.minimum(
+        wanted, np.maximum(MOST_LOSS_CHUNK_BYTES, LEAST_LOSS_CHUNK_TOKENS * token_bytes)
+    )
+
+
+def loss_chunks(tokens: Any, token_bytes: Any, least: int) -> Any:
+    """Chunks of as many tokens each that the loss takes: the fewest whose logits, `token_bytes` for
+    a token, are within the bytes that it makes at a time.
+    """
+    most = np.floor(loss_chunk_bytes(least, token_bytes) / token_bytes)
+    chunks = np.ceil(tokens / most)
+    while np.any(unequal := (tokens % chunks != 0) & (chunks < tokens)):
+        chunks = np.where(unequal, chunks + 1, chunks)
+    return chunks
+
+
+def grouped_tile(rows: Any, experts: Any) -> Any:
+    """Rows that our grouped matmul takes at a time: about a quarter of an expert's, a power of two
+    within bounds.
+    """
+    wanted = np.clip(rows / (4 * experts), LEAST_ROWS, MOST_ROWS)
+    return 2 ** np.floor(np.log2(wanted))
+
+
+# How many queries and keys the TPU's attention kernels take at a time: the trainer uses these
+# blocks, and the ledgers count with them.
+
+
+LANES = 128  # of which every block is a multiple
+BLOCK = 1024
+HEAD_BYTES = 512  # of the widest head with which blocks of that size fit: 256 in bf16
+# Along a window, what a block has outside it is computed as well.
+WINDOW_BLOCK, LEAST_WINDOW = 512, 2048
+# One backward kernel writes the gradient of every query once for each block of keys, to be added
+# up. From LONG positions on it takes more keys at a time, where heads leave room for them; beyond
+# so many sums, two kernels take less memory.
+LONG, LONG_KEYS, LONG_HEAD_BYTES = 8192, 2048, 256
+MOST_PARTIAL_SUMS = 8
+QUERY_KEYS = 512  # keys that a kernel of the queries' gradients alone takes at a time
+# Keys of a block whose scores are made at a time: more of them need more of the fast memory.
+FORWARD_KEYS, BACKWARD_KEYS = 512, 256
+
+
+def attention_block(length: int, ways: Any, window: int | None, head_bytes: float) -> Any:
+    """Positions of a block; 0 where the kernels cannot take the sequence.
+
+    They divide what lies on one device in one piece, which over several devices is half of its
+    positions; or else all of its positions. `head_bytes` are those of the wider head.
+    """
+    narrow = window is not None and window < min(LEAST_WINDOW, length)
+    most = WINDOW_BLOCK if narrow else BLOCK
+    while most * head_bytes > BLOCK * HEAD_BYTES and most > LANES:
+        most //= 2
+    in_piece = _largest_block(length // np.where(ways > 1, 2 * ways, 1), most)
+    return np.where(in_piece > 0, in_piece, _largest_block(length // ways, most))
+
+
+def partial_sums(length: int, block: Any, window: int | None, head_bytes: float) -> Any:
+    """Blocks of keys of a backward pass in one kernel, or 0 where one kernel makes the gradients of
+    the queries and another those of keys and values. In one kernel, blocks outside a window are
+    fetched and their gradients of zero are written.
+    """
+    fits = length >= LONG and length % LONG_KEYS == 0 and head_bytes <= LONG_HEAD_BYTES
+    keys = np.where(fits & (block == BLOCK), LONG_KEYS, np.maximum(block, 1))
+    sees_all = window is None or window >= length
+    return np.where(sees_all & (length // keys <= MOST_PARTIAL_SUMS), length // keys, 0)
+
+
+def query_keys(block: Any) -> Any:
+    """Keys of a kernel that makes the gradients of queries alone, by blocks of so many queries."""
+    return np.maximum(_largest_block(block, QUERY_KEYS), np.minimum(block, LANES))
+
+
+def block_sizes(length: int, ways: int, window: int | None, head_bytes: float) -> dict[str, Any]:
+    """All sizes of the kernels, by the names that splash attention has for them."""
+    block = int(attention_block(length, ways, window, head_bytes))
+    sums = int(partial_sums(length, block, window, head_bytes))
+    keys = length // sums if sums else block
+    return {
+        "block_q": block,
+        "block_kv": block,
+        "block_kv_compute": _at_a_time(block, FORWARD_KEYS),
+        "block_q_dkv": block,
+        "block_kv_dkv": keys,
+        "block_kv_dkv_compute": _at_a_time(keys, BACKWARD_KEYS),
+        "block_q_dq": None if sums else block,
+        "block_kv_dq": None if sums else int(query_keys(block)),
+        "use_fused_bwd_kernel": bool(sums),
+    }
+
+
+def _at_a_time(block: int, most: int) -> int:
+    """The most that divide a block, up to a limit."""
+    return max(size for size in range(LANES, most + 1, LANES) if block % size == 0)
+
+
+def head_bytes(widths: Iterable[int], compute_bytes: int) -> int:
+    """Bytes of the widest head, as the fast memory stores it."""
+    return -(-max(widths) // LANES) * LANES * compute_bytes
+
+
+def _largest_block(positions: Any, most: int) -> Any:
+    """The largest that divides them, or 0."""
+    block = np.zeros_like(positions)
+    for size in range(LANES, most + 1, LANES):
+        block = np.where(positions % size == 0, size, block)
+    return block

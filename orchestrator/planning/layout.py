@@ -1,0 +1,464 @@
+"""One way to lay a step out on the devices, or arrays of ways with one element each.
+
+Every formula of this package takes a Layout. Given plain numbers it yields one ledger; given numpy
+arrays it prices a whole search at once. There is no second, faster copy of any formula.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from orchestrator.catalog.chips import Chip
+from orchestrator.network.decoder import decoder
+from orchestrator.network.description import (
+    Block,
+    Dimension,
+    Matmul,
+    Network,
+    Sublayer,
+    Tensor,
+    Weight,
+)
+from orchestrator.network.mesh_axes import (
+    COPIED,
+    GATHERED,
+    GATHERED_AXES,
+    GATHERED_OF_EXPERTS,
+    GROUPS,
+    HEADS,
+    LOGICAL_AXES,
+    PADDED,
+    SHARED_OVER_DCN,
+    padded,
+    ways,
+)
+from orchestrator.network.mlp import CHOICES, EXPERTS, rows_of_token
+from orchestrator.network.rematerialization import Treatments
+from orchestrator.planning.kernels import loss_chunk_tokens, loss_chunks
+from orchestrator.planning.torus import Links
+from orchestrator.values.fields import DType
+from orchestrator.values.model import Model
+from orchestrator.values.spec import Optimizer, Precision
+
+# What arrays take in memory. A TPU stores an array in tiles of its two minor dimensions.
+
+
+TileNumber = Any  # a plain number, or a numpy array of them
+
+TPU_TILE = (8, 128)  # sublanes and lanes; openxla.org/xla/tiled_layout
+NO_TILE = (1, 1)
+
+
+def whole(size: TileNumber, part: int) -> TileNumber:
+    """The size as a multiple of a part."""
+    return -(-size // part) * part if part > 1 else size
+
+
+def tiled(second: TileNumber, minor: TileNumber, tile: tuple[int, int]) -> TileNumber:
+    """The elements that an array with these two minor dimensions takes.
+
+    The compiler has tiles of 1, 2 and 4 rows as well, for arrays that have no more.
+    """
+    if tile == NO_TILE:
+        return second * minor
+    fewer = 2 ** np.ceil(np.log2(second))
+    return np.where(second < tile[0], fewer, whole(second, tile[0])) * whole(minor, tile[1])
+
+
+def elements_in_order(sizes: Sequence[TileNumber], tile: tuple[int, int]) -> TileNumber:
+    """The elements that an array takes with its last dimension as the minor one."""
+    if len(sizes) < 2:
+        return prod(sizes)
+    return prod(sizes[:-2]) * tiled(sizes[-2], sizes[-1], tile)
+
+
+def fewest_elements(sizes: Sequence[TileNumber], tile: tuple[int, int]) -> TileNumber:
+    """The elements that an array takes in the order of its dimensions that pads least."""
+    if len(sizes) < 2 or tile == NO_TILE:
+        return prod(sizes)
+    orders = []
+    for second, minor in permutations(range(len(sizes)), 2):
+        rest = prod(size for place, size in enumerate(sizes) if place not in (second, minor))
+        orders.append(rest * tiled(sizes[second], sizes[minor], tile))
+    return np.minimum.reduce(np.broadcast_arrays(*orders))
+
+
+Number = Any  # a plain number, or a numpy array of them
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+# Whether each parameter has a first and a second moment; `optimizers` has those of some parameters.
+MOMENTS = {"adamw": (1, 1), "adafactor": (0, 0), "muon": (1, 0)}
+MOMENT_BYTES = DTYPE_BYTES | {"int8": 1 + 4 / 256}  # an fp32 scale for 256 of them
+
+
+def activation_type(precision: Precision) -> DType:
+    """The type of activations: matrices alone are narrower, and only while they multiply."""
+    return "fp32" if precision.compute == "fp32" else "bf16"
+
+
+def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
+    """Bytes of optimizer state for each parameter."""
+    first, second = MOMENTS[optimizer.name]
+    of_first = precision.first_moment or precision.optimizer
+    return first * MOMENT_BYTES[of_first] + second * MOMENT_BYTES[precision.optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What is requested (model, types, length), what is chosen, and the links that follow."""
+
+    chip: Chip
+    model: Model
+    precision: Precision
+    optimizer: Optimizer
+    remat: Treatments
+    length: int
+    sequences: Number
+    microbatches: Number
+    mesh: Mapping[str, Number]
+    links: Links
+
+    # --- what the request says
+
+    @cached_property
+    def network(self) -> Network:
+        return decoder(self.model)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an activation, and of a matrix on its way."""
+        return DTYPE_BYTES[self.activation_type]
+
+    @property
+    def activation_type(self) -> DType:
+        return activation_type(self.precision)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of a parameter as stored."""
+        return DTYPE_BYTES[self.precision.parameters]
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of optimizer state for each parameter."""
+        return moment_bytes(self.optimizer, self.precision)
+
+    @property
+    def loss_chunk_tokens(self) -> int:
+        """Tokens that the loss of a device takes at a time, at least."""
+        rate = self.chip.peak_flops_per_s[self.activation_type].value
+        return loss_chunk_tokens(rate, self.chip.hbm_bytes_per_s.value)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return DTYPE_BYTES[self.precision.gradients]
+
+    def over_layers(self, of_block: Callable[[Block], Number]) -> Number:
+        """The sum over all layers of what one block has."""
+        return sum(layers * of_block(block) for block, layers in self.network.kinds)
+
+    # --- how many devices split what
+
+    def devices_along(self, axes: Iterable[str]) -> Number:
+        """Devices of a group that joins these mesh axes."""
+        return prod(self.mesh[axis] for axis in axes)
+
+    def ways(self, logical_axis: str) -> Number:
+        """Parts that the mesh splits a logical axis into."""
+        return ways(self.mesh, logical_axis)
+
+    @property
+    def devices(self) -> Number:
+        return self.devices_along(self.mesh)
+
+    @cached_property
+    def step_tokens(self) -> Number:
+        """Tokens of a step that one device works on, together with its `tensor` group."""
+        return self.sequences / self.ways("batch") * self.length / self.ways("length")
+
+    @cached_property
+    def tokens(self) -> Number:
+        """The same for one microbatch."""
+        return self.step_tokens / self.microbatches
+
+    # --- what one device holds
+
+    def size(self, dimension: Dimension) -> Number:
+        """How much of a dimension a device works on. Matrices are gathered for use."""
+        axis = dimension.axis
+        if axis == CHOICES:
+            return dimension.size * self.buffer_of_choice
+        if axis in GATHERED_AXES or not LOGICAL_AXES[axis]:
+            return dimension.size
+        ways = self.ways(axis)
+        if axis == PADDED:
+            return padded(dimension.size, ways) / ways
+        share = dimension.size / ways
+        return np.maximum(share, 1) if axis == COPIED else share
+
+    def elements(self, weight: Weight) -> Number:
+        """Elements of a weight on a device, a matrix gathered for use."""
+        return prod(self.size(dimension) for dimension in weight.dimensions)
+
+    def total_elements(self, matmuls: Iterable[Matmul]) -> Number:
+        return sum(self.elements(matmul.weight) for matmul in matmuls)
+
+    def multiplied_elements(self, matmul: Matmul) -> Number:
+        """Elements of a weight that a device multiplies one of its tokens by."""
+        if not is_of_experts(matmul):
+            return self.elements(matmul.weight)
+        # Of `expert` devices, each has a part of the experts, and the tokens of all for these.
+        share = min(self.rows_of_choice, 1.0) * matmul.share * self.ways("experts")
+        return share * self.elements(matmul.weight)
+
+    @cached_property
+    def rows_of_token(self) -> float:
+        """Rows of experts for each token, empty ones too."""
+        return rows_of_token(self.model.moe, self.length) if self.model.moe else 0.0
+
+    @cached_property
+    def rows_of_choice(self) -> float:
+        """The same over the choices of a token: one where none is dropped."""
+        return self.rows_of_token / self.model.moe.top_k if self.model.moe else 1.0
+
+    @cached_property
+    def buffer_of_choice(self) -> Number:
+        """Rows for which there is room, over the choices of a device's own tokens.
+
+        Where experts lie apart and none is dropped, all tokens may come to those of one device.
+        """
+        moe, ways = self.model.moe, self.ways("experts")
+        if moe is None or moe.capacity_factor is not None:
+            return self.rows_of_choice
+        most = np.minimum(moe.top_k, moe.experts / ways)
+        return ways * most / moe.top_k
+
+    @property
+    def buffer_of_token(self) -> Number:
+        """The same for each of a device's own tokens."""
+        return self.buffer_of_choice * self.model.moe.top_k if self.model.moe else 0.0
+
+    def tensor_elements(self, tensor: Tensor) -> Number:
+        """Elements of an activation on a device, of one layer and microbatch."""
+        positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
+        return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
+
+    def recomputed(self, matmul: Matmul) -> Number:
+        """One if the backward pass makes the result of a matmul again, else zero: where the policy
+        says so, and where a norm follows, of which the policy keeps what comes out.
+        """
+        name = matmul.output.name
+        return self.remat.share(name, "recompute") | (name in self.normalized)
+
+    @cached_property
+    def normalized(self) -> frozenset[str]:
+        """The results of matmuls that are normalized before they have their name."""
+        blocks = self.network.blocks
+        return frozenset(one.output.name for block in blocks for one in block.attention.normalized)
+
+    def repeats_output(self, part: Sublayer) -> Number:
+        """One if the backward pass makes a sublayer's result again: also where a norm follows,
+        whose backward pass needs what came in.
+        """
+        return 1 if part.after else self.recomputed(part.output)
+
+    def repeated_elements(self, parallel: Sequence[Matmul], *, in_ring: bool = True) -> Number:
+        """Weights of parallel matmuls that the backward pass multiplies by again: those whose
+        results are missing; all of them where they travel round a ring of `tensor` as one.
+        """
+        missing = [self.recomputed(matmul) for matmul in parallel]
+        alone = sum(
+            one * self.multiplied_elements(matmul)
+            for one, matmul in zip(missing, parallel, strict=True)
+        )
+        if not in_ring:
+            return alone
+        together = np.maximum.reduce(missing) * self.total_elements(parallel)
+        return np.where(self.ways("ff") > 1, together, alone)
+
+    def block_elements(self, block: Block) -> Number:
+        """Matrix elements of a block on a device, gathered for use."""
+        return self.total_elements(block.matmuls)
+
+    @cached_property
+    def layer_elements(self) -> Number:
+        """The same for all layers."""
+        return self.over_layers(self.block_elements)
+
+    @cached_property
+    def multiplied_layer_elements(self) -> Number:
+        """Matrix elements of all layers that a device multiplies one of its tokens by."""
+        return self.over_layers(lambda block: sum(map(self.multiplied_elements, block.matmuls)))
+
+    @cached_property
+    def table_elements(self) -> Number:
+        """Elements of one vocabulary table on a device, gathered for use."""
+        return self.elements(self.network.embedding)
+
+    @cached_property
+    def table_padding_elements(self) -> Number:
+        """The part of these that no token has: zero where the mesh divides the vocabulary."""
+        ways = self.ways(PADDED)
+        return (padded(self.model.vocab, ways) - self.model.vocab) / ways * self.model.d_model
+
+    @cached_property
+    def padding_elements(self) -> Number:
+        """Stored elements of all tables that no token has."""
+        return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
+
+    @cached_property
+    def vector_elements(self) -> Number:
+        """Those of norms and biases: a device has all of them but what `tensor` splits."""
+        blocks = self.over_layers(lambda block: sum(map(self.elements, block.vectors)))
+        return blocks + sum(map(self.elements, self.network.norm.weights))
+
+    @cached_property
+    def owned_elements(self) -> Number:
+        """All parameters that a device stores."""
+        tables = len(self.network.tables) * self.table_elements
+        routed = self.over_layers(self.routed_elements)
+        others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
+        return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements
+
+    def routed_elements(self, block: Block) -> Number:
+        """Matrix elements of a block's experts on a device, gathered for use."""
+        return self.total_elements(one for one in block.matmuls if is_of_experts(one))
+
+    # --- what that takes in memory, where arrays are stored in tiles
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """The tile of the chip. One without a matrix unit is a GPU and does not pad."""
+        return TPU_TILE if self.chip.matrix_unit else NO_TILE
+
+    @property
+    def sums_loss_by_chunk(self) -> Number:
+        """Whether each chunk of the loss sums its part of the table's gradient over devices.
+
+        That spares the whole gradient in fp32. It costs no time where sums over all devices of a
+        pod run beside products. The links of a smaller slice do not close, have half the rate, and
+        would let the products wait. A device's rows fill whole tiles of bf16, or they take more.
+        """
+        pod = self.chip.pod_chips.value * self.chip.devices
+        whole_pod = self.devices_along(GROUPS["weights"]) == pod
+        whole_tiles = self.model.d_model % (pod * 2 * self.tile[0]) == 0
+        return whole_pod & whole_tiles & self.sums_beside_products
+
+    @property
+    def table_sums(self) -> Number:
+        """How often a microbatch sums the gradient of the unembedding's table over devices."""
+        if not np.any(self.sums_loss_by_chunk):
+            return 1
+        vocab, _ = self.network.head.dimensions
+        logits = DTYPE_BYTES["fp32"] * self.size(vocab)
+        chunks = loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
+        return np.where(self.sums_loss_by_chunk, chunks, 1)
+
+    @property
+    def sums_beside_products(self) -> Number:
+        """Whether sums of gradients run beside the products that follow them."""
+        return self._has_option("xla_enable_async_all_reduce")
+
+    @property
+    def gathers_beside_products(self) -> Number:
+        """Whether gathers of weights run beside the products before them."""
+        return self._has_option("xla_enable_async_all_gather")
+
+    def _has_option(self, name: str) -> Number:
+        """Whether plans on the chip have a compiler option."""
+        option = self.chip.libtpu.options.get(name) if self.chip.libtpu else None
+        apart = self.devices_along(SHARED_OVER_DCN) == 1
+        return bool(option) & (apart | bool(option and option.between_slices))
+
+    def stored_size(self, dimension: Dimension) -> Number:
+        """The part of a weight's dimension that a device stores."""
+        if dimension.axis in GATHERED_AXES:
+            return dimension.size / self.ways(dimension.axis)
+        return self.size(dimension)
+
+    def stored_elements(self, weight: Weight) -> Number:
+        """What a device's part of a weight takes, in elements: parameters lie as they pad least."""
+        return fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
+
+    def elements_in_order(self, weight: Weight) -> Number:
+        """What its part of a weight takes where its dimensions stay in their order."""
+        return elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
+
+    @cached_property
+    def stored_layer_elements(self) -> Number:
+        """What a device's part of all blocks' matrices takes, in elements."""
+        return self.over_layers(
+            lambda block: sum(self.stored_elements(one.weight) for one in block.matmuls)
+        )
+
+    @cached_property
+    def stored_parameter_elements(self) -> Number:
+        """What all parameters of a device take, in elements."""
+        tables = sum(self.stored_elements(table) for table in self.network.tables)
+        return self.stored_layer_elements + tables + self.vector_elements
+
+    def stored_tensor_elements(self, tensor: Tensor) -> Number:
+        """What an activation of one layer and microbatch takes, in elements.
+
+        The attention kernel fixes the order of what it reads and writes: a head's numbers are the
+        minor dimension there, so that a head of 64 takes as much as one of 128.
+        """
+        minor = tensor.dimensions[-1]
+        if minor.axis not in HEADS:
+            return self.tensor_elements(tensor)
+        return self.tensor_elements(tensor) * whole(minor.size, self.tile[1]) / minor.size
+
+    # --- copies: where a mesh axis has more devices than there are kv heads
+
+    @property
+    def copies(self) -> Number:
+        """Devices that hold the same kv head."""
+        return np.maximum(self.ways(COPIED) / self.model.kv_heads, 1)
+
+    @cached_property
+    def copied_heads(self) -> Number:
+        """Heads on a device beyond its even share: zero unless heads are copied."""
+        heads = Dimension(COPIED, self.model.kv_heads)
+        return self.size(heads) - heads.size / self.ways(COPIED)
+
+    def elements_of_a_head(self, weight: Weight) -> Number:
+        """Elements that belong to one head of a copied weight."""
+        others = (dimension for dimension in weight.dimensions if dimension.axis != COPIED)
+        return prod(self.size(dimension) for dimension in others)
+
+    @cached_property
+    def layer_elements_of_a_head(self) -> Number:
+        """Those of all layers that belong to one copied head."""
+        return self.over_layers(
+            lambda block: sum(self.elements_of_a_head(one.weight) for one in copied_matmuls(block))
+        )
+
+    @cached_property
+    def copied_elements(self) -> Number:
+        """Stored elements that are copies of another device's."""
+        return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
+
+
+def gathered_axis(weight: Weight) -> str:
+    """The logical axis along which a matrix is gathered."""
+    [axis] = [one.axis for one in weight.dimensions if one.axis in GATHERED_AXES]
+    return axis
+
+
+def is_of_experts(matmul: Matmul) -> bool:
+    """Whether its weight is that of experts."""
+    return matmul.weight.dimensions[0].axis == EXPERTS
+
+
+def copied_matmuls(block: Block) -> tuple[Matmul, ...]:
+    """Matmuls whose weight is copied with its heads."""
+    return tuple(
+        matmul
+        for matmul in block.matmuls
+        if any(dimension.axis == COPIED for dimension in matmul.weight.dimensions)
+    )

@@ -1,0 +1,247 @@
+"""The work of a step by kind: what its parts would take at the rates that links and chips reach.
+
+It takes the ledger of `time`, adds the operations between the matmuls, which a roofline leaves out,
+and sorts the collectives by what can hide them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from orchestrator.catalog.chips import Chip
+from orchestrator.network.description import MLP, Block, LatentAttention, Mixture
+from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
+from orchestrator.planning import flops
+from orchestrator.planning.layout import Layout, Number, whole
+from orchestrator.planning.memory import activation_bytes
+from orchestrator.planning.time import activation_peak, device_peak, host_lines
+from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
+
+# The host's part of a step: memory for what is offloaded, and transfers there and back.
+
+
+def knows_host(chip: Chip) -> bool:
+    """Whether the catalog has the rate of the link to the host, and the host's memory."""
+    return chip.host_link_bytes_per_s is not None and chip.host_bytes is not None
+
+
+def host_bytes(layout: Layout) -> Number:
+    """Memory of the host for one chip: the offloaded activations of a microbatch."""
+    return layout.chip.devices * activation_bytes(layout, "offload")
+
+
+def host_limit_bytes(chip: Chip) -> float:
+    """Memory of the host for one chip; without limit where it is unknown."""
+    return np.inf if chip.host_bytes is None else chip.host_bytes.value
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Seconds of a step's transfers one way, and of the matmuls and the attention of each pass at
+    their peak.
+    """
+
+    one_way_s: Number
+    forward_s: tuple[Number, Number]
+    backward_s: tuple[Number, Number]
+
+    def hidden_s(
+        self, matmul: float = 1.0, attention: float = 1.0, between_s: Number = 0.0
+    ) -> Number:
+        """Seconds of both ways that computation hides, at these shares of its peak and with so much
+        between the matmuls of a pass.
+        """
+        forward, backward = (
+            np.minimum(self.one_way_s, matmul_s / matmul + attention_s / attention + between_s)
+            for matmul_s, attention_s in (self.forward_s, self.backward_s)
+        )
+        return forward + backward
+
+    def exposed_s(
+        self, matmul: float = 1.0, attention: float = 1.0, between_s: Number = 0.0
+    ) -> Number:
+        return 2 * self.one_way_s - self.hidden_s(matmul, attention, between_s)
+
+
+def transfers(layout: Layout) -> Transfers:
+    """What a step sends to the host and fetches again, beside the passes that hide it."""
+    both_ways_s = sum(line.value for line in host_lines(layout))
+    blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
+    backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.blocks_recompute_flops(layout)
+    attention = flops.attention_backward_flops(layout) + flops.attention_recompute_flops(layout)
+    of_attention = activation_peak(layout)
+    return Transfers(
+        one_way_s=both_ways_s / 2,
+        forward_s=(blocks / peak, flops.attention_forward_flops(layout) / of_attention),
+        backward_s=(backward / peak, attention / of_attention),
+    )
+
+
+ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
+# Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
+# piece. Keys and values of other devices are needed whole, and so are tokens of experts.
+TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
+WHOLE: tuple[LineKind, ...] = (
+    "kv_gather",
+    "kv_scatter",
+    "expert_exchange",
+    "expert_gather",
+    "expert_scatter",
+)
+# Measured all-gathers reach 95 % of 45 GB/s a link and direction, which datasheets call 50.
+ICI_RATE, ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
+LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
+FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy repeats
+# Elements read and written in one pass: by a norm, by an addition to the stream, and by turning
+# queries and keys. The MLP's activation reads its inputs and writes one result.
+NORM_TOUCHES, ADDITION_TOUCHES, ROTATION_TOUCHES = 2, 3, 2
+# A row of an expert is read and written on its way there and on its way back, and read for the sum.
+ROUTED_TOUCHES = 5
+# fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
+# read for both matmuls of the backward pass.
+LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """Seconds of a step by kind, and how often gradients are reduced between how many slices.
+
+    `reductions_by_layer` is how often if nothing accumulated. Matmuls, attention and HBM are at
+    peak rates, links at the rate that they reach. `gathers_s` of weights and gradients can run
+    behind the layers before and after, `dcn_s` likewise between slices; matmuls wait for
+    `tensor_s`, all but the part that they send piece by piece; nothing runs beside `serial_s`.
+    `host` are transfers, of which the passes hide some.
+    """
+
+    matmul_s: Number
+    attention_s: Number
+    hbm_s: Number
+    passes_s: Number
+    host: Transfers
+    gathers_s: Number
+    dcn_s: Number
+    tensor_s: Number
+    serial_s: Number
+    reductions: Number
+    reductions_by_layer: Number
+    slices: Number
+
+    @property
+    def hops(self) -> Number:
+        """A reduction between n slices takes n - 1."""
+        return self.reductions * (self.slices - 1)
+
+
+def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
+    """The lines of a ledger by kind, with the passes that it leaves out."""
+    attention_s = total(line.value for line in lines if line.kind in ATTENTION_LINES)
+    links = [line for line in lines if line.resource not in ALONE]
+    hidden = [line for line in links if line.kind not in (*TENSOR, *WHOLE)]
+    return StepWork(
+        matmul_s=total(line.value for line in lines if line.resource == "mxu") - attention_s,
+        attention_s=attention_s / filled_lanes(layout),
+        hbm_s=total(line.value for line in lines if line.resource == "hbm"),
+        passes_s=pass_bytes(layout) / hbm_rate(layout),
+        host=transfers(layout),
+        gathers_s=total(hidden_s(line) for line in hidden if not between_slices(line)),
+        dcn_s=total(hidden_s(line) for line in hidden if between_slices(line)),
+        tensor_s=total(reached_s(line, line.value) for line in links if line.kind in TENSOR),
+        serial_s=total(
+            reached_s(line, line.value if line.kind in WHOLE else line.serial_s) for line in links
+        ),
+        reductions=reductions(layout),
+        reductions_by_layer=layout.model.layers * crosses(layout),
+        slices=layout.devices_along(DCN_AXES),
+    )
+
+
+def filled_lanes(layout: Layout) -> float:
+    """The share of the attention kernel's products that is not padding of heads to whole lanes."""
+    widths = [
+        one.dimensions[-1].size
+        for block in layout.network.blocks[:1]
+        for one in (block.attention.queries, block.attention.result)
+    ]
+    return float(sum(widths) / sum(whole(one, LANES) for one in widths))
+
+
+def total(seconds: Iterable[Number]) -> Number:
+    return sum(seconds, start=0.0)
+
+
+def between_slices(line: LedgerLine) -> bool:
+    return line.resource in DCN_AXES
+
+
+def reached_s(line: LedgerLine, seconds: Number) -> Number:
+    """Seconds at the rate that a link reaches; nobody has published one for the slower network."""
+    at_rate = between_slices(line) or line.kind == "latency"
+    return seconds if at_rate else seconds / ICI_RATE
+
+
+def hidden_s(line: LedgerLine) -> Number:
+    """Seconds of a collective that may run behind other layers."""
+    return reached_s(line, line.value - line.serial_s)
+
+
+def hbm_rate(layout: Layout) -> float:
+    """Bytes per second of a device."""
+    return layout.chip.hbm_bytes_per_s.value / layout.chip.devices
+
+
+def pass_bytes(layout: Layout) -> Number:
+    """HBM traffic of operations between the matmuls, as if none were fused with another."""
+    touched = layout.over_layers(partial(touched_elements, layout))
+    logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
+    return layout.step_tokens * (layout.compute_bytes * touched + logits)
+
+
+def touched_elements(layout: Layout, block: Block) -> Number:
+    """Elements of a token that a block's operations between its matmuls read and write."""
+    attention, mlp = block.attention, block.mlp
+    query, key, _ = (matmul.output for matmul in attention.inputs)
+    around = sum(1 for part in block.sublayers for norm in (part.before, part.after) if norm)
+    touches = NORM_TOUCHES * around + ADDITION_TOUCHES * len(block.sublayers)
+    stream = touches * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
+    up = mlp.inputs[-1].output
+    hidden = hidden_elements(layout, mlp)
+    if isinstance(mlp, Mixture):
+        hidden += ROUTED_TOUCHES * layout.buffer_of_token * layout.model.d_model
+        hidden += hidden_elements(layout, mlp.shared) if mlp.shared else 0
+    if isinstance(attention, LatentAttention):
+        stream += NORM_TOUCHES * attention.latent_width / layout.devices_along(GROUPS["tensor"])
+    heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
+    inside = NORM_TOUCHES * (attention.query_norm is not None)
+    rotated = (ROTATION_TOUCHES + inside) * layout.model.head_dim * heads
+    return sum(
+        (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
+        for elements, repeated in (
+            (stream, attention.output.output),
+            (hidden, up),
+            (rotated, query),
+        )
+    )
+
+
+def hidden_elements(layout: Layout, mlp: MLP) -> Number:
+    """What the activation function of an MLP reads and writes."""
+    numbers = prod(layout.size(dimension) for dimension in mlp.inputs[-1].output.dimensions)
+    return (len(mlp.inputs) + 1) * numbers
+
+
+def reductions(layout: Layout) -> Number:
+    """How often slices wait for each other: once a layer, or once a step where gradients
+    accumulate. Slices that share weights wait in each layer of each microbatch.
+    """
+    shared = layout.devices_along(SHARED_OVER_DCN) > 1
+    by_layer = shared | (layout.microbatches == 1)
+    each = np.where(by_layer, layout.model.layers * layout.microbatches, 1)
+    return each * crosses(layout)
+
+
+def crosses(layout: Layout) -> Number:
+    """Whether gradients go between slices at all."""
+    return layout.devices_along(DCN_AXES) > 1

@@ -1,0 +1,300 @@
+"""The ledger of seconds in a step, and the two figures it adds up to.
+
+Every line keeps one resource busy at its peak rate. `lower` overlaps all resources perfectly: the
+busiest one decides, and what no matmul can hide comes in series, so no run is faster.
+`unoverlapped` adds all lines up: nothing is hidden, but rates are still peaks, so real runs can be
+slower.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.catalog.chips import Chip, Quantity
+from orchestrator.errors import SpecError, UnknownName
+from orchestrator.network.mesh_axes import DCN_AXES, link_of
+from orchestrator.planning import flops
+from orchestrator.planning.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
+from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.memory import ACCUMULATION_BYTES, activation_bytes
+from orchestrator.planning.optimizers import GRADIENT_READS, orthogonalization_flops
+from orchestrator.planning.torus import HOP_S, HOP_SOURCE
+from orchestrator.values.plan import LedgerLine, LineKind
+
+
+def peak(chip: Chip, dtype: str) -> Quantity:
+    """Peak FLOP/s of a chip in a type; a type without a figure is an error."""
+    if dtype not in chip.peak_flops_per_s:
+        raise UnknownName(f"peak of {chip.name} for", dtype, sorted(chip.peak_flops_per_s))
+    return chip.peak_flops_per_s[dtype]
+
+
+def device_peak(layout: Layout) -> float:
+    """Peak FLOP/s of one device in the compute type."""
+    return peak(layout.chip, layout.precision.compute).value / layout.chip.devices
+
+
+def time_lines(layout: Layout) -> list[LedgerLine]:
+    """All lines of a step."""
+    sent = exchanges(layout)
+    return [
+        *math_lines(layout),
+        *hbm_lines(layout),
+        *host_lines(layout),
+        *(exchange_line(layout, exchange) for exchange in sent),
+        *latency_lines(layout, sent),
+    ]
+
+
+def activation_peak(layout: Layout) -> float:
+    """Peak FLOP/s of one device in the type of activations."""
+    return peak(layout.chip, layout.activation_type).value / layout.chip.devices
+
+
+# What multiplies in the compute type.
+OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "expert_imbalance",
+                                  "matmul_recompute")  # fmt: skip
+
+
+def math_lines(layout: Layout) -> list[LedgerLine]:
+    """Executed FLOPs over the peak of the compute type: matrices of blocks in their own, attention
+    and logits in that of activations.
+    """
+    narrow = peak(layout.chip, layout.precision.compute)
+    wide = peak(layout.chip, layout.activation_type)
+
+    def line(kind: LineKind, name: str, formula: str, count: Number) -> LedgerLine:
+        rate = narrow if kind in OF_BLOCKS else wide
+        return rated_line(layout, kind, name, f"{formula} flops", "mxu", count, rate)
+
+    passes = 1 + flops.BACKWARD_OVER_FORWARD
+    copies = flops.copied_heads_flops(layout)
+    own = flops.blocks_forward_flops(layout) - copies
+    attention = flops.attention_forward_flops(layout) + flops.attention_backward_flops(layout)
+    return [
+        line("matmul", "matmuls", "3 forward", passes * own),
+        line("copied_heads", "copied kv heads", "3 forward", passes * copies),
+        line("expert_padding", "empty rows of experts", "forward and backward",
+             flops.expert_padding_flops(layout)),
+        line("expert_imbalance", "imbalance of experts", "3 forward of what is beyond the mean",
+             flops.expert_imbalance_flops(layout)),
+        line("unembedding", "unembedding", "3 forward",
+             passes * flops.unembedding_forward_flops(layout)),
+        line("vocab_padding", "vocabulary padding", "3 forward",
+             passes * flops.padding_forward_flops(layout)),
+        line("attention", "attention", "forward and backward", attention),
+        line("matmul_recompute", "recompute", "matmuls that the policy repeats",
+             flops.blocks_recompute_flops(layout)),
+        line("attention_recompute", "attention recompute", "forward",
+             flops.attention_recompute_flops(layout)),
+        line("orthogonalization", "orthogonalization", "5 steps of Newton and Schulz",
+             orthogonalization_flops(layout)),
+    ]  # fmt: skip
+
+
+def hbm_lines(layout: Layout) -> list[LedgerLine]:
+    """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
+    rate = layout.chip.hbm_bytes_per_s
+    weights = layout.layer_elements + ENDS * layout.table_elements
+    # Two gathers write the weights and matmuls read them; their gradient is written and read.
+    touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
+    # The update reads and writes parameters and moments, and reads the fp32 gradient.
+    reads = GRADIENT_READS[layout.optimizer.name] * ACCUMULATION_BYTES
+    update = 2 * (layout.parameter_bytes + layout.moment_bytes) + reads
+
+    def line(kind: LineKind, name: str, formula: str, moved: Number) -> LedgerLine:
+        return rated_line(layout, kind, name, formula, "hbm", moved, rate)
+
+    return [
+        line("weight_traffic", "weight traffic", f"{touched} B x gathered weights",
+             touched * (layout.microbatches * weights)),
+        line("activation_traffic", "activation traffic", "2 x kept + 4 x offloaded activations",
+             activation_traffic_bytes(layout)),
+        line("optimizer_update", "optimizer update", f"{update} B x owned",
+             update * layout.owned_elements),
+    ]  # fmt: skip
+
+
+def activation_traffic_bytes(layout: Layout) -> Number:
+    """HBM traffic of activations: each is written and read, and twice if it is offloaded."""
+    kept, offloaded = (activation_bytes(layout, what) for what in ("keep", "offload"))
+    return 2 * layout.microbatches * (kept + 2 * offloaded)
+
+
+def host_lines(layout: Layout) -> list[LedgerLine]:
+    """What the policy offloads goes to the host and comes back."""
+    if not layout.remat.needs_host:
+        return []
+    rate = layout.chip.host_link_bytes_per_s
+    if rate is None:
+        raise SpecError(
+            f"experiment.remat offloads, and no rate between {layout.chip.name} and its host is"
+            " known: choose a policy that keeps its tensors in HBM"
+        )
+    moved = 2 * layout.microbatches * activation_bytes(layout, "offload")
+    formula = "2 x offloaded activations"
+    return [rated_line(layout, "offload", "offload", formula, "host", moved, rate)]
+
+
+def rated_line(
+    layout: Layout,
+    kind: LineKind,
+    name: str,
+    formula: str,
+    resource: str,
+    amount: Number,
+    rate: Quantity,
+) -> LedgerLine:
+    """FLOPs or bytes over a chip's rate; the devices of a chip share it."""
+    per_device = rate.value / layout.chip.devices
+    return LedgerLine(
+        kind=kind,
+        name=name,
+        value=amount / per_device,
+        unit="s",
+        formula=f"{formula} / rate",
+        inputs={"flops" if resource == "mxu" else "bytes": amount, "rate": per_device},
+        sources=(rate.source,),
+        resource=resource,
+    )
+
+
+def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> LedgerLine:
+    """FLOPs of matmuls over the peak of the compute type."""
+    rate = peak(layout.chip, layout.precision.compute)
+    return rated_line(layout, "matmul", name, formula, "mxu", count, rate)
+
+
+def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
+    """Payload over the rate of the group's links."""
+    moved = exchange.moved_bytes
+    if link_of(exchange.axes) == "dcn":
+        link, rate = layout.chip.dcn_bytes_per_s, dcn_rate(layout.chip)
+    else:
+        rates = layout.links
+        by_group = rates.exchange_rates if exchange.kind == ALL_TO_ALL else rates.rates
+        link, rate = layout.chip.ici_link_bytes_per_s, by_group[exchange.group]
+    return LedgerLine(
+        kind=exchange.line,
+        name=exchange.name,
+        value=moved / rate,
+        unit="s",
+        formula=f"{exchange.kind} of {exchange.formula} in {exchange.dtype} / rate",
+        inputs={"bytes": moved, "rate": rate, "calls": exchange.calls},
+        sources=(link.source,),
+        resource=exchange.group,
+        collective=exchange.collective(layout.mesh) if np.ndim(moved) == 0 else None,
+        serial_s=exchange.serial_bytes / rate,
+    )
+
+
+def dcn_rate(chip: Chip) -> float:
+    """Bytes per second that a device sends over the data-center network."""
+    return chip.dcn_bytes_per_s.value / chip.devices
+
+
+def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
+    """Hops of every collective in a slice, one after another; a line for each group."""
+    calls: dict[str, Number] = {}
+    for exchange in sent:
+        if link_of(exchange.axes) == "ici":
+            paid = exchange.calls * (exchange.ways > 1)
+            calls[exchange.group] = calls.get(exchange.group, 0) + paid
+    return [
+        LedgerLine(
+            kind="latency",
+            name=f"{group} latency",
+            value=count * layout.links.hops[group] * HOP_S,
+            unit="s",
+            formula="calls x hops x 1 us",
+            inputs={"calls": count, "hops": layout.links.hops[group]},
+            sources=(HOP_SOURCE,),
+            resource="latency",
+        )
+        for group, count in calls.items()
+    ]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds by resource, the seconds that each torus axis is busy, and the sum of all lines.
+
+    `serial_s` come one after another, where no matmul hides them; `overlapped_s` is what the rest
+    of the step takes of its busiest resource.
+    """
+
+    busy_s: dict[str, Number]
+    torus_axis_s: Number
+    serial_s: Number
+    overlapped_s: Number
+    unoverlapped_s: Number
+
+    @property
+    def lower_s(self) -> Number:
+        busiest = busiest_s(self.busy_s, self.torus_axis_s)
+        return np.maximum(busiest, self.overlapped_s + self.serial_s)
+
+    @property
+    def dcn_s(self) -> Number:
+        return between_slices_s(self.busy_s)
+
+
+# A parameter is updated as soon as its gradient is reduced, while others are still on their way.
+DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
+
+
+def step_time(layout: Layout, lines: list[LedgerLine]) -> StepTime:
+    """Add up a ledger. Collectives that use the same torus axis take turns on it.
+
+    Serial collectives wait for the matmuls, but not for each other: one bucket of gradients may
+    cross the slice while the one before crosses between slices.
+    """
+    busy: dict[str, Number] = {}
+    serial: dict[str, Number] = {}
+    overlapped: dict[str, Number] = {}
+    for line in lines:
+        add(busy, line, line.value)
+        if np.any(line.serial_s):
+            add(serial, line, line.serial_s)
+        if line.kind not in DURING_REDUCTION:
+            add(overlapped, line, line.value)
+    for name, seconds in serial.items():
+        overlapped[name] = overlapped[name] - seconds
+    torus_axis_s = axis_s(layout, busy)
+    return StepTime(
+        busy_s=busy,
+        torus_axis_s=torus_axis_s,
+        serial_s=busiest_s(serial, axis_s(layout, serial)),
+        overlapped_s=busiest_s(overlapped, axis_s(layout, overlapped)),
+        unoverlapped_s=sum(line.value for line in lines),
+    )
+
+
+def add(by_resource: dict[str, Number], line: LedgerLine, seconds: Number) -> None:
+    name = line.resource or ""
+    by_resource[name] = by_resource.get(name, 0.0) + seconds
+
+
+def axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
+    """Seconds that each torus axis is busy."""
+    return sum(
+        (
+            np.expand_dims(np.asarray(by_resource[group]), -1) * uses
+            for group, uses in layout.links.uses.items()
+            if group in by_resource
+        ),
+        start=np.zeros(1),
+    )
+
+
+def busiest_s(by_resource: dict[str, Number], torus_axis_s: Number) -> Number:
+    """Seconds of the busiest resource or torus axis."""
+    slowest_axis = np.max(torus_axis_s, axis=-1)
+    others = [by_resource[name] for name in ("mxu", "hbm", "host") if name in by_resource]
+    between = between_slices_s(by_resource)
+    return np.maximum.reduce(np.broadcast_arrays(slowest_axis, between, *others))
+
+
+def between_slices_s(by_resource: dict[str, Number]) -> Number:
+    """Collectives between slices take turns on one network."""
+    return sum(by_resource.get(axis, 0.0) for axis in DCN_AXES)

@@ -1,0 +1,313 @@
+"""The links of one slice, and how mesh axes lie on them.
+
+A mesh axis is spread over torus axes as factors: on a torus axis of length L the factors of
+ICI_AXES multiply to L, the first axis outermost. Every row of an array of factors is one placement,
+so one function serves a search over thousands and a single plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.catalog.chips import Chip, Topology
+from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, RING_AXES
+from orchestrator.values.plan import TorusSpan
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+HOP_S = 1e-6  # one hop of one link, about
+HOP_SOURCE = "scaling-book-tpus"
+DIE_AXIS = "d"
+# Groups whose devices send each other different bytes: rows of experts, and matrices of Muon.
+EXCHANGING = ("expert", "replicas")
+
+
+@dataclass(frozen=True)
+class TorusAxis:
+    """`bytes_per_s` is what one chip sends both ways along this axis."""
+
+    name: str
+    length: int
+    wraps: bool
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Torus:
+    """The axes of a slice, outermost first; the dies of a chip come last, as axis `d`."""
+
+    axes: tuple[TorusAxis, ...]
+    devices_per_chip: int
+    switched: bool
+
+    @property
+    def devices(self) -> int:
+        return prod(axis.length for axis in self.axes)
+
+
+def make_torus(chip: Chip, topology: Topology) -> Torus:
+    """The links of a slice of that chip. Two links an axis, except in a switched domain."""
+    links = 1 if chip.switched else 2
+    names = ("x", "y", "z")
+    axes = [
+        TorusAxis(names[i], length, wraps, links * chip.ici_link_bytes_per_s.value)
+        for i, (length, wraps) in enumerate(zip(topology.shape, topology.wraps, strict=True))
+    ]
+    if chip.devices > 1:
+        assert chip.die_link_bytes_per_s is not None
+        axes.append(TorusAxis(DIE_AXIS, chip.devices, False, 2 * chip.die_link_bytes_per_s.value))
+    return Torus(tuple(axes), chip.devices, chip.switched)
+
+
+def factor_rows(length: int, axes: Sequence[str]) -> Ints:
+    """Every way to split a torus axis between those mesh axes: rows x ICI_AXES."""
+    parts = np.array(factorizations(length, len(axes)), np.int64)
+    rows = np.ones((len(parts), len(ICI_AXES)), np.int64)
+    rows[:, [ICI_AXES.index(axis) for axis in axes]] = parts
+    return rows
+
+
+def factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
+    """Every ordered way to write `length` as a product of `parts` numbers."""
+    if parts == 1:
+        return [(length,)]
+    return [
+        (first, *rest)
+        for first in divisors(length)
+        for rest in factorizations(length // first, parts - 1)
+    ]
+
+
+def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
+    """Placements of a slice: ordered factorizations of every torus axis, multiplied."""
+    return prod(len(factorizations(axis.length, len(axes))) for axis in slice_torus.axes)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def axis_sizes(factors: Ints) -> Ints:
+    """Mesh axis sizes of each placement: rows x ICI_AXES."""
+    return product(factors, 1)
+
+
+def product(numbers: Ints, axis: int) -> Ints:
+    """The product along a short axis, column by column: numpy's own is slow there."""
+    shape = numbers.shape[:axis] + numbers.shape[axis + 1 :]
+    return reduce(np.multiply, np.moveaxis(numbers, axis, 0), np.ones(shape, np.int64))
+
+
+def group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """Size and stride of a group's span on each torus axis: rows x torus axes."""
+    first, last = ICI_AXES.index(group[0]), ICI_AXES.index(group[-1])
+    return product(factors[:, :, first : last + 1], 2), product(factors[:, :, last + 1 :], 2)
+
+
+def closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
+    """Whether a span is a ring: all of an axis that wraps, or part of a switched domain."""
+    lengths = np.array([axis.length for axis in slice_torus.axes])
+    wraps = np.array([axis.wraps for axis in slice_torus.axes])
+    return np.asarray((wraps & (size * stride == lengths)) | slice_torus.switched)
+
+
+def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+    """Bytes per second at which each device receives in a collective over the group.
+
+    A ring gives an axis both its directions, an open line half of that; a stride of s shares every
+    link with s - 1 interleaved groups; spans on several axes add up, but devices that pass data on
+    to the next are one ring through all spans. The devices of one chip share its links, unless the
+    group holds all of them: then the chip fetches each byte once. A group within one chip runs at
+    the die link. A group of one device has no need: infinite.
+    """
+    size, stride = group_spans(factors, group)
+    shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
+    shared = np.ones_like(stride) if slice_torus.switched else stride
+    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    per_axis = np.where(size > 1, link * shape / shared, 0.0)
+    on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
+    die_rate = per_axis[:, on_die].sum(axis=1)
+    share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
+    on_torus = per_axis[:, ~on_die].sum(axis=1)
+    if is_ring(slice_torus, group):
+        several = goes_through_several(size[:, ~on_die])
+        on_torus = np.where(several, one_ring_rate(slice_torus, size, stride), on_torus)
+    torus_rate = on_torus * share
+    rate = np.where(torus_rate > 0, torus_rate, die_rate)
+    return np.where(rate > 0, rate, np.inf)
+
+
+def is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
+    """Whether the devices of a group pass data on to the next, link by link. Behind a switch every
+    device is a neighbour of all others.
+    """
+    return not slice_torus.switched and all(axis in RING_AXES for axis in group)
+
+
+def goes_through_several(chips: Ints) -> Bools:
+    """Whether a group's chips lie along more than one torus axis."""
+    return np.asarray((chips > 1).sum(axis=1) > 1)
+
+
+def one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
+    """Bytes per second around one ring through several spans: of the slowest link, both ways.
+
+    A closed way exists where a span has an even number of chips; else the ring is an open line.
+    """
+    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+    slowest = np.where((size > 1) & on_torus, link / stride, np.inf).min(axis=1)
+    return np.asarray(slowest * np.where(has_closed_way(size[:, on_torus]), 1.0, 0.5))
+
+
+def has_closed_way(chips: Ints) -> Bools:
+    """Whether a way through all chips of several spans ends beside its start."""
+    return np.asarray((chips % 2 == 0).any(axis=1))
+
+
+def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+    """Bytes per second at which each device sends in an all-to-all over the group.
+
+    On a ring of n devices a byte travels n / 4 links, and all bytes travel along every axis of the
+    group: the slowest decides. The devices of one chip share its links.
+    """
+    gather = group_rate(slice_torus, factors, group)
+    if slice_torus.switched:
+        return gather
+    size, stride = group_spans(factors, group)
+    shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
+    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
+    share = np.where(on_die, 1.0, 1.0 / slice_torus.devices_per_chip)
+    along = np.where(size > 1, 4 * link * share * shape / stride / size, np.inf).min(axis=1)
+    devices = size.prod(axis=1)
+    return np.where(devices > 1, np.where(devices > 1, along, 0) * (devices - 1) / devices, gather)
+
+
+def group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+    """Hops one collective needs: half way round a ring, to the far end of a line, in each span; or
+    once through all chips, where they pass data on to the next.
+    """
+    size, stride = group_spans(factors, group)
+    if slice_torus.switched:
+        return np.asarray((size > 1).any(axis=1).astype(float))
+    ring = closes(slice_torus, size, stride)
+    hops = (np.where(ring, size // 2, size - 1) * stride).sum(axis=1)
+    if is_ring(slice_torus, group):
+        on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+        chips = size[:, on_torus].prod(axis=1)
+        around = np.where(has_closed_way(size[:, on_torus]), chips // 2, chips - 1)
+        around = around + (size[:, ~on_torus] - 1).sum(axis=1)
+        hops = np.where(goes_through_several(size[:, on_torus]), around, hops)
+    return np.asarray(hops.astype(float))
+
+
+def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which torus axes a group keeps busy: rows x torus axes."""
+    return group_spans(factors, group)[0] > 1
+
+
+@dataclass(frozen=True)
+class Links:
+    """For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use;
+    for EXCHANGING bytes per second of an all-to-all.
+    """
+
+    rates: dict[str, Any]
+    exchange_rates: dict[str, Any]
+    hops: dict[str, Any]
+    uses: dict[str, Any]
+
+
+NO_LINKS = Links({}, {}, {}, {})
+
+
+def find_links(slice_torus: Torus, factors: Ints) -> Links:
+    """The links of each placement, an array an entry."""
+    groups = GROUPS.items()
+    return Links(
+        rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
+        exchange_rates={
+            name: exchange_rate(slice_torus, factors, GROUPS[name]) for name in EXCHANGING
+        },
+        hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
+        uses={name: group_uses(factors, axes) for name, axes in groups},
+    )
+
+
+def rows_of_links(links: Links, rows: Ints) -> Links:
+    """The links of these placements, by their places."""
+    return Links(
+        rates={name: rate[rows] for name, rate in links.rates.items()},
+        exchange_rates={name: rate[rows] for name, rate in links.exchange_rates.items()},
+        hops={name: hops[rows] for name, hops in links.hops.items()},
+        uses={name: uses[rows] for name, uses in links.uses.items()},
+    )
+
+
+def best_links(links: Links, key: Ints, keys: int) -> Links:
+    """Links that no placement with a key surpasses. The torus axes that a group keeps busy are then
+    shares: the fewest that it has on any placement, spread over all.
+    """
+
+    def of_all(extreme: np.ufunc, values: Floats, start: float) -> Floats:
+        found = np.full(keys, start)
+        extreme.at(found, key, values)
+        return found
+
+    def spread(uses: Bools) -> Floats:
+        fewest = of_all(np.minimum, uses.mean(axis=1), 1.0)
+        return np.repeat(fewest[:, None], uses.shape[1], axis=1)
+
+    return Links(
+        rates={name: of_all(np.maximum, one, 0.0) for name, one in links.rates.items()},
+        exchange_rates={
+            name: of_all(np.maximum, one, 0.0) for name, one in links.exchange_rates.items()
+        },
+        hops={name: of_all(np.minimum, one, np.inf) for name, one in links.hops.items()},
+        uses={name: spread(one) for name, one in links.uses.items()},
+    )
+
+
+def join_links(several: Sequence[Links]) -> Links:
+    """The links of placements of several slices with as many torus axes, one after another."""
+
+    def joined(name: str) -> dict[str, Any]:
+        return {
+            group: np.concatenate([getattr(links, name)[group] for links in several])
+            for group in getattr(several[0], name)
+        }
+
+    return Links(*map(joined, ("rates", "exchange_rates", "hops", "uses")))
+
+
+def plain_links(slice_torus: Torus, factors: Ints) -> Links:
+    """The links of one placement, as plain numbers."""
+    rows = find_links(slice_torus, factors)
+    return Links(
+        rates={name: float(rate[0]) for name, rate in rows.rates.items()},
+        exchange_rates={name: float(rate[0]) for name, rate in rows.exchange_rates.items()},
+        hops={name: float(hops[0]) for name, hops in rows.hops.items()},
+        uses={name: uses[0] for name, uses in rows.uses.items()},
+    )
+
+
+def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[TorusSpan, ...]:
+    """The spans of one placement's group, as the Plan states them."""
+    size, stride = group_spans(factors[None], group)
+    ring = closes(slice_torus, size, stride)[0]
+    return tuple(
+        TorusSpan(
+            torus=axis.name, size=int(size[0, i]), stride=int(stride[0, i]), ring=bool(ring[i])
+        )
+        for i, axis in enumerate(slice_torus.axes)
+        if size[0, i] > 1
+    )

@@ -1,0 +1,374 @@
+"""Compare a compiled program with the Forecast, line by line."""
+
+from collections import defaultdict
+from dataclasses import asdict, replace
+
+from orchestrator.formatting import GIB
+from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
+from orchestrator.proving.compiled import (
+    GROUPED_MATMUL,
+    PRODUCTS,
+    REPEATED,
+    Compiled,
+    CompiledCollective,
+    DcnSend,
+)
+from orchestrator.values.model import Model
+from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind, Link, Plan
+from orchestrator.values.proof import (
+    PROOF_SCHEMA,
+    ComparedCollective,
+    Comparison,
+    CompilerChange,
+    CrossingFault,
+    DcnCrossing,
+    Disagreement,
+    DisagreementCode,
+    FaultCode,
+    Payload,
+    Proof,
+)
+
+# Check that pods exchange what the plan says, and nothing else.
+
+
+SCALARS_BYTES = 4096  # losses and the like, of one step
+ROUNDED_SHARE = 1.1  # of the Forecast: payloads are rounded up to whole tiles and shards
+SUMS = frozenset({"all-reduce", "reduce-scatter"})
+GATHER = "all-gather"
+# What a payload is in the Forecast's ledger.
+LINES: dict[Payload, tuple[LineKind, ...]] = {
+    "gradients": ("gradient_reduction", "gradient_scatter"),
+    "weights": ("weight_gather",),
+}
+
+
+def crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
+    """Everything that is sent to other pods, the most bytes first."""
+    ordered = sorted(sends, key=lambda send: (-send.payload_bytes, send.name))
+    return tuple(
+        DcnCrossing(
+            name=send.name,
+            kind=send.kind,
+            dtype=send.dtype,
+            bytes_per_step=send.payload_bytes,
+            calls_per_step=send.calls,
+            places=send.places,
+            carries=payload(send),
+            axes=send.axes,
+        )
+        for send in ordered
+    )
+
+
+def payload(send: DcnSend) -> Payload:
+    """What a send carries, by its kind and by what it depends on."""
+    if send.kind in SUMS and send.in_backward:
+        return "gradients"
+    return "weights" if send.kind == GATHER and send.is_stored else "other"
+
+
+def carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
+    """Whether nothing but gradients and a few scalars crosses."""
+    return _bytes([one for one in crossed if one.carries != "gradients"]) <= SCALARS_BYTES
+
+
+def faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
+    """What crosses pods and may not. `crossed` has the most bytes first."""
+    planned = {what: forecast_bytes(plan, what) for what in LINES}
+    # What another trainer sends has no Forecast, but gradients may always cross.
+    expected = {"gradients", *(what for what, size in planned.items() if size)}
+    others = [one for one in crossed if one.carries not in expected]
+    result = []
+    if _bytes(others) > SCALARS_BYTES:
+        result += [_fault("not_planned", one, one.bytes_per_step, 0.0) for one in others]
+    for what in sorted(expected):
+        sent = [one for one in crossed if one.carries == what]
+        is_over = _bytes(sent) > planned[what] * ROUNDED_SHARE + SCALARS_BYTES
+        if is_over and plan.ledger_describes_trainer:
+            result.append(_fault("too_many_bytes", sent[0], _bytes(sent), planned[what]))
+    return tuple(result)
+
+
+def _fault(code: FaultCode, crossing: DcnCrossing, size: float, allowed: float) -> CrossingFault:
+    return CrossingFault(
+        code=code, crossing=crossing, bytes_per_step=size, allowed_bytes_per_step=allowed
+    )
+
+
+def _bytes(crossed: list[DcnCrossing]) -> float:
+    return sum(one.bytes_per_step for one in crossed)
+
+
+def forecast_bytes(plan: Plan, what: Payload) -> float:
+    """What the Forecast sends between pods, of one payload."""
+    lines = (line for line in plan.forecast.time if line.kind in LINES[what])
+    sent = (line.collective for line in lines if line.collective)
+    return sum(one.bytes_per_step for one in sent if one.link == "dcn")
+
+
+# A Forecast agrees within these; for memory, within the larger of the two.
+MEMORY_SHARE, MEMORY_BYTES = 0.05, 0.5 * GIB
+PAYLOAD_SHARE = FLOPS_SHARE = 0.02
+
+# The Forecast's lines of memory → classes of buffers of the compiled program.
+CLASS_OF: dict[LineKind, str] = {
+    "parameters": "parameters",
+    "optimizer_state": "optimizer",
+    "compute_copy": "compute copies",
+    "gradients": "gradients",
+    "kept_activations": "kept activations",
+}
+WORKING = "working set"
+# Lines of parameters beside the model's own, and what counts their elements.
+STORED: dict[LineKind, str] = {"copied_heads": "copied", "vocab_padding": "filled"}
+KERNELS = "attention kernels"
+
+Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
+
+
+def proof_of(plan: Plan, compiled: Compiled) -> Proof:
+    """The verdict on a plan that the compiler accepts, without suggestions."""
+    peak, forecast = hbm_peak(compiled), plan.forecast
+    crossed = crossings(compiled.summary.sends)
+    crossing_faults = faults(plan, crossed)
+    flops = compared_flops(plan, compiled)
+    proof = Proof(
+        schema=PROOF_SCHEMA,
+        plan_digest=plan.digest,
+        trainer=plan.trainer,
+        fits=True,
+        agrees=None,
+        refusal=None,
+        hbm_bytes_per_device=forecast.hbm_bytes_per_device,
+        peak_hbm_bytes_per_device=peak,
+        forecast_peak_hbm_bytes_per_device=forecast.memory_bytes_per_device,
+        host_bytes_per_device=compiled.memory.host,
+        forecast_host_bytes_per_device=forecast_host_bytes(plan),
+        margin_bytes=forecast.hbm_bytes_per_device - peak,
+        memory={name: size for name, size in asdict(compiled.memory).items() if name != "peak"},
+        ledger=compared_memory(plan, compiled),
+        peak_at=compiled.summary.peak_at,
+        buffers=compiled.summary.buffers,
+        collectives=compared_collectives(plan, compiled),
+        changes=changes(compiled),
+        only_gradients_cross_pods=carries_gradients_alone(crossed),
+        crosses_as_planned=not crossing_faults,
+        crossing_faults=crossing_faults,
+        crossings=crossed,
+        flops_per_device=sum(line.compiled for line in flops),
+        forecast_flops_per_device=sum(line.forecast or 0 for line in flops),
+        flops=flops,
+        schedule=compiled.summary.schedule,
+        disagreements=(),
+        hints=(),
+        compile_s=compiled.compile_s,
+        compiler_memory_bytes=compiled.compiler_memory_bytes,
+        versions=compiled.versions,
+    )
+    if not plan.ledger_describes_trainer:
+        return without_forecast(proof)
+    missed = disagreements(plan, proof, compiled.summary.uncounted)
+    return replace(proof, agrees=not missed, disagreements=missed)
+
+
+def disagreements(plan: Plan, proof: Proof, uncounted: tuple[str, ...]) -> tuple[Disagreement, ...]:
+    """Where the Forecast is off, beyond its tolerances."""
+    expected_flops = proof.forecast_flops_per_device or 0
+    return (
+        *memory_disagreements(
+            proof.peak_hbm_bytes_per_device, plan.forecast.memory_bytes_per_device
+        ),
+        *memory_disagreements(
+            proof.host_bytes_per_device, forecast_host_bytes(plan), "host_memory"
+        ),
+        *payload_disagreements(proof.collectives, reported_bytes(plan.model)),
+        *flops_disagreements(proof.flops_per_device, expected_flops),
+        *(Disagreement(code="uncounted_kernel", kernel=name) for name in uncounted),
+    )
+
+
+def without_forecast(proof: Proof) -> Proof:
+    """The proof without the figures of a Forecast that describes another trainer's program."""
+    collectives = (replace(x, forecast_bytes_per_step=None) for x in proof.collectives)
+    return replace(
+        proof,
+        forecast_peak_hbm_bytes_per_device=None,
+        forecast_host_bytes_per_device=None,
+        forecast_flops_per_device=None,
+        ledger=tuple(replace(x, forecast=None) for x in proof.ledger if x.compiled),
+        collectives=tuple(x for x in collectives if x.bytes_per_step),
+        flops=tuple(replace(x, forecast=None) for x in proof.flops if x.compiled),
+    )
+
+
+# --- memory
+
+
+def hbm_peak(compiled: Compiled) -> float:
+    """The peak in HBM. Where a program uses the host's memory, the compiler's own number is that
+    of the memory that holds more; the program's text says which buffers are in HBM.
+    """
+    if compiled.memory.host:
+        return sum(compiled.summary.live_bytes.values())
+    return compiled.memory.peak
+
+
+def forecast_host_bytes(plan: Plan) -> float:
+    """The host's memory for one device, by the Forecast."""
+    return plan.forecast.host_memory_bytes_per_chip * plan.chips / plan.devices
+
+
+def compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+    """What is alive at the peak, and the lines of the Forecast's largest phase."""
+    largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
+    forecast: dict[str, float] = defaultdict(float)
+    for line in largest.lines:
+        for name, size in _by_class(plan, line).items():
+            forecast[name] += size
+    live = compiled.summary.live_bytes
+    return tuple(
+        Comparison(name=name, compiled=live.get(name, 0.0), forecast=forecast.get(name))
+        for name in sorted({*live, *forecast}, key=lambda name: (-live.get(name, 0.0), name))
+        if live.get(name) or forecast.get(name)
+    )
+
+
+def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
+    """A line of memory by class. Copies and fillings are parameters, moments and gradients."""
+    if line.kind not in STORED:
+        return {CLASS_OF.get(line.kind, WORKING): line.value}
+    elements = line.inputs[STORED[line.kind]]
+    parameters = DTYPE_BYTES[plan.precision.parameters] * elements
+    moments = moment_bytes(plan.optimizer, plan.precision) * elements
+    gradients = line.value - parameters - moments
+    return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
+
+
+def memory_disagreements(
+    compiled: float, forecast: float, code: DisagreementCode = "peak_memory"
+) -> tuple[Disagreement, ...]:
+    if abs(compiled - forecast) <= max(MEMORY_SHARE * compiled, MEMORY_BYTES):
+        return ()
+    return (Disagreement(code=code, compiled=compiled, forecast=forecast),)
+
+
+# --- collectives
+
+
+def compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
+    """Every kind of collective that the program or the Forecast has."""
+    forecast: dict[Key, float] = defaultdict(float)
+    for one in (line.collective for line in plan.forecast.time if line.collective):
+        # An axis of one device leaves no trace in a program.
+        axes = tuple(axis for axis in one.axes if plan.mesh[axis] > 1)
+        forecast[axes, one.link, one.kind, one.dtype] += one.bytes_per_step
+    payload: dict[Key, float] = defaultdict(float)
+    calls: dict[Key, float] = defaultdict(float)
+    for key, size, count in _compiled_collectives(compiled):
+        payload[key] += size
+        calls[key] += count
+    return tuple(
+        ComparedCollective(
+            axes=key[0],
+            link=key[1],
+            kind=key[2],
+            dtype=key[3],
+            bytes_per_step=payload.get(key, 0.0),
+            forecast_bytes_per_step=forecast.get(key, 0.0),
+            calls_per_step=calls.get(key, 0.0),
+        )
+        for key in sorted({*forecast, *payload})
+    )
+
+
+def _compiled_collectives(compiled: Compiled) -> list[tuple[Key, float, float]]:
+    inside: list[tuple[Key, float, float]] = [
+        ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
+        for one in compiled.summary.collectives
+        if one.payload_bytes
+    ]
+    across: list[tuple[Key, float, float]] = [
+        ((one.axes, "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
+        for one in compiled.summary.sends
+    ]
+    return [*inside, *across]
+
+
+def reported_bytes(model: Model) -> float:
+    """What devices send each other of what a step reports, and no ledger counts: scalars, and the
+    fp32 load of every expert in every layer, summed over the slice.
+    """
+    loads = model.layers * model.moe.experts if model.moe else 0
+    return SCALARS_BYTES + 2 * 4 * loads
+
+
+def payload_disagreements(
+    collectives: tuple[ComparedCollective, ...], reported: float
+) -> list[Disagreement]:
+    """Groups of axes on which the payload is not the Forecast's, beyond what a step reports."""
+    compiled: dict[tuple[str, ...], float] = defaultdict(float)
+    forecast: dict[tuple[str, ...], float] = defaultdict(float)
+    for one in collectives:
+        compiled[one.axes] += one.bytes_per_step
+        forecast[one.axes] += one.forecast_bytes_per_step or 0
+    return [
+        Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
+        for axes, size in compiled.items()
+        if abs(size - forecast[axes]) > max(PAYLOAD_SHARE * size, reported)
+    ]
+
+
+def changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
+    """What the compiler adds to the payload, the most first."""
+    added = [
+        CompilerChange(
+            what=_change(one),
+            axes=one.axes,
+            link="ici",
+            bytes_per_step=one.executed_bytes - one.payload_bytes,
+        )
+        for one in compiled.summary.collectives
+        if one.executed_bytes > one.payload_bytes
+    ]
+    padding: dict[tuple[str, ...], float] = defaultdict(float)
+    for send in compiled.summary.sends:
+        padding[send.axes] += send.padding_bytes
+    added += [
+        CompilerChange(what="padding to tiles", axes=axes, link="dcn", bytes_per_step=size)
+        for axes, size in padding.items()
+        if size
+    ]
+    return tuple(sorted(added, key=lambda change: -change.bytes_per_step))
+
+
+def _change(one: CompiledCollective) -> str:
+    if one.executed_kind == one.kind:
+        return f"padding of {one.kind}, {one.dtype}"
+    if one.executed_kind == "collective-permute":
+        return f"collective-permute after a padded {one.kind}, {one.dtype}"
+    return f"{one.executed_kind} in place of {one.kind}, {one.dtype}"
+
+
+# --- FLOPs
+
+
+def compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+    """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
+    counted = [line for line in plan.forecast.time if "flops" in line.inputs]
+    attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION_LINES)
+    products = sum(line.inputs["flops"] for line in counted) - attention
+    flops = dict(compiled.summary.flops)
+    multiplied = flops.pop(PRODUCTS, 0.0) + flops.pop(GROUPED_MATMUL, 0.0)
+    lines = [
+        Comparison(name=PRODUCTS, compiled=multiplied, forecast=products),
+        Comparison(name=REPEATED, compiled=flops.pop(REPEATED, 0.0), forecast=None),
+        Comparison(name=KERNELS, compiled=sum(flops.values()), forecast=attention),
+    ]
+    return tuple(line for line in lines if line.compiled or line.forecast)
+
+
+def flops_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
+    if abs(compiled - forecast) <= FLOPS_SHARE * compiled:
+        return ()
+    return (Disagreement(code="flops", compiled=compiled, forecast=forecast),)

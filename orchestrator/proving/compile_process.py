@@ -1,0 +1,198 @@
+"""Compile one plan, in a process of its own: the only one here that imports JAX and the trainers.
+
+    python -m orchestrator.proving.compile_process < request.json
+
+It writes lines of JSON: `{"stage": ...}` on its way, `{"result": ...}` at the end. libtpu writes to
+the standard streams as it likes, so the lines go to a descriptor of their own.
+"""
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jaxlib import _hlo
+
+from orchestrator import plugins
+from orchestrator.errors import OrchError
+from orchestrator.proving.compiled import (
+    PACKAGES,
+    Compiled,
+    CompiledMemory,
+    CompileFailure,
+    CompileRequest,
+    CompileResult,
+    OpenedFiles,
+    loaded_code,
+)
+from orchestrator.proving.hlo.collectives import DeviceMesh
+from orchestrator.proving.hlo.program import program_of
+from orchestrator.proving.hlo.summary import Pricing, summarize
+from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import ScheduleRates, SliceTorus
+from trainers.contract import load, lower
+from trainers.mesh import mesh_of
+
+RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+BEYOND_HBM = {"xla_tpu_no_crash_on_oom": True}
+clock = time.perf_counter
+Send = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    """Read the request, write the result."""
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def send(message: dict[str, Any]) -> None:
+        lines.write(json.dumps(message).encode() + b"\n")
+
+    status = 1
+    try:
+        request = codec.from_json(sys.stdin.buffer.readline(), CompileRequest)
+        threading.Thread(target=_die_with_the_parent, daemon=True).start()
+        send({"result": codec.to_json(result_of(request, send)).decode()})
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        _exit_now(status)
+
+
+def _die_with_the_parent() -> None:
+    """The parent keeps our standard input open; when it closes, nobody waits for the result."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    _exit_now(1)
+
+
+def _exit_now(status: int) -> None:
+    """Neither the waiting thread nor libtpu's own have anything to finish."""
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def result_of(request: CompileRequest, send: Send) -> CompileResult:
+    """The plan compiled and summarized, or why it does not compile."""
+    plan = codec.from_json(request.plan, Plan)
+    try:
+        return CompileResult(compiled=_compiled(plan, request, send))
+    except OrchError as error:
+        return CompileResult(failure=CompileFailure(message=str(error), by="trainer"))
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        return CompileResult(failure=CompileFailure(message=str(error), by="compiler"))
+
+
+def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
+    """Lower the trainer's step for the plan's real topology, compile it, read its text."""
+    opened = OpenedFiles()
+    send({"stage": "laying out"})
+    topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
+    send({"stage": "tracing"})
+    lowered, mesh = lower(load(plan.trainer), plan, topology.devices)
+    send({"stage": "compiling"})
+    began = clock()
+    settings: dict[str, Any] = {
+        **plan.compiler_options,
+        **(BEYOND_HBM if request.beyond_hbm else {}),
+    }
+    executable = lowered.compile(compiler_options=settings or None)
+    compile_s = clock() - began
+    send({"stage": "reading"})
+    text = text_of(executable)
+    if request.text_path:
+        Path(request.text_path).write_text(text, encoding="utf-8")
+    mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
+    devices = list(mesh.devices.flat)
+    return Compiled(
+        memory=_memory(executable.memory_analysis()),
+        summary=summarize(
+            program_of(text),
+            _mesh(plan, devices),
+            _between(plan),
+            plan.model.layers,
+            _pricing(plan, devices, request.rates),
+        ),
+        compile_s=compile_s,
+        compiler_memory_bytes=_peak_memory_bytes(),
+        versions={package: metadata.version(package) for package in PACKAGES},
+        code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened.paths),
+    )
+
+
+def text_of(executable: jax.stages.Compiled) -> str:
+    """The program's text with the numbers of its constants, which `as_text` leaves out.
+
+    jax has no public name for the options of printing.
+    """
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    compiled = executable.runtime_executable()
+    assert compiled is not None
+    return "\n\n".join(module.to_string(options) for module in compiled.hlo_modules())
+
+
+def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
+    """The mesh that a program's arguments lie on, if they name one."""
+    shardings = jax.tree.leaves(executable.input_shardings)
+    meshes = (one.mesh for one in shardings if isinstance(one, NamedSharding))
+    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
+
+
+def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
+    """The mesh of one slice. The compiled program numbers devices as its own mesh does."""
+    planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
+    in_slice = plan.devices_per_slice
+    places = tuple(planned[device] % in_slice for device in devices[:in_slice])
+    axes = {axis.name: axis.size for axis in plan.axes if axis.link == "ici"}
+    return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
+
+
+def _pricing(plan: Plan, devices: list[jax.Device], rates: ScheduleRates | None) -> Pricing | None:
+    """The rates, with torus coordinates of the devices of one slice as the program numbers them."""
+    if rates is None:
+        return None
+    in_slice = devices[: plan.devices_per_slice]
+    return Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
+
+
+def _coordinates(device: Any, torus: SliceTorus) -> tuple[int, ...]:
+    if torus.devices_per_chip > 1:
+        return (*device.coords[: len(torus.lengths) - 1], device.core_on_chip)
+    return tuple(device.coords[: len(torus.lengths)])
+
+
+def _between(plan: Plan) -> DeviceMesh:
+    """The mesh of slices."""
+    return DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"})
+
+
+def _memory(analysis: Any) -> CompiledMemory:
+    return CompiledMemory(
+        peak=analysis.peak_memory_in_bytes,
+        arguments=analysis.argument_size_in_bytes,
+        outputs=analysis.output_size_in_bytes,
+        aliased=analysis.alias_size_in_bytes,
+        temporaries=analysis.temp_size_in_bytes,
+        code=analysis.generated_code_size_in_bytes,
+        host=analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes,
+    )
+
+
+def _peak_memory_bytes() -> float:
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT_BYTES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""What the compile process receives and reports, before anything is compared with a forecast."""
+
+import hashlib
+import os
+import platform
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import source_from_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.plugins import source
+from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
+
+# The code that a compile process loads: digests of its files, and versions of its packages.
+
+
+STANDARD = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+SITE = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+INSTALLED = [*STANDARD, *SITE]
+PROJECT = ("orchestrator", "trainers")
+PYTHON = "python"
+WRITES = os.O_WRONLY | os.O_RDWR
+STARTED_S = time.time()  # of this process, nearly
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCode:
+    """`modules`: module → sha256 of its file. `packages`: installed package → its version.
+
+    `data`: `module:path` → sha256 of another file, with a path relative to the module's folder.
+    """
+
+    modules: dict[str, str]
+    data: dict[str, str]
+    packages: dict[str, str]
+
+    def is_current(self) -> bool:
+        """Whether a process that starts now would load the same."""
+        return (
+            all(_digest(source(name)) == digest for name, digest in self.modules.items())
+            and all(_digest(_data_file(name)) == digest for name, digest in self.data.items())
+            and all(version(name) == number for name, number in self.packages.items())
+        )
+
+
+class OpenedFiles:
+    """The files that Python code of this process opens to read, from now on."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and not arguments[2] & WRITES:
+            path = arguments[0]
+            if isinstance(path, (str, bytes)):
+                self.paths.add(os.fsdecode(path))
+
+
+def loaded_code(trainer_module: str, opened: Iterable[str]) -> LoadedCode:
+    """What this process has loaded for a trainer, and the files beside it that it opened."""
+    own_packages = {*PROJECT, trainer_module.partition(".")[0]}
+    files, installed = dict[str, Path](), set[str]()
+    for name, path in _modules():
+        top = name.partition(".")[0]
+        if top in own_packages or not _is_below(path, INSTALLED):
+            files[name] = path
+        elif _is_below(path, SITE):
+            installed.add(top)
+    return LoadedCode(
+        modules={name: _loaded_digest(path) for name, path in sorted(files.items())},
+        data=dict(sorted(_data(files, opened))),
+        packages=_versions(installed) | {PYTHON: version(PYTHON)},
+    )
+
+
+def version(package: str) -> str:
+    """The version of an installed package; empty if this machine lacks it."""
+    if package == PYTHON:
+        return platform.python_version()
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    """Every loaded module that has a file. The name of `__main__` is that of its file."""
+    for module in list(sys.modules.values()):
+        spec = getattr(module, "__spec__", None)
+        if spec and spec.origin and spec.has_location:
+            yield spec.name, Path(spec.origin)
+
+
+def _is_below(path: Path, folders: Iterable[str]) -> bool:
+    return any(path != Path(folder) and path.is_relative_to(folder) for folder in folders)
+
+
+def _versions(modules: set[str]) -> dict[str, str]:
+    packages = metadata.packages_distributions()
+    names = {name for module in modules for name in packages.get(module, ())}
+    return {name: version(name) for name in sorted(names)}
+
+
+def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Opened files that lie beside a module or below it, and are neither modules nor installed."""
+    folders = {path.parent: name for name, path in sorted(files.items(), reverse=True)}
+    modules = set(files.values())
+    for path in map(_source_file, opened):
+        folder = next((parent for parent in path.parents if parent in folders), None)
+        if folder is None or path in modules or not path.is_file():
+            continue
+        if not _is_below(path, INSTALLED) or _is_below(folder, SITE):
+            yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _loaded_digest(path)
+
+
+def _source_file(opened: str) -> Path:
+    """The file itself, or the source of a compiled one."""
+    path = Path(opened).absolute()
+    if path.suffix != ".pyc":
+        return path
+    try:
+        return Path(source_from_cache(path))
+    except ValueError:  # bytecode that stands alone
+        return path
+
+
+def _data_file(name: str) -> Path | None:
+    module, _, path = name.partition(":")
+    beside = source(module)
+    return beside.parent / path if beside else None
+
+
+def _loaded_digest(path: Path) -> str:
+    """The digest of a file that this process has read; of no file if it was edited since."""
+    return "" if path.stat().st_mtime > STARTED_S else _file_digest(path)
+
+
+def _digest(path: Path | None) -> str | None:
+    try:
+        return _file_digest(path) if path else None
+    except OSError:
+        return None
+
+
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a compiled program depends on
+PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what computes its FLOPs
+GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each its own rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
+
+    `rates` price its schedule; without them it has none. `beyond_hbm`: compile even what the chip's
+    memory cannot hold, to see what it needs.
+    """
+
+    plan: str
+    topology: str
+    topology_options: dict[str, Any]
+    rates: ScheduleRates | None
+    text_path: str | None = None
+    beyond_hbm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledMemory:
+    """Bytes of one device. `peak` is the most that is in use at once."""
+
+    peak: float
+    arguments: float
+    outputs: float
+    aliased: float
+    temporaries: float
+    code: float
+    host: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledCollective:
+    """Alike collectives of one step and device: what the trainer means, and what runs."""
+
+    axes: tuple[str, ...]
+    kind: str
+    dtype: str
+    payload_bytes: float
+    calls: float
+    executed_kind: str
+    executed_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcnSend:
+    """One operation that sends to other pods, and the trainer's lines that ask for it.
+
+    `in_backward`: it depends on a backward pass, as gradients do. `is_stored`: on no computation
+    with tokens, as weights do.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    payload_bytes: float
+    padding_bytes: float
+    calls: float
+    places: tuple[str, ...]
+    in_backward: bool
+    is_stored: bool
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSummary:
+    """What the text of a program shows. `live_bytes`: what is alive at the peak, by class.
+
+    `flops` are of one device and step, by what computes them; `uncounted` kernels have no formula.
+    `schedule` is None where the chip's clock is not known.
+    """
+
+    live_bytes: dict[str, float]
+    peak_at: str
+    buffers: tuple[Buffer, ...]
+    collectives: tuple[CompiledCollective, ...]
+    sends: tuple[DcnSend, ...]
+    flops: dict[str, float]
+    uncounted: tuple[str, ...]
+    schedule: Schedule | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """One compiled program in numbers, with seconds, memory and versions of the compilation.
+
+    `code` is what made the program and read it.
+    """
+
+    memory: CompiledMemory
+    summary: ProgramSummary
+    compile_s: float
+    compiler_memory_bytes: float
+    versions: dict[str, str]
+    code: LoadedCode
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileFailure:
+    """Why nothing was compiled: the message of the trainer or of the compiler.
+
+    `exit_code` is set where the process died; `message` is then all that it wrote.
+    """
+
+    message: str
+    by: Literal["trainer", "compiler"]
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileResult:
+    """What the compile process answers: one of the two."""
+
+    compiled: Compiled | None = None
+    failure: CompileFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheEntry:
+    """A compiled program, and the compiler's message if it refused it."""
+
+    compiled: Compiled
+    refusal: str | None = None

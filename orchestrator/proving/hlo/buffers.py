@@ -1,0 +1,305 @@
+"""Sort the buffers that are alive at the peak by class, and name them by the trainer's lines.
+
+parameters, optimizer, other state, batch    arguments, by the trainer's names for them
+compute copies                 a parameter in another type or order
+gradients                      of a parameter's shape, and made by the step
+kept activations               one of each layer, and none of the above
+working set                    everything else
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from orchestrator.proving.hlo.dataflow import Dataflow, Value
+from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Instruction
+from orchestrator.values.proof import Buffer
+
+# Find the buffers in a device's memory when a compiled program needs the most of it.
+
+
+FORWARDS = {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while"}
+FORWARDS |= {"copy-done", "slice-done", "send-done", "recv-done", "async-done", "add-dependency"}
+HOLDS_NOTHING = {"after-all", "partition-id", "replica-id"}
+SHARED = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
+DECLARED = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
+INDICES = re.compile(r"\[([^\]]*)\]")
+STARTS = {"copy-start": {1: 0}, "slice-start": {0: 0}, "send": {0: 0}}
+
+
+@dataclass(frozen=True)
+class LiveBuffer:
+    """A buffer in HBM, by the instruction that first writes it."""
+
+    computation: str
+    instruction: str
+    element: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes at once, their buffers, and the instruction that runs then."""
+
+    bytes: float
+    buffers: tuple[LiveBuffer, ...]
+    at: tuple[str, str] = ("", "")
+
+
+Buffers = tuple[LiveBuffer | None, ...]
+
+
+def peak(program: HloProgram) -> Peak:
+    """The peak of a step. Arguments are alive throughout."""
+    entry = program.entry
+    arguments = {number: _new(entry, parameter) for number, parameter in entry.parameters.items()}
+    always = tuple(buffer for buffers in arguments.values() for buffer in buffers if buffer)
+    inside = _LivenessPass(program, entry, arguments, _results(entry, arguments)).peak()
+    total = sum(buffer.bytes for buffer in always) + inside.bytes
+    return Peak(total, (*always, *inside.buffers), inside.at)
+
+
+def _results(entry: Computation, arguments: dict[int, Buffers]) -> Buffers:
+    """The donated arguments, in order: the results of the step take their place."""
+    ordered = [buffers[0] for _, buffers in sorted(arguments.items())]
+    return tuple(ordered[: len(entry.root.operands)]) if entry.root.opcode == "tuple" else ()
+
+
+def _new(where: Computation, instruction: Instruction) -> Buffers:
+    """A buffer of its own for each array in HBM."""
+    return tuple(
+        LiveBuffer(where.name, instruction.name, element, array.padded_bytes)
+        if array.is_in_hbm and array.padded_bytes
+        else None
+        for element, array in enumerate(instruction.arrays)
+    )
+
+
+class _LivenessPass:
+    """One pass over a computation. `given`: the buffers of its parameters, by number.
+
+    `results`: the buffers in which its results must end, as a loop's state must.
+    """
+
+    def __init__(
+        self,
+        program: HloProgram,
+        where: Computation,
+        given: dict[int, Buffers],
+        results: Buffers,
+    ) -> None:
+        self.program, self.where, self.given = program, where, given
+        self.order = list(where.instructions.values())
+        self.of: dict[str, Buffers] = {}
+        for instruction in self.order:
+            self.of[instruction.name] = self._assigned(instruction)
+        self._settle(results)
+
+    def peak(self) -> Peak:
+        """The peak, with what called computations need."""
+        outside = {buffer for buffers in self.given.values() for buffer in buffers}
+        last = self._last_reads()
+        live: set[LiveBuffer] = set()
+        worst = Peak(0.0, ())
+        for at, instruction in enumerate(self.order):
+            live |= {b for b in self.of[instruction.name] if b and b not in outside}
+            inner = self._inside(instruction)
+            total = sum(buffer.bytes for buffer in live) + inner.bytes
+            if total > worst.bytes:
+                running = inner.at if inner.bytes else (self.where.name, instruction.name)
+                worst = Peak(total, (*live, *inner.buffers), running)
+            live = {buffer for buffer in live if last.get(buffer, at) > at}
+        return worst
+
+    def _assigned(self, instruction: Instruction) -> Buffers:
+        opcode = instruction.opcode
+        if opcode == "parameter":
+            return self.given[int(instruction.arguments)]
+        if opcode in HOLDS_NOTHING or opcode == "constant":
+            return (None,) * len(instruction.arrays)
+        if opcode in FORWARDS:
+            return self._forwarded(instruction)
+        buffers = list(_new(self.where, instruction))
+        for element, operand in self._shared(instruction):
+            buffers[element] = self._operand(instruction, operand)
+        return tuple(buffers)
+
+    def _forwarded(self, instruction: Instruction) -> Buffers:
+        if instruction.opcode == "tuple":
+            return tuple(self._operand(instruction, i) for i in range(len(instruction.operands)))
+        source = self.of[instruction.operands[0]]
+        if instruction.opcode == "get-tuple-element":
+            return (source[int(instruction.attribute("index"))],)
+        if instruction.opcode == "slice-done":
+            return (source[1],)
+        return source[: len(instruction.arrays)]
+
+    def _operand(self, instruction: Instruction, place: int) -> LiveBuffer | None:
+        buffers = self.of[instruction.operands[place]]
+        return buffers[0] if buffers else None
+
+    def _shared(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
+        """Pairs of a result and the operand whose place it takes.
+
+        The compiler lists what shares a place. It numbers operands first, then results.
+        """
+        yield from STARTS.get(instruction.opcode, {}).items()
+        for result, operand in DECLARED.findall(instruction.braced("output_to_operand_aliasing")):
+            yield int(result or 0), int(operand)
+        shared = SHARED.search(instruction.rest)
+        count = len(instruction.operands)
+        for indices in INDICES.findall(shared[1]) if shared else []:
+            sharing = [int(index.strip('"')) for index in indices.split(",")]
+            operands = [index for index in sharing if index < count]
+            yield from ((i - count, operands[0]) for i in sharing if operands and i >= count)
+
+    def _settle(self, results: Buffers) -> None:
+        """Put the results of the computation where they must end."""
+        root = self.of[self.where.root.name]
+        moved = {
+            new: old
+            for new, old in zip(root, results, strict=False)
+            if new and old and new.computation == self.where.name
+        }
+        outside = {buffer for buffers in self.given.values() for buffer in buffers}
+        moved = {new: old for new, old in moved.items() if new not in outside}
+        for name, buffers in self.of.items():
+            self.of[name] = tuple(moved.get(b, b) if b else None for b in buffers)
+
+    def _last_reads(self) -> dict[LiveBuffer, int]:
+        last: dict[LiveBuffer, int] = {}
+        for at, instruction in enumerate(self.order):
+            if instruction.opcode in FORWARDS and instruction.opcode != "while":
+                continue
+            for operand in instruction.operands:
+                last.update(dict.fromkeys((b for b in self.of[operand] if b), at))
+        ends = (buffer for buffer in self.of[self.where.root.name] if buffer)
+        last.update(dict.fromkeys(ends, len(self.order)))
+        return last
+
+    def _inside(self, instruction: Instruction) -> Peak:
+        """What a loop or a call needs in addition to what it is given."""
+        if instruction.opcode == "while":
+            state = self.of[instruction.name]
+            body = self.program.computations[instruction.attribute("body")[1:]]
+            return _LivenessPass(self.program, body, {0: state}, state).peak()
+        if instruction.opcode == "call":
+            given = {i: self.of[name] for i, name in enumerate(instruction.operands)}
+            [called] = self.program.called(instruction)
+            return _LivenessPass(self.program, called, given, ()).peak()
+        return Peak(0.0, ())
+
+
+PARAMETERS, OPTIMIZER, STATE, BATCH = "parameters", "optimizer", "other state", "batch"
+COPIES, GRADIENTS, KEPT, WORKING = (
+    "compute copies", "gradients", "kept activations", "working set",
+)  # fmt: skip
+CLASSES = (PARAMETERS, OPTIMIZER, STATE, BATCH, COPIES, GRADIENTS, KEPT, WORKING)
+PATH = re.compile(r"(state|batch)((?:\[[^\]]*\]|\.\w+)*)")
+MOST = 12
+# What a scan does to its slices says nothing about what is in them.
+PLUMBING = {"broadcast_in_dim", "dynamic_slice", "dynamic_update_slice", "reshape", "while"}
+CHANGES_NOTHING = frozenset({"convert"})
+
+
+class BufferClasses:
+    """What is alive at the peak of a program with that many layers."""
+
+    def __init__(self, flow: Dataflow, peak: Peak, layers: int) -> None:
+        self.flow, self.peak, self.layers = flow, peak, layers
+
+    def sizes(self) -> dict[str, float]:
+        """Bytes by class; they add up to the peak."""
+        total: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+        for buffer in self.peak.buffers:
+            total[self.class_of(buffer)] += buffer.bytes
+        return total
+
+    def largest(self) -> tuple[Buffer, ...]:
+        """The largest buffers, those alike together."""
+        alike: dict[tuple[str, str], float] = defaultdict(float)
+        for buffer in self.peak.buffers:
+            alike[self.name_of(buffer), str(self._array(buffer))] += buffer.bytes
+        ordered = sorted(alike.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST]
+        return tuple(Buffer(name=n, shape=s, bytes=size) for (n, s), size in ordered)
+
+    def peak_at(self) -> str:
+        """The trainer's line that runs at the peak."""
+        computation, running = self.peak.at
+        for instruction in self.flow.ancestors(Value(computation, running)):
+            if name := self._name(instruction):
+                return name
+        return running
+
+    def class_of(self, buffer: LiveBuffer) -> str:
+        argument = self._argument(buffer).split(".")[0]
+        if argument:
+            return argument if argument in CLASSES else STATE
+        dimensions = self._array(buffer).dimensions
+        if self._is_copy(buffer):
+            return COPIES
+        if dimensions in self._parameter_shapes:
+            return GRADIENTS
+        return KEPT if len(dimensions) > 1 and dimensions[0] == self.layers else WORKING
+
+    def name_of(self, buffer: LiveBuffer) -> str:
+        """An argument's path, or the trainer's line that makes what is in the buffer."""
+        argument = self._argument(buffer)
+        if argument:
+            return argument
+        value = self._value(buffer)
+        for made in [*self.flow.loop_results(value)[:1], value]:
+            for instruction in self.flow.ancestors(made):
+                if name := self._name(instruction):
+                    return name
+        return buffer.instruction
+
+    def _name(self, instruction: Instruction) -> str:
+        """The trainer's line that makes it; empty where jax's loops only pass it on."""
+        if path := _path(instruction):
+            return f"copy of {path}"
+        operation = instruction.op_name.rsplit("/", 1)[-1]
+        line = self.flow.program.sources.trainer_line(instruction.frame)
+        return f"{line} {operation}" if line and operation not in PLUMBING else ""
+
+    def _instruction(self, buffer: LiveBuffer) -> Instruction:
+        return self.flow.program.computations[buffer.computation].instructions[buffer.instruction]
+
+    def _array(self, buffer: LiveBuffer) -> Array:
+        return self._instruction(buffer).arrays[buffer.element]
+
+    def _value(self, buffer: LiveBuffer) -> Value:
+        several = len(self._instruction(buffer).arrays) > 1
+        return Value(buffer.computation, buffer.instruction, buffer.element if several else None)
+
+    def _argument(self, buffer: LiveBuffer) -> str:
+        instruction = self._instruction(buffer)
+        is_entry = buffer.computation == self.flow.program.entry.name
+        return _path(instruction) if is_entry and instruction.opcode == "parameter" else ""
+
+    def _is_copy(self, buffer: LiveBuffer) -> bool:
+        """Whether the buffer holds a parameter only."""
+        origins = map(
+            self.flow.instruction, self.flow.origins(self._value(buffer), CHANGES_NOTHING)
+        )
+        return all(_path(origin).startswith(PARAMETERS) for origin in origins)
+
+    @cached_property
+    def _parameter_shapes(self) -> set[tuple[int, ...]]:
+        entry = self.flow.program.entry
+        return {
+            parameter.arrays[0].dimensions
+            for parameter in entry.parameters.values()
+            if _path(parameter).startswith(PARAMETERS)
+        }
+
+
+def _path(instruction: Instruction) -> str:
+    r"""`state[\'parameters\'][\'layers\'][\'up\']` as `parameters.layers.up`."""
+    match = PATH.match(instruction.op_name)
+    if not match:
+        return ""
+    keys = re.findall(r"\w+", match[2])
+    return ".".join([BATCH, *keys] if match[1] == BATCH else keys)

@@ -1,0 +1,174 @@
+"""FLOPs of one Pallas kernel of a compiled program: no compiler counts them, so each has a formula.
+
+Splash attention takes blocks of queries x keys. Its second operand is a table of the blocks that it
+visits, which the mask made: 0 for a block that none of its queries may see, and a column for each
+place of its grid. The table is a constant of the program, also where a device takes its own part of
+it: then the count is the mean over devices. A visited block is computed whole, with its masked
+part. With H the width of a head of queries and V that of values, for each pair of a query and a key
+in visited blocks, and each head:
+
+    forward   2 H + 2 V    scores, and values weighted by them
+    dq        4 H + 2 V    scores again, their gradient, the queries' gradient
+    dkv       4 H + 4 V    scores again, their gradient, the keys' and the values' gradients
+    dkv       6 H + 4 V    where it makes the queries' gradient too
+"""
+
+import re
+from math import prod
+
+from orchestrator.network.attention import EXCHANGE
+from orchestrator.proving.compiled import GROUPED_MATMUL
+from orchestrator.proving.hlo.dataflow import Dataflow, Value
+from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
+
+# FLOPs of one matrix product of a compiled program.
+
+
+OPCODES = frozenset({"dot", "convolution"})
+WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
+MULTIPLY_AND_ADD = 2
+
+
+def is_product(instruction: Instruction) -> bool:
+    """Whether it multiplies matrices; a matrix that only exchanges numbers multiplies nothing."""
+    return instruction.opcode in OPCODES and EXCHANGE not in instruction.op_name
+
+
+def product_flops(where: Computation, product: Instruction) -> int:
+    """FLOPs of one `dot` or `convolution`."""
+    return _dot_flops(where, product) if product.opcode == "dot" else _window_flops(where, product)
+
+
+def _dot_flops(where: Computation, product: Instruction) -> int:
+    """2 x output x contracted."""
+    [out], [left] = product.arrays, where.operand(product, 0).arrays
+    contracted = re.findall(r"\d+", product.braced("lhs_contracting_dims"))
+    return MULTIPLY_AND_ADD * out.elements * prod(left.dimensions[int(i)] for i in contracted)
+
+
+def _window_flops(where: Computation, product: Instruction) -> int:
+    """2 x output features x batch x input features x pairs of output and window that meet."""
+    left, kernel, out = product.attribute("dim_labels").replace("->", "_").split("_")
+    sizes = {
+        "left": dict(zip(left, where.operand(product, 0).arrays[0].dimensions, strict=True)),
+        "kernel": dict(zip(kernel, where.operand(product, 1).arrays[0].dimensions, strict=True)),
+        "out": dict(zip(out, product.arrays[0].dimensions, strict=True)),
+    }
+    window = _window(product)
+    spatial = [label for label in out if label.isdigit()]
+    pairs = prod(
+        _pairs(sizes, label, {key: values[int(label)] for key, values in window.items()})
+        for label in spatial
+    )
+    batch, features = sizes["out"]["b"], sizes["out"]["f"]
+    return MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
+
+
+def _window(product: Instruction) -> dict[str, list[str]]:
+    """`{size=4x1 pad=3_3x0_0}` as the values of each spatial dimension."""
+    return {key: value.split("x") for key, value in WINDOW.findall(product.braced("window"))}
+
+
+def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str]) -> int:
+    """Pairs of a place in the output and a place in the window that meet a real input."""
+    low = int(window.get("pad", "0_0").split("_")[0])
+    stride, spread, holes = (
+        int(window.get(key, "1")) for key in ("stride", "rhs_dilate", "lhs_dilate")
+    )
+    reach = (sizes["left"][label] - 1) * holes
+    return sum(
+        1
+        for place in range(sizes["out"][label])
+        for tap in range(sizes["kernel"][label])
+        if 0 <= (at := place * stride + tap * spread - low) <= reach and at % holes == 0
+    )
+
+
+KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
+PER_PAIR = {"fwd": (2, 2), "dq": (4, 2), "dkv": (4, 4)}  # of each number of a query, of a value
+FUSED_PER_PAIR = 6, 4
+METADATA = "ragged-dot-metadata"  # which rows a grouped matmul visits for which expert
+GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
+BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
+BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
+VISITED_BLOCKS = 1  # the operand with the table
+QUERIES, VALUES = 0, 2  # among the operands of floats; those of whole numbers are the mask's tables
+PARTS = frozenset({"dynamic-slice"})  # a device's own part of a table
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    is_call = instruction.opcode == "custom-call"
+    return is_call and instruction.quoted("custom_call_target") == "tpu_custom_call"
+
+
+def kernel_name(kernel: Instruction) -> str:
+    """`splash fwd`; for a kernel without a formula, its own name."""
+    splash = KERNEL.search(kernel.op_name)
+    if GROUPED.search(kernel.op_name):
+        return GROUPED_MATMUL
+    return f"splash {splash[1]}" if splash else kernel.name.rsplit(".", 1)[0]
+
+
+def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
+    """FLOPs of one call; None where there is no formula for it, or no table to count by."""
+    splash = KERNEL.search(kernel.op_name)
+    if METADATA in kernel.op_name:
+        return 0.0
+    if GROUPED.search(kernel.op_name):
+        return grouped_flops(where, kernel)
+    return splash_flops(program, where, kernel, splash[1]) if splash else None
+
+
+def splash_flops(
+    program: HloProgram, where: Computation, kernel: Instruction, part: str
+) -> float | None:
+    """Splash attention: sequences and heads x visited pairs x FLOPs of a pair."""
+    blocks = visited_blocks(program, where, kernel)
+    if blocks is None:
+        return None
+    operands = [where.operand(kernel, place).arrays[0] for place in range(len(kernel.operands))]
+    tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
+    *heads, _, head = tensors[QUERIES]
+    pairs = blocks * prod(int(_setting(kernel, key)) for key in BLOCKS[part])
+    # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
+    fused = any(len(array.dimensions) > len(tensors[QUERIES]) for array in kernel.arrays)
+    of_query, of_value = FUSED_PER_PAIR if fused else PER_PAIR[part]
+    return prod(heads) * pairs * (of_query * head + of_value * tensors[VALUES][-1])
+
+
+def visited_blocks(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
+    """Blocks that a head visits on a device, mean over heads and devices.
+
+    None where the program makes the table as it runs, or its text leaves the table out.
+    """
+    flow, table = Dataflow(program), Value(where.name, kernel.operands[VISITED_BLOCKS])
+    [whole, *others] = map(flow.instruction, flow.origins(table, also=PARTS))
+    if others or whole.opcode != "constant" or "..." in whole.arguments:
+        return None
+    part = flow.array(table)  # of some queries, of some heads, or of both
+    of_head = part.elements / part.dimensions[0]
+    visited = sum(int(kind) > 0 for kind in re.findall(r"\d+", whole.arguments))
+    return visited / whole.arrays[0].elements * of_head
+
+
+def grouped_flops(where: Computation, kernel: Instruction) -> float:
+    """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
+
+    Of its three arrays of floats one is the weights of all experts; the others have the rows. Its
+    table of visits has one for each tile, and one for each expert that may begin within a tile.
+    """
+    read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
+    tensors = [one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")]
+    [(experts, *edges)] = [sizes for sizes in tensors if len(sizes) == 3]
+    rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
+    visits = max(one.elements for one in read if one.dtype.startswith("s"))
+    tile = rows / (visits - experts + 1)
+    return MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
+
+
+def _setting(kernel: Instruction, key: str) -> str:
+    """A setting of the kernel, as it notes them for profilers."""
+    match = re.search(rf'\\?"{key}\\?": (\w+)', kernel.rest)
+    if not match:
+        raise ValueError(f"{kernel.name} does not give its {key}")
+    return match[1]

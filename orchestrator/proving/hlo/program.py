@@ -1,0 +1,375 @@
+"""Parse HLO text into computations of instructions with shapes, without interpreting them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, prod
+
+# Find the trainer's line that an instruction comes from.
+
+
+FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
+LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
+NAME = re.compile(r'(\d+) "(.*)"')
+NO_TRAINERS = ("/jax/", "/lib/python", "/site-packages/", "/orchestrator/")
+CALLER = "contract.py"  # it lowers every trainer's step
+LIBRARIES = {"jax", "jaxlib", "flax", "orchestrator"}
+TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a file, in a function."""
+
+    file: str
+    function: str
+    line: int
+
+
+@dataclass(frozen=True)
+class SourceTables:
+    """The tables at the head of a module."""
+
+    files: dict[int, str] = field(default_factory=dict)
+    functions: dict[int, str] = field(default_factory=dict)
+    locations: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    frames: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def stack(self, frame: int | None) -> list[SourceLine]:
+        """The calls that led to an instruction, the innermost first.
+
+        A frame names its parent by the parent's number plus one; zero is no parent.
+        """
+        places = []
+        while frame in self.frames:
+            location, parent = self.frames[frame]
+            file, function, line = self.locations[location]
+            places.append(SourceLine(self.files[file], self.functions[function], line))
+            frame = parent - 1 if parent > 1 else None
+        return places
+
+    def program_lines(self, frame: int | None) -> tuple[str, ...]:
+        """The lines that led to an instruction, the outermost first: those of a trainer, and where
+        there is none, those of packages other than the libraries that trace programs.
+        """
+        stack = once_each(self.stack(frame)[::-1])
+        of_trainer = tuple(filter(None, map(trainer_line, stack)))
+        return of_trainer or tuple(filter(None, map(package_line, stack)))
+
+    def trainer_line(self, frame: int | None) -> str:
+        """The innermost line of the trainer that led to an instruction; empty if there is none."""
+        return next(filter(None, map(trainer_line, self.stack(frame))), "")
+
+
+def once_each(stack: list[SourceLine]) -> list[SourceLine]:
+    """The calls, the outermost first, without those that a loop's body repeats."""
+    calls: list[SourceLine] = []
+    for place in stack:
+        if place in calls:
+            del calls[calls.index(place) :]
+        calls.append(place)
+    return calls
+
+
+def trainer_line(place: SourceLine) -> str:
+    """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of a library or of orch."""
+    path = _trainer_path(place.file)
+    function = place.function.replace("<locals>.", "")
+    return f"{path}:{place.line} ({function})" if path else ""
+
+
+def package_line(place: SourceLine) -> str:
+    """`maxtext/layers/decoders.py:62 (apply)` of an installed package; empty for a library."""
+    _, folder, inside = place.file.rpartition("/site-packages/")
+    is_library = not folder or inside.split("/")[0] in LIBRARIES
+    return "" if is_library else f"{inside}:{place.line} ({place.function})"
+
+
+def _trainer_path(file: str) -> str:
+    """Its path below `trainers/`; for a trainer from elsewhere, its last folder and its name."""
+    _, folder, inside = file.rpartition("trainers/")
+    if folder:
+        return "" if inside == CALLER else f"{folder}{inside}"
+    is_trainer = file.startswith("/") and not any(part in file for part in NO_TRAINERS)
+    return "/".join(file.rsplit("/", 2)[1:]) if is_trainer else ""
+
+
+def source_tables(lines: list[str]) -> SourceTables:
+    """The tables, which come before the first computation."""
+    rows: dict[str, list[str]] = {table: [] for table in TABLES}
+    table = None
+    for line in lines[1:]:
+        if line in rows:
+            table = line
+        elif line.endswith("{"):
+            break
+        elif table and line:
+            rows[table].append(line)
+    return SourceTables(
+        files=_names(rows["FileNames"]),
+        functions=_names(rows["FunctionNames"]),
+        locations={
+            int(i): (int(a), int(b), int(c))
+            for i, a, b, c in _groups(LOCATION, rows["FileLocations"])
+        },
+        frames={int(i): (int(a), int(b)) for i, a, b in _groups(FRAME, rows["StackFrames"])},
+    )
+
+
+def _names(lines: list[str]) -> dict[int, str]:
+    return {int(match[1]): match[2] for line in lines if (match := NAME.fullmatch(line))}
+
+
+def _groups(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[str, ...]]:
+    return [match.groups() for line in lines if (match := pattern.match(line))]
+
+
+NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
+HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
+CLOSING = re.compile(r"\}(, execution_thread=\"\w+\")?")
+OPCODE = re.compile(r"([\w\-]+)\(")
+OPERAND = re.compile(r"%([\w.\-]+)")
+CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.\-]+)"
+)
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+BITS = re.compile(r"[a-z]+(\d+)")
+TILE = re.compile(r"T\(([\d,]+)\)")
+SPACE = re.compile(r"S\((\d+)\)")
+HBM = 0  # the memory that a layout does not name
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array; `layout` as written: dimensions from minor to major, tiles, memory space."""
+
+    dtype: str
+    dimensions: tuple[int, ...]
+    layout: str = ""
+
+    @cached_property
+    def elements(self) -> int:
+        return prod(self.dimensions)
+
+    @property
+    def bytes(self) -> float:
+        return self.elements * bits(self.dtype) / 8
+
+    @property
+    def is_in_hbm(self) -> bool:
+        match = SPACE.search(self.layout)
+        return (int(match[1]) if match else HBM) == HBM
+
+    @property
+    def minor_dimensions(self) -> tuple[int, ...]:
+        """The dimensions from minor to major."""
+        written = tuple(int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit())
+        return written or tuple(reversed(range(len(self.dimensions))))
+
+    @cached_property
+    def padded_bytes(self) -> float:
+        """Bytes in memory, where the minor dimensions are padded to whole tiles."""
+        sizes = [self.dimensions[d] for d in reversed(self.minor_dimensions)]
+        tiles = TILE.search(self.layout)
+        tile = numbers(tiles[1]) if tiles else ()
+        for back, length in enumerate(reversed(tile), start=1):
+            if back <= len(sizes):
+                sizes[-back] = ceil(sizes[-back] / length) * length
+        return prod(sizes) * bits(self.dtype) / 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dimensions))}]"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction. `shape`, and `rest` behind the operands, are as written."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    arguments: str
+    rest: str
+    is_root: bool
+
+    @cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays of its result; more than one for a tuple."""
+        return arrays(self.shape)
+
+    @cached_property
+    def op_name(self) -> str:
+        """Its place in the traced program, by jax's scopes; empty where none is given."""
+        return self.quoted("op_name")
+
+    @cached_property
+    def frame(self) -> int | None:
+        match = re.search(r"stack_frame_id=(\d+)", self.rest)
+        return int(match[1]) if match else None
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """The names of the computations that it calls."""
+        if "=%" not in self.rest and "={%" not in self.rest:
+            return ()
+        plain = QUOTED.sub('""', self.rest)
+        branches = [name for match in BRANCHES.findall(plain) for name in OPERAND.findall(match)]
+        return (*CALLED.findall(plain), *branches)
+
+    def attribute(self, key: str) -> str:
+        """The value of `key=value` up to the next comma or space; empty where there is none."""
+        match = re.search(rf"\b{key}=([^\s,]*)", self.rest)
+        return match[1] if match else ""
+
+    def braced(self, key: str) -> str:
+        """The text between the braces of `key={...}`, with inner braces."""
+        start = self.rest.find(f"{key}={{")
+        return _enclosed(self.rest, start + len(key) + 1) if start >= 0 else ""
+
+    def quoted(self, key: str) -> str:
+        match = re.search(rf'\b{key}="([^"]*)"', self.rest)
+        return match[1] if match else ""
+
+
+@dataclass(frozen=True)
+class Computation:
+    name: str
+    instructions: dict[str, Instruction]
+    root: Instruction
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """By their number."""
+        return {
+            int(instruction.arguments): instruction
+            for instruction in self.instructions.values()
+            if instruction.opcode == "parameter"
+        }
+
+    def operand(self, instruction: Instruction, place: int) -> Instruction:
+        return self.instructions[instruction.operands[place]]
+
+
+@dataclass(frozen=True)
+class HloProgram:
+    """A module. `partitions` are the devices of one slice."""
+
+    computations: dict[str, Computation]
+    entry: Computation
+    partitions: int
+    sources: SourceTables = field(default_factory=SourceTables)
+
+    def called(self, instruction: Instruction) -> list[Computation]:
+        return [self.computations[name] for name in instruction.called]
+
+
+def program_of(text: str) -> HloProgram:
+    """Read a module's text."""
+    lines = text.splitlines()
+    computations, entry = {}, ""
+    for is_entry, computation in _computations(lines):
+        computations[computation.name] = computation
+        entry = computation.name if is_entry else entry
+    partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
+    return HloProgram(
+        computations=computations,
+        entry=computations[entry],
+        partitions=int(partitions[1]) if partitions else 1,
+        sources=source_tables(lines),
+    )
+
+
+def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
+    """Each computation, from its heading to the brace that closes it."""
+    heading: re.Match[str] | None = None
+    body: list[str] = []
+    for line in lines:
+        if heading is None:
+            if line.endswith("{") and (match := HEADING.match(line)):
+                heading, body = match, []
+        elif CLOSING.fullmatch(line):
+            yield bool(heading[1]), _computation(heading[2], body)
+            heading = None
+        elif NAMED.match(line):
+            body.append(line)
+        else:
+            body[-1] += line  # strings inside an instruction may have line breaks
+
+
+def _computation(name: str, body: list[str]) -> Computation:
+    instructions = {}
+    root = None
+    for line in body:
+        instruction = _instruction(line)
+        instructions[instruction.name] = instruction
+        root = instruction if instruction.is_root else root
+    assert root is not None, f"computation {name} has no root"
+    return Computation(name, instructions, root)
+
+
+def _instruction(line: str) -> Instruction:
+    start = NAMED.match(line)
+    assert start is not None
+    after_shape = end_of_shape(line, start.end())
+    opcode = OPCODE.match(line, after_shape + 1)
+    assert opcode is not None, line[:200]
+    arguments = _enclosed(line, opcode.end() - 1)
+    return Instruction(
+        name=start[2],
+        shape=line[start.end() : after_shape],
+        opcode=opcode[1],
+        operands=tuple(OPERAND.findall(arguments)) if opcode[1] != "constant" else (),
+        arguments=arguments,
+        rest=line[opcode.end() + len(arguments) + 1 :],
+        is_root=bool(start[1]),
+    )
+
+
+def _enclosed(text: str, start: int) -> str:
+    """The text between the bracket at `start` and the one that closes it."""
+    opening = text[start]
+    closing = {"(": ")", "{": "}"}[opening]
+    depth = 0
+    for match in re.finditer(rf"[{re.escape(opening + closing)}]", text[start:]):
+        depth += 1 if match[0] == opening else -1
+        if depth == 0:
+            return text[start + 1 : start + match.start()]
+    raise ValueError(f"a bracket is never closed: {text[start : start + 80]}")
+
+
+# --- shapes
+
+
+def bits(dtype: str) -> int:
+    """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values have none."""
+    if dtype in {"token", "opaque"}:
+        return 0
+    match = BITS.match(dtype)
+    return int(match[1]) if match else 8
+
+
+def arrays(shape: str) -> tuple[Array, ...]:
+    """All arrays of a shape as written: one, or those of a tuple."""
+    return tuple(
+        Array(dtype, numbers(sizes), layout) for dtype, sizes, layout in ARRAY.findall(shape)
+    )
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def end_of_shape(line: str, start: int) -> int:
+    """The end of the shape at `start`: a tuple's closing bracket, or the next space."""
+    if line[start] != "(":
+        return line.index(" ", start)
+    depth = 0
+    for place in range(start, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[place], 0)
+        if depth == 0:
+            return place + 1
+    raise ValueError(f"a tuple is never closed: {line[start : start + 80]}")

@@ -1,0 +1,318 @@
+"""What a transfer of a compiled program is: what it moves, over which links, for how long."""
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.proving.hlo.collectives import (
+    GATHER,
+    KINDS,
+    PERMUTE,
+    SCATTER,
+    SCATTERS,
+    DeviceMesh,
+    chain,
+    first_group,
+    is_further_part,
+    pairs_text,
+    sent_bytes,
+)
+from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Instruction
+from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
+
+# The links of one slice: how fast its devices exchange, and which links an exchange keeps busy.
+
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SliceLinks:
+    """`places`: torus coordinates of each partition, one row each."""
+
+    torus: SliceTorus
+    places: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def _places(self) -> Ints:
+        return np.array(self.places, dtype=np.int64)
+
+    @property
+    def _torus_axes(self) -> int:
+        return len(self.torus.lengths) - (self.torus.devices_per_chip > 1)
+
+    def group_rate(self, members: tuple[int, ...], most_axes: int | None) -> float:
+        """Bytes a second at which each member receives; at most that many torus axes at once."""
+        at = self._places[np.array(members)]
+        spans = [self._axis_rate(at[:, axis], axis) for axis in range(at.shape[1])]
+        torus, die = spans[: self._torus_axes], sum(spans[self._torus_axes :])
+        used = sorted((rate for rate in torus if rate), reverse=True)
+        if most_axes is not None and len(used) > most_axes:
+            # One ring through several axes closes, even where none of them does.
+            doubled = 2 * min(self.torus.link_bytes_per_s[: self._torus_axes])
+            used = [doubled] * most_axes
+        share = 1.0 if die else 1.0 / self.torus.devices_per_chip
+        return sum(used) * share or die
+
+    def _axis_rate(self, at: Ints, axis: int) -> float:
+        """A ring has both directions, a line one; interleaved groups share each link."""
+        values = np.unique(at)
+        if len(values) < 2:
+            return 0.0
+        stride = int(values[1] - values[0])
+        closes = self.torus.wraps[axis] and len(values) * stride == self.torus.lengths[axis]
+        return self.torus.link_bytes_per_s[axis] * (2 if closes else 1) / stride
+
+    def group_hops(self, members: tuple[int, ...]) -> int:
+        """Half way round a ring, to the far end of a line, on each axis."""
+        at, hops = self._places[np.array(members)], 0
+        for axis in range(at.shape[1]):
+            values = np.unique(at[:, axis])
+            if len(values) > 1:
+                reach = int(values[-1] - values[0])
+                hops += min(
+                    reach, self.torus.lengths[axis] // 2 if self.torus.wraps[axis] else reach
+                )
+        return hops
+
+    def group_links(self, members: tuple[int, ...]) -> Bools:
+        """All links of the axes along which the members differ."""
+        at = self._places[np.array(members)]
+        used = np.zeros((*self.torus.lengths, len(self.torus.lengths), 2), dtype=bool)
+        for axis in range(at.shape[1]):
+            if np.ptp(at[:, axis]) > 0:
+                used[..., axis, :] = True
+        return used
+
+    def permute(self, pairs: Ints) -> tuple[float, int, Bools]:
+        """Seconds a byte of the busiest link, the hops of the longest way, and the links in use.
+
+        Messages go along one axis after another, the shorter way round.
+        """
+        at, to = self._places[pairs[:, 0]].copy(), self._places[pairs[:, 1]]
+        load = np.zeros((*self.torus.lengths, len(self.torus.lengths), 2), dtype=np.int64)
+        longest = np.zeros(len(pairs), dtype=np.int64)
+        for axis, length in enumerate(self.torus.lengths):
+            step, left = self._way(at[:, axis], to[:, axis], axis)
+            longest += left
+            while (moving := left > 0).any():
+                chip = at[moving].copy()
+                if axis < self._torus_axes and self.torus.devices_per_chip > 1:
+                    chip[:, -1] = 0  # the devices of a chip share its links
+                forward = (step[moving] > 0).astype(np.int64)
+                np.add.at(load, (*chip.T, axis, forward), 1)
+                at[moving, axis] = (at[moving, axis] + step[moving]) % length
+                left = left - moving
+        rates = np.array(self.torus.link_bytes_per_s)[:, None]
+        return float((load / rates).max()), int(longest.max(initial=0)), load > 0
+
+    def _way(self, start: Ints, end: Ints, axis: int) -> tuple[Ints, Ints]:
+        """The direction and the number of hops along one axis."""
+        ahead = (end - start) % self.torus.lengths[axis]
+        behind = (start - end) % self.torus.lengths[axis]
+        if not self.torus.wraps[axis]:
+            return np.sign(end - start), np.abs(end - start)
+        return np.where(ahead <= behind, 1, -1), np.minimum(ahead, behind)
+
+
+RAGGED = "ragged-all-to-all"
+EMITTER = re.compile(r'"emitter":"([^"]+)"')
+STRATEGY = re.compile(r'"strategy":"([^"]+)"')
+DIMENSIONS = re.compile(r"^(\d)D|Type: (\d)D")
+ONE_RING = "StrategyRing"
+HOST_SPACE = "S(5)"
+START = "-start"
+SPARSE_CORES = "sparse cores"
+SPARSE_CORE_THREAD = "sparsecore"
+OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
+# A collective on the sparse cores is parted: each part goes round in one direction, along one torus
+# axis after another. Some rings name no axis.
+PARTS = '"phase_rings"'
+RING_AXIS = re.compile(r'ring_dim":"ICI_RING_DIM_([XYZ])')
+ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+CHAIN = re.compile(r'chain_id="(\d+)"')
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One transfer. Two wait for each other if they share a `lane`, or links of the slice."""
+
+    kind: str
+    axes: tuple[str, ...]
+    link: ScheduledLink
+    algorithm: str
+    bytes: float
+    seconds: float
+    lane: str = ""
+    links: Bools | None = None
+
+    def waits_for(self, other: "Transfer") -> bool:
+        if self.links is None or other.links is None:
+            return bool(self.lane) and self.lane == other.lane
+        return bool((self.links & other.links).any())
+
+
+Way = tuple[float, int, Bools]  # bytes a second or seconds a byte, hops, links
+
+
+@dataclass
+class TransferReader:
+    """Reads the transfers of one program. Of alike groups and permutes each is routed once."""
+
+    program: HloProgram
+    mesh: DeviceMesh
+    between: DeviceMesh
+    links: SliceLinks
+    rates: TransferRates
+    groups: dict[tuple[tuple[int, ...], int | None], Way] = field(default_factory=dict)
+    permutes: dict[str, Way] = field(default_factory=dict)
+
+    def collective(self, where: Computation, one: Instruction, outside: Instruction) -> Transfer:
+        """A collective within the slice; `outside` is the fusion that it runs in, or itself."""
+        kind = one.opcode.removesuffix(START)
+        size = where.operand(one, 0).arrays[0].bytes
+        if len(one.operands) > 1 and kind != RAGGED:
+            size = sum(
+                where.operand(one, place).arrays[0].bytes for place in range(len(one.operands))
+            )
+        if kind == PERMUTE:
+            return self._permute(one, size)
+        if where.name.startswith(SCATTERS):
+            kind = SCATTER
+        members = first_group(one, self.program.partitions)
+        algorithm = algorithm_of(outside) or algorithm_of(one)
+        moved = sent_bytes(kind, size * (len(members) if kind == GATHER else 1), len(members))
+        axes_at_once = _torus_axes(outside, algorithm) or _sparse_core_axes(one)
+        rate, hops, links = self._group(members, axes_at_once)
+        seconds = moved / rate + hops * self.links.torus.hop_s if len(members) > 1 else 0.0
+        axes = self.mesh.axes_of(members)
+        return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
+
+    def _permute(self, one: Instruction, size: float) -> Transfer:
+        per_byte, hops, links = self._permuted(pairs_text(one))
+        seconds = size * per_byte + hops * self.links.torus.hop_s
+        axes = self.mesh.axes_of(chain(one).members)
+        return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
+
+    def _group(self, members: tuple[int, ...], axes: int | None) -> Way:
+        if (members, axes) not in self.groups:
+            rate, hops = self.links.group_rate(members, axes), self.links.group_hops(members)
+            self.groups[members, axes] = rate, hops, self.links.group_links(members)
+        return self.groups[members, axes]
+
+    def _permuted(self, text: str) -> Way:
+        if text not in self.permutes:
+            ends = np.array(re.findall(r"\d+", text), dtype=np.int64).reshape(-1, 2)
+            self.permutes[text] = self.links.permute(ends)
+        return self.permutes[text]
+
+    def copy(self, one: Instruction) -> Transfer:
+        """An asynchronous copy: to or from the host, or into the chip's fast memory."""
+        size = _moved(one.arrays)
+        if HOST_SPACE not in one.shape:
+            return Transfer(
+                "prefetch", (), "hbm", "", size, size / self.rates.hbm_bytes_per_s, "hbm"
+            )
+        to_host = _is_to_host(one)
+        rate = self.rates.host_bytes_per_s
+        seconds = size / rate if rate else 0.0
+        name = "offload" if to_host else "fetch"
+        return Transfer(name, (), "host", "", size, seconds, f"host {name}")
+
+    def on_sparse_core(self, one: Instruction) -> Transfer:
+        """A call that moves data in HBM beside other work: it reads and writes its result."""
+        [called] = self.program.called(one)
+        size = sum(array.bytes for array in called.root.arrays)
+        found = OFFLOADED.search(one.rest)
+        kind = found[1].lower().replace("_", " ") if found else "call"
+        seconds = 2 * size / self.rates.hbm_bytes_per_s
+        return Transfer(kind, (), "hbm", SPARSE_CORES, size, seconds, SPARSE_CORES)
+
+    def send(self, one: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
+        """What goes to other slices."""
+        ways = max(len(slices), 1)
+        moved = sent_bytes(kind, one.arrays[0].bytes * (ways if kind == GATHER else 1), ways)
+        seconds = moved / self.rates.dcn_bytes_per_s
+        return Transfer(kind, self.between.axes_of(slices), "dcn", "", moved, seconds, "dcn")
+
+
+def algorithm_of(one: Instruction) -> str:
+    """The compiler's name for how a collective runs."""
+    if parts := one.rest.count(PARTS):
+        return f"{SPARSE_CORES}, {parts} rings"
+    emitter, strategy = EMITTER.search(one.rest), STRATEGY.search(one.rest)
+    return " ".join(match[1] for match in (emitter, strategy) if match)
+
+
+def _torus_axes(one: Instruction, algorithm: str) -> int | None:
+    """On how many torus axes an algorithm sends at once; None where it does not say so."""
+    if found := DIMENSIONS.search(algorithm):
+        return int(found[1])
+    if ONE_RING in algorithm:
+        found = re.search(r"Type: (\d)D", one.rest)
+        return int(found[1]) if found else 1
+    return None
+
+
+def _sparse_core_axes(one: Instruction) -> int | None:
+    """The same of a collective on the sparse cores; None for others. Two of its parts have the two
+    directions of an axis, and others meanwhile those of another.
+    """
+    parts, axes = one.rest.count(PARTS), set(RING_AXIS.findall(one.rest))
+    return max(min(parts // 2, len(axes)), 1) if parts else None
+
+
+def collectives_in(
+    program: HloProgram, fusion: Instruction
+) -> list[tuple[Computation, Instruction]]:
+    """The collectives inside a fusion or an asynchronous call, without those it continues."""
+    return [
+        (where, one)
+        for where, one in inside(program, fusion)
+        if is_collective(one) and not is_further_part(one)
+    ]
+
+
+def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, Instruction]]:
+    """Everything that a fusion or an asynchronous call contains."""
+    found, todo = [], list(caller.called)
+    while todo:
+        where = program.computations[todo.pop()]
+        for one in where.instructions.values():
+            found.append((where, one))
+            if one.opcode in {"fusion", "call"}:
+                todo += one.called
+    return found
+
+
+def is_on_sparse_core(one: Instruction) -> bool:
+    """Whether it begins a call that runs there."""
+    return one.quoted("async_execution_thread") == SPARSE_CORE_THREAD
+
+
+def is_collective(one: Instruction) -> bool:
+    return one.opcode.removesuffix(START) in KINDS | {RAGGED}
+
+
+def chain_of(program: HloProgram, fusion: Instruction) -> str:
+    """The number that joins the parts of an asynchronous collective in fusions."""
+    found = (CHAIN.search(one.rest) for _, one in inside(program, fusion))
+    return next((match[1] for match in found if match), "")
+
+
+def _moved(arrays: tuple[Array, ...]) -> float:
+    """The part that moves is the smallest: the others are what it is cut from or put into."""
+    sizes = [one.bytes for one in arrays if one.elements > 1]
+    floats = [one.bytes for one in arrays if one.elements > 1 and one.dtype[0] in "bf"]
+    return min(floats or sizes or [0.0])
+
+
+def _is_to_host(one: Instruction) -> bool:
+    """Whether the result is the host's: the first array of a copy, the last but one of a slice."""
+    results = [array for array in one.arrays if array.elements > 1]
+    place = 0 if one.opcode == "copy-start" else -1
+    return bool(results) and HOST_SPACE in results[place].layout

@@ -1,0 +1,213 @@
+"""The verdict on a Plan: from the cache, or from the compiler in a process of its own."""
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import util
+from pathlib import Path
+
+from orchestrator.errors import SpecError
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
+from orchestrator.network.rematerialization import POLICIES, text_of
+from orchestrator.planning.feasibility import usable_axes
+from orchestrator.planning.planner import make_plan
+from orchestrator.planning.ranking import best_choices
+from orchestrator.planning.search import search, search_request
+from orchestrator.plugins import require
+from orchestrator.proving import proof_cache
+from orchestrator.proving.compare import proof_of
+from orchestrator.proving.compiled import CacheEntry
+from orchestrator.proving.compiler import (
+    OnStage,
+    compile_plan,
+    compile_request,
+    error_of,
+    is_out_of_memory,
+    message_of,
+    no_compiler,
+    target,
+)
+from orchestrator.values import codec
+from orchestrator.values.plan import LineKind, Plan
+from orchestrator.values.proof import CompilerRefusal, PlanChange, Proof
+from orchestrator.values.spec import MeshRequest, Remat, Spec
+
+# Suggest plans near a compiled one, by the Forecast corrected for its error in that one.
+
+
+RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
+
+
+def plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanChange, ...]:
+    """Changes of the spec that lead to plans that fit, the most like this one first.
+
+    `missed_bytes` is how much more the program of this plan needs than its Forecast says.
+    """
+    limit = plan.forecast.hbm_bytes_per_device - missed_bytes
+    near = [_best_within(changed, limit) for changed in _variants(spec, plan)]
+    # Given the mesh and the remat alone, the search may choose fewer microbatches.
+    fit = [other for other in near if other and other.forecast.memory_bytes_per_device <= limit]
+    return tuple(dict.fromkeys(change_to(spec, other, missed_bytes) for other in fit))
+
+
+def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
+    """The spec with any remat, on any mesh, with any of both."""
+    pinned = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
+    shared = {axis: getattr(spec.resources.mesh, axis) for axis in SHARED_OVER_DCN}
+    free = replace(spec.resources, mesh=MeshRequest(**shared))
+    any_remat = replace(spec.experiment, remat="auto")
+    same_remat = replace(spec.experiment, remat=plan.remat)
+    yield replace(spec, experiment=any_remat, resources=pinned)
+    yield replace(spec, experiment=same_remat, resources=free)
+    yield replace(spec, experiment=any_remat, resources=free)
+
+
+def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
+    """The plan of the best choice if the chip had less memory."""
+    request = search_request(spec)
+    usable = replace(request.chip.hbm_usable_bytes, value=limit_bytes)
+    request = replace(request, chip=replace(request.chip, hbm_usable_bytes=usable))
+    choices = best_choices(request, search(request).candidates, 1)
+    if not choices:
+        return None
+    return _plan_with(spec, choices[0].remat, choices[0].mesh)
+
+
+def _plan_with(spec: Spec, remat: Remat, mesh: dict[str, int]) -> Plan | None:
+    """The plan of the spec with that policy on that mesh, if there is one."""
+    experiment = replace(spec.experiment, remat=remat)
+    resources = replace(spec.resources, mesh=_with_sizes(spec, mesh))
+    return _plan_or_none(replace(spec, experiment=experiment, resources=resources))
+
+
+def _plan_or_none(spec: Spec) -> Plan | None:
+    try:
+        return make_plan(spec)
+    except SpecError:
+        return None
+
+
+def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
+    """What leads from a spec to a plan: the remat, and the mesh where that is not enough."""
+    overrides = [f"experiment.remat={text_of(other.remat)}"]
+    alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
+    if alone is None or alone.digest != other.digest:
+        axes = usable_axes(spec.experiment.model)
+        overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in axes]
+    return PlanChange(
+        overrides=tuple(overrides),
+        peak_hbm_bytes_per_device=other.forecast.memory_bytes_per_device + missed_bytes,
+        step_s=other.forecast.step_s,
+    )
+
+
+def _with_sizes(spec: Spec, mesh: dict[str, int]) -> MeshRequest:
+    """The spec's request with those sizes of the axes inside a pod."""
+    return replace(spec.resources.mesh, **{axis: mesh[axis] for axis in ICI_AXES})
+
+
+def less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
+    """Plans on the same mesh that compute less twice, by the Forecast; the least first."""
+    names = [name for name, policy in POLICIES.items() if not policy.needs_host]
+    candidates = [_plan_with(spec, name, plan.mesh) for name in names]
+    better = [one for one in candidates if one and recompute_flops(one) < recompute_flops(plan)]
+    return sorted(better, key=recompute_flops)
+
+
+def recompute_flops(plan: Plan) -> float:
+    """FLOPs that a plan's policy computes twice, by its Forecast."""
+    return sum(line.inputs["flops"] for line in plan.forecast.time if line.kind in RECOMPUTE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofResult:
+    """A proof of a plan, and the seconds since it was compiled; None if that is just now."""
+
+    plan: Plan
+    proof: Proof
+    age_s: float | None
+
+
+def prove(
+    spec: Spec, plan: Plan, on_stage: OnStage = lambda _: None, hlo: Path | None = None
+) -> ProofResult:
+    """The compiler's verdict on a plan of the spec, with suggestions.
+
+    It comes from the cache if it is there, unless `hlo` is given: the folder for the program's
+    text. `on_stage` receives the stages of the compilation.
+    """
+    result = None if hlo else cached(plan)
+    if result is None:
+        result = ProofResult(plan=plan, proof=_compile(plan, on_stage, hlo), age_s=None)
+    return replace(result, proof=_with_suggestions(spec, plan, result.proof))
+
+
+def cached(plan: Plan) -> ProofResult | None:
+    """The verdict if this very program was compiled before, without suggestions."""
+    program = proof_cache.find(plan)
+    if program is None:
+        return None
+    return ProofResult(plan=plan, proof=_verdict(plan, program.entry), age_s=program.age_s)
+
+
+def least_recompute(
+    spec: Spec, plan: Plan, on_stage: OnStage = lambda _: None
+) -> list[ProofResult]:
+    """Plans that compute less twice, each compiled, up to the first that fits; it is the last."""
+    results = []
+    for other in less_recompute(spec, plan):
+        on_stage(f"remat {text_of(other.remat)}")
+        results.append(prove(spec, other, on_stage))
+        if results[-1].proof.passes:
+            break
+    return results
+
+
+def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
+    target(plan)  # raises for a chip that the compiler lacks, before anything starts
+    require("prove")
+    if util.find_spec("libtpu") is None:
+        raise no_compiler(sys.platform, platform.machine())
+    entry = _compiled(plan, on_stage, hlo)
+    proof_cache.save(plan, entry)
+    return _verdict(plan, entry)
+
+
+def _compiled(plan: Plan, on_stage: OnStage, hlo: Path | None) -> CacheEntry:
+    """The program in numbers. One that memory cannot hold is compiled again, to see its needs."""
+    text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
+    request = compile_request(plan, text_path)
+    result, refusal = compile_plan(request, on_stage), None
+    if result.failure and is_out_of_memory(result.failure):
+        refusal = message_of(result.failure)
+        on_stage("out of memory: once more, to see what it needs")
+        result = compile_plan(replace(request, beyond_hbm=True), on_stage)
+    if result.failure:
+        raise error_of(plan, result.failure)
+    assert result.compiled is not None
+    return CacheEntry(compiled=result.compiled, refusal=refusal)
+
+
+def _verdict(plan: Plan, entry: CacheEntry) -> Proof:
+    proof = proof_of(plan, entry.compiled)
+    if entry.refusal is None:
+        return proof
+    needed = proof.peak_hbm_bytes_per_device
+    refusal = CompilerRefusal(message=entry.refusal, needed_bytes=needed, nearest=())
+    return replace(proof, fits=False, refusal=refusal)
+
+
+def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
+    """The proof with what to set so that it fits, or so that it uses the memory that is left."""
+    if not plan.ledger_describes_trainer:
+        return proof
+    missed = proof.peak_hbm_bytes_per_device - plan.forecast.memory_bytes_per_device
+    if proof.refusal:
+        nearest = plans_that_fit(spec, plan, missed)
+        return replace(proof, refusal=replace(proof.refusal, nearest=nearest))
+    limit = proof.hbm_bytes_per_device - missed
+    for other in less_recompute(spec, plan):
+        if other.forecast.memory_bytes_per_device <= limit:
+            return replace(proof, hints=(change_to(spec, other, missed),))
+    return proof

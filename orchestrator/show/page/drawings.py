@@ -1,0 +1,319 @@
+"""Charts as values: bars and curves with every position computed, for templates to draw.
+
+Positions are shares of a drawing, so that it stretches with the page while text and strokes do not.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, floor, log10
+from typing import Literal, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from orchestrator import formatting
+from orchestrator.processes import resource
+from orchestrator.values.codec import short
+
+ROUND_STEPS = (1, 2, 2.5, 5, 10)
+FEW_DECADES = 2  # an axis of so few decades has ticks at 2 and 5 too
+SHADES = 6
+FAR_BAND = 1.5  # of the largest bar or mark: a band that goes on beyond is cut there
+UNITS = 1000  # of the inner drawing of curves, in each direction
+FLAG_ROWS, FLAG_TOP, FLAG_STEP = 3, 10, 14  # heights of names above a plot, in pixels
+EDGE = 0.06  # of a plot's width: half of a flag's name, about
+
+Point = tuple[float, float]
+Show = Callable[[float], str]
+
+
+def share(fraction: float) -> str:
+    """Return a position as a percentage of the drawing."""
+    return f"{fraction * 100:.5g}%"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A map from numbers to positions from 0 to 1; numbers outside are cut.
+
+    Ticks of a `whole` axis are whole numbers, as those of steps.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            fraction = log10(max(value, self.low) / self.low) / log10(self.high / self.low)
+        else:
+            fraction = (value - self.low) / (self.high - self.low)
+        return min(max(fraction, 0.0), 1.0)
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Return about so many round numbers along the axis."""
+        if self.log:
+            return self._decades(most)
+        step = round_step((self.high - self.low) / most)
+        if self.whole:
+            step = float(ceil(step))
+        first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)]
+
+    def _decades(self, most: int) -> list[float]:
+        first, last = floor(log10(self.low)), ceil(log10(self.high))
+        each = max(1, ceil((last - first) / most))
+        within = (1,) if log10(self.high / self.low) > FEW_DECADES else (1, 2, 5)
+        powers = range(first, last + 1, each)
+        values = [number * 10.0**power for power in powers for number in within]
+        return [value for value in values if self.low <= value <= self.high]
+
+
+def round_step(value: float) -> float:
+    """Return the smallest of 1, 2, 2.5 and 5 times a power of ten that is at least the value."""
+    power = 10.0 ** floor(log10(value))
+    return next(power * step for step in ROUND_STEPS if power * step >= value * (1 - 1e-9))
+
+
+def from_zero(values: Iterable[float], margin: float = 1.06) -> Axis:
+    """Return a linear axis from 0 that holds all the values."""
+    return Axis(0.0, (max(values, default=0.0) or 1.0) * margin)
+
+
+def around(values: Sequence[float]) -> Axis:
+    """Return a linear axis that holds the values and need not start at zero."""
+    low, high = min(values), max(values)
+    margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    return Axis(low - margin, high + margin)
+
+
+def logarithmic(values: Iterable[float], margin: float) -> Axis:
+    """Return a logarithmic axis that holds all the positive values."""
+    positive = [value for value in values if value > 0] or [1.0]
+    return Axis(min(positive) / margin, max(positive) * margin, log=True)
+
+
+# --- bars
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarPart:
+    """A part of a bar; `kind` is its color where that is not the bar's."""
+
+    name: str
+    value: float
+    kind: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A bar of segments; `kind` is its color."""
+
+    name: str
+    kind: str
+    segments: tuple[BarPart, ...]
+
+    @property
+    def value(self) -> float:
+        return sum(segment.value for segment in self.segments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A value across all bars; with `low` and `high`, a band around it."""
+
+    name: str
+    kind: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class PlacedSegment(NamedTuple):
+    """A segment as it is drawn."""
+
+    label: str
+    left: str
+    width: str
+    classes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarChart:
+    """Horizontal bars on one scale, with marks across them.
+
+    The largest `named` segments of a bar are named below it: color alone would not say them.
+    """
+
+    bars: Sequence[Bar]
+    show: Show
+    marks: Sequence[Mark] = ()
+    named: int = 4
+
+    @property
+    def axis(self) -> Axis:
+        ends = [*(bar.value for bar in self.bars), *(mark.value for mark in self.marks)]
+        most = FAR_BAND * max(ends, default=0.0)
+        return from_zero([*ends, *(min(mark.high or 0.0, most) for mark in self.marks)])
+
+    def at(self, value: float) -> str:
+        return share(self._place(value))
+
+    def width(self, low: float, high: float) -> str:
+        return share(max(self._place(high) - self._place(low), 0.0))
+
+    def _place(self, value: float) -> float:
+        """Where a value is drawn; what is beyond the axis is at its end."""
+        return min(self.axis(value), 1.0)
+
+    def placed(self, bar: Bar) -> Iterator[PlacedSegment]:
+        """Yield the segments end to end; those of one color have different shades."""
+        start, used = 0.0, Counter[str]()
+        for segment in bar.segments:
+            kind, end = segment.kind or bar.kind, start + segment.value
+            label = f"{segment.name}: {self.show(segment.value)}"
+            classes = f"{kind} shade-{used[kind] % SHADES}"
+            yield PlacedSegment(label, self.at(start), self.width(start, end), classes)
+            used[kind] += 1
+            start = end
+
+    def names(self, bar: Bar) -> str:
+        """Return the largest segments by name, and the sum of the others."""
+        if len(bar.segments) < 2:
+            return ""
+        ordered = sorted(bar.segments, key=lambda segment: -segment.value)
+        texts = [f"{one.name} {self.show(one.value)}" for one in ordered[: self.named]]
+        if others := ordered[self.named :]:
+            texts.append(f"{len(others)} more {self.show(sum(one.value for one in others))}")
+        return ", ".join(texts)
+
+
+# --- curves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Points joined by a line, with or without dots; `name` stands in the key. `labels` replace the
+    values that a dot shows.
+    """
+
+    name: str
+    kind: str
+    points: tuple[Point, ...]
+    dots: bool = False
+    joined: bool = True
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The area between a lower and an upper line: x, low, high."""
+
+    kind: str
+    points: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A name above a place of the x axis; neighbors take turns at three heights."""
+
+    name: str
+    kind: str
+    x: float
+    y: float
+
+
+Side = Literal["right", "left", ""]
+
+
+class PlacedFlag(NamedTuple):
+    """A flag as it is drawn: its row in pixels from the top, its foot as a share.
+
+    Near an edge of the drawing its name stands on one side of the pole, and off the ticks.
+    """
+
+    flag: Flag
+    left: str
+    row: int
+    foot: str
+    side: Side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Curves over two axes. `x_ticks` replace the round numbers of the x axis."""
+
+    x: Axis
+    y: Axis
+    x_name: str
+    y_name: str
+    show_x: Show
+    show_y: Show
+    curves: Sequence[Curve]
+    bands: Sequence[Band] = ()
+    flags: Sequence[Flag] = ()
+    x_ticks: Sequence[float] = ()
+    keyed: bool = True
+
+    def left(self, x: float) -> str:
+        return share(self.x(x))
+
+    def top(self, y: float) -> str:
+        return share(1 - self.y(y))
+
+    def line(self, points: Iterable[Point]) -> str:
+        """Return points in units of the inner drawing, which stretches to the outer one."""
+        places = ((self.x(x), 1 - self.y(y)) for x, y in points)
+        return " ".join(f"{x * UNITS:.4g},{y * UNITS:.4g}" for x, y in places)
+
+    def area(self, band: Band) -> str:
+        upper = [(x, high) for x, _, high in band.points]
+        return self.line([*upper, *((x, low) for x, low, _ in reversed(band.points))])
+
+    def dot_label(self, curve: Curve, number: int) -> str:
+        if curve.labels:
+            return curve.labels[number]
+        point = curve.points[number]
+        return f"{curve.name}: {self.show_x(point[0])}, {self.show_y(point[1])}"
+
+    def placed_flags(self) -> Iterator[PlacedFlag]:
+        for number, flag in enumerate(sorted(self.flags, key=lambda flag: flag.x)):
+            row = FLAG_TOP + FLAG_STEP * (number % FLAG_ROWS)
+            place = self.x(flag.x)
+            side: Side = "right" if place < EDGE else "left" if place > 1 - EDGE else ""
+            yield PlacedFlag(flag, share(place), row, self.top(flag.y), side)
+
+
+# Fill the templates of dashboards/. Every value is escaped; only templates contain markup.
+
+
+FILTERS = ("count", "counted", "elapsed", "in_memory", "percent", "scaled", "seconds")
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates, with the number formats of the screens as filters."""
+    templates = Environment(
+        loader=FileSystemLoader(resource("dashboards")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {name: getattr(formatting, name) for name in FILTERS}
+    templates.filters["short"] = short
+    return templates
+
+
+def filled(template: str, **values: object) -> str:
+    """Return a page."""
+    return environment().get_template(template).render(values)
+
+
+def sentence(text: str) -> str:
+    """Return a screen's note as the start of a sentence. Columns of pages have small letters."""
+    first, space, rest = text.partition(" ")
+    is_column = first.isupper() and len(first) > len("MFU")
+    return f"{first[0].upper()}{first[1:].lower() if is_column else first[1:]}{space}{rest}"

@@ -1,0 +1,195 @@
+"""Print texts, screens and JSON, on a terminal or into a pipe."""
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from orchestrator.show.parts import (
+    NEXT,
+    WIDTH,
+    Screen,
+    in_encoding,
+    visible,
+    visible_json,
+    with_style,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
+ERROR = "error:"  # how refusals begin
+WIDEST = 120  # columns of a screen on a wide terminal
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether it is a terminal that knows escape codes: lines can be rewritten there."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_styled(stream: TextIO) -> bool:
+    """Whether text has colours there: on a live terminal, unless NO_COLOR."""
+    return is_live(stream) and not os.environ.get("NO_COLOR")
+
+
+def columns(stream: TextIO) -> int:
+    """The width of texts there: a terminal's, or what COLUMNS says; else WIDTH."""
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        return WIDTH
+    return min(shutil.get_terminal_size().columns, WIDEST)
+
+
+def say(*texts: str) -> None:
+    """Print; a screen fills a terminal's width, and has styles where the terminal shows them."""
+    width, styled = columns(sys.stdout), is_styled(sys.stdout)
+    for text in texts:
+        if isinstance(text, Screen) and (styled or width != WIDTH):
+            write(text.on_terminal(width, styled=styled), sys.stdout)
+        else:
+            echo(text, nl=False)
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text without what commands a terminal. Everything that a command says comes here."""
+    write(visible(text) + ("\n" if nl else ""), sys.stderr if err else sys.stdout)
+
+
+def say_error(text: str) -> None:
+    """Print a refusal on the error stream. It begins with ERROR, which a terminal shows in red, and
+    may end with the next command, in bold.
+    """
+    begin, shown = ERROR, visible(text.removeprefix(ERROR))
+    if is_styled(sys.stderr):
+        begin = with_style(ERROR, "red")
+        above, newline, last = shown.rpartition("\n")
+        if last.startswith(NEXT):
+            shown = f"{above}{newline}{with_style(last, 'bold')}"
+    write(f"{begin}{shown}\n", sys.stderr)
+
+
+def write(text: str, stream: TextIO) -> None:
+    print(in_encoding(text, stream.encoding or "utf-8"), end="", file=stream, flush=True)
+
+
+def echo_json(text: str | bytes) -> None:
+    """Print JSON, and keep its value: what commands a terminal is escaped."""
+    print(visible_json(text), end="", flush=True)
+
+
+def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_json: bool) -> None:
+    """Print a value as indented JSON with every key, or its screens."""
+    if as_json:
+        from orchestrator.values import codec  # noqa: PLC0415  screens need no JSON
+
+        echo_json(codec.to_pretty_json(codec.whole(value)))
+    else:
+        texts = screens()
+        say(*([texts] if isinstance(texts, str) else texts))
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command shows: a value for --json, its screens for people, a file that was written,
+    and the exit code.
+    """
+
+    value: object
+    screens: Callable[[], str | list[str]] = list
+    exit_code: int = 0
+    written: Path | None = None
+
+
+def show_result(result: CommandResult, *, as_json: bool) -> None:
+    """Show a result, and end the command with its exit code."""
+    show(result.value, lambda: _screens(result), as_json=as_json)
+    if result.written and as_json:
+        echo(f"wrote {result.written}", err=True)
+    if result.exit_code:
+        raise SystemExit(result.exit_code)
+
+
+def _screens(result: CommandResult) -> str | list[str]:
+    """Return the screens; a file that was written is named on the last."""
+    shown = result.screens()
+    if not result.written:
+        return shown
+    *others, last = [shown] if isinstance(shown, str) else shown
+    return [*others, last.with_written(result.written) if isinstance(last, Screen) else last]
+
+
+def aside(as_json: bool) -> AbstractContextManager[object]:
+    """Print everything on the error stream where the standard output is to hold JSON alone."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def report_output(error: OSError) -> int:
+    """Report an output that takes no more; the exit code. Any other error is a bug."""
+    if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
+        raise error
+    # The interpreter must not complain at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # whoever read our output has read enough
+        return 0
+    report_unwritable(error.strerror)
+    return 1
+
+
+def report_unwritable(why: str | None) -> None:
+    say_error(f"{ERROR} standard output: nothing more can be written there: {why}")
+
+
+# The bottom line of a terminal: a bar, what happens now, and for how long.
+
+
+BAR_COLUMNS = 20
+
+
+class StatusLine:
+    """The line is on stderr; `live` says whether that is a terminal that can redraw it."""
+
+    def __init__(self, *, live: bool) -> None:
+        self.live = live
+        self.drawn: Progress | None = None
+
+    def update(self, text: str, share: float | None = None) -> None:
+        """Show what happens, and the share of it that is done; without one the bar moves on."""
+        if self.live and text:
+            self.drawn = self.drawn or start_line()
+            task = self.drawn.tasks[0]
+            task.total, task.completed = (None, 0.0) if share is None else (1.0, share)
+            self.drawn.update(task.id, description=visible(text))
+
+    def clear(self) -> None:
+        if self.drawn:
+            self.drawn.stop()
+            self.drawn = None
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Clear the line before one that stays: stdout may be the same terminal."""
+        if self.drawn:
+            self.drawn.stop()
+        yield
+        if self.drawn:
+            self.drawn.start()
+
+
+def start_line() -> "Progress":
+    # Imported here: most commands draw no such line, and rich takes a while to import.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    text = TextColumn("{task.description}", markup=False)
+    drawn = Progress(
+        BarColumn(BAR_COLUMNS), text, TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
+    )  # fmt: skip
+    drawn.add_task("", total=None)
+    drawn.start()
+    return drawn

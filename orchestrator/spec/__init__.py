@@ -1,9 +1,0 @@
-"""Reads YAML specs and studies, and says everything that is wrong with them at once.
-
-The only package that knows YAML and JSON Schema. It imports `catalog`, `plan` and `types`.
-"""
-
-from orchestrator.spec.load import is_study, load
-from orchestrator.spec.problem import Problem, SpecProblems
-
-__all__ = ["Problem", "SpecProblems", "is_study", "load"]

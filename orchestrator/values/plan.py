@@ -1,0 +1,507 @@
+"""The Plan: what will be done, and its Forecast. Plain values, no JAX objects."""
+
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any, Literal
+
+import msgspec
+
+from orchestrator.values import codec
+from orchestrator.values.goodput import GoodputForecast
+from orchestrator.values.model import Model
+from orchestrator.values.spec import (
+    DataSource,
+    Experiment,
+    Optimizer,
+    Precision,
+    Remat,
+    StartingWeights,
+)
+
+PLAN_SCHEMA = 6
+
+Link = Literal["dcn", "ici"]
+CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+
+# What a ledger line counts. Its name is for people, its kind for code.
+LineKind = Literal[
+    # bytes
+    "parameters",
+    "optimizer_state",
+    "copied_heads",
+    "vocab_padding",
+    "routed_rows",
+    "gradients",
+    "gradient_sums",
+    "gradient_payload",
+    "compute_copy",
+    "kept_activations",
+    "gathered_weights",
+    "working_activations",
+    "logits",
+    # seconds of a device alone
+    "matmul",
+    "unembedding",
+    "matmul_recompute",
+    "expert_padding",
+    "expert_imbalance",
+    "orthogonalization",
+    "moment_exchange",
+    "attention",
+    "attention_recompute",
+    "elementwise",
+    "weight_traffic",
+    "activation_traffic",
+    "optimizer_update",
+    "offload",
+    # seconds of a collective
+    "activation_gather",
+    "activation_scatter",
+    "weight_gather",
+    "gradient_scatter",
+    "kv_gather",
+    "kv_scatter",
+    "expert_exchange",
+    "expert_gather",
+    "expert_scatter",
+    "gradient_reduction",
+    "latency",
+    # seconds that only measured runs show
+    "exposed_gathers",
+    "exposed_tensor",
+    "serial_collectives",
+    "slice_wait",
+    "busiest_resource",
+    "layers",
+    "outside_layers",
+]
+ATTENTION_LINES: tuple[LineKind, ...] = ("attention", "attention_recompute")  # what kernels run
+
+# What a person should know before paying for a plan.
+WarningCode = Literal[
+    "slice_not_rented",
+    "slices_not_joined",
+    "no_memory_margin",
+    "accumulation_faster",
+    "attention_positions",
+    "bf16_parameters",
+    "host_memory_unknown",
+    "mtp_left_out",
+    "other_trainer",
+    "few_steps",
+    "long_warmup",
+    "large_batch",
+    "many_years",
+    "failures_unknown",
+    "mostly_recovering",
+    "checkpoint_interval",
+    "storage_too_slow",
+    "saves_block",
+    "extrapolation",
+    "no_expected",
+    "unsteady_profile",
+    "input_missing",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWarning:
+    """One warning: a code, and its figures."""
+
+    code: WarningCode
+    figures: dict[str, int | float | str]
+
+
+def plan_warning(code: WarningCode, **figures: int | float | str) -> PlanWarning:
+    return PlanWarning(code=code, figures=figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorusSpan:
+    """The part of a mesh axis, or of a group of them, that lies on one torus axis.
+
+    Devices `stride` apart along `torus` are neighbours. A `ring` uses both directions; a stride
+    above one shares every link with `stride - 1` interleaved groups.
+    """
+
+    torus: str
+    size: int
+    stride: int
+    ring: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshAxis:
+    """One mesh axis and where it lies. Axes between pods lie on no torus axis: their link
+    is dcn.
+    """
+
+    name: str
+    size: int
+    link: Link
+    spans: tuple[TorusSpan, ...]
+
+    @property
+    def torus_text(self) -> str:
+        """Its torus axes, each with its stride where it has one: `y/4 z/4`."""
+        return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in self.spans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """The devices that a collective over some mesh axes joins, and the rate each of them gets."""
+
+    axes: tuple[str, ...]
+    size: int
+    link: Link
+    spans: tuple[TorusSpan, ...]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What one device exchanges in one step: logical payload, before padding or replacement."""
+
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    link: Link
+    dtype: str
+    bytes_per_step: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerLine:
+    """One line of a ledger: what it counts, how it was computed and from which numbers.
+
+    `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
+    name; latency occupies nothing. It is None on a line of bytes. Of a collective's seconds
+    `serial_s` come before the first layer or after the last backward pass, so that no matmul hides
+    them. `sources` are keys of the catalog, or a profile.
+    """
+
+    kind: LineKind
+    name: str
+    value: float
+    unit: Literal["bytes", "s"]
+    formula: str
+    inputs: dict[str, float]
+    sources: tuple[str, ...] = ()
+    resource: str | None = None
+    collective: Collective | None = None
+    serial_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPhase:
+    """What is in memory at once in one part of the step."""
+
+    name: str
+    lines: tuple[LedgerLine, ...]
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
+
+    `expected` is the estimate from real runs on such chips, `low` to `high` its 80 % prediction
+    interval. They are None for chips without published runs, and nothing takes their place: such a
+    run takes `lower` at best, and may well take longer than `unoverlapped`. For seconds, days and
+    money lower <= low <= expected <= high. For rates, MFU among them, each is the rate at that
+    time: `low` is the slow end and `high` the fast end.
+    """
+
+    lower: float
+    unoverlapped: float
+    expected: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def likeliest(self) -> float:
+        """What is expected, or the bound where nothing is."""
+        return self.lower if self.expected is None else self.expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extrapolation:
+    """An axis along which a plan lies outside `low` to `high`, the range of the published runs."""
+
+    axis: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftwareRuns:
+    """Published runs of one software, and the share by which its steps take longer."""
+
+    software: str
+    runs: int
+    longer: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedFrom:
+    """The software for whose runs `expected` speaks, and the others with published runs."""
+
+    reference: SoftwareRuns
+    others: tuple[SoftwareRuns, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What the plan should take: bytes per device against HBM, seconds per step, money.
+
+    `peak_flops_per_s` is what MFU is over: of one device, in the compute type. The lines of `time`
+    add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`. Computation hides
+    `hidden_s` of the transfers to the host. The host's memory is counted for one chip; its size is
+    None where no source has it.
+    """
+
+    memory_bytes_per_device: float
+    hbm_bytes_per_device: float
+    host_memory_bytes_per_chip: float = 0.0
+    host_bytes_per_chip: float | None = None
+    fits: bool
+    memory: tuple[MemoryPhase, ...]
+    time: tuple[LedgerLine, ...]
+    step_s: Estimate
+    hidden_s: float = 0.0
+    bound: str
+    bound_by: float
+    peak_flops_per_s: float
+    model_flops_per_step: float
+    mfu_definition: str
+    mfu: Estimate
+    mfu_6p: Estimate
+    tokens_per_s: Estimate
+    goodput: GoodputForecast
+    days: Estimate
+    chip_hours: Estimate
+    dollars: Estimate | None
+    dollars_per_chip_hour: float | None
+    expected_time: tuple[LedgerLine, ...] = ()
+    extrapolations: tuple[Extrapolation, ...] = ()
+    learned_from: LearnedFrom | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel(Model):
+    """The model as resolved, with its exact parameter count. `active_parameters` are those that one
+    token uses: of experts only its own.
+    """
+
+    parameters: int
+    active_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedBatch:
+    """`sequences_per_replica` belong to one index of pods x fsdp_dcn x data x fsdp."""
+
+    sequences: int
+    length: int
+    tokens: int
+    requested_sequences: int
+    sequences_per_replica: int
+    microbatches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSummary:
+    """What the search went through.
+
+    `alike` other meshes with the plan's tensor size, policy and microbatches are slower by less
+    than the forecast knows.
+    """
+
+    enumerated: int
+    realizable: int
+    priced: int
+    alike: int
+    rule: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpan:
+    """Where a stage lies in its run: steps before it, and how many it has.
+
+    The learning rate has a schedule of `schedule_steps` that begins after `schedule_first_step`
+    steps of the run. Earlier stages take `first_token` tokens of the same data.
+    """
+
+    number: int
+    of: int
+    first_step: int
+    steps: int
+    schedule_first_step: int
+    schedule_steps: int
+    first_token: int
+
+    @property
+    def end_step(self) -> int:
+        """The steps of the run when the stage is over."""
+        return self.first_step + self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will be done. `digest` is over every field but itself, `name`, `trainer`,
+    `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
+    plans that run the same program of a trainer on the same chips share it.
+    `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
+    made with datasheets. `loss_chunk_tokens`: the loss of a device takes at least so many tokens at
+    a time. `loss_gradient`: whether the gradient of the unembedding's table is summed over devices
+    in each chunk of these, or once. `ledger_describes_trainer`: whether the forecast is about the
+    program that `trainer` runs; the ledger describes the built-in trainer `llama` alone.
+
+    With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
+    the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run, and
+    `bound` and `bound_by` of the longest stage.
+    """
+
+    schema: int
+    digest: str
+    name: str
+    trainer: str
+    ledger_describes_trainer: bool
+    spec_digest: str
+    overrides: tuple[str, ...]
+    model: PlannedModel
+    tokens: int
+    run_steps: int | None
+    batch: PlannedBatch
+    optimizer: Optimizer
+    precision: Precision
+    remat: Remat
+    data: DataSource
+    start: StartingWeights | None = None
+    seed: int
+    compiler_options: dict[str, bool | int | float | str]
+    chip: str
+    chip_definition: dict[str, Any] | None = None
+    topology: str
+    pods: int
+    chips: int
+    devices: int
+    hosts: int
+    mesh: dict[str, int]
+    axes: tuple[MeshAxis, ...]
+    groups: dict[str, DeviceGroup]
+    gradient_reduction: Literal["at_end", "per_layer"]
+    loss_chunk_tokens: int
+    loss_gradient: Literal["at_end", "per_chunk"] = "at_end"
+    chip_profile: str | None
+    forecast: Forecast
+    search: SearchSummary
+    warnings: tuple[PlanWarning, ...]
+    stage: StageSpan | None = None
+    stages: "tuple[Plan, ...]" = ()
+
+    @property
+    def slice_kind(self) -> str:
+        """Chip and topology, as slices are named: v5p 4x4x4."""
+        return f"{self.chip} {self.topology}"
+
+    @property
+    def devices_per_slice(self) -> int:
+        """JAX devices."""
+        return self.devices // self.pods
+
+    @property
+    def hosts_per_slice(self) -> int:
+        """Each host has one process."""
+        return self.hosts // self.pods
+
+    @property
+    def chips_per_host(self) -> int:
+        """All hosts have as many."""
+        return self.chips // self.hosts
+
+    @property
+    def devices_per_host(self) -> int:
+        """The JAX devices of each process."""
+        return self.devices // self.hosts
+
+    @property
+    def total_steps(self) -> int:
+        """Steps until all tokens are trained on."""
+        if self.stages:
+            return self.stages[-1].end_step
+        return self.stage.steps if self.stage else ceil(self.tokens / self.batch.tokens)
+
+    @property
+    def first_step(self) -> int:
+        """The steps of the run before this plan's."""
+        return self.stage.first_step if self.stage else 0
+
+    @property
+    def end_step(self) -> int:
+        """The steps of the run when those of this plan are done."""
+        return self.first_step + self.total_steps
+
+    @property
+    def schedule_span(self) -> tuple[int, int]:
+        """The step of the run at which the schedule of the learning rate begins, and its steps."""
+        if self.stage:
+            return self.stage.schedule_first_step, self.stage.schedule_steps
+        return 0, self.total_steps
+
+    @property
+    def each_stage(self) -> "tuple[Plan, ...]":
+        """The plan of every stage; itself where there are none."""
+        return self.stages or (self,)
+
+    def stage_of(self, step: int) -> "Plan":
+        """The plan by which the step with that index is done."""
+        return next((one for one in self.each_stage if step < one.end_step), self.each_stage[-1])
+
+    def run_s(self, steps: int) -> float:
+        """What the first so many steps of the run should take, without what trains nothing."""
+        return sum(
+            max(min(steps, one.end_step) - one.first_step, 0) * one.forecast.step_s.likeliest
+            for one in self.each_stage
+        )
+
+    @property
+    def run_share(self) -> float:
+        """The share of the time after which `run.steps` of the spec ends the run; 1 without it."""
+        steps = self.run_steps or self.end_step
+        return min(self.run_s(steps) / self.run_s(self.end_step), 1.0)
+
+
+# The identity of an experiment and of a plan: their digests.
+
+
+UNDIGESTED = {
+    "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
+    "search", "forecast",
+}  # fmt: skip
+DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start", "stage", "stages")
+
+
+def plan_digest(plan: Plan) -> str:
+    """The identity of what will be done, without its name and its forecast."""
+    digested = asdict(replace(plan, stages=()))
+    digested["stages"] = [one.digest for one in plan.stages]
+    _leave_out(digested["precision"])
+    absent = {key for key in DIGESTED_IF_GIVEN if not digested[key]}
+    return codec.digest({key: digested[key] for key in digested.keys() - UNDIGESTED - absent})
+
+
+def experiment_digest(experiment: Experiment) -> str:
+    """The identity of an experiment. What it leaves out cannot differ."""
+    values = msgspec.to_builtins(experiment)
+    if not experiment.stages:
+        values.pop("stages", None)
+    _leave_out(values.get("precision", {}))
+    return codec.digest(values)
+
+
+def _leave_out(precision: dict[str, Any]) -> None:
+    """Leave out the type of the first moment where it is none of its own."""
+    if precision.get("first_moment") is None:
+        precision.pop("first_moment", None)

@@ -1,0 +1,344 @@
+"""Proof: what the TPU compiler reports about a Plan. Plain values, no opinions."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.values.plan import Estimate, Link
+
+# Schedule: a step of a compiled program, priced operation by operation. Plain values.
+
+
+ScheduledLink = Literal["ici", "dcn", "host", "hbm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledLine:
+    """Seconds of one step and device by the source line that asks for them.
+
+    `stack` are the lines that lead to it, the outermost first and itself last. `exposed_s` is
+    waited for what it sends or fetches. `flops` are those of its matrix products.
+    """
+
+    line: str
+    stack: tuple[str, ...]
+    products_s: float
+    kernels_s: float
+    copies_s: float
+    other_s: float
+    exposed_s: float
+    flops: float
+
+    @property
+    def total_s(self) -> float:
+        return self.products_s + self.kernels_s + self.copies_s + self.other_s + self.exposed_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledProduct:
+    """Matrix products of one line and shape: seconds of a step, and the share of the peak.
+
+    `shape` is the result's. `fused` are the operations inside the fusion that move data.
+    """
+
+    line: str
+    shape: str
+    fused: tuple[str, ...]
+    calls_per_step: float
+    flops: float
+    seconds: float
+    peak_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledCollective:
+    """Alike transfers of one line: on the wire, and waited for.
+
+    `link` is `ici` or `dcn` for what goes to other devices, `host` for what goes to the host, `hbm`
+    for what is fetched into the chip's own fast memory. `algorithm` is the compiler's name for how
+    it runs; empty where it gives none. A synchronous one hides behind nothing; `behind` is the line
+    whose computation runs most while an asynchronous one is on its way, `behind_s` all that runs.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    link: ScheduledLink
+    algorithm: str
+    asynchronous: bool
+    line: str
+    calls_per_step: float
+    bytes_per_step: float
+    wire_s: float
+    exposed_s: float
+    behind: str
+    behind_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledEvent:
+    """Something that runs in one round of a loop. `track`: compute, or the link it keeps busy."""
+
+    track: str
+    kind: str
+    name: str
+    line: str
+    start_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledLoop:
+    """One round of a loop over layers, and how often it runs in a step."""
+
+    name: str
+    trips: int
+    round_s: float
+    events: tuple[ScheduledEvent, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A step as the compiler schedules it. The five kinds of seconds add up to `total_s`.
+
+    `exposed_s` is all waiting: for collectives, for other pods, for the host and for the chip's own
+    memory. `unpriced` are kernels without a formula, and loops whose rounds are not known: they
+    count as nothing, or as one round. The longest lines, products and transfers come first.
+    """
+
+    total_s: float
+    products_s: float
+    kernels_s: float
+    copies_s: float
+    other_s: float
+    exposed_s: float
+    flops: float
+    peak_flops_per_s: float
+    lines: tuple[ScheduledLine, ...]
+    products: tuple[ScheduledProduct, ...]
+    collectives: tuple[ScheduledCollective, ...]
+    loops: tuple[ScheduledLoop, ...]
+    unpriced: tuple[str, ...]
+
+
+# --- what a schedule is priced with
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceTorus:
+    """A slice's torus axes, and one direction's rate of a link on each.
+
+    Where a chip is several devices, the last axis joins these: its links belong to a device, the
+    other links to a chip.
+    """
+
+    lengths: tuple[int, ...]
+    wraps: tuple[bool, ...]
+    link_bytes_per_s: tuple[float, ...]
+    devices_per_chip: int
+    hop_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeRates:
+    """How fast a device computes. Kernels reach `kernel_share` of the peak."""
+
+    clock_hz: float
+    peak_flops_per_s: float
+    kernel_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferRates:
+    """Bytes a second of a device, besides those of the slice's links; None where none is known."""
+
+    hbm_bytes_per_s: float
+    host_bytes_per_s: float | None
+    dcn_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRates:
+    """Everything that turns a compiled program's operations into seconds."""
+
+    compute: ComputeRates
+    transfers: TransferRates
+    torus: SliceTorus
+
+
+PROOF_SCHEMA = 4
+
+FaultCode = Literal["not_planned", "too_many_bytes"]
+Payload = Literal["gradients", "weights", "other"]
+DisagreementCode = Literal["peak_memory", "host_memory", "payload", "flops", "uncounted_kernel"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A figure of the compiled program and the Forecast's; None where it has no such line."""
+
+    name: str
+    compiled: float
+    forecast: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """A large buffer of the compiled program. `name` is the trainer's line that makes it."""
+
+    name: str
+    shape: str
+    bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedCollective:
+    """Collectives of one kind, group of axes, link and type: logical payload per device and step.
+
+    All-gather and reduce-scatter count V (n - 1) / n, an all-reduce twice that. Padding, and what
+    the compiler runs in place of a collective, stand in `Proof.changes`.
+    """
+
+    axes: tuple[str, ...]
+    link: Link
+    kind: str
+    dtype: str
+    bytes_per_step: float
+    forecast_bytes_per_step: float | None
+    calls_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerChange:
+    """Bytes that the compiler adds to a collective: by padding it, or by running another kind."""
+
+    what: str
+    axes: tuple[str, ...]
+    link: Link
+    bytes_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcnCrossing:
+    """One operation that crosses pods, the trainer's lines that ask for it, and what it sends.
+
+    `gradients` are sums of what a backward pass made, `weights` are gathered as they are stored.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    bytes_per_step: float
+    calls_per_step: float
+    places: tuple[str, ...]
+    carries: Payload
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossingFault:
+    """What crosses pods and may not.
+
+    `not_planned`: the operation sends something else than the plan's gradients, and its weights
+    where pods share them. `too_many_bytes`: all gradients, or all weights, together are
+    `bytes_per_step`, more than the Forecast's `allowed_bytes_per_step`; the operation sends the
+    most of them.
+    """
+
+    code: FaultCode
+    crossing: DcnCrossing
+    bytes_per_step: float
+    allowed_bytes_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Where the Forecast is off, beyond its tolerance.
+
+    `peak_memory`, `host_memory` and `payload` are bytes, `flops` are FLOPs; `axes` are those of the
+    payload.
+    `uncounted_kernel`: no formula counts the FLOPs of `kernel`.
+    """
+
+    code: DisagreementCode
+    compiled: float = 0.0
+    forecast: float = 0.0
+    axes: tuple[str, ...] = ()
+    kernel: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanChange:
+    """Overrides that lead to another plan, and what that plan should need.
+
+    `peak_hbm_bytes_per_device` is its Forecast, corrected by what the Forecast missed in the plan
+    that was compiled.
+    """
+
+    overrides: tuple[str, ...]
+    peak_hbm_bytes_per_device: float
+    step_s: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerRefusal:
+    """Why the compiler refuses the plan; the figures of the Proof are then what it would need.
+
+    `message` is the compiler's own sentence. `nearest` lead to plans like this one that should fit.
+    """
+
+    message: str
+    needed_bytes: float
+    nearest: tuple[PlanChange, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The compiler's verdict on a Plan, compared with its Forecast.
+
+    `fits`: the compiler accepts the program. `margin_bytes` is `hbm_bytes_per_device` less the
+    peak; it is negative where the compiler accepts more than the catalog says a chip has.
+    `agrees`: the Forecast is right within tolerances; `disagreements` list where it is not. It is
+    None, and so are all figures of the Forecast, where the ledger does not describe the trainer.
+    `memory` is the compiler's own account by class. `ledger` is what is alive at the peak, while
+    `peak_at` runs. FLOPs are those of the compiled program: what is computed twice counts twice.
+    `only_gradients_cross_pods` is also true where nothing crosses; it is false of a plan whose pods
+    share weights. `schedule` is the compiler's own estimate of the step, None where the catalog has
+    no clock for the chip. `crosses_as_planned`: all that crosses is part of the plan. `hints` lead
+    to plans that compute less twice and should fit.
+    """
+
+    schema: int
+    plan_digest: str
+    trainer: str
+    fits: bool
+    agrees: bool | None
+    refusal: CompilerRefusal | None
+    hbm_bytes_per_device: float
+    peak_hbm_bytes_per_device: float
+    forecast_peak_hbm_bytes_per_device: float | None
+    host_bytes_per_device: float
+    forecast_host_bytes_per_device: float | None
+    margin_bytes: float
+    memory: dict[str, float]
+    ledger: tuple[Comparison, ...]
+    peak_at: str
+    buffers: tuple[Buffer, ...]
+    collectives: tuple[ComparedCollective, ...]
+    changes: tuple[CompilerChange, ...]
+    only_gradients_cross_pods: bool
+    crosses_as_planned: bool
+    crossing_faults: tuple[CrossingFault, ...]
+    crossings: tuple[DcnCrossing, ...]
+    flops_per_device: float
+    forecast_flops_per_device: float | None
+    flops: tuple[Comparison, ...]
+    schedule: Schedule | None
+    disagreements: tuple[Disagreement, ...]
+    hints: tuple[PlanChange, ...]
+    compile_s: float
+    compiler_memory_bytes: float
+    versions: dict[str, str]
+
+    @property
+    def passes(self) -> bool:
+        """Whether the plan may run as it is."""
+        return self.fits and self.crosses_as_planned

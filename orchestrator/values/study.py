@@ -1,0 +1,312 @@
+"""A study: one spec varied, trial by trial. Plain values."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.values.plan import Estimate, PlanWarning
+from orchestrator.values.report import NotCompared, Spread
+from orchestrator.values.run import ProcessIdentity, Run
+from orchestrator.values.spec import Spec
+
+StudyKind = Literal["scaling", "sweep"]
+Scaling = Literal["strong", "weak"]
+AfterFailure = Literal["stop", "go on"]
+StudyState = Literal["running", "stopped", "succeeded"]
+
+
+def kind_text(scaling: Scaling | None) -> str:
+    """A kind of study in words."""
+    return f"{scaling} scaling" if scaling else "sweep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One point of a study: the varied settings as written, and the spec that results."""
+
+    number: int
+    settings: dict[str, str]
+    spec: Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The trials in the order in which they run, each `repeats` times.
+
+    `base` is the file of the varied spec, relative to the study's file. With `strong` scaling all
+    trials have the same batch; with `weak` scaling it grows with the pods. A sweep has none: it
+    compares losses.
+    """
+
+    name: str
+    scaling: Scaling | None
+    vary: tuple[str, ...]
+    repeats: int
+    after_failure: AfterFailure
+    trials: tuple[Trial, ...]
+    base: str = ""
+
+    @property
+    def kind(self) -> StudyKind:
+        return "sweep" if self.scaling is None else "scaling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySubmission:
+    """What is fixed when a study is submitted.
+
+    `steps` applies to every run; None where each spec has its own. `devices` is the size of a
+    rehearsed pod, None for the smallest. `digest` identifies the whole request.
+    """
+
+    schema: int
+    id: str
+    digest: str
+    at_s: float
+    study: Study
+    steps: int | None
+    devices: int | None
+    rehearsal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStart:
+    """A run that was started for a repeat of a trial; `run` is its key."""
+
+    at_s: float
+    trial: int
+    repeat: int
+    run: str
+    by: ProcessIdentity
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyStatus:
+    """The state of a study at `read_at_s`.
+
+    It is `running` while a run of it is live or about to start, `succeeded` when every repeat of
+    every trial has, and `stopped` otherwise: submitting it again continues it. `done` of the
+    `total` repeats have succeeded, or diverged in a sweep; `runs` are all that were started and not
+    removed, in order.
+    """
+
+    study: str
+    id: str
+    name: str
+    kind: StudyKind
+    scaling: Scaling | None
+    state: StudyState
+    journal: str
+    submitted_at_s: float
+    read_at_s: float
+    done: int
+    total: int
+    runs: tuple[Run, ...]
+
+
+# Predicted and measured scaling: trials of one spec on more and fewer chips. Plain values.
+
+
+ScalingKind = Literal["scaling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrial:
+    """The plan of a trial in figures.
+
+    `efficiency` is its tokens per second per chip over those of the smallest trial of its series:
+    of the trials that differ only in their number of chips. `warnings` are the plan's.
+    """
+
+    plan_digest: str
+    pods: int
+    chips: int
+    sequences: int
+    mesh: dict[str, int]
+    step_s: Estimate
+    mfu: Estimate
+    tokens_per_s_per_chip: Estimate
+    efficiency: Estimate
+    bound: str
+    days: Estimate
+    dollars: Estimate | None
+    warnings: tuple[PlanWarning, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialForecast:
+    """A trial and its plan; without one, `infeasible` is the error.
+
+    `series` holds the settings that it shares with the trials it is compared with.
+    """
+
+    number: int
+    settings: dict[str, str]
+    series: dict[str, str]
+    planned: PlannedTrial | None
+    infeasible: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingForecast:
+    """The predicted scaling of a study."""
+
+    kind: ScalingKind = "scaling"
+    schema: int
+    name: str
+    scaling: Scaling
+    vary: tuple[str, ...]
+    trials: tuple[TrialForecast, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedTrial:
+    """The runs of a trial that succeeded: medians over them, with the extremes.
+
+    `efficiency` is measured tokens per second per chip over those of the smallest measured trial
+    of its series.
+    """
+
+    runs: tuple[str, ...]
+    step_s: Spread
+    mfu: Spread | None
+    tokens_per_s_per_chip: Spread
+    efficiency: Spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialReport:
+    """A trial, predicted and measured.
+
+    `predicted` belongs to the plan that ran or, where `not_compared` is set, to the plan for chips.
+    `expected_s` is the expected step, where the forecast has one. `chips` counts what ran.
+    `unfinished` holds the state of each run that has not succeeded, unless a later run of the same
+    repeat has.
+    """
+
+    number: int
+    settings: dict[str, str]
+    series: dict[str, str]
+    chips: int
+    done: int
+    unfinished: dict[str, str]
+    predicted: PlannedTrial | None
+    expected_s: float | None
+    not_compared: NotCompared | None
+    measured: RepeatedTrial | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapExplanation:
+    """A ledger line that grows over the trials as the gap between measured and predicted does.
+
+    The lines are those of the expected step or, without one, of the lower bound. `resource` is
+    empty where a line has none. Adding the line `times` more leaves the least squared gaps;
+    `share` is the share of them that this explains. It is a hint: other lines may grow alike.
+    """
+
+    line: str
+    resource: str
+    times: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingReport:
+    """The measured scaling of a study compared with the predicted one."""
+
+    kind: ScalingKind = "scaling"
+    schema: int
+    study: str
+    name: str
+    scaling: Scaling
+    vary: tuple[str, ...]
+    repeats: int
+    rehearsal: bool
+    trials: tuple[TrialReport, ...]
+    explanations: tuple[GapExplanation, ...]
+
+
+# A sweep: trials that differ in settings and are compared by their losses. Plain values.
+
+
+SweepKind = Literal["sweep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSweepTrial:
+    """The plan of a trial in figures. `days` and `dollars` are those of its `steps`."""
+
+    plan_digest: str
+    pods: int
+    chips: int
+    sequences: int
+    mesh: dict[str, int]
+    steps: int
+    step_s: Estimate
+    mfu: Estimate
+    bound: str
+    days: Estimate
+    dollars: Estimate | None
+    warnings: tuple[PlanWarning, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTrialForecast:
+    """A trial and its plan; without one, `infeasible` is the error."""
+
+    number: int
+    settings: dict[str, str]
+    planned: PlannedSweepTrial | None
+    infeasible: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepForecast:
+    """What a sweep costs. `days` and `dollars` are the sums over all repeats of all trials that
+    have a plan, one after another. `dollars` is None where a price is unknown.
+    """
+
+    kind: SweepKind = "sweep"
+    schema: int
+    name: str
+    vary: tuple[str, ...]
+    repeats: int
+    trials: tuple[SweepTrialForecast, ...]
+    days: Estimate | None
+    dollars: Estimate | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTrialReport:
+    """A trial of a sweep as it was measured.
+
+    `loss` is the mean over the last tenth of its steps, and `losses` are (step, loss) along the
+    way, each a mean over its part of the steps. `runs` are all its runs with their states.
+    """
+
+    number: int
+    settings: dict[str, str]
+    runs: dict[str, str]
+    steps_done: int
+    steps: int
+    loss: float | None
+    losses: tuple[tuple[int, float], ...]
+    step_s: Spread | None
+    expected_s: float | None
+    mfu: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepReport:
+    """The losses of a sweep. `best` is the trial with the lowest loss of those that did all their
+    steps; None while there is none.
+    """
+
+    kind: SweepKind = "sweep"
+    schema: int
+    study: str
+    name: str
+    vary: tuple[str, ...]
+    rehearsal: bool
+    trials: tuple[SweepTrialReport, ...]
+    best: int | None

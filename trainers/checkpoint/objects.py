@@ -1,0 +1,359 @@
+"""Writes states to a bucket and reads them, by TensorStore: each process writes its own shards.
+
+An array is a zarr (version 3) whose chunks are objects, each with a CRC-32C. Processes tell by
+small objects that they have written; the primary then writes the manifest.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jax
+import msgspec
+import numpy as np
+import tensorstore as ts
+
+from orchestrator.storage.addresses import Place, place_of
+from orchestrator.storage.bucket import GCS_ENDPOINT, Bucket, StoredObject, s3_settings
+from orchestrator.values import codec
+from trainers.checkpoint.step_folders import NAME, Owner, owner_of, step_of
+from trainers.checkpoint.summed_orbax import NO_TABLES, TIMEOUT_S, Rows, Shapes, leaf_name
+
+# The saved steps of a run on a bucket: objects, and a manifest that makes them a step.
+
+
+MANIFEST = "manifest.json"
+NOTES = "written/"  # by each process, once its shards are there
+# An object's size, and the sum that the store made of its bytes.
+Sum = tuple[int, str]
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """An array of a state: its type, its shape, and the shape of the chunks that objects hold."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+
+
+class StepManifest(msgspec.Struct, frozen=True):
+    """What a step consists of."""
+
+    leaves: dict[str, Leaf]
+    objects: dict[str, Sum]
+
+
+@dataclass(frozen=True)
+class StepObjects:
+    """The steps below a folder of a bucket, each named by its number and by whose it is."""
+
+    place: Place
+
+    @property
+    def folder(self) -> Path:
+        return self.place.path
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.place.bucket
+
+    def names(self) -> list[str]:
+        """The names of the saved steps, oldest first; those that are not whole too."""
+        _, prefixes = self.bucket.inside(self.place.prefix)
+        names = [one.rstrip("/").rpartition("/")[2] for one in prefixes]
+        names = [one for one in names if NAME.fullmatch(one)]
+        return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
+
+    def prefix(self, name: str) -> str:
+        """What the names of a step's objects begin with."""
+        return f"{self.place.prefix}{name}/"
+
+    def prepare(self) -> None:
+        """A bucket has no folders to make."""
+
+    def delete(self, name: str) -> None:
+        """Remove a step: without its manifest it is none."""
+        manifest = self.prefix(name) + MANIFEST
+        self.bucket.delete([manifest])
+        self.bucket.delete([one.name for one in self.bucket.below(self.prefix(name))])
+
+    def set_aside(self, name: str) -> None:
+        """A damaged step stays where it is, as another attempt saves under another name."""
+
+    def sweep(self, owner: Owner) -> None:
+        """Remove the steps that an owner and those before it did not finish."""
+        for name in self.names():
+            if owner_of(name) <= owner and not self.is_whole(name):
+                self.delete(name)
+
+    # --- the identity of a run
+
+    def read_small(self, name: str) -> bytes:
+        return self.bucket.read(self.place.prefix + name)[0]
+
+    def create_small(self, name: str, content: bytes) -> None:
+        """Create a file beside the steps, unless it is there."""
+        try:
+            self.bucket.create(self.place.prefix + name, content)
+        except FileExistsError:
+            return
+
+    # --- whether a step is whole
+
+    def is_whole(self, name: str) -> bool:
+        """Whether a step has its manifest: it comes last."""
+        return self.bucket.has(self.prefix(name) + MANIFEST)
+
+    def manifest(self, name: str) -> StepManifest:
+        return codec.from_json(self.bucket.read(self.prefix(name) + MANIFEST)[0], StepManifest)
+
+    def write_manifest(self, name: str, leaves: dict[str, Leaf]) -> None:
+        """Make a step of the objects that are there."""
+        manifest = StepManifest(leaves=leaves, objects=self._sums(name))
+        content = msgspec.json.encode(manifest, order="sorted")
+        self.bucket.create(self.prefix(name) + MANIFEST, content)
+
+    def sums_digest(self, name: str) -> str:
+        """The sha256 of a step's manifest."""
+        return hashlib.sha256(self.bucket.read(self.prefix(name) + MANIFEST)[0]).hexdigest()
+
+    def fault(
+        self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
+    ) -> str | None:
+        """What is wrong with a step, or None. The first of several readers looks for all."""
+        assert of > share
+        if share:
+            return None
+        try:
+            expected = self.manifest(name).objects
+        except FileNotFoundError:
+            return f"{MANIFEST} is missing"
+        except (OSError, msgspec.DecodeError) as error:
+            return f"{MANIFEST} cannot be read: {error}"
+        if sha256 is not None and self.sums_digest(name) != sha256:
+            return f"{MANIFEST} is not the one that was recorded"
+        found = self._sums(name)
+        if lost := sorted(set(expected) - set(found)):
+            return f"{lost[0]} is missing"
+        if changed := sorted(one for one, summed in expected.items() if found[one] != summed):
+            return f"{changed[0]} is not as it was written"
+        return None
+
+    def _sums(self, name: str) -> dict[str, Sum]:
+        prefix = self.prefix(name)
+        inside = {one.name.removeprefix(prefix): one for one in self.bucket.below(prefix)}
+        return {
+            one: (found.size, _sum_of(found))
+            for one, found in inside.items()
+            if one != MANIFEST and not one.startswith(NOTES)
+        }
+
+    # --- what processes tell one another
+
+    def note_written(self, name: str, process: int, error: str = "") -> None:
+        self.bucket.replace(f"{self.prefix(name)}{NOTES}{process}", error.encode())
+
+    def notes(self, name: str) -> Sequence[str]:
+        """What the processes that have written said: an error, or nothing."""
+        found = self.bucket.below(self.prefix(name) + NOTES)
+        return [self.bucket.read(one.name)[0].decode() if one.size else "" for one in found]
+
+
+def _sum_of(found: StoredObject) -> str:
+    versions: dict[str, str | None] = msgspec.json.decode(found.version)
+    return versions["e_tag"] or versions["version"] or ""
+
+
+def step_objects(folder: Path) -> StepObjects | None:
+    """The steps of a folder that a bucket has; None for one of a file system."""
+    place = place_of(folder)
+    return None if place is None else StepObjects(place)
+
+
+Tree = Any
+CHUNK_BYTES = 64 << 20
+POLL_S = 0.2
+THREADS = 16
+CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+
+
+class ObjectSaver:
+    """Saves one state at a time in the background."""
+
+    def __init__(self, steps: StepObjects) -> None:
+        self._steps, self._process = steps, jax.process_index()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, name: str, state: Tree) -> None:
+        """Copy the state off the devices, and write it in the background."""
+        self.wait()
+        shards = [
+            (leaf_name(path), leaf, shard.index, np.array(shard.data, copy=True))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+            for shard in leaf.addressable_shards
+            if shard.replica_id == 0
+        ]
+        leaves = {
+            leaf_name(path): _leaf(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        }
+
+        def write() -> None:
+            try:
+                self._write(name, leaves, shards)
+            except BaseException as error:  # noqa: BLE001  `wait` raises it where it is awaited
+                self._error = error
+
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, name: str, leaves: dict[str, Leaf], shards: list[Any]) -> None:
+        try:
+            if self._process == 0:
+                for leaf, kind in leaves.items():
+                    self._array(name, leaf, kind, create=True)
+            writes = [
+                self._array(name, leaf, leaves[leaf])[index].write(data)
+                for leaf, _, index, data in shards
+            ]
+            for one in writes:
+                one.result()
+        except BaseException as error:
+            self._steps.note_written(name, self._process, str(error) or type(error).__name__)
+            raise
+        self._steps.note_written(name, self._process)
+        if self._process == 0:
+            self._await(lambda: self._all_wrote(name), name)
+            self._steps.write_manifest(name, leaves)
+        else:
+            self._await(lambda: self._steps.is_whole(name), name)
+
+    def _all_wrote(self, name: str) -> bool:
+        notes = self._steps.notes(name)
+        if failed := next((one for one in notes if one), None):
+            raise OSError(f"a process could not write its shards: {failed}")
+        return len(notes) == jax.process_count()
+
+    def _await(self, done: Callable[[], bool], name: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not done():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name}: not every process has written after {TIMEOUT_S} s")
+            time.sleep(POLL_S)
+
+    def wait(self) -> None:
+        """Wait until the last save has ended; raise what failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise what failed; never waits."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self.wait()
+
+    # --- reading
+
+    def shapes(self, name: str) -> Shapes:
+        """The type and shape of each leaf of a step."""
+        leaves = self._steps.manifest(name).leaves
+        return {leaf: (kind.dtype, kind.shape) for leaf, kind in leaves.items()}
+
+    def restore(self, name: str, target: Tree, table_rows: Rows = NO_TABLES) -> Tree:
+        """A state as `target` shapes and shards it; rows of a table that it lacks are zeros."""
+        del table_rows  # the target has as many rows as it has
+        leaves = self._steps.manifest(name).leaves
+        named, tree = jax.tree_util.tree_flatten_with_path(target)
+
+        def read(path_and_leaf: tuple[Any, Any]) -> jax.Array:
+            path, leaf = path_and_leaf
+            stored = self._array(name, leaf_name(path), leaves[leaf_name(path)])
+            return jax.make_array_from_callback(
+                leaf.shape, leaf.sharding, lambda index: _read_part(stored, index or (), leaf)
+            )
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            return jax.tree_util.tree_unflatten(tree, list(pool.map(read, named)))
+
+    def _array(self, name: str, leaf: str, kind: Leaf, *, create: bool = False) -> Any:
+        return stored_array(self._steps, name, leaf, kind, create=create)
+
+
+def stored_array(
+    steps: StepObjects, name: str, leaf: str, kind: Leaf, *, create: bool = False
+) -> Any:
+    """An array of a step, as TensorStore reads and writes it."""
+    bucket = steps.bucket
+    path = f"{steps.prefix(name)}{quote(leaf, safe='._-')}/"
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {**driver(bucket.scheme), "bucket": bucket.name, "path": path},
+        "metadata": {
+            "shape": kind.shape,
+            "data_type": kind.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": kind.chunk}},
+            "codecs": CODECS,
+        },
+        "create": create,
+        "open": True,
+        "assume_metadata": not create,
+    }
+    return ts.open(spec).result()
+
+
+def driver(scheme: str) -> dict[str, Any]:
+    """TensorStore's driver for a kind of bucket, at the endpoint that the environment names."""
+    if scheme == "gs":
+        if endpoint := os.environ.get(GCS_ENDPOINT):
+            url = endpoint if "://" in endpoint else f"http://{endpoint}"
+            os.environ["TENSORSTORE_GCS_HTTP_URL"] = url
+        return {"driver": "gcs"}
+    settings = s3_settings()
+    where: dict[str, Any] = {"endpoint": settings["endpoint"]} if "endpoint" in settings else {}
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        where["aws_credentials"] = {"type": "environment"}  # else it asks everywhere, loudly
+    return {"driver": "s3", "aws_region": settings["region"], **where}
+
+
+def _leaf(leaf: jax.Array) -> Leaf:
+    shard = leaf.sharding.shard_shape(leaf.shape)
+    dtype = str(leaf.dtype)
+    return Leaf(dtype=dtype, shape=leaf.shape, chunk=chunk_shape(shard, leaf.dtype.itemsize))
+
+
+def chunk_shape(shard: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """A part of a shard that divides it, of at most CHUNK_BYTES where its sizes have divisors."""
+    chunk = [max(size, 1) for size in shard]
+    while int(np.prod(chunk)) * item_bytes > CHUNK_BYTES:
+        sizes = [(size, axis) for axis, size in enumerate(chunk) if size > 1]
+        _, axis = max(sizes)
+        size = chunk[axis]
+        chunk[axis] = size // next(n for n in range(2, size + 1) if size % n == 0)
+    return tuple(chunk)
+
+
+def _read_part(stored: Any, index: tuple[slice, ...], leaf: Any) -> np.ndarray[Any, Any]:
+    """The part of an array that a device wants; zeros where the array has no such rows."""
+    bounds = [one.indices(size)[:2] for one, size in zip(index, leaf.shape, strict=True)]
+    there = tuple(
+        slice(start, min(stop, size))
+        for (start, stop), size in zip(bounds, stored.shape, strict=True)
+    )
+    part = np.zeros([stop - start for start, stop in bounds], leaf.dtype)
+    if all(one.start < one.stop for one in there):
+        inside = tuple(slice(0, one.stop - one.start) for one in there)
+        part[inside] = stored[there].read().result()
+    return part

@@ -1,0 +1,241 @@
+"""Microbenchmarks: times operations and steps of a trainer on the devices at hand. Knows JAX."""
+
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+from orchestrator.network.description import Scores
+from orchestrator.planning import flops
+from orchestrator.planning.calibrated import Measurements, Operation, Timing
+from orchestrator.processes import end_with_parent
+from orchestrator.values import codec
+from orchestrator.values.fields import DType, MatmulType
+from orchestrator.values.plan import Plan
+from trainers.contract import build, load, place
+from trainers.data.batches import Synthetic
+from trainers.llama.attention_kernels import attention
+from trainers.llama.runtime import DTYPES
+from trainers.loop import share_compiled_programs
+from trainers.multihost import barrier
+
+# How amounts of work are timed: one after another, in rounds.
+
+
+ROUNDS = 9
+
+
+def in_rounds(
+    operation: Operation, dtype: MatmulType, runs: Mapping[float, Callable[[], float]]
+) -> Timing:
+    """Time every amount once in each round, so that other programs disturb few runs of each.
+
+    A run does its work once and returns the seconds.
+    """
+    rounds = [[run() for run in runs.values()] for _ in range(ROUNDS)]
+    quartiles = [statistics.quantiles(seconds, n=4) for seconds in zip(*rounds, strict=True)]
+    return Timing(
+        operation=operation,
+        dtype=dtype,
+        points=tuple((amount, q[1]) for amount, q in zip(runs, quartiles, strict=True)),
+        spread=max((high - low) / median for low, median, high in quartiles),
+    )
+
+
+# What one device does alone, timed in sizes that grow until a run takes long.
+
+
+OPERATIONS: tuple[tuple[Operation, int], ...] = (
+    ("matmul", 0),
+    ("copy", 0),
+    ("attention", 64),
+    ("attention", 128),
+)
+# The smallest and the largest amount, in FLOPs or bytes.
+AMOUNTS: dict[Operation, tuple[float, float]] = {
+    "matmul": (1e8, 5e12),
+    "copy": (1e6, 1e9),
+    "attention": (1e9, 1e12),
+}
+GROWTH = 8
+LONG_S = 0.2  # no run takes longer, but for the smallest amount
+RUN_S = 0.02  # a run repeats its work until it takes about this long
+MOST_REPEATS = 2000
+LENGTH = 2048  # of attention
+MATMULS = 3  # forward, and backward for the input and for the weight
+ATTENTION_PASSES = 9 / 2  # forward and backward, in forward passes, as the ledger counts
+SMALL = 1e-3
+
+Body = Callable[[Any], Any]  # of arrays: the same shapes again
+Work = tuple[Body, tuple[jax.Array, ...], float]  # a body, what it begins with, and its amount
+
+
+def device_timings() -> Iterator[Timing]:
+    """All operations in all types, on the first device."""
+    for operation, head_dim in OPERATIONS:
+        for dtype in get_args(DType):
+            yield timed(operation, dtype, head_dim)
+
+
+def timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing:
+    """An operation at each size."""
+    amount, most = AMOUNTS[operation]
+    runs: dict[float, Callable[[], float]] = {}
+    with jax.default_device(jax.local_devices()[0]):
+        while amount <= most:
+            body, start, done = work(operation, DTYPES[dtype], head_dim, amount)
+            runs[done] = compiled(body, start)
+            amount = GROWTH * amount if GROWTH * runs[done]() < LONG_S else 2 * most
+        return replace(in_rounds(operation, dtype, runs), head_dim=head_dim)
+
+
+def compiled(body: Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
+    """What does the body often enough to be timed, and returns the seconds of once."""
+
+    def repeat(count: jax.Array, arrays: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda _, before: body(before), arrays)
+
+    executable = jax.jit(repeat).lower(jnp.int32(0), start).compile()
+
+    def seconds(count: int) -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(executable(jnp.int32(count), start))
+        return (time.perf_counter() - begin) / count
+
+    seconds(1)
+    count = int(min(max(RUN_S / max(seconds(2), 1e-7), 1), MOST_REPEATS))
+    return lambda: seconds(count)
+
+
+def work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> Work:
+    if operation == "matmul":
+        return matmul(dtype, amount)
+    return copy(dtype, amount) if operation == "copy" else attend(dtype, head_dim, amount)
+
+
+def matmul(dtype: Any, amount: float) -> Work:
+    """A product and its backward pass: each multiplies in an order of its own."""
+    size = round((amount / 2 / MATMULS) ** (1 / 3) / 16) * 16
+    square = jnp.full((size, size), SMALL, dtype)
+
+    def body(arrays: Any) -> Any:
+        x, weight = arrays
+        y = x @ weight
+        return y @ weight.T, x.T @ y
+
+    return body, (square, square), 2.0 * MATMULS * size**3
+
+
+def copy(dtype: Any, amount: float) -> Work:
+    """Every number read and written."""
+    numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), SMALL, dtype)
+    return lambda arrays: (arrays[0] * dtype(0.5),), (numbers,), 2.0 * numbers.nbytes
+
+
+def attend(dtype: Any, head_dim: int, amount: float) -> Work:
+    """The trainer's attention of one sequence with many heads, forward and backward."""
+    head_flops = 4 * ATTENTION_PASSES * head_dim * LENGTH**2
+    heads = max(1, round(amount / head_flops))
+    scores = Scores(scale=head_dim**-0.5)
+    kernel = attention(jax.local_devices()[0].platform, dtype, LENGTH, 1, scores)
+    tensor = jnp.full((1, LENGTH, heads, head_dim), SMALL, dtype)
+
+    def body(arrays: Any) -> Any:
+        y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None, None), *arrays)
+        return jax.tree.map(lambda x, dx: x + SMALL * dx, arrays, backward(y))
+
+    return body, (tensor,) * 3, heads * head_flops
+
+
+# The step of a plan's trainer, timed with fewer layers than the plan has.
+
+
+def step_timing(plan: Plan) -> Timing:
+    """The step at each depth."""
+    runs = {float(one): CompiledStep(with_layers(plan, one)).seconds for one in depths(plan)}
+    return in_rounds("step", plan.precision.compute, runs)
+
+
+def depths(plan: Plan) -> tuple[int, ...]:
+    """One layer, and three quarters of the layers, at least two."""
+    return 1, max(2, plan.model.layers * 3 // 4)
+
+
+def with_layers(plan: Plan, layers: int) -> Plan:
+    model = replace(plan.model, layers=layers)
+    return replace(plan, model=replace(model, parameters=flops.parameters(model)))
+
+
+class CompiledStep:
+    """The step of a plan with a state and a batch; the devices have done it once."""
+
+    def __init__(self, plan: Plan) -> None:
+        program = build(load(plan.trainer), plan, jax.devices())
+        self.step = program.step.lower(program.state, program.batch).compile()
+        barrier(f"a step of {plan.model.layers} layers is compiled")
+        self.state = jax.block_until_ready(program.init(plan.seed))
+        data = Synthetic(plan.model.vocab, plan.batch.length, plan.seed)
+        self.batch = place(program, lambda start, stop: data.batch(0, range(start, stop)))
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Do the next step."""
+        begin = time.perf_counter()
+        self.state, metrics = self.step(self.state, self.batch)
+        jax.block_until_ready((self.state, metrics))
+        return time.perf_counter() - begin
+
+
+# One of the processes that measure a machine.
+
+
+def main() -> None:
+    """Measure, and exit without waiting for JAX's threads."""
+    end_with_parent(lambda: os._exit(1))
+    status = 1
+    try:
+        measure(*sys.argv[1:])
+        status = 0
+    except Exception:  # noqa: BLE001  the parent shows its last lines
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def measure(result: str, *how: str) -> None:
+    """Time one device's operations, or a plan's step."""
+    timings = tuple(rehearsal_timings(*how) if how else device_timings())
+    if jax.process_index() == 0:
+        device = jax.local_devices()[0]
+        measured = Measurements(
+            platform=device.platform, device_kind=device.device_kind, timings=timings
+        )
+        Path(result).write_bytes(codec.to_json(measured))
+    barrier("the machine is measured")
+
+
+def rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:
+    """A large matmul on all cores, in the first process alone; the step in all together."""
+    plan = codec.from_json(Path(path).read_bytes(), Plan)
+    share_compiled_programs()
+    if plan.hosts > 1:
+        jax.distributed.initialize(
+            address, plan.hosts, int(process), coordinator_bind_address=address
+        )
+    if process == "0":
+        yield timed("matmul", plan.precision.compute)
+    barrier("matmuls are measured")
+    yield step_timing(plan)
+
+
+if __name__ == "__main__":
+    main()
