@@ -180,9 +180,9 @@ def test_a_claim_on_a_run_that_is_being_removed_is_withdrawn(
     first = f"bucket/team/runs/{record.key}/events/000001.json"
     original = files.write_new
 
-    def write_after_removal(path: Path, content: bytes) -> None:
+    def write_after_removal(path: Path, content: bytes, mode: int = 0o666) -> None:
         bucket_server.objects.pop(first, None)
-        original(path, content)
+        original(path, content, mode)
 
     monkeypatch.setattr(files, "write_new", write_after_removal)
     with pytest.raises(UnknownRun):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+import orchestrator as api
 from orchestrator import journal, storage
 from orchestrator.launch.hosts.backend import end
 from orchestrator.launch.hosts.meeting import HostName, HostState, Meeting, Order
-from orchestrator.run import api
 from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
 from tests.conftest import ROOT
 

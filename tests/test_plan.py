@@ -164,7 +164,8 @@ def test_every_process_makes_the_same_bytes(seed: str, four_pods: Plan) -> None:
     """Hash seeds and locales do not change a plan."""
     code = (
         "import sys; sys.path.insert(0, '.');"
-        "from tests.example_specs import spec_of; from orchestrator.planning.planner import make_plan;"
+        "from tests.example_specs import spec_of;"
+        "from orchestrator.planning.planner import make_plan;"
         "from orchestrator.values import codec;"
         "sys.stdout.buffer.write(codec.to_json(make_plan(spec_of())))"
     )

@@ -142,9 +142,9 @@ def no_file_sync() -> None:
     """Write whole files without syncing them; folders are synced."""
     real = files._write_whole
 
-    def write(path: Path, content: bytes) -> None:
+    def write(path: Path, content: bytes, mode: int = 0o666) -> None:
         synced, os.fsync = os.fsync, unsynced
-        real(path, content)
+        real(path, content, mode)
         os.fsync = synced
 
     files._write_whole = write

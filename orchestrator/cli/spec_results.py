@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import orchestrator as orch
 from orchestrator.errors import refuse_options
 from orchestrator.proving.proof_folder import has_plan
-from orchestrator.run import specs
 from orchestrator.run.next_commands import spec_command, stage_option
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen
@@ -76,10 +76,10 @@ def plan_result(
     if other:
         refuse_options(options.typed | {"--stage": None}, ONE_SPEC)
         return _plan_diff(spec, other, overrides, options.stage)
-    if specs.is_study(spec):
+    if orch.is_study(spec):
         refuse_options(options.typed, ONE_SPEC)
         return _study_forecast(spec, overrides, progress)
-    loaded = specs.load(spec, overrides)
+    loaded = orch.load(spec, overrides)
     if options.has_offers(loaded):
         return _offers(spec, loaded, options)
     return _plans(spec, loaded, options)
@@ -92,10 +92,10 @@ def _plans(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
     stage = options.stage
     if has_many_plans(spec, stage):
         refuse_options({"--alternatives": options.alternatives}, ONE_STAGE)
-    made = specs.plans(spec, 1 + options.alternatives, profile=options.profile, stage=stage)
+    made = orch.plans(spec, 1 + options.alternatives, profile=options.profile, stage=stage)
     plans = with_missing_inputs(made, spec, path.parent)
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
-    odds = [None if stage else specs.deadline_odds(spec, one) for one in plans]
+    odds = [None if stage else orch.deadline_odds(spec, one) for one in plans]
     detail = options.detail or "usual"
     values = [*map(PlanWithOdds.of, plans, odds)]
     value = values if options.alternatives else values[0]
@@ -122,14 +122,14 @@ def _offers(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
 
     names = ("--alternatives", "--profile", "--stage")
     refuse_options({name: options.typed[name] for name in names}, CHOSEN_SLICES)
-    found = specs.offers(
+    found = orch.offers(
         spec, by=options.by, budget=options.budget, chips=options.chips, prices=options.prices
     )
     return CommandResult(
         found,
         lambda: offers_for_spec_screen(found, path, spec.overrides, options.detail or "usual"),
         exit_code=endings.of_offers(found),
-        written=specs.write_offers(found, options.html) if options.html else None,
+        written=orch.write_offers(found, options.html) if options.html else None,
     )
 
 
@@ -138,7 +138,7 @@ def _plan_diff(
 ) -> CommandResult:
     from orchestrator.show.plan_diff_screen import plan_diff_screen
 
-    found = specs.diff(first, specs.load(second, overrides), stage=stage)
+    found = orch.diff(first, orch.load(second, overrides), stage=stage)
     following = spec_command("plan", second, overrides, *stage_option(stage))
     return CommandResult(found, lambda: plan_diff_screen(found, following))
 
@@ -147,7 +147,7 @@ def _study_forecast(path: Path, overrides: Sequence[str], progress: "Progress") 
     from orchestrator.cli import endings
     from orchestrator.show.sweep_screens import forecast_screen
 
-    found = specs.study(path, overrides, progress=progress)
+    found = orch.study(path, overrides, progress=progress)
     code = endings.of_forecast(found)
     following = "" if code else spec_command("submit", path, overrides)
     return CommandResult(found, lambda: forecast_screen(found, following), exit_code=code)
@@ -166,7 +166,7 @@ def proof_result(
         given = {"--hlo": options.hlo, f"--{options.detail}": options.detail}
         refuse_options(pages | given, ONE_PROOF)
         return _proof_diff(spec, other, overrides, options.stage, progress)
-    loaded = specs.load(spec, overrides)
+    loaded = orch.load(spec, overrides)
     following = spec_command("submit", spec, overrides)
     if has_many_plans(loaded, options.stage):
         refuse_options(pages, ONE_STAGE)
@@ -181,11 +181,11 @@ def _proof(
     from orchestrator.cli import endings
     from orchestrator.show.proof_screen import proof_screens
 
-    found = specs.prove(spec, hlo=options.hlo, progress=progress, stage=options.stage)
+    found = orch.prove(spec, hlo=options.hlo, progress=progress, stage=options.stage)
     others = None
     if options.search_remat:
-        others = specs.prove_less_recompute(spec, progress=progress, stage=options.stage)
-    written = specs.write_schedule(found, options.html) if options.html else None
+        others = orch.prove_less_recompute(spec, progress=progress, stage=options.stage)
+    written = orch.write_schedule(found, options.html) if options.html else None
     return CommandResult(
         found.proof if not others else [found.proof, *(one.proof for one in others)],
         lambda: proof_screens(found, others, following, options.detail or "usual"),
@@ -200,7 +200,7 @@ def _stage_proofs(
     from orchestrator.cli import endings
     from orchestrator.show.proof_screen import stage_proof_screens
 
-    stages = specs.prove_stages(spec, hlo=options.hlo, progress=progress)
+    stages = orch.prove_stages(spec, hlo=options.hlo, progress=progress)
     proofs = [one.proof for one in stages]
     return CommandResult(
         proofs,
@@ -219,8 +219,8 @@ def _proof_diff(
     from orchestrator.cli import endings
     from orchestrator.show.plan_diff_screen import proof_diff_screen
 
-    changed = specs.load(second, overrides)
-    found = specs.prove_diff(first, changed, progress=progress, stage=stage)
+    changed = orch.load(second, overrides)
+    found = orch.prove_diff(first, changed, progress=progress, stage=stage)
     return CommandResult(
         found,
         lambda: proof_diff_screen(found, (first.stem, second.stem)),

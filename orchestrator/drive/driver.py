@@ -110,7 +110,7 @@ def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None
     with tracking.BackgroundRecorder(journal):
         code = run_to_end(Driver(writer, backend, pods))
         run = journal.run()
-        if run.ended_at_s is not None and not run.rehearsal:  # its submitter keeps a rehearsal's
+        if run.ended_at_s is not None and (run.steps_done or not run.rehearsal):
             keep_report(journal)
         return code
 

@@ -53,7 +53,7 @@ from orchestrator.values.spec import Spec
 # Values in JSON files of a run, and whether this version of orch reads them.
 
 
-StoredT = TypeVar("T")
+T = TypeVar("T")
 
 SCHEMAS: dict[type, int] = {Plan: PLAN_SCHEMA, Proof: PROOF_SCHEMA}
 
@@ -62,7 +62,7 @@ class _Numbered(msgspec.Struct):
     schema: int | None = None
 
 
-def read_value(path: Path, kind: type[StoredT]) -> StoredT:
+def read_value(path: Path, kind: type[T]) -> T:
     """The value in a JSON file; `JournalUnreadable` when it cannot be read."""
     return decoded(path, content_of(path), kind)
 
@@ -74,7 +74,7 @@ def content_of(path: Path) -> bytes:
         raise JournalUnreadable(path, f"cannot be read: {error.strerror}") from error
 
 
-def decoded(path: Path, content: bytes, kind: type[StoredT], *, unchanged: bool = False) -> StoredT:
+def decoded(path: Path, content: bytes, kind: type[T], *, unchanged: bool = False) -> T:
     """The value. `unchanged`: the file is as it was written, so whoever wrote it had other keys."""
     written, read = schema_in(content), SCHEMAS.get(kind)
     other = OtherVersion(path, kind.__name__.lower(), written=written, read=read)
@@ -140,7 +140,6 @@ def deadline_at_s(deadline: str, submitted_at_s: float) -> float:
     return submitted_at_s + float(deadline[:-1]) * UNITS[deadline[-1]]
 
 
-T = TypeVar("T")
 Clock = Callable[[], float]
 
 

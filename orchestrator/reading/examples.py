@@ -170,7 +170,7 @@ def write_schema(folder: Path) -> None:
 
 def starter(path: Path) -> str:
     """A small commented spec for that file, named after it; it loads and plans as it stands."""
-    text = resource("spec", STARTER).read_text(encoding="utf-8")
+    text = resource("reading", STARTER).read_text(encoding="utf-8")
     return _named(text, path).replace("my-run.yaml", str(path))
 
 

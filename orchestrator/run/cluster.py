@@ -24,7 +24,6 @@ from orchestrator.run.progress import (
     interruptible,
 )
 from orchestrator.run.requests import Provenance
-from orchestrator.show.rehearsal_screen import cluster_problems
 from orchestrator.storage.addresses import address, folder
 from orchestrator.tracking import destinations
 from orchestrator.values.plan import Plan
@@ -85,7 +84,8 @@ def check_cluster(
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
             preflight = jobs.preflight(needs, launch.archive, tick)
     if preflight.faults:
-        raise OrchError(cluster_problems(launch.address, preflight.faults))
+        faults = (f"  {fault}" for fault in preflight.faults)
+        raise OrchError("\n".join([f"{launch.address} cannot run this", *faults]))
     return jobs, ClusterReady(
         address=launch.address,
         slices=preflight.slices,

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from orchestrator.run.logs import RunLogs
     from orchestrator.run.progress import Progress
-    from orchestrator.show.pages import Page
     from orchestrator.values.report import Report
     from orchestrator.values.run import HealthReport, LogLine, Run, RunHealth, Status, SyncResult
     from orchestrator.values.study import ScalingReport, StudyStatus, SweepReport
@@ -95,17 +94,6 @@ def report(run: str, storage: str | Path = RUNS) -> "Report | ScalingReport | Sw
     if isinstance(record, journal.StudyJournal):
         return report_of_study(record)
     return make_report(record)
-
-
-def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> "Page":
-    """Write the report of a run or a study as one HTML page, `report.html` in its directory."""
-    from orchestrator import journal
-    from orchestrator.show.pages import write_run_page, write_study_page
-
-    record, path = journal.find_run_or_study(folder(storage), run), Path(out) if out else None
-    if isinstance(record, journal.StudyJournal):
-        return write_study_page(record, path)
-    return write_run_page(record, path)
 
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> "list[Report]":

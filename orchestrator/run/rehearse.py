@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator import tracking
-from orchestrator.errors import OrchError, Superseded
+from orchestrator.errors import Superseded
 from orchestrator.journal.creation import RunRequest, create_run
 from orchestrator.journal.ownership import Writer, request_cancel
 from orchestrator.journal.run_journal import Journal
@@ -68,18 +68,6 @@ def run_rehearsal(
         error = drive(writer.journal, rehearsal.plan, signals, progress)
     _end_without_driver(writer, error, interrupted=bool(signals))
     return writer.run()
-
-
-def keep_report(journal: Journal) -> None:
-    """Keep the page of a rehearsal that did any step, and record it with the run."""
-    from orchestrator.run import follow  # noqa: PLC0415
-    from orchestrator.show import pages  # noqa: PLC0415
-
-    if not journal.run().steps_done:
-        return
-    with suppress(OrchError):  # the run has ended as it has; `orch report` says what is wrong
-        pages.keep_report(journal)
-        follow.record_files(journal)
 
 
 def _end_without_driver(writer: Writer, error: str | None, *, interrupted: bool) -> None:

@@ -159,13 +159,6 @@ def offers(
     return make_offers(loaded, wanted)
 
 
-def write_offers(found: "Offers", path: str | Path) -> Path:
-    """Write the page of offers: the frontier as a picture, and the table."""
-    from orchestrator.show.pages import write_offers_page
-
-    return write_offers_page(found, Path(path))
-
-
 def diff(first: SpecSource, second: SpecSource, *, stage: int | None = None) -> "PlanDiff":
     """The difference between the plans of two specs, decision by decision and line by line.
 
@@ -244,13 +237,6 @@ def prove_diff(
     programs = [_program(spec, (), stage) for spec in (first, second)]
     one, other = (prove_plan(spec, made, progress) for spec, made in programs)
     return diff_proofs(one.proof, other.proof)
-
-
-def write_schedule(found: "ProofResult", path: str | Path) -> Path:
-    """Write the page of a proof's schedule: a layer in time, and a flame graph by source line."""
-    from orchestrator.show.pages import write_schedule_page
-
-    return write_schedule_page(found.plan, found.proof, Path(path))
 
 
 def prove_less_recompute(

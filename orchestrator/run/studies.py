@@ -130,7 +130,6 @@ class RehearsalRunner:
         with interruptible("preparing the rehearsal"):
             run = self._run(study, trial)
         tracked = follow.tracked_at_end(Journal(folder(run.journal)))
-        rehearse.keep_report(Journal(folder(run.journal)))
         self.caller.progress(TrialEnded(run=run, tracked=tracked))
         return run
 

@@ -213,7 +213,6 @@ def submit_rehearsal(request: SubmitRequest) -> Run:
     caller.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
     run = rehearse.run_rehearsal(small, plan, proofs, provenance, options.key, progress)
     tracked = follow.tracked_at_end(Journal(folder(run.journal)))
-    rehearse.keep_report(Journal(folder(run.journal)))
     progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
     return run
 

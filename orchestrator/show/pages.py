@@ -9,17 +9,18 @@ from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
 from orchestrator.evidence.scaling import read_trial_runs
 from orchestrator.evidence.studies import report_of_runs
-from orchestrator.journal import boundary, files
+from orchestrator.journal import boundary, files, find_run_or_study
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.planning.odds import Offers
+from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.follow import record_files
+from orchestrator.run.next_commands import RUNS
 from orchestrator.show.page.plan_pages import offers_page, schedule_page
 from orchestrator.show.page.run_page import RunPage, run_page
 from orchestrator.show.page.study_pages import scaling_page, sweep_page
-from orchestrator.storage.addresses import is_copy
+from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
-from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.study import ScalingReport, SweepReport
@@ -60,16 +61,24 @@ def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
     return Page(path=path, report=found)
 
 
-def write_schedule_page(plan: Plan, proof: Proof, out: Path) -> Path:
-    """Write the page of a compiled step's schedule."""
-    if proof.schedule is None:
-        raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {plan.chip}")
-    return _write(out, schedule_page(plan, proof))
+def write_schedule(found: ProofResult, path: str | Path) -> Path:
+    """Write the page of a proof's schedule: a layer in time, and a flame graph by source line."""
+    if found.proof.schedule is None:
+        raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {found.plan.chip}")
+    return _write(Path(path), schedule_page(found.plan, found.proof))
 
 
-def write_offers_page(found: Offers, out: Path) -> Path:
-    """Write the page of offers."""
-    return _write(out, offers_page(found))
+def write_offers(found: Offers, path: str | Path) -> Path:
+    """Write the page of offers: the frontier as a picture, and the table."""
+    return _write(Path(path), offers_page(found))
+
+
+def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> Page:
+    """Write the report of a run or a study as one HTML page, `report.html` in its directory."""
+    record, path = find_run_or_study(folder(storage), run), Path(out) if out else None
+    if isinstance(record, StudyJournal):
+        return write_study_page(record, path)
+    return write_run_page(record, path)
 
 
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:

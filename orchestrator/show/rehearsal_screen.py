@@ -211,11 +211,6 @@ def study_launch_intro(name: str, runs: int, address: str, origin: str) -> str:
     return fit(f"{name}: {counted(runs, 'run')}{order} on the cluster {address}, from {origin}.\n")
 
 
-def cluster_problems(address: str, faults: Sequence[str]) -> str:
-    """Return every reason why a cluster cannot run a plan."""
-    return "\n".join([f"{address} cannot run this", *(f"  {fault}" for fault in faults)])
-
-
 def cluster_screen(address: str, slices: str, hosts: str, storage: str, price: str) -> Screen:
     """Return what a cluster has for a run, and what the run costs."""
     rows = [

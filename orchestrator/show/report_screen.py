@@ -299,7 +299,7 @@ def lost_time(report: Report) -> list[list[Part]]:
 
 SAME = 0.01  # rates this close are equal
 
-compare_screen_Row = tuple[str, ...]
+CompareRow = tuple[str, ...]
 
 
 def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
@@ -330,7 +330,7 @@ def loss(report: Report) -> str:
     return "-" if report.last_loss is None else loss_text(report.last_loss)
 
 
-def speed_row(report: Report) -> compare_screen_Row:
+def speed_row(report: Report) -> CompareRow:
     start = report.run, str(report.pods), count(report.steps_done)
     if report.measured is None:
         return *start, "-", "-", "-", "-", "-", "-"
@@ -364,7 +364,7 @@ def memory(reports: Sequence[Report]) -> Table:
     return Table(rows=[head, *map(memory_row, reports)], columns="<>>>>")
 
 
-def memory_row(report: Report) -> compare_screen_Row:
+def memory_row(report: Report) -> CompareRow:
     memory = report.memory
     sizes = memory.forecast_bytes, memory.compiled_bytes, memory.measured_bytes, memory.hbm_bytes
     return report.run, *("-" if one is None else in_memory(one) for one in sizes)
@@ -375,7 +375,7 @@ def time(reports: Sequence[Report]) -> Table:
     return Table(rows=[head, *map(time_row, reports)], columns="<<>>><")
 
 
-def time_row(report: Report) -> compare_screen_Row:
+def time_row(report: Report) -> CompareRow:
     start = report.run, report.state, str(report.attempts)
     if report.goodput is None:
         return *start, "-", "-", ""

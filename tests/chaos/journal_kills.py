@@ -219,7 +219,7 @@ def judge_removal(storage: Path, acknowledged: set[str]) -> Iterator[str]:
             yield f"is {run.state} with {run.problems}"
 
 
-def write_in_place(path: Path, content: bytes) -> None:
+def write_in_place(path: Path, content: bytes, mode: int = 0o666) -> None:  # noqa: ARG001
     """What a journal must not do."""
     with path.open("xb", buffering=0) as file:
         os.write(file.fileno(), content)

@@ -28,7 +28,6 @@ LEAST_SQUARE = 1e-30  # in place of a second moment that is zero
 LEAST_SCALE = 1e-3  # of an update, where a matrix is smaller
 LARGEST_UPDATE = 1.0  # root mean square, before the scale
 ALONE = ("layers", "experts")  # dimensions of matrices beside one another
-AdafactorTree = Any
 
 
 class Moments(NamedTuple):

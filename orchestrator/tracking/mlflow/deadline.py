@@ -2,7 +2,7 @@
 
 The time limit of the HTTP library begins anew with every byte, so a server that sends one now and
 then would hold a caller for ever. An alarm of the process ends the call whatever it waits for.
-Python delivers signals to its main thread only: in another thread the library's limit alone counts.
+Python delivers signals to its main thread only: in another thread only the library's limit counts.
 """
 
 import signal

@@ -1,0 +1,1 @@
+"""Formats of others, to and from Spec and Plan: MaxText and Kubernetes."""
