@@ -108,7 +108,7 @@ def of_file(scored: Score, path: Path) -> Score:
 
 
 def by_software(by_name: dict[str, Score]) -> str:
-    """The second table of docs/score-evidence.md: each software, with a document and with all left out."""
+    """Return the table of software: with a document left out, and with all of its runs."""
     documents, software = by_name[DOCUMENTS].software, by_name[SOFTWARE].software
     head = ("software", "runs", *("median", "p90", "inside 80 %") * 2, "bias")
     rows: list[tuple[str, ...]] = [head]
