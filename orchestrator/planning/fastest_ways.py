@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from orchestrator.network.mesh_axes import GROUPS
 from orchestrator.planning import flops
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes, stream_bytes
 from orchestrator.planning.step_work import (
     crosses,
@@ -50,7 +50,7 @@ class LeastMemory:
     host_bytes: float
 
 
-def fastest_ways(layout: Layout, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
+def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
     """The ways that may be fastest. `layout` has a row for each policy, and a column for each key
     and number of microbatches, ascending for each key; `margin` is the share of memory left free.
     """
@@ -87,7 +87,7 @@ def joined(parts: Sequence[tuple[Ways, LeastMemory]]) -> tuple[Ways, LeastMemory
     )
 
 
-def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
+def costs_of_policy(layout: Training) -> tuple[Number, Number, Number]:
     """Seconds of a step: what is computed again, HBM traffic of activations, and what else a
     policy costs, its collective at the rate of a whole torus axis.
     """

@@ -13,7 +13,7 @@ from orchestrator.planning import flops
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.infeasible import Infeasible, infeasible
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.plan_warnings import (
     LEDGER_TRAINER,
     accumulation_warnings,
@@ -37,7 +37,6 @@ from orchestrator.planning.search import (
     slice_sizes,
 )
 from orchestrator.planning.stages import joined, placed, stage_spec, stage_specs, whole_plan
-from orchestrator.planning.time import dcn_rate
 from orchestrator.planning.torus import spans_of
 from orchestrator.values.model import Model
 from orchestrator.values.plan import (
@@ -75,7 +74,9 @@ def place_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
     return (*between, *inside)
 
 
-def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dict[str, DeviceGroup]:
+def device_groups(
+    request: SearchRequest, choice: Choice, layout: Training
+) -> dict[str, DeviceGroup]:
     """Each set of devices that a collective joins, with its rate; single devices left out."""
     factors = factors_of(choice)[0]
     groups = {
@@ -84,7 +85,7 @@ def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dic
             size=prod(choice.mesh[axis] for axis in axes),
             link="ici",
             spans=spans_of(request.torus, factors, axes),
-            bytes_per_s=layout.links.rates[name],
+            bytes_per_s=layout.links.bytes_per_s(name),
         )
         for name, axes in GROUPS.items()
     }
@@ -94,7 +95,7 @@ def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dic
             size=layout.mesh[axis],
             link="dcn",
             spans=(),
-            bytes_per_s=dcn_rate(request.chip),
+            bytes_per_s=layout.links.bytes_per_s(axis),
         )
     if layout.model.moe is None:
         del groups["expert"], groups["experts"]
@@ -209,7 +210,7 @@ def write_plan(
 
 
 def compiler_options(
-    chip: Chip, layout: Layout, experiment: Experiment
+    chip: Chip, layout: Training, experiment: Experiment
 ) -> dict[str, bool | int | float | str]:
     """The chip's options, and those of the spec, which come first."""
     share = layout.devices_along(SHARED_OVER_DCN) > 1
