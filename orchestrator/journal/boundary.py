@@ -58,7 +58,7 @@ def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
 
 
 def _check_name(path: Path) -> None:
-    """Refuse what no file can be named, as a record may name one."""
+    """Refuse a name that no file can have: a record may contain one."""
     try:
         valid = b"\0" not in os.fsencode(path) and ".." not in path.parts
     except UnicodeEncodeError:
@@ -103,7 +103,6 @@ def _check_owner(found: os.stat_result, owners: set[int]) -> None:
 
 
 def reading_file(path: Path) -> IO[bytes]:
-    """Open a regular file for reading."""
     return os.fdopen(open_file(path), "rb")
 
 
@@ -114,12 +113,10 @@ def appending_to(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return the content of a file of at most `most` bytes."""
     return _read_whole(open_file(path), most)
 
 
 def read_in(folder: int, name: str, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return the content of a file in an open folder, of at most `most` bytes."""
     return _read_whole(_open_in(folder, name), most)
 
 

@@ -144,7 +144,6 @@ def decode_event(text: bytes) -> AnyEvent:
 
 
 def encode(record: AnyEvent | CancelRequest) -> bytes:
-    """Return the one line of a record's file."""
     return msgspec.json.encode(record) + b"\n"
 
 
@@ -160,7 +159,7 @@ class Fault(FileFault):
 
 @dataclass(frozen=True)
 class EventLog:
-    """The records of a folder by number; `last` is the highest number, 0 when there is none.
+    """The records of a folder by number; `last` is the highest number, or 0.
 
     `faults` are records that are missing or cannot be read, `problems` these and unexpected files.
     """
@@ -236,7 +235,7 @@ def read(folder: Path) -> EventLog:
 
 
 def read_one(folder: Path, number: int) -> dict[int, bytes]:
-    """Return the record of one number; nothing when there is none."""
+    """Return the record of one number, if it exists."""
     try:
         return {number: files.read(folder / file_name(number), boundary.MAX_RECORD_BYTES)}
     except FileNotFoundError:
@@ -291,7 +290,6 @@ def append_event(paths: RunPaths, number: int, event: AnyEvent, previous: str) -
 
 
 def note_newest(paths: RunPaths, number: int, sha256: str) -> None:
-    """Note which event is the newest."""
     note = Newest(number=number, sha256=sha256)
     files.replace(paths.newest_event, msgspec.json.encode(note), durably=True)
 

@@ -88,7 +88,6 @@ def looking(path: Path) -> Iterator[None]:
 
 
 def _cause(error: OSError) -> str:
-    """Return the system's message, and what to do about it."""
     advice = _ADVICE.get(error.errno or 0)
     return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
 
@@ -366,7 +365,7 @@ class LineWriter:
 
 
 def first_line(path: Path) -> bytes | None:
-    """Return the first line of a file; None while there is no whole one."""
+    """Return the first line of a file; None until it is whole."""
     with reading(path), boundary.reading_file(path) as file:
         line = file.readline(MAX_LINE_BYTES)
     return line[:-1] if line.endswith(b"\n") else None

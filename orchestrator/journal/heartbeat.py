@@ -16,14 +16,6 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import boundary, events, files, liveness
-from orchestrator.journal.events import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointSaved,
-    Claimed,
-    decode_event,
-)
 from orchestrator.journal.liveness import DriverHeartbeat
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.values import codec
@@ -34,7 +26,7 @@ RENEWAL_LIMIT_S = 60.0
 
 
 class ClaimWatch:
-    """Watches one claim, for one of its attempts; for whatever attempt where that is None."""
+    """Watches one claim, for one of its attempts; for any attempt where that is None."""
 
     def __init__(
         self,
@@ -54,7 +46,6 @@ class ClaimWatch:
         self.saved: tuple[SavedCheckpoint, ...] = ()  # by this attempt, as recorded
 
     def lapse(self) -> str | None:
-        """Return why nothing more may be done for this claim; None while it counts."""
         return self._successor() or self._silence()
 
     def _successor(self) -> str | None:
@@ -62,25 +53,25 @@ class ClaimWatch:
         attempt = self._attempt
         while (event := self._read_next()) is not None:
             number, self._next = self._next, self._next + 1
-            if isinstance(event, Claimed):
+            if isinstance(event, events.Claimed):
                 return f"claim {self._claim} is superseded by claim {number}"
             if (
-                isinstance(event, AttemptStarted)
+                isinstance(event, events.AttemptStarted)
                 and attempt is not None
                 and event.attempt > attempt
             ):
                 return f"attempt {event.attempt} has started"
-            if isinstance(event, AttemptEnded) and event.attempt == attempt:
+            if isinstance(event, events.AttemptEnded) and event.attempt == attempt:
                 return f"attempt {event.attempt} has ended"
-            if isinstance(event, CheckpointSaved) and event.checkpoint.attempt == attempt:
+            if isinstance(event, events.CheckpointSaved) and event.checkpoint.attempt == attempt:
                 self.saved = (*self.saved, event.checkpoint)
         return None
 
-    def _read_next(self) -> AnyEvent | str | None:
-        """Return the next event, or what is wrong with it; None where there is none yet."""
+    def _read_next(self) -> events.AnyEvent | str | None:
+        """Return the next event, or what is wrong with it; None until it is written."""
         try:
             content = events.read_one(self._events, self._next)
-            return decode_event(content[self._next]) if content else None
+            return events.decode_event(content[self._next]) if content else None
         except (JournalUnreadable, msgspec.DecodeError) as error:
             return str(error)
 
@@ -128,7 +119,6 @@ class Heartbeat:
 
     @property
     def location(self) -> str:
-        """Where to find the process of the rank."""
         return f"process {self.process.pid} on {self.process.host}, slice {self.slice_name}"
 
 
@@ -179,7 +169,6 @@ class HeartbeatWriter:
         )
 
     def count_step(self) -> None:
-        """Count a step of the main thread."""
         self._heartbeat = replace(self._heartbeat, steps=self._heartbeat.steps + 1)
 
     def start_again(self) -> None:
@@ -262,7 +251,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """What makes no progress, and the rank that is likely to blame; None where unknown."""
+    """A lack of progress in words, and the rank that is likely to blame, if it is known."""
 
     detail: str
     rank: int | None = None
@@ -289,7 +278,6 @@ class HeartbeatMonitor:
             )
 
     def has_error(self) -> bool:
-        """Return whether an error has ended any rank."""
         return any(rank.heartbeat.error is not None for rank in self.ranks.values())
 
     def done_since_s(self, ranks: int) -> float | None:
@@ -306,8 +294,8 @@ class HeartbeatMonitor:
     def first_dead(self, silent_since_s: float) -> Heartbeat | None:
         """Return the rank that died first: the others die because of it.
 
-        Of the ranks with an error and those silent since that time, it is the one whose last
-        heartbeat is the oldest. A silent rank whose process is known to exist is only slow.
+        Among the ranks with an error and those silent since that time, its last heartbeat is the
+        oldest. A silent rank whose process is known to exist is only slow.
         """
         heartbeats = [rank.heartbeat for rank in self.ranks.values()]
         dead = [heartbeat for heartbeat in heartbeats if heartbeat.error is not None]

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
 from orchestrator.journal import events, files, liveness
-from orchestrator.journal.events import Claimed
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT
 from orchestrator.journal.run_state import HEARTBEAT_S, MISSING_HEARTBEATS, RunState, process_name
@@ -26,7 +25,7 @@ R = TypeVar("R")
 
 
 def list_journals(storage: Path) -> list[Journal]:
-    """Return the journals of all runs, by name. A storage that does not exist has none."""
+    """Return the journals of all runs, by name; an empty list if the storage does not exist."""
     folders = folders_in(storage)
     looks = _each(storage, is_run, folders)
     return [Journal(path) for path, run in zip(folders, looks, strict=True) if run]
@@ -104,7 +103,6 @@ def find_run(storage: Path, name: str) -> Journal:
 
 
 def _some(keys: list[str]) -> list[str]:
-    """Return keys for a message."""
     more = len(keys) - MAX_KEYS
     return [*keys[:MAX_KEYS], f"and {more} more"] if more > 0 else keys
 
@@ -138,7 +136,8 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     """
     key, path = journal.key, journal.path.absolute()
     state = journal.state()
-    _check_not_live(journal, key, clock)
+    advice = "cancel it first, and wait until it has ended"
+    check_not_live(journal, advice, clock)
     # Its driver may exist on this machine, however silent it is; before a driver, its submitter.
     claim, submitter = state.claim, state.submitted.submission.submitter
     writer, role = (claim.driver, "its driver") if claim else (submitter, "orch submit")
@@ -149,7 +148,9 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     if is_copy(path):
         # A bucket renames nothing: claim the run, so that no driver can, and delete its first event
         # before all others. A run is there while its first event is.
-        claimed = Claimed(at_s=clock(), driver=liveness.this_process(), heartbeat_s=HEARTBEAT_S)
+        claimed = events.Claimed(
+            at_s=clock(), driver=liveness.this_process(), heartbeat_s=HEARTBEAT_S
+        )
         try:
             events.append_event(journal.paths, state.last + 1, claimed, state.digest)
         except FileExistsError as error:
@@ -159,7 +160,7 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
         return
     hidden = files.hide(path)
     try:
-        _check_not_live(Journal(hidden), key, clock)  # a driver may just have claimed it
+        check_not_live(Journal(hidden), advice, clock, key)  # a driver may just have claimed it
     except RunIsLive:
         files.publish(hidden, path, FIRST_EVENT)
         raise
@@ -167,10 +168,11 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     files.sweep(path.parent)
 
 
-def _check_not_live(journal: Journal, key: str, clock: Clock) -> None:
+def check_not_live(journal: Journal, advice: str, clock: Clock, key: str | None = None) -> None:
+    """Refuse a run that something drives, or may start to; `advice` says what to do then."""
     run = journal.run(clock)
     if run.state in LIVE:
-        raise RunIsLive(f"run {key} is {run.state}: cancel it first, and wait until it has ended")
+        raise RunIsLive(f"run {key or run.run} is {run.state}: {advice}")
 
 
 @contextmanager

@@ -68,7 +68,6 @@ def is_gone(process: ProcessIdentity) -> bool:
 
 
 def is_alive(process: ProcessIdentity) -> bool:
-    """Return whether the process is known to exist; False where this machine cannot know."""
     return is_known(process) and not is_gone(process)
 
 
@@ -144,7 +143,7 @@ def retire(path: Path) -> None:
 
 
 def read(path: Path) -> DriverHeartbeat | None:
-    """Return the last heartbeat; None while there is none.
+    """Return the last heartbeat; None before the first.
 
     Opening the file makes a shared file system ask its server instead of its cache.
     """

@@ -26,19 +26,6 @@ from orchestrator.errors import (
     UnknownRun,
 )
 from orchestrator.journal import boundary, events, files, listing, liveness, steps
-from orchestrator.journal.events import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CancelRequest,
-    CheckpointSaved,
-    Claimed,
-    Ended,
-    Pending,
-    Repaired,
-    Stopping,
-    Submitted,
-)
 from orchestrator.journal.heartbeat import primary_heartbeat
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT, UNCOMMITTED, RunPaths
@@ -66,6 +53,7 @@ from orchestrator.values.run import (
 )
 from orchestrator.values.spec import Spec
 
+_REPAIR = "it is repaired when nothing drives it"
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -86,7 +74,6 @@ class Writer:
         self._lock = threading.RLock()
 
     def run(self) -> Run:
-        """Return the run as it is now."""
         return self.journal.run(self._clock)
 
     # --- events
@@ -94,7 +81,7 @@ class Writer:
     def record_pending(self, reason: StateReason) -> None:
         """Record what the run waits for. The same reason again writes nothing."""
         if not (self._state.pending and self._state.pending.reason == reason):
-            self._append(Pending(at_s=self._clock(), reason=reason))
+            self._append(events.Pending(at_s=self._clock(), reason=reason))
 
     def start_attempt(self, plan: Plan, slices: tuple[str, ...] = ()) -> int:
         """Start the next attempt; return its number. Its folder is ready for steps and logs."""
@@ -107,7 +94,7 @@ class Writer:
             # A plan's file that was there before stays as it was written.
             known = self.journal.sums(self._state).get(paths.name_of(paths.plan(plan.digest)))
             self._append(
-                AttemptStarted(
+                events.AttemptStarted(
                     at_s=self._clock(),
                     attempt=number,
                     plan_digest=plan.digest,
@@ -129,7 +116,7 @@ class Writer:
             return False
         attempt = open_attempt.number
         saved = SavedCheckpoint(claim=self.number, attempt=attempt, step=step, sha256=sha256)
-        self._append(CheckpointSaved(at_s=self._clock(), checkpoint=saved))
+        self._append(events.CheckpointSaved(at_s=self._clock(), checkpoint=saved))
         return True
 
     def newest_saves(self, most: int) -> tuple[SavedCheckpoint, ...]:
@@ -137,8 +124,7 @@ class Writer:
         return self._state.saves[-most:]
 
     def record_stopping(self, reason: StateReason) -> None:
-        """Record that the attempt was asked to stop."""
-        self._append(Stopping(at_s=self._clock(), reason=reason))
+        self._append(events.Stopping(at_s=self._clock(), reason=reason))
 
     def end_attempt(
         self, reason: AttemptReason, *, error: str | None = None, first_dead_rank: int | None = None
@@ -146,7 +132,7 @@ class Writer:
         """Record why the attempt ended, once no process of it is left."""
         number = self._state.next_attempt - 1
         self._append(
-            AttemptEnded(
+            events.AttemptEnded(
                 at_s=self._clock(),
                 attempt=number,
                 steps=steps.written_steps(self.journal.path, number),
@@ -157,24 +143,21 @@ class Writer:
         )
 
     def end_run(self, state: EndState, reason: StateReason | None = None) -> None:
-        """Record how the run ended."""
-        self._append(Ended(at_s=self._clock(), state=state, reason=reason))
+        self._append(events.Ended(at_s=self._clock(), state=state, reason=reason))
 
     # --- plans and proofs
 
     def save_plan(self, plan: Plan) -> None:
-        """Store a plan that the run uses."""
         text = codec.to_pretty_json(plan).encode()
         files.write_once(self.journal.paths.plan(plan.digest), text)
 
     def save_proof(self, proof: Proof) -> None:
-        """Store the proof of a plan."""
         text = codec.to_pretty_json(proof).encode()
         files.write_once(self.journal.paths.proof(proof.plan_digest), text)
 
     # --- heartbeats
 
-    def heartbeat(self) -> CancelRequest | None:
+    def heartbeat(self) -> events.CancelRequest | None:
         """Send a heartbeat, and return the request to stop that counts.
 
         A driver that waits calls this repeatedly. It gets `Superseded` when another process has
@@ -216,7 +199,7 @@ class Writer:
 
     # --- fencing
 
-    def _append(self, event: AnyEvent) -> None:
+    def _append(self, event: events.AnyEvent) -> None:
         with self._lock:
             self._check_owner()
             if broken := violation(self._state, event):
@@ -250,7 +233,7 @@ class Writer:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a run is created from.
+    """The request from which a run is created.
 
     `plan` is the plan that runs; in a rehearsal it is a small copy of the plan `rehearses`.
     `documents` are stored unchanged, by name. `folder` is that of the spec, `profile` the range of
@@ -270,7 +253,6 @@ class RunRequest:
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that cannot name a run."""
     if not _KEY.fullmatch(key):
         raise SpecError(f"run key {key!r}: must be 1 to 100 of letters, digits, . _ and -")
 
@@ -327,7 +309,7 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
         study=request.study,
         sums={paths.name_of(path): events.digest(content) for path, content in contents.items()},
     )
-    submitted = Submitted(at_s=clock(), submission=submission)
+    submitted = events.Submitted(at_s=clock(), submission=submission)
     return replace(initial(submitted), digest=events.append_event(paths, 1, submitted, ""))
 
 
@@ -353,7 +335,7 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             raise RunHasEnded(f"run {run.run} has ended: {run.state}")
         listing.check_silence(journal, before)
         requests = events.read(paths.requests).last
-        claimed = Claimed(
+        claimed = events.Claimed(
             at_s=clock(),
             driver=liveness.this_process(),
             heartbeat_s=HEARTBEAT_S,
@@ -366,8 +348,8 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             digest = events.append_event(paths, number, claimed, before.digest)
             break
     if is_copy(paths.root):
-        # A bucket removes a run object by object, the first event first: what is claimed after that
-        # is no run any more.
+        # A bucket removes a run object by object, the first event first: after that, a claim is of
+        # a run that has been removed.
         copies.forget(paths.root / FIRST_EVENT)
         if not events.exists(paths.events, 1):
             copies.delete(paths.events / events.file_name(number))
@@ -412,10 +394,10 @@ def check_checkpoints(journal: Journal, state: RunState) -> None:
 
 def request_cancel(
     journal: Journal, *, at_once: bool = False, source: str = "cancel was requested"
-) -> CancelRequest:
+) -> events.CancelRequest:
     """Ask the driver to stop the run, after a last checkpoint or at once."""
     by = liveness.this_process()
-    request = CancelRequest(at_s=time.time(), by=by, at_once=at_once, source=source)
+    request = events.CancelRequest(at_s=time.time(), by=by, at_once=at_once, source=source)
     while True:
         number = events.read(journal.paths.requests).last + 1
         with suppress(FileExistsError):
@@ -431,28 +413,23 @@ def repair_events(journal: Journal, clock: Clock = time.time) -> None:
 
     What the damaged events said stays lost, and stays a problem of the run.
     """
-    _check_idle(journal, clock)
+    listing.check_not_live(journal, _REPAIR, clock)
     state, newest = journal.state(), events.read_newest(journal.paths)
     last, previous = state.last, state.digest
     if isinstance(newest, events.Newest) and newest.number > last:
         last, previous = newest.number, newest.sha256
-    event = Repaired(at_s=clock(), by=liveness.this_process(), faults=tuple(map(str, state.damage)))
+    event = events.Repaired(
+        at_s=clock(), by=liveness.this_process(), faults=tuple(map(str, state.damage))
+    )
     events.append_event(journal.paths, last + 1, event, previous)
 
 
 def replace_file(journal: Journal, name: str, content: bytes, clock: Clock = time.time) -> None:
     """Write a file of a run as it was; the damaged one stays in the same folder, never read."""
-    _check_idle(journal, clock)
+    listing.check_not_live(journal, _REPAIR, clock)
     path = journal.paths.root / name
     files.set_aside(path, f".damaged-{clock():.0f}")
     files.write_new(path, content)
-
-
-def _check_idle(journal: Journal, clock: Clock) -> None:
-    """Refuse to repair a run that something drives, or may start to."""
-    run = journal.run(clock)
-    if run.state in LIVE:
-        raise RunIsLive(f"run {run.run} is {run.state}: it is repaired when nothing drives it")
 
 
 # --- whose a run is: nothing is sent, and no credential used, for a run of another user

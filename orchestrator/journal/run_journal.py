@@ -20,14 +20,7 @@ from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.journal import boundary, files, liveness
 from orchestrator.journal import events as event_log
 from orchestrator.journal import steps as step_log
-from orchestrator.journal.events import (
-    SCHEMA,
-    AnyEvent,
-    CancelRequest,
-    Fault,
-    Submitted,
-    decode_event,
-)
+from orchestrator.journal.events import CancelRequest, Fault, Submitted
 from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, RunPaths, absolute_uri
 from orchestrator.journal.run_state import (
     Observation,
@@ -124,7 +117,6 @@ class Journal:
 
     @property
     def key(self) -> str:
-        """The name of the run: that of its folder."""
         return self.path.absolute().name
 
     @cached_property
@@ -166,14 +158,12 @@ class Journal:
         return [counted[index] for index in sorted(counted)]
 
     def damaged(self, place: object, why: str) -> JournalDamaged:
-        """Return the error that a file is missing or not as it was written."""
         command = shlex.join(["orch", "doctor", address(self.path)])
         return JournalDamaged(place, why, next_command=command)
 
     # --- what it was made from
 
     def spec(self) -> Spec:
-        """Return the spec; `JournalDamaged` when it is not what was submitted."""
         return self._original(self.paths.spec, Spec)
 
     def deadline(self) -> str | None:
@@ -230,7 +220,7 @@ class Journal:
     def _original(self, path: Path, kind: type[T]) -> T:
         """Return the value in a file of which an event has the sha256."""
         folder, name = self.paths.events, self.paths.name_of(path)
-        first = event_log.decoded(folder, event_log.read_one(folder, 1), decode_event)
+        first = event_log.decoded(folder, event_log.read_one(folder, 1), event_log.decode_event)
         expected = self._submitted(first).submission.sums.get(name)
         expected = expected or self.sums(self.state()).get(name)
         content = _content_of(path)
@@ -248,7 +238,7 @@ class Journal:
         if 1 not in log.contents:
             why = "; ".join(log.problems) or f"there is no {event_log.fault(folder, 1, '').file}"
             raise JournalUnreadable(self.path, f"contains no run: {why}")
-        events = event_log.decoded(folder, log.contents, decode_event)
+        events = event_log.decoded(folder, log.contents, event_log.decode_event)
         state, faults = initial(self._submitted(events)), list(log.faults)
         for number, event in islice(events.items(), 1, None):
             if isinstance(event, Fault):
@@ -268,7 +258,7 @@ class Journal:
             problems=(*log.unexpected, *map(str, faults), *state.problems),
         )
 
-    def _submitted(self, events: Mapping[int, AnyEvent | Fault]) -> Submitted:
+    def _submitted(self, events: Mapping[int, event_log.AnyEvent | Fault]) -> Submitted:
         """Return the first event."""
         first = events.get(1, event_log.fault(self.paths.events, 1, "is missing"))
         if isinstance(first, Fault):
@@ -276,8 +266,8 @@ class Journal:
         if not isinstance(first, Submitted):
             why = str(event_log.fault(self.paths.events, 1, "is not a submission"))
             raise JournalUnreadable(self.path, why)
-        if first.schema != SCHEMA:
-            raise OtherVersion(self.path, "journal", written=first.schema, read=SCHEMA)
+        if first.schema != event_log.SCHEMA:
+            raise OtherVersion(self.path, "journal", written=first.schema, read=event_log.SCHEMA)
         return first
 
     def cancel_request(self, settled: int) -> CancelRequest | None:
@@ -427,7 +417,6 @@ def list_logs(path: Path, run: Run, *, attempt: int | None) -> list[Log]:
 
 
 def _numbered_files(folder: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Return the files of a folder whose name matches, by their number."""
     paths = files.entries(folder)
     return sorted((int(match[1]), path) for path in paths if (match := name.fullmatch(path.name)))
 

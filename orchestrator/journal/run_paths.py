@@ -43,7 +43,6 @@ class RunPaths:
         return (*driving, *written_once, self.attempts, self.driver_logs)
 
     def name_of(self, path: Path) -> str:
-        """Return the path of a file inside the run's folder."""
         return str(path.relative_to(self.root))
 
     def plan(self, digest: str) -> Path:
@@ -73,14 +72,12 @@ class RunPaths:
         return self.attempt(attempt) / "steps.jsonl"
 
     def heartbeats(self, attempt: int) -> Path:
-        """Return the folder with the last heartbeat of each rank."""
         return self.attempt(attempt) / "heartbeats"
 
     def heartbeat(self, attempt: int, rank: int) -> Path:
         return self.heartbeats(attempt) / f"rank-{rank}"
 
     def logs(self, attempt: int) -> Path:
-        """Return the folder with a log of each rank."""
         return self.attempt(attempt) / "logs"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
@@ -95,7 +92,7 @@ _SCHEME = r"((?:[a-z][a-z0-9+.-]*:(?:///)?)?)"  # `sqlite:///` before an absolut
 
 
 def relative_uri(uri: str, storage: Path) -> str:
-    """Return the address as it is stored; one that is not inside the storage stays as it is."""
+    """Return the address as it is stored; one outside the storage stays as it is."""
     for path in dict.fromkeys((storage.absolute(), storage.resolve())):
         if uri.startswith(f"{path.as_uri()}/"):
             return _HERE_QUOTED + uri.removeprefix(path.as_uri())

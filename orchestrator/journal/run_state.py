@@ -9,19 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from orchestrator.journal.events import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CancelRequest,
-    CheckpointSaved,
-    Claimed,
-    Ended,
-    Pending,
-    Repaired,
-    Stopping,
-    Submitted,
-)
+from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
 from orchestrator.values.run import (
     Attempt,
@@ -67,17 +55,17 @@ class RunState:
     `damage` lists faults of the events that nobody has accepted.
     """
 
-    submitted: Submitted
+    submitted: events.Submitted
     last: int
     last_at_s: float
     digest: str = ""
-    claim: Claimed | None = None
+    claim: events.Claimed | None = None
     writer: int = 0
     attempts: tuple[Attempt, ...] = ()
     resumed_at: int = 1
-    pending: Pending | None = None
-    stopping: Stopping | None = None
-    ended: Ended | None = None
+    pending: events.Pending | None = None
+    stopping: events.Stopping | None = None
+    ended: events.Ended | None = None
     saves: tuple[SavedCheckpoint, ...] = ()
     plan_sums: dict[str, str] = field(default_factory=dict)
     repaired: int = 0
@@ -99,39 +87,39 @@ class RunState:
         return self.claim.settled_requests if self.claim else 0
 
 
-def initial(submitted: Submitted) -> RunState:
+def initial(submitted: events.Submitted) -> RunState:
     return RunState(submitted=submitted, last=1, last_at_s=submitted.at_s)
 
 
 # --- the state after each event
 
 
-def violation(state: RunState, event: AnyEvent) -> str | None:
+def violation(state: RunState, event: events.AnyEvent) -> str | None:
     """Return the rule that this event breaks when it comes next; None when it may."""
-    if isinstance(event, Submitted):
+    if isinstance(event, events.Submitted):
         return "the run was submitted before"
-    if isinstance(event, Claimed | Repaired):
+    if isinstance(event, events.Claimed | events.Repaired):
         return None
     if state.ended:
         return f"the run has ended: {state.ended.state}"
     running = state.open_attempt.number if state.open_attempt else None
-    if isinstance(event, CheckpointSaved) and event.checkpoint.claim != state.writer:
+    if isinstance(event, events.CheckpointSaved) and event.checkpoint.claim != state.writer:
         return f"claim {event.checkpoint.claim} is superseded by claim {state.writer}"
-    if isinstance(event, CheckpointSaved | AttemptEnded):
-        place = event if isinstance(event, AttemptEnded) else event.checkpoint
+    if isinstance(event, events.CheckpointSaved | events.AttemptEnded):
+        place = event if isinstance(event, events.AttemptEnded) else event.checkpoint
         return None if place.attempt == running else f"attempt {place.attempt} is not running"
-    if isinstance(event, Stopping):
+    if isinstance(event, events.Stopping):
         return None
     if running is not None:
         return f"attempt {running} is running"
-    if isinstance(event, AttemptStarted) and not state.claim:
+    if isinstance(event, events.AttemptStarted) and not state.claim:
         return "no driver has claimed the run"
-    if isinstance(event, AttemptStarted) and event.attempt != state.next_attempt:
+    if isinstance(event, events.AttemptStarted) and event.attempt != state.next_attempt:
         return f"the next attempt is {state.next_attempt}"
     return None
 
 
-def apply(state: RunState, number: int, event: AnyEvent) -> RunState:
+def apply(state: RunState, number: int, event: events.AnyEvent) -> RunState:
     """Return the state after one more event.
 
     An event that breaks a rule is noted. It is applied only if it implies how what came before it
@@ -141,16 +129,16 @@ def apply(state: RunState, number: int, event: AnyEvent) -> RunState:
     if broken:
         note = f"event {number} ({event.__struct_config__.tag}) is out of order: {broken}"
         state = replace(state, problems=(*state.problems, note))
-    later_start = isinstance(event, AttemptStarted) and event.attempt >= state.next_attempt
-    if broken is None or later_start or isinstance(event, Ended):
+    later_start = isinstance(event, events.AttemptStarted) and event.attempt >= state.next_attempt
+    if broken is None or later_start or isinstance(event, events.Ended):
         state = replace(_changed(state, number, event), last_at_s=event.at_s)
     return replace(state, last=number)
 
 
-def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
+def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
     idle = replace(state, attempts=_closed_attempts(state), pending=None, stopping=None)
     match event:
-        case Claimed():
+        case events.Claimed():
             if event.adopted and state.open_attempt:
                 state = _with_save(state, event.adopted)
             return replace(
@@ -162,9 +150,9 @@ def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
                 resumed_at=state.next_attempt if event.resumes else state.resumed_at,
                 ended=None,
             )
-        case Pending():
+        case events.Pending():
             return replace(state, pending=event)
-        case AttemptStarted():
+        case events.AttemptStarted():
             attempt = Attempt(
                 number=event.attempt,
                 plan_digest=event.plan_digest,
@@ -177,11 +165,11 @@ def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
             plan_sums = state.plan_sums | {event.plan_digest: sha256}
             attempts = (*idle.attempts, attempt)
             return replace(idle, attempts=attempts, plan_sums=plan_sums, ended=None)
-        case CheckpointSaved():
+        case events.CheckpointSaved():
             return _with_save(state, event.checkpoint)
-        case Stopping():
+        case events.Stopping():
             return replace(state, stopping=event)
-        case AttemptEnded():
+        case events.AttemptEnded():
             newest = replace(
                 state.attempts[-1],
                 ended_at_s=event.at_s,
@@ -191,9 +179,9 @@ def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
                 written=event.steps,
             )
             return replace(state, attempts=(*state.attempts[:-1], newest))
-        case Ended():
+        case events.Ended():
             return replace(idle, ended=event)
-        case Repaired():
+        case events.Repaired():
             return replace(state, repaired=number)
     return state
 
@@ -244,14 +232,13 @@ class Observation:
     silent_s: float | None = None
     writer_is_gone: bool = False
     writer_is_alive: bool = False
-    cancel: CancelRequest | None = None
+    cancel: events.CancelRequest | None = None
     tracking: TrackedRun | None = None
     steps: dict[int, StepSummary] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     @property
     def newest_steps(self) -> StepSummary:
-        """The steps of the newest attempt that did one."""
         stepped = [number for number, summary in self.steps.items() if summary.last_steps]
         return self.steps[max(stepped)] if stepped else StepSummary()
 
@@ -310,7 +297,7 @@ def _with_steps(attempt: Attempt, steps: dict[int, StepSummary]) -> Attempt:
 
 
 def recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
-    """Return medians over the steps after warm-up; None when there are none.
+    """Return medians over the steps after warm-up, if there are any.
 
     They are of one stage: the newest that has any.
     """
@@ -392,7 +379,9 @@ def silence_s(state: RunState, observed: Observation) -> float:
     return max(0.0, observed.now_s - max(state.last_at_s, observed.heartbeat_at_s or 0.0))
 
 
-def cancel_reason(request: CancelRequest, steps_done: int, *, saved: bool = False) -> StateReason:
+def cancel_reason(
+    request: events.CancelRequest, steps_done: int, *, saved: bool = False
+) -> StateReason:
     """Return why a cancelled run ended: when, and whether its checkpoint has all its steps."""
     when = f"after step {steps_done:,}" if steps_done else "before its first step"
     at_once = ", at once" if request.at_once and steps_done else ""

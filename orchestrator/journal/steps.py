@@ -70,7 +70,7 @@ class StepLog:
         self._lines.__exit__(kind, error, trace)
 
     def append(self, step: Step) -> None:
-        """Write a step. Trainer metrics that are not finite are left out: JSON has none."""
+        """Write a step. Trainer metrics that are not finite are left out: JSON cannot hold them."""
         now_s = self._clock()
         finite = {name: x for name, x in step.trainer_metrics.items() if math.isfinite(x)}
         timed = TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
@@ -85,7 +85,6 @@ class StepLog:
 
 
 def encode(timed: TimedStep) -> bytes:
-    """Return the line of a step, without its end."""
     rest = msgspec.json.encode(timed)[1:]
     return _CRC % zlib.crc32(rest) + rest
 
@@ -98,7 +97,6 @@ class StepReader:
         self.problems: list[FileFault] = []
 
     def skip(self) -> None:
-        """Pass over the steps that are there."""
         with suppress(FileNotFoundError):
             _, self._offset = files.last_lines(self._path, 1)
 
@@ -176,7 +174,6 @@ def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[F
 
 
 def _has_checksum(line: bytes) -> bool:
-    """Return whether a line begins with the checksum of what follows."""
     return line[:_CRC_BYTES] == _CRC % zlib.crc32(memoryview(line)[_CRC_BYTES:])
 
 

@@ -39,7 +39,7 @@ _SUBMISSION = "study.json"  # without it there is no study
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRequest:
-    """What a study's journal is created from. The same request has the same journal."""
+    """The request from which a study's journal is created. Equal requests have one journal."""
 
     study: Study
     steps: int | None
@@ -62,17 +62,14 @@ class StudyJournal:
     path: Path
 
     def __post_init__(self) -> None:
-        """Follow the links above the folder, which are the user's own."""
         object.__setattr__(self, "path", settled(self.path))
 
     @property
     def key(self) -> str:
-        """The name of the study: that of its folder."""
         return self.path.name
 
     @property
     def storage(self) -> Path:
-        """The directory with the runs of its trials."""
         return self.path.parent
 
     @property
@@ -81,7 +78,6 @@ class StudyJournal:
 
     @property
     def trials(self) -> Path:
-        """The runs started for the study, numbered."""
         return self.path / "trials"
 
     @property
@@ -106,7 +102,6 @@ class StudyJournal:
         return starts
 
     def trial_journal(self, start: TrialStart) -> Journal:
-        """Return the journal of a trial's run, which may not exist."""
         return Journal(self.storage / start.run)
 
     def trial_run(self, start: TrialStart, clock: Clock = time.time) -> Run | None:
@@ -246,7 +241,7 @@ def _check_idle(journal: StudyJournal, starts: Sequence[TrialStart], clock: Cloc
 
 
 def _activity(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> str | None:
-    """Return the run of a study that is live or about to start; None where there is none."""
+    """Say which run of a study is live or about to start; None if no run is."""
     for start in starts:
         run = journal.trial_run(start, clock)
         if run and run.state in LIVE:
@@ -261,7 +256,6 @@ def _activity(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock)
 
 
 def list_studies(storage: Path) -> list[StudyJournal]:
-    """Return the journals of all studies, by name."""
     return [StudyJournal(path) for path in folders_in(storage) if _is_study(path)]
 
 
@@ -277,7 +271,6 @@ def _is_study(path: Path) -> bool:
 
 
 def keys_in(storage: Path) -> list[str]:
-    """Return the keys of all studies and runs."""
     studies, runs = list_studies(storage), list_journals(storage)
     return [*(study.key for study in studies), *(run.key for run in runs)]
 

@@ -21,7 +21,7 @@ from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, StoredObje
 SCHEMES = ("gs", "s3")
 _ADDRESS = re.compile(r"(gs|s3)://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/\s]+)*)/?")
 VARIABLE = "ORCH_BUCKETS"
-# Of each run and storage: what a tracker keeps here, and Ray's own files.
+# Files of runs and storages that are not copied: a tracker's, and Ray's own.
 _OF_THIS_MACHINE = {
     "tracking-here.json", "sync.json", "sync.lock", "sync.log", "ray",
     "mlflow.db", "mlflow-artifacts",
@@ -46,12 +46,10 @@ def address(path: str | Path) -> str:
 
 
 def is_copy(path: str | Path) -> bool:
-    """Return whether a path is of the copy of a bucket."""
     return _parts_of(Path(path)) is not None
 
 
 def _copies() -> Path:
-    """Return the folder with the copies of all buckets."""
     usual = platformdirs.user_cache_path("orch") / "buckets"
     return _resolved(os.environ.get(VARIABLE) or str(usual))
 
@@ -82,7 +80,6 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """What the names of all objects in this folder begin with."""
         return f"{self.name}/" if self.name else ""
 
 

@@ -54,7 +54,6 @@ class Bucket:
     name: str
 
     def address(self, name: str) -> str:
-        """Return what names an object on every machine."""
         return f"{self.scheme}://{self.name}/{name}"
 
     # --- writing
@@ -64,7 +63,6 @@ class Bucket:
         self._put_if(name, content, "create", (_exceptions().AlreadyExistsError,))
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write an object, whatever is there."""
         self._tried(name, lambda: _obstore().put(self._store_for(content), name, content))
 
     def replace_version(self, name: str, content: bytes, version: str) -> None:
@@ -135,7 +133,7 @@ class Bucket:
         return self._tried(name, read)
 
     def found(self, name: str) -> StoredObject:
-        """Return what is known of an object; `FileNotFoundError` where there is none."""
+        """Return what is known of an object, or raise `FileNotFoundError`."""
         try:
             return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
         except FileNotFoundError as error:

@@ -164,7 +164,6 @@ def forget(path: Path) -> None:
 
 
 def exists(path: Path) -> bool:
-    """Return whether a bucket has that object now."""
     place = place_of(path)
     return place is not None and place.bucket.has(place.name)
 

@@ -34,7 +34,6 @@ _READ_BYTES = 1 << 16
 
 
 def is_grown(path: Path) -> bool:
-    """Return whether a file is kept in parts."""
     return path.suffix in (".jsonl", ".log")
 
 
@@ -106,7 +105,6 @@ class PartWriter:
         self.offset = max(ends, default=0)
 
     def append(self, content: bytes) -> None:
-        """Add to the next part."""
         with self._lock:
             self._bytes += content
 
@@ -161,11 +159,9 @@ class Lines:
                 raise
 
     def append(self, line: bytes) -> None:
-        """Add a line; it is on the bucket after a few seconds, or the next `sync`."""
         self._writer.append(line + b"\n")
 
     def sync(self) -> None:
-        """Write what was added."""
         self._writer.ship()
 
 
@@ -195,25 +191,22 @@ def main(where: str) -> int:
     if place is None:
         return 2
     writer, ended = PartWriter(place), threading.Event()
-    shipping = threading.Thread(target=writer.ship_regularly, args=(ended,), daemon=True)
 
-    def begin() -> None:
-        """Continue a log that is there, or begin it."""
+    def ship() -> None:
         while True:
             try:
                 writer.begin(b"")
-                writer.go_on()
+                writer.go_on()  # after the parts of a log that is there
                 break
             except OSError:
                 time.sleep(1.0)
-        shipping.start()
+        writer.ship_regularly(ended)
 
-    beginning = threading.Thread(target=begin, daemon=True)
-    beginning.start()
+    shipping = threading.Thread(target=ship, daemon=True)
+    shipping.start()
     while content := os.read(0, _READ_BYTES):
         writer.append(content)
     ended.set()
-    beginning.join()
     shipping.join()
     deadline = time.monotonic() + _LAST_LIMIT_S
     while time.monotonic() < deadline:
