@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.reading.overrides import KeyHelp, keys_of_specs
+from orchestrator.reading.expectations import KeyHelp, keys_of_specs
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "spec.md"
