@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.reading.overrides import KeyHelp, keys_of_specs
+from orchestrator.reading.expectations import KeyHelp, keys_of_specs
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.reading.overrides import KeyHelp
+from orchestrator.reading.expectations import KeyHelp
 from orchestrator.show.parts import (
     Part,
     Screen,
