@@ -36,7 +36,11 @@ from orchestrator.planning.odds import (
     Offers,
     odds_of,
 )
-from orchestrator.planning.plan_warnings import LEDGER_TRAINER, critical_batch_tokens, large_batch
+from orchestrator.planning.plan_warnings import (
+    LEDGER_TRAINER,
+    batch_warnings,
+    critical_batch_tokens,
+)
 from orchestrator.planning.search import Choice, SearchRequest, layout_of_choice, search_request
 from orchestrator.planning.spec_changes import (
     CHIP,
@@ -131,7 +135,7 @@ def collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offers
             default=None,
         ),
         offers=(*shown, *(one for one in made if one.days is None)),
-        warnings=tuple(large_batch(batch_tokens, spec.experiment.tokens)),
+        warnings=tuple(batch_warnings(batch_tokens, spec.experiment.tokens)),
     )
 
 

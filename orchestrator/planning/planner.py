@@ -14,17 +14,7 @@ from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.plan_warnings import (
-    LEDGER_TRAINER,
-    accumulation_warnings,
-    forecast_warnings,
-    host_warnings,
-    kernel_warnings,
-    model_warnings,
-    recipe_warnings,
-    search_warnings,
-    trainer_warnings,
-)
+from orchestrator.planning.plan_warnings import LEDGER_TRAINER, all_warnings
 from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
 from orchestrator.planning.search import (
     Choice,
@@ -195,16 +185,7 @@ def write_plan(
         ),
         warnings=(),
     )
-    warnings = (
-        *trainer_warnings(plan),
-        *host_warnings(plan),
-        *model_warnings(plan),
-        *search_warnings(spec, request, result),
-        *accumulation_warnings(plan, request, result),
-        *kernel_warnings(plan),
-        *recipe_warnings(plan),
-        *forecast_warnings(plan),
-    )
+    warnings = tuple(all_warnings(plan, spec, request, result))
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
 
 
