@@ -22,6 +22,7 @@ from orchestrator.planning.plan_warnings import (
     goodput_warnings,
     too_long,
     unknown_rates,
+    unsteady_profile,
 )
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
@@ -38,7 +39,6 @@ from orchestrator.values.plan import (
     Plan,
     PlanWarning,
     plan_digest,
-    plan_warning,
 )
 
 # What is timed. Each has an amount that its seconds grow with.
@@ -157,7 +157,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
 def unsteady(profile: ChipProfile, plan: Plan) -> Iterator[PlanWarning]:
     """The step was measured while something disturbed it."""
     if profile.emulated and not (step := timing_of(profile, "step", plan)).is_steady:
-        yield plan_warning("unsteady_profile", spread=step.spread, others=step.others)
+        yield unsteady_profile(spread=step.spread, others=step.others)
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:

@@ -118,8 +118,8 @@ def next_after(error: OrchError) -> str:
 
 def after_infeasible(error: Infeasible, typed: Sequence[str]) -> str:
     """Return the same command for the nearest spec; without one, the slices that would serve."""
-    if error.refusal.suggestions:
-        overrides = error.refusal.suggestions[0].overrides
+    if nearest := error.suggestions():
+        overrides = nearest[0].overrides
         settings = (word for override in overrides for word in ("--set", override))
         return as_typed("--json", more=tuple(settings))
     specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]

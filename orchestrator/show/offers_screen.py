@@ -7,6 +7,7 @@ from math import floor
 
 from orchestrator.formatting import count, counted, dollars, lasting, scaled, time_limit, to_digits
 from orchestrator.planning.odds import Offer, OfferReasonCode, Offers
+from orchestrator.planning.plan_warnings import extrapolation, warning_texts
 from orchestrator.show.parts import (
     WIDTH,
     Detail,
@@ -21,8 +22,7 @@ from orchestrator.show.parts import (
     screen,
     warning,
 )
-from orchestrator.show.warning_text import warning_texts
-from orchestrator.values.plan import Estimate, PlanWarning, plan_warning
+from orchestrator.values.plan import Estimate, PlanWarning
 
 INTERVAL = "80 %"
 HEAD = ("chip", "topology", "pods", "chips", "days", INTERVAL, "dollars", INTERVAL, "odds", "")
@@ -144,7 +144,7 @@ def of_choice(found: Offers) -> list[PlanWarning]:
     """Return where the proposed offer leaves the range of published runs."""
     chosen = to_take(found)
     return [
-        plan_warning("extrapolation", axis=one.axis, value=one.value, low=one.low, high=one.high)
+        extrapolation(axis=one.axis, value=one.value, low=one.low, high=one.high)
         for one in (chosen.extrapolations if chosen else ())
     ]
 

@@ -31,7 +31,6 @@ from orchestrator.show.parts import (
     screen,
     warning,
 )
-from orchestrator.show.warning_text import warning_text
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.run import RecentSteps, Run
@@ -79,7 +78,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         [
             *(labelled("not rehearsed:", change) for change in changes),
             *facts(expectation(small)),
-            *(warning(warning_text(one)) for one in small.warnings if one.code in OF_MACHINE),
+            *(warning(one.text) for one in small.warnings if one.code in OF_MACHINE),
             processes,
         ],
     )

@@ -16,6 +16,7 @@ from orchestrator.formatting import (
 from orchestrator.network.mesh_axes import in_use
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.planning.odds import DeadlineOdds
+from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.show.parts import (
     Detail,
     Part,
@@ -42,7 +43,6 @@ from orchestrator.show.plan_text import (
     time_text,
     verdict,
 )
-from orchestrator.show.warning_text import warning_texts
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from orchestrator.formatting import counted
+from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.show.parts import Part, fit, warning
-from orchestrator.show.warning_text import warning_texts
 from orchestrator.values.study import ScalingForecast, Study, SweepForecast, Trial
 
 StudyForecast = ScalingForecast | SweepForecast
