@@ -105,21 +105,22 @@ class CommandResult:
 
 
 def show_result(result: CommandResult, *, as_json: bool) -> None:
-    """Show a result, and end the command with its exit code."""
-    show(result.value, lambda: _screens(result), as_json=as_json)
+    """Show a result, with the file that was written on its last screen, and end the command with
+    its exit code.
+    """
+
+    def screens() -> str | list[str]:
+        shown = result.screens()
+        *others, last = [shown] if isinstance(shown, str) else shown or [""]
+        if result.written and isinstance(last, Screen):
+            return [*others, last.with_written(result.written)]
+        return shown
+
+    show(result.value, screens, as_json=as_json)
     if result.written and as_json:
         echo(f"wrote {result.written}", err=True)
     if result.exit_code:
         raise SystemExit(result.exit_code)
-
-
-def _screens(result: CommandResult) -> str | list[str]:
-    """Return the screens; a file that was written is named on the last."""
-    shown = result.screens()
-    if not result.written:
-        return shown
-    *others, last = [shown] if isinstance(shown, str) else shown
-    return [*others, last.with_written(result.written) if isinstance(last, Screen) else last]
 
 
 def aside(as_json: bool) -> AbstractContextManager[object]:
