@@ -46,19 +46,19 @@ def step_time(plan: Plan, report: Report | None = None) -> BarChart:
     """Return the forecast by resource, and the measured step where it can be compared."""
     step_s = plan.forecast.step_s
     bars = [*resource_bars(plan), *expected_bars(plan)]
-    marks = [Mark(name="lower bound", kind="lower", value=step_s.lower)]
+    marks = [Mark("lower bound", "lower", step_s.lower)]
     if step_s.expected is not None:
         marks.append(
             Mark(
-                name="expected",
-                kind="expected",
-                value=step_s.expected,
+                "expected",
+                "expected",
+                step_s.expected,
                 low=step_s.low,
                 high=step_s.high,
             )
         )
     if step_s.unoverlapped != step_s.expected:
-        marks.append(Mark(name="unoverlapped", kind="unoverlapped", value=step_s.unoverlapped))
+        marks.append(Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
     if report is None or report.measured is None:
         return BarChart(bars=bars, show=seconds, marks=marks)
     measured = measured_bar(report.measured)
@@ -66,7 +66,7 @@ def step_time(plan: Plan, report: Report | None = None) -> BarChart:
         return BarChart(bars=[measured], show=seconds)
     took_s = report.measured.step_s
     median, low, high = took_s.median, took_s.low, took_s.high
-    marks.append(Mark(name="measured", kind="measured", value=median, low=low, high=high))
+    marks.append(Mark("measured", "measured", median, low=low, high=high))
     return BarChart(bars=[*bars, measured], show=seconds, marks=marks)
 
 
@@ -76,24 +76,24 @@ def resource_bars(plan: Plan) -> list[Bar]:
     for line in plan.forecast.time:
         name = "ici latency" if line.resource == "latency" else resource_name(line.resource or "")
         lines.setdefault(name, []).append(line)
-    bars = [Bar(name=name, kind=_color(name), segments=_parts(of)) for name, of in lines.items()]
+    bars = [Bar(name, _color(name), _parts(of)) for name, of in lines.items()]
     bars.sort(key=lambda bar: -bar.value)
     least = _SMALL * plan.forecast.step_s.unoverlapped
-    small = tuple(BarPart(name=bar.name, value=bar.value) for bar in bars if bar.value < least)
-    rest = [Bar(name="the rest", kind="latency", segments=small)] if small else []
+    small = tuple(BarPart(bar.name, bar.value) for bar in bars if bar.value < least)
+    rest = [Bar("the rest", "latency", small)] if small else []
     return [*(bar for bar in bars if bar.value >= least), *rest]
 
 
 def expected_bars(plan: Plan) -> list[Bar]:
     """Return the parts of the expected step as one bar, if there is one."""
     parts = _parts(plan.forecast.expected_time)
-    return [Bar(name="expected", kind="expected", segments=parts)] if parts else []
+    return [Bar("expected", "expected", parts)] if parts else []
 
 
 def _parts(lines: Sequence[LedgerLine]) -> tuple[BarPart, ...]:
     """Return ledger lines as parts of a bar, the largest first."""
     ordered = sorted(lines, key=lambda line: -line.value)
-    return tuple(BarPart(name=line.name, value=line.value) for line in ordered)
+    return tuple(BarPart(line.name, line.value) for line in ordered)
 
 
 def measured_bar(measured: Measurement) -> Bar:
@@ -105,8 +105,8 @@ def measured_bar(measured: Measurement) -> Bar:
         "waiting for data": measured.mean_data_s,
         "saving": measured.mean_checkpoint_s,
     }
-    shown = tuple(BarPart(name=name, value=part_s) for name, part_s in parts.items() if part_s > 0)
-    return Bar(name="measured, mean", kind="measured", segments=shown)
+    shown = tuple(BarPart(name, part_s) for name, part_s in parts.items() if part_s > 0)
+    return Bar("measured, mean", "measured", shown)
 
 
 # --- memory and goodput
@@ -115,7 +115,7 @@ def measured_bar(measured: Measurement) -> Bar:
 def _forecast_memory(plan: Plan) -> Bar:
     """Return the largest phase of a step."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
-    return Bar(name=f"forecast: {largest.name}", kind="hbm", segments=_parts(largest.lines))
+    return Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
 
 
 def rehearsal_memory(plan: Plan) -> BarChart:
@@ -127,14 +127,14 @@ def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> Bar
     bars = [_forecast_memory(plan)]
     if proof:
         ledger = sorted(proof.ledger, key=lambda line: -line.compiled)
-        parts = [BarPart(name=line.name, value=line.compiled) for line in ledger]
+        parts = [BarPart(line.name, line.compiled) for line in ledger]
         rest = proof.peak_hbm_bytes_per_device - sum(part.value for part in parts)
-        parts += [BarPart(name="the rest", value=rest)] if rest > 0 else []
-        bars.append(Bar(name="compiled", kind="dcn", segments=tuple(parts)))
+        parts += [BarPart("the rest", rest)] if rest > 0 else []
+        bars.append(Bar("compiled", "dcn", tuple(parts)))
     if measured_bytes is not None:
-        peak = BarPart(name="peak", value=measured_bytes)
-        bars.append(Bar(name="measured", kind="measured", segments=(peak,)))
-    limit = Mark(name="compiler limit", kind="limit", value=plan.forecast.hbm_bytes_per_device)
+        peak = BarPart("peak", measured_bytes)
+        bars.append(Bar("measured", "measured", (peak,)))
+    limit = Mark("compiler limit", "limit", plan.forecast.hbm_bytes_per_device)
     return BarChart(bars=bars, show=in_memory, marks=[limit])
 
 
@@ -142,10 +142,10 @@ def goodput(spent: Goodput) -> BarChart:
     """Return all seconds of the run by where they went."""
     lost = sorted(spent.badput_s.items(), key=lambda pair: -pair[1])
     parts = (
-        BarPart(name="steps that count", value=spent.goodput_s),
-        *(BarPart(name=CAUSES[name], value=s, kind="lost") for name, s in lost if s > 0),
+        BarPart("steps that count", spent.goodput_s),
+        *(BarPart(CAUSES[name], s, kind="lost") for name, s in lost if s > 0),
     )
-    bar = Bar(name="from the first attempt to the end", kind="goodput", segments=parts)
+    bar = Bar("from the first attempt to the end", "goodput", parts)
     return BarChart(bars=[bar], show=elapsed_or_ms, named=3)
 
 
@@ -168,13 +168,13 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     if mfu.expected is not None:
         lines.append(("expected", mfu.expected, "expected"))
     curves = [
-        Curve(name=f"{name} {percent(value)}", kind=kind, points=((0, value), (last, value)))
+        Curve(f"{name} {percent(value)}", kind, ((0, value), (last, value)))
         for name, value, kind in lines
     ]
     bands = []
     if mfu.low is not None and mfu.high is not None:
         points = ((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high))
-        bands.append(Band(kind="expected", points=points))
+        bands.append(Band("expected", points))
     return _over_steps(steps, known, known.mfu, "MFU", percent, curves, bands)
 
 
@@ -182,7 +182,7 @@ def loss_over_steps(steps: StepTable) -> Plot:
     held_out = tuple(
         (float(taken.steps_done), taken.loss) for _, taken in sorted(steps.evaluations.items())
     )
-    curves = [Curve(name="held-out", kind="expected", points=held_out)] if held_out else []
+    curves = [Curve("held-out", "expected", held_out)] if held_out else []
     return _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
 
 
@@ -208,15 +208,15 @@ def _over_steps(
     ends += [high for band in expected for *_, high in band.points]
     y_axis = from_zero(ends) if from_0 else around(ends)
     points = tuple((x, y) for x, _, y, _ in places)
-    measured = Curve(name="measured", kind="measured", points=points, dots=len(points) == 1)
+    measured = Curve("measured", "measured", points, dots=len(points) == 1)
     spread = tuple((x, low, high) for x, low, _, high in places)
     # A line where each attempt after the first begins; the key names one.
     begins = [float(index) for index in steps.index[sorted(steps.startups)] if index]
     restarts = [
         Curve(
-            name="" if number else "restart",
-            kind="restart",
-            points=((x, y_axis.low), (x, y_axis.high)),
+            "" if number else "restart",
+            "restart",
+            ((x, y_axis.low), (x, y_axis.high)),
         )
         for number, x in enumerate(begins)
     ]
@@ -229,7 +229,7 @@ def _over_steps(
         show_x=count,
         show_y=show,
         curves=[*lines, measured],
-        bands=[*expected, Band(kind="measured", points=spread)],
+        bands=[*expected, Band("measured", spread)],
         keyed=bool(lines),
     )
 
@@ -268,17 +268,17 @@ def roofline(plan: Plan, measured_s: float | None) -> Plot:
     x = logarithmic([*meets, *(peak / rate for _, rate, _ in roofs)], 3)
     y = Axis(min(heights) / 2.5, peak * 4, log=True)
     top = ((x.low, peak), (x.high, peak))
-    curves = [Curve(name=f"matmul {with_unit(peak, 'FLOP/s')}", kind="matmul", points=top)]
+    curves = [Curve(f"matmul {with_unit(peak, 'FLOP/s')}", "matmul", top)]
     # Slanted lines up to the peak, FLOP/s = rate x intensity, one for each link and rate.
     for name, rate in {f"{_color(n)} {with_unit(r, 'B/s')}": r for n, r, _ in roofs}.items():
         start = max(x.low, y.low / rate)
         end = max(start, min(x.high, peak / rate))
         slant = ((start, start * rate), (end, end * rate))
-        curves.append(Curve(name=name, kind=_color(name), points=slant))
+        curves.append(Curve(name, _color(name), slant))
     # Dots at one height, where the step meets each roof.
     for name, kind, level in levels:
         dots = tuple((place, level) for place in meets)
-        curves.append(Curve(name=name, kind=kind, points=dots, dots=True))
+        curves.append(Curve(name, kind, dots, dots=True))
     return Plot(
         x=x,
         y=y,
@@ -287,10 +287,7 @@ def roofline(plan: Plan, measured_s: float | None) -> Plot:
         show_x=lambda value: with_unit(value, "").strip() if value >= 1 else f"{value:g}",
         show_y=lambda value: with_unit(value, ""),
         curves=curves,
-        flags=[
-            Flag(name=name, kind=_color(name), x=intensity, y=min(heights))
-            for name, _, intensity in roofs
-        ],
+        flags=[Flag(name, _color(name), intensity, min(heights)) for name, _, intensity in roofs],
     )
 
 

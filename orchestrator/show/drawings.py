@@ -93,7 +93,7 @@ def logarithmic(values: Iterable[float], margin: float) -> Axis:
 # --- bars
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BarPart:
     """A part of a bar; `kind` is its color where that is not the bar's."""
 
@@ -102,7 +102,7 @@ class BarPart:
     kind: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Bar:
     """A bar of segments; `kind` is its color."""
 
@@ -115,7 +115,7 @@ class Bar:
         return sum(segment.value for segment in self.segments)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mark:
     """A value across all bars; with `low` and `high`, a band around it."""
 
@@ -181,7 +181,7 @@ class BarChart:
 # --- curves
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curve:
     """Points joined by a line, with or without dots; `name` stands in the key. `labels` replace the
     values that a dot shows.
@@ -195,7 +195,7 @@ class Curve:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Band:
     """The area between a lower and an upper line: x, low, high."""
 
@@ -203,7 +203,7 @@ class Band:
     points: tuple[tuple[float, float, float], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Flag:
     """A name above a place of the x axis; neighbors take turns at three heights."""
 

@@ -323,7 +323,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
     headline = f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
 
     by_hand = [("by hand", _by_hand(sheet.summary))]
-    verdict = Table(rows=[("plan", _NO_PLAN), *by_hand], columns="<w", row_styles={0: "red"})
+    verdict = Table([("plan", _NO_PLAN), *by_hand], "<w", row_styles={0: "red"})
     if sheet.summary.forecast is not None:
         verdict = verdict_table(sheet.summary.forecast, sheet.summary.tokens, by_hand)
 
@@ -334,7 +334,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
     # The differences between the derivation and the plan, or why there is no plan.
     realized: list[Part] = [_title("Where the realizable plan differs")]
     for words in difference_texts(sheet.differences) if sheet.differences else ():
-        realized.append(Command(text=f"  {words.about}"))
+        realized.append(Command(f"  {words.about}"))
         realized += [_labelled("by hand", words.derived), _labelled("plan", words.planned)]
         realized.append(_labelled("why", words.why))
     if sheet.no_plan is not None:
@@ -348,7 +348,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         indent([verdict]),
         [
             "Inputs",
-            *indent([Table(rows=inputs, columns="<><<")]),
+            *indent([Table(inputs, "<><<")]),
             _text("  MFU counts ", sheet.mfu_definition),
         ],
         *map(_section, sheet.sections),
@@ -369,7 +369,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
 
 def _text(start: str, words: str, hang: int | None = None, style: str = "") -> Text:
     """Return a paragraph that may break at any space, as formulas have a number in every word."""
-    return Text(text=words, start=start, hang=hang, style=style, keep_numbers=False)
+    return Text(words, start=start, hang=hang, style=style, keep_numbers=False)
 
 
 def _title(words: str) -> Text:

@@ -30,11 +30,7 @@ from orchestrator.values.run import (
     ViewLink,
 )
 
-_UNITS: dict[Operation, str] = {
-    "matmul": "FLOP/s",
-    "attention": "FLOP/s",
-    "copy": "B/s",
-}
+_UNITS: dict[Operation, str] = {"matmul": "FLOP/s", "attention": "FLOP/s", "copy": "B/s"}
 _EXAMPLE = "specs/tiny_2pod.yaml"
 _SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
 _LEADING = "llama3_8b_v6e_2slice"  # the README's example
@@ -57,10 +53,10 @@ def calibration_screen(profile: ChipProfile, path: str) -> Screen:
     digest = codec.short(codec.digest(profile))
     use = "orch submit" if profile.emulated else f"orch plan --profile {digest}"
     return screen(
-        [Title(left=what, right=f"profile {digest}")],
+        [Title(what, f"profile {digest}")],
         [f"  measured on {profile.measured_on} with {versions}"],
-        indent([Table(rows=rows, columns="<<>>>")]),
-        [Command(text=f"stored in {path}"), *next_step(f"{use} {_EXAMPLE}")],
+        indent([Table(rows, "<<>>>")]),
+        [Command(f"stored in {path}"), *next_step(f"{use} {_EXAMPLE}")],
     )
 
 
@@ -74,7 +70,7 @@ def doctor_screen(report: HealthReport) -> Screen:
     lines: list[Part] = []
     for finding in report.findings:
         start = (f"{_SIGNS[finding.health]:{signs}}", f"{finding.name:{names}}")
-        lines.append(Table(rows=[(*start, finding.detail)], columns="<<w"))
+        lines.append(Table([(*start, finding.detail)], "<<w"))
         if finding.advice:
             lines.append(f"    {finding.advice}")
 
@@ -118,7 +114,7 @@ def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) 
     """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
         nothing = f"No runs in {storage} that are this user's"
-        return screen([Command(text=nothing), *next_step("orch submit SPEC")])
+        return screen([Command(nothing), *next_step("orch submit SPEC")])
     rows: list[Row] = [("RUN", "STATE", "STEPS", "MLFLOW RUN")]
     experiments: dict[str, dict[str, None]] = {}  # of each database or server
     lines: list[Part] = [
@@ -138,20 +134,18 @@ def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) 
     else:
         places = ", ".join(f"{label} ({', '.join(of)})" for label, of in experiments.items())
         verdict = f"Sync: {counted(len(results), 'run')} recorded in {places}."
-        lines += [Command(text=verdict), *next_step(next_command)]
-    return screen([Table(rows=rows, columns="<<><")] if rows[1:] else [], lines)
+        lines += [Command(verdict), *next_step(next_command)]
+    return screen([Table(rows, "<<><")] if rows[1:] else [], lines)
 
 
 def mlflow_links(
     address: str, shown: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
 ) -> Screen:
     """Return where the MLflow UI shows the runs and their comparisons."""
-    blocks: list[list[Part]] = [
-        [Command(text=f"MLflow at {address}, showing {shown}", style="bold")]
-    ]
+    blocks: list[list[Part]] = [[Command(f"MLflow at {address}, showing {shown}", style="bold")]]
     for name, views in experiments:
         rows = [(view.name, view.url) for view in views]
-        blocks.append(section(f"experiment {name}", [Table(rows=rows, columns="<<")]))
+        blocks.append(section(f"experiment {name}", [Table(rows, "<<")]))
     return screen(*blocks)
 
 
@@ -171,7 +165,7 @@ def weights_screen(weights: ExportedWeights) -> str:
 def examples_screen(examples: Mapping[str, str]) -> Screen:
     """Return the examples, each with what it is about."""
     copied = next_step(f"orch init --from {_LEADING} my-run.yaml")
-    return screen([Table(rows=list(examples.items()), columns="<w")], copied)
+    return screen([Table(list(examples.items()), "<w")], copied)
 
 
 def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[str]:
@@ -195,6 +189,6 @@ def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> Screen:
         return screen(*map(whole, keys), next_step(next_command))
     is_above = keys[1].key.startswith(f"{keys[0].key}.")
     below = keys[1:] if is_above else keys
-    rows = Table(rows=[(key.key, key.about) for key in below], columns="<w")
+    rows = Table([(key.key, key.about) for key in below], "<w")
     first = whole(keys[0]) if is_above else []
     return screen(first, [rows], next_step(f"orch schema --key {below[0].key}"))

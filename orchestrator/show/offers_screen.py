@@ -57,9 +57,9 @@ def offers_screen(found: Offers, next_command: str | None, detail: Detail = "usu
     ]
     chips = ", ".join(found.request.chips)
     total = f"{count(len(planned))} of {counted(len(found.offers), 'offer')} planned, of {chips}"
-    left_out: list[Part] = [Text(text=f"{total}; {_SIZES}", hang=2)]
+    left_out: list[Part] = [Text(f"{total}; {_SIZES}", hang=2)]
     if rows := reasons(found):
-        left_out += indent([Table(rows=rows, columns=">w")])
+        left_out += indent([Table(rows, ">w")])
     return screen(
         *top,
         indent(_frontier_table(found, planned)),
@@ -96,7 +96,7 @@ def _choice(found: Offers) -> list[Part]:
             rows.append((f"cheapest{sure}", in_words(found.cheapest)))
         if found.fastest:
             rows.append((f"fastest{in_budget}", in_words(found.fastest)))
-    parts: list[Part] = [Table(rows=rows, columns="<w", style="bold")] if rows else []
+    parts: list[Part] = [Table(rows, "<w", style="bold")] if rows else []
     return parts if found.cheapest else [heading(nothing_sure(found)), *parts]
 
 
@@ -154,12 +154,12 @@ def _frontier_table(found: Offers, planned: Sequence[Offer]) -> list[Part]:
     named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
     rows: list[Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
     styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
-    table = Table(rows=rows, columns=_COLUMNS, row_styles=styles)
+    table = Table(rows, _COLUMNS, row_styles=styles)
     if max(map(len, table.lines(WIDTH))) > WIDTH - 2:
         places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
         narrow = [tuple(row[place] for place in places) for row in rows]
         columns = "".join(_COLUMNS[place] for place in places)
-        table = Table(rows=narrow, columns=columns, row_styles=styles)
+        table = Table(narrow, columns, row_styles=styles)
     return [heading(f"{counted(len(shown), 'offer')}{named}:"), table]
 
 

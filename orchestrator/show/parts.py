@@ -42,7 +42,7 @@ _LEAST_COLUMNS, _MOST_COLUMNS = 4, 40  # a shorter bar shows nothing, a longer o
 _GAP = 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Text:
     """A paragraph. Its first line starts with `start`; later lines are indented by `hang` columns,
     or below the first word.
@@ -73,7 +73,7 @@ class Text:
         return replace(self, start=" " * by + self.start, hang=hang)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """A line that stays whole, so that a person can copy it."""
 
@@ -87,7 +87,7 @@ class Command:
         return replace(self, text=" " * by + self.text)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Title:
     """Two ends of the first line of a screen."""
 
@@ -99,7 +99,7 @@ class Title:
         return [f"{self.left}{self.right:>{max(width - len(self.left), len(self.right) + 2)}}"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """Rows of cells. `columns` has a letter for each column: `<` left, `>` right, and `w` for a
     last column whose text wraps. By default all columns but the first are numbers, to the right.
@@ -137,7 +137,7 @@ class Table:
             starts = self._aligned(sides[:-1], every[:-1], self.gap)
             gap = " " * self.gap
             return [
-                [line.rstrip() for line in Text(text=row[-1], start=start + gap).lines(width)]
+                [line.rstrip() for line in Text(row[-1], start + gap).lines(width)]
                 for start, row in zip(starts, self.rows, strict=True)
             ]
         needed = _LEAST_COLUMNS + self.gap if self.bars else 0
@@ -231,7 +231,7 @@ class Screen(str):
         """Return the screen with the name of a file that was written, above the next command."""
         *others, last = self.blocks
         end = len(last) - (isinstance(last[-1], Command) and last[-1].text.startswith(NEXT))
-        return Screen(*others, [*last[:end], Command(text=f"wrote {file}"), *last[end:]])
+        return Screen(*others, [*last[:end], Command(f"wrote {file}"), *last[end:]])
 
     def on_terminal(self, width: int, *, styled: bool = True) -> str:
         """Return the text within a terminal's width, with escape codes for its styles."""
@@ -299,7 +299,7 @@ def screen(*blocks: Iterable[Part]) -> Screen:
 def paragraph(text: str, style: str = "") -> Text:
     """Return a paragraph that is indented as the text is."""
     inner = text.lstrip(" ")
-    return Text(text=inner, start=" " * (len(text) - len(inner)), style=style)
+    return Text(inner, " " * (len(text) - len(inner)), style=style)
 
 
 def heading(text: str) -> Text:
@@ -309,7 +309,7 @@ def heading(text: str) -> Text:
 
 def labelled(label: str, text: str, style: str = "") -> Text:
     """Return a paragraph below its first word, which follows a label: `note: …`."""
-    return Text(text=text, start=f"{label} ", style=style)
+    return Text(text, f"{label} ", style=style)
 
 
 def notes(texts: Iterable[str]) -> list[Part]:
@@ -322,7 +322,7 @@ def warning(text: str) -> Text:
 
 def next_step(command: str | None) -> list[Part]:
     """Return the command to type next, if there is one."""
-    return [Command(text=f"{NEXT}{command}", style="bold")] if command else []
+    return [Command(f"{NEXT}{command}", style="bold")] if command else []
 
 
 def closing(sentence: str, command: str | None = None) -> list[Part]:
@@ -333,14 +333,14 @@ def closing(sentence: str, command: str | None = None) -> list[Part]:
 def table(head: Row, rows: Iterable[Row], columns: str = "") -> list[Part]:
     """Return rows below their head; nothing where there are none."""
     listed = list(rows)
-    return [Table(rows=[head, *listed], columns=columns)] if listed else []
+    return [Table([head, *listed], columns)] if listed else []
 
 
 def facts(rows: Iterable[tuple[str, str | None]]) -> list[Part]:
     """Return a line for each name whose text is known."""
     listed = list(rows)
     width = max((len(name) for name, _ in listed), default=0)
-    return [Table(rows=[(f"{name:{width}}", text) for name, text in listed if text], columns="<w")]
+    return [Table([(f"{name:{width}}", text) for name, text in listed if text], "<w")]
 
 
 def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:

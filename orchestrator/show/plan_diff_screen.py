@@ -113,7 +113,7 @@ def _verdict_table(diff: PlanDiff) -> Table:
     interval = ", 80 % interval" if at == "expected" else ""
     head = ("", f"first{interval}", f"second{interval}", "change")
     bold = dict.fromkeys(range(1, len(rows) + 1), "bold")
-    return Table(rows=[head, *rows], row_styles=bold)
+    return Table([head, *rows], row_styles=bold)
 
 
 def _with_interval(diff: PlanDiff, side: int, key: str, show: Show) -> str:
@@ -406,7 +406,7 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
     return screen(
         [heading(" and ".join(references))],
         indent([heading(verdict)]),
-        section("per device and step", [Table(rows=[_ENDS, *figures])]),
+        section("per device and step", [Table([_ENDS, *figures])]),
         section("lines whose seconds differ most", differing),
         closing(verdict),
     )

@@ -53,16 +53,16 @@ def _picture(found: Offers, planned: list[Offer]) -> Plot:
     """Return every offer as a dot: days across, dollars up, the frontier as a line."""
     priced = [offer for offer in planned if offer.dollars]
     best = tuple(_place(offer) for offer in priced if offer.on_frontier)
-    curves = [Curve(name="no other is faster and cheaper", kind="measured", points=best)]
+    curves = [Curve("no other is faster and cheaper", "measured", best)]
     # The date and the budget as lines.
     days, cost = zip(*map(_place, priced), strict=True)
     by, budget = found.request.by_days, found.request.budget_dollars
     if by is not None:
         points = ((by, min(cost)), (by, max(cost)))
-        curves.append(Curve(name=f"within {time_limit(by)}", kind="ideal", points=points))
+        curves.append(Curve(f"within {time_limit(by)}", "ideal", points))
     if budget is not None:
         points = ((min(days), budget), (max(days), budget))
-        curves.append(Curve(name=f"budget {dollars(budget)}", kind="expected", points=points))
+        curves.append(Curve(f"budget {dollars(budget)}", "expected", points))
     # The offers of each chip as dots of one color.
     for number, chip in enumerate(dict.fromkeys(offer.chip for offer in priced)):
         offers = [offer for offer in priced if offer.chip == chip]
@@ -91,7 +91,7 @@ def _picture(found: Offers, planned: list[Offer]) -> Plot:
         show_y=dollars,
         curves=curves,
         flags=[
-            Flag(name=name, kind="measured", x=_place(offer)[0], y=_place(offer)[1])
+            Flag(name, "measured", _place(offer)[0], _place(offer)[1])
             for name, offer in choices(found).items()
             if offer is not None and offer.dollars
         ],

@@ -81,7 +81,7 @@ def plan_screen(
     if plan.ledger_describes_trainer:
         five = [verdict_table(plan.forecast, plan.tokens, more)]
     top: list[list[Part]] = [
-        [Title(left=headline(plan), right=f"plan {short(plan.digest)}"), *map(warning, first)],
+        [Title(headline(plan), f"plan {short(plan.digest)}"), *map(warning, first)],
         indent(five),
     ]
     alternatives = _runners_up([plan, *runners_up]) if runners_up else []
@@ -151,7 +151,7 @@ def _decisions(plan: Plan, *, full: bool) -> list[Part]:
         rows.append(("rates", f"measured on these chips, profile {short(plan.chip_profile)}"))
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
-    return [Table(rows=rows, columns="<w")]
+    return [Table(rows, "<w")]
 
 
 def _model(plan: Plan) -> str:
@@ -232,8 +232,8 @@ def _runners_up(plans: Sequence[Plan]) -> list[Part]:
         )
         texts.append(f"why not {', '.join(names)}: {_why_not(reason, first, listed[0])}")
     title = f"the plan and {counted(len(others), 'runner')}-up ({'.'.join(axes)})"
-    shown = Table(rows=rows, columns="<><>>>><", row_styles={1: "bold"})
-    return [heading(title), *indent([shown, *(Text(text=text, hang=2) for text in texts)])]
+    shown = Table(rows, "<><>>>><", row_styles={1: "bold"})
+    return [heading(title), *indent([shown, *(Text(text, hang=2) for text in texts)])]
 
 
 def _mesh_text(plan: Plan, axes: Sequence[str]) -> str:
@@ -287,7 +287,7 @@ def stages_screen(
     earlier proofs, a line each.
     """
     top: list[list[Part]] = [
-        [Title(left=headline(plan), right=f"plan {short(plan.digest)}")],
+        [Title(headline(plan), f"plan {short(plan.digest)}")],
         indent([_whole_run(plan, odds)]),
         section(f"stages{of_trainer(plan)}", _stage_rows(plan)),
     ]
@@ -315,7 +315,7 @@ def _whole_run(plan: Plan, odds: DeadlineOdds | None) -> Table:
         more.append(("set", " ".join(plan.overrides)))
     more.append(("model", _model(plan)))
     if not plan.ledger_describes_trainer:
-        return Table(rows=more, columns="<w")
+        return Table(more, "<w")
     each = [stage.forecast.mfu.likeliest for stage in plan.stages]
     is_known = all(stage.forecast.mfu.expected is not None for stage in plan.stages)
     at_most = "" if is_known else "at most "

@@ -135,7 +135,7 @@ def estimates_table(
         expected = () if value.expected is None else (show(value.expected), likely(value, show))
         after = (*expected, show(value.unoverlapped)) if expected else ()
         shown.append((label, show(value.lower), *after))
-    return Table(rows=shown)
+    return Table(shown)
 
 
 # The verdict on a plan: five lines that come first, and one sentence that comes last.
@@ -169,7 +169,7 @@ def five_lines(
     names = ("fits", "time", "cost", "MFU", "bound by")
     styles = {0: "green" if forecast.fits else "red", **dict.fromkeys(range(1, 5), "bold")}
     rows = [*zip(names, texts, strict=True), *more]
-    return Table(rows=rows, columns="<w", row_styles=styles)
+    return Table(rows, "<w", row_styles=styles)
 
 
 def _fits_text(forecast: Forecast) -> str:
@@ -257,7 +257,7 @@ def _ledger(rows: list[Row], sizes: list[float], totals: Sequence[Row], columns:
     bars = [*sizes, *(0.0 for _ in totals)]
     every = [*rows, *totals]
     styles = {len(every) - 1: "bold"} if totals else {}
-    return Table(rows=every, columns=columns, bars=bars, row_styles=styles)
+    return Table(every, columns, bars=bars, row_styles=styles)
 
 
 def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
@@ -344,7 +344,7 @@ def _above_unoverlapped(forecast: Forecast) -> list[Part]:
         text += f" Of that rate real runs reach: {', '.join(reached)}."
     if more:
         text += f" They also take {', '.join(more)}."
-    return [Text(text=text, hang=2)]
+    return [Text(text, hang=2)]
 
 
 def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
@@ -373,7 +373,7 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
             names = ", ".join(other.software for other in known.others)
             took = span(percent(min(longer)), percent(max(longer)))
             text += f"; other software took {took} longer ({names})"
-        parts.append(Text(text=text, hang=2))
+        parts.append(Text(text, hang=2))
     return section(f"expected step: {seconds(total_s)}, {interval}{of_trainer(plan)}", parts)
 
 

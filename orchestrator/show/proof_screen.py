@@ -54,7 +54,7 @@ def proof_screen(
 ) -> Screen:
     """Return the verdict, then everything that it rests on, and what to do next."""
     top: list[list[Part]] = [
-        [Title(left=headline(plan), right=f"proof of plan {short(plan.digest)}")],
+        [Title(headline(plan), f"proof of plan {short(plan.digest)}")],
         indent([_verdict_lines(proof)]),
     ]
     if detail == "brief":
@@ -69,7 +69,7 @@ def proof_screen(
     ]
     return screen(
         *top,
-        indent([Table(rows=compilation, columns="<w")]),
+        indent([Table(compilation, "<w")]),
         _memory(proof, full=full),
         _collectives(proof, full=full),
         indent(_dcn_check(proof)),
@@ -118,7 +118,7 @@ def remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:
         for plan, proof in proofs
     ]
     name = "compiled policies, the least recompute first"
-    return screen(section(name, [Table(rows=rows, columns="<><")], 0))
+    return screen(section(name, [Table(rows, "<><")], 0))
 
 
 def _verdict_lines(proof: Proof) -> Table:
@@ -138,7 +138,7 @@ def _verdict_lines(proof: Proof) -> Table:
         rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
     good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
     styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
-    return Table(rows=rows, columns="<w", row_styles=styles)
+    return Table(rows, "<w", row_styles=styles)
 
 
 def _memory(proof: Proof, *, full: bool) -> list[Part]:
@@ -155,7 +155,7 @@ def _memory(proof: Proof, *, full: bool) -> list[Part]:
     sizes = [0, *(line.compiled for line in proof.ledger)]
     sizes += [0] * (1 + len(rows) - len(sizes))
     parts: list[Part] = [
-        Table(rows=[_HEAD, *rows], columns="<>><", bars=sizes),
+        Table([_HEAD, *rows], "<>><", bars=sizes),
         f"the peak is at {proof.peak_at}",
     ]
     buffers = [
@@ -164,7 +164,7 @@ def _memory(proof: Proof, *, full: bool) -> list[Part]:
         if buffer.bytes >= GIB / 100
     ]
     if buffers:
-        parts += section("largest buffers", [Table(rows=buffers, columns=">w")], 0)
+        parts += section("largest buffers", [Table(buffers, ">w")], 0)
     return section("memory per device", parts)
 
 
@@ -204,7 +204,7 @@ def _collectives(proof: Proof, *, full: bool) -> list[Part]:
     payload = table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
     parts = section("payload per device and step", payload)
     if added:
-        parts += section("added by the compiler", [Table(rows=added, columns="<<>")])
+        parts += section("added by the compiler", [Table(added, "<<>")])
     return parts
 
 
@@ -388,9 +388,9 @@ def schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
     unpriced = ", ".join(schedule.unpriced)
     return [
         *section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
-        *section("by line", [Table(rows=[head, *line_rows], columns=">>>>>><")]),
+        *section("by line", [Table([head, *line_rows], ">>>>>><")]),
         *section(low, table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")),
-        *section("copies and relayouts", [Table(rows=copies, columns=">w")] if copies else []),
+        *section("copies and relayouts", [Table(copies, ">w")] if copies else []),
         *section("exposed transfers", table(("", "sent in", ""), _transfers(schedule), "<<w")),
         *indent([f"not priced, and counted as nothing: {unpriced}"] if unpriced else []),
     ]

@@ -84,8 +84,8 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
     rows = [("", "plan", "rehearsal"), *zip(names, *columns, strict=True)]
     processes = counted(small.hosts, "process", "es")
     return screen(
-        [Title(left="rehearsal", right=f"plan {short(small.digest)}")],
-        indent([Table(rows=rows, columns="<<<")]),
+        [Title("rehearsal", f"plan {short(small.digest)}")],
+        indent([Table(rows, "<<<")]),
         [
             *(labelled("not rehearsed:", change) for change in changes),
             _labels(_expectation(small)),
@@ -97,7 +97,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
 
 def _labels(rows: Sequence[Row]) -> Table:
     """Return labelled lines, all labels as wide as the widest of any run's."""
-    return Table(rows=[(f"{name:8}", text) for name, text in rows], columns="<w", gap=1)
+    return Table([(f"{name:8}", text) for name, text in rows], "<w", gap=1)
 
 
 def _expectation(plan: Plan) -> list[Row]:
@@ -166,7 +166,7 @@ def _result(run: Run, rows: Sequence[Row], record: str, next_command: str) -> Sc
         steps = f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
         places.append(f"profile  {run.journal}/profile, an XProf trace of {steps}")
     state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
-    commands = (Command(text=text) for text in (*places, record))
+    commands = (Command(text) for text in (*places, record))
     return screen([state, _labels([*why, *rows]), *commands, *next_step(next_command)])
 
 
@@ -190,7 +190,7 @@ def cluster_screen(address: str, slices: str, hosts: str, storage: str, price: s
         ("storage", f"{storage}, writable from every host"),
         ("run", price),
     ]
-    return screen([f"cluster {address}"], indent([Table(rows=rows, columns="<w")]))
+    return screen([f"cluster {address}"], indent([Table(rows, "<w")]))
 
 
 def hosts(number: int, versions: Mapping[str, str]) -> str:
@@ -236,7 +236,7 @@ def _cost(runs: Sequence[tuple[Plan, int]]) -> str:
 def submitted_screen(run: Run, job: str) -> Screen:
     """Return where the run is, once its job has started."""
     rows = [("run", run.run), ("job", job), ("journal", run.journal)]
-    return screen(["submitted"], indent([Table(rows=rows, columns="<<")]))
+    return screen(["submitted"], indent([Table(rows, "<<")]))
 
 
 def detached_text(key: str, follow_command: str, cancel_command: str) -> str:

@@ -34,15 +34,7 @@ from orchestrator.show.parts import (
     table,
 )
 from orchestrator.show.plan_text import resource_name
-from orchestrator.values.report import (
-    Badput,
-    Gap,
-    Goodput,
-    NotCompared,
-    Ratio,
-    Report,
-    Spread,
-)
+from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio, Report, Spread
 
 _SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
 _SAME = 0.01  # rates this close are equal
@@ -81,12 +73,12 @@ def report_screen(report: Report, page: str, next_command: str, detail: Detail) 
     more: list[list[Part]] = []
     if detail == "full":
         lost = goodput_rows(report.goodput) if report.goodput else []
-        causes: list[Part] = [Table(rows=lost)] if lost else []
+        causes: list[Part] = [Table(lost)] if lost else []
         stages = table(STAGE_HEAD, stage_rows(report))
         more = [section("stages", stages), section("where the time went", causes)]
     texts = [gap_text(report.gap)] if report.gap else []
     texts += [goodput_text(report.goodput)] if report.goodput else []
-    figures = section("figures", [Table(rows=[*main_figures(report)], columns="<>w")])
+    figures = section("figures", [Table([*main_figures(report)], "<>w")])
     return screen(first, figures, *more, indent(texts), ending)
 
 
@@ -273,9 +265,9 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
     return screen(
         [heading(f"{counted(len(reports), 'run')}, measured against predicted")],
         indent([heading(_compare_verdict(reports))]),
-        section("speed", [Table(rows=[speed_head, *speeds])]),
-        section("memory per device", [Table(rows=memory)]),
-        section("where the time went", [Table(rows=time, columns="<<>>><")]),
+        section("speed", [Table([speed_head, *speeds])]),
+        section("memory per device", [Table(memory)]),
+        section("where the time went", [Table(time, "<<>>><")]),
         notes(_compare_notes(reports)),
         next_step(next_command),
     )

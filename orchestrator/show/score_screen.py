@@ -82,7 +82,7 @@ def score_screen(score: Score, next_command: str) -> Screen:
         each_software if len(each_software) > 1 else [],
     )
     return screen(
-        [Title(left=f"{_runs(summary.rows)} against their forecasts", right=score.learned_on)],
+        [Title(f"{_runs(summary.rows)} against their forecasts", score.learned_on)],
         indent([heading(verdict)]),
         indent(table(("run", "expected", "80 % interval", "measured", "error"), runs)),
         indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
@@ -124,7 +124,7 @@ def _totals(score: Score) -> list[Part]:
     median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
     cells = ("" if error is None else share(error) for error in (median, None, p90, None))
     rows.append(("baseline: one MFU per chip", "", *cells))
-    return [Table(rows=rows, gap=3)]
+    return [Table(rows, gap=3)]
 
 
 def share(fraction: float | None) -> str:

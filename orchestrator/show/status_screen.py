@@ -56,7 +56,7 @@ def runs_screen(
     one of them.
     """
     if not runs and not studies:
-        return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
+        return screen([Command(f"No runs in {storage}"), *next_step("orch submit SPEC")])
     heads: dict[str, Row] = {}
     for study in studies:
         done = f"{study.done} / {study.total} runs"
@@ -70,16 +70,16 @@ def runs_screen(
     for study_key, head in heads.items():
         groups.setdefault(study_key, [head])
     rows = [_HEAD, *(row for group in groups.values() for row in group)]
-    table = Table(rows=rows, columns=_COLUMNS, row_styles={0: "bold"}, spare=_SPARE)
+    table = Table(rows, _COLUMNS, row_styles={0: "bold"}, spare=_SPARE)
     return screen([table], next_step(following))
 
 
 def study_runs_screen(status: StudyStatus) -> Screen:
     """Return a study and its runs, in their order."""
     done = f"{status.done} of {status.total} runs done"
-    title = Title(left=f"{status.study}: {status.state}, {done}", right=kind_text(status.scaling))
+    title = Title(f"{status.study}: {status.state}, {done}", kind_text(status.scaling))
     rows = [row[:-1] for row in (_HEAD, *map(_run_row, status.runs))]
-    table = [Table(rows=rows, columns=_COLUMNS[:-1])] if status.runs else []
+    table = [Table(rows, _COLUMNS[:-1])] if status.runs else []
     return screen([title], indent(table))
 
 
@@ -121,7 +121,7 @@ def status_screen(status: Status, next_command: str) -> Screen:
     return screen(
         [title],
         indent(facts(_facts(status))),
-        section("attempts", [Table(rows=attempts, columns="><>>w")] if attempts else []),
+        section("attempts", [Table(attempts, "><>>w")] if attempts else []),
         map(warning, status.problems),
         [labelled("Run:", _verdict(status), "bold"), *next_step(next_command)],
     )

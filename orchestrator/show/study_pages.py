@@ -128,9 +128,9 @@ def _throughput(series: Sequence[_Series]) -> Plot:
         first, tokens_per_s = points[0]
         ideal = tuple((x, x * tokens_per_s / first) for x in (first, max(first, sizes[-1])))
         lines += [
-            Curve(name=group.named("ideal"), kind="ideal", points=ideal),
+            Curve(group.named("ideal"), "ideal", ideal),
             *_predictions(group, lambda p, at: getattr(p.tokens_per_s_per_chip, at) * p.chips),
-            Curve(name=group.named("measured"), kind=group.kind, points=points, dots=True),
+            Curve(group.named("measured"), group.kind, points, dots=True),
         ]
     return Plot(
         x=logarithmic(sizes, 1.25),
@@ -159,9 +159,9 @@ def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) 
         lines = [("expected", "expected", at)]
     return [
         Curve(
-            name=series.named(name),
-            kind=kind,
-            points=tuple((float(trial.chips), figure(plan, at)) for trial, plan in known),
+            series.named(name),
+            kind,
+            tuple((float(trial.chips), figure(plan, at)) for trial, plan in known),
         )
         for name, kind, at in lines
     ]
@@ -170,15 +170,15 @@ def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) 
 def _efficiency(series: Sequence[_Series]) -> Plot:
     """Return tokens per second and chip over those of the smallest trial, with their spread."""
     sizes = _sizes(series)
-    lines = [Curve(name="ideal", kind="ideal", points=((sizes[0], 1.0), (sizes[-1], 1.0)))]
+    lines = [Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]
     bands = []
     for group in series:
         lines += _predictions(group, lambda plan, at: float(getattr(plan.efficiency, at)))
         spreads = [(float(t.chips), t.measured.efficiency) for t in group.trials if t.measured]
         points = tuple((x, spread.median) for x, spread in spreads)
-        lines.append(Curve(name=group.named("measured"), kind=group.kind, points=points, dots=True))
+        lines.append(Curve(group.named("measured"), group.kind, points, dots=True))
         area = tuple((x, spread.low, spread.high) for x, spread in spreads)
-        bands.append(Band(kind=group.kind, points=area))
+        bands.append(Band(group.kind, area))
     tops = [y for line in lines for _, y in line.points]
     return Plot(
         x=logarithmic(sizes, 1.25),
@@ -207,13 +207,12 @@ def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[Bar
             ledger = replace(expected[0], name=f"{name}: expected")
         else:
             parts = tuple(
-                BarPart(name=bar.name, value=bar.value, kind=bar.kind)
-                for bar in resource_bars(plan)
+                BarPart(bar.name, bar.value, kind=bar.kind) for bar in resource_bars(plan)
             )
             what = "expected" if expected else "predicted, unoverlapped"
-            ledger = Bar(name=f"{name}: {what}", kind="latency", segments=parts)
-        step = BarPart(name="median step", value=trial.measured.step_s.median)
-        bars += [ledger, Bar(name=f"{name}: measured", kind="measured", segments=(step,))]
+            ledger = Bar(f"{name}: {what}", "latency", parts)
+        step = BarPart("median step", trial.measured.step_s.median)
+        bars += [ledger, Bar(f"{name}: measured", "measured", (step,))]
     return bars[: 2 * _MOST_BARS]
 
 
@@ -258,7 +257,7 @@ def _over_steps(report: SweepReport, trials: Sequence[SweepTrialReport]) -> Plot
             kind, name = next(kinds, _OTHER), settings
         else:  # one name for all others
             kind, name, is_named = _OTHER, "" if is_named else "other trials", True
-        curves.append(Curve(name=name, kind=kind, points=points, dots=len(points) == 1))
+        curves.append(Curve(name, kind, points, dots=len(points) == 1))
     return Plot(
         x=Axis(0.0, float(max(trial.steps for trial in trials)), whole=True),
         y=around([loss for trial in trials for _, loss in trial.losses]),
@@ -286,9 +285,7 @@ def _over_setting(report: SweepReport, key: str) -> Plot | None:
         labels = tuple(f"trial {number}: {loss_text(loss)}" for _, loss, number in group)
         places = tuple((value, loss) for value, loss, _ in group)
         if group:
-            curves.append(
-                Curve(name=name, kind=kind, points=places, dots=True, joined=False, labels=labels)
-            )
+            curves.append(Curve(name, kind, places, dots=True, joined=False, labels=labels))
     is_wide = min(values) > 0 and max(values) / min(values) >= _WIDE
     return Plot(
         x=logarithmic(values, 1.4) if is_wide else around(values),

@@ -153,7 +153,7 @@ def _planned_trials(forecast: ScalingForecast | SweepForecast) -> Table:
     if isinstance(forecast, SweepForecast):
         names, last = ("steps", "step", "MFU", "time"), ">"
     head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
-    return Table(rows=[_in_capitals(head), *rows], columns=f"{'>' * (len(head) - 2)}{last}>")
+    return Table([_in_capitals(head), *rows], f"{'>' * (len(head) - 2)}{last}>")
 
 
 def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
@@ -254,7 +254,7 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
     return screen(
         [heading(f"{report.name}: {kind}{title}")],
         indent([heading(verdict)]),
-        indent([Table(rows=[_in_capitals(head), *rows], columns=columns)]),
+        indent([Table([_in_capitals(head), *rows], columns)]),
         *after,
         next_step(next_command),
     )
