@@ -309,8 +309,8 @@ def join_links(several: Sequence[Links]) -> Links:
             for group in getattr(several[0], name)
         }
 
-    fields = map(joined, ("rates", "exchange_rates", "hops", "uses"))
-    return Links(*fields, cluster_bytes_per_s=several[0].cluster_bytes_per_s)
+    rates, exchange_rates, hops, uses = map(joined, ("rates", "exchange_rates", "hops", "uses"))
+    return Links(rates, exchange_rates, hops, uses, several[0].cluster_bytes_per_s)
 
 
 def plain_links(slice_torus: Torus, factors: Ints) -> Links:
