@@ -14,7 +14,7 @@ SHOWN_HOSTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRequest:
-    """What a run needs: slices, the submitter's versions, and on every host secrets and storage.
+    """The needs of a run: slices, the submitter's versions, and on every host secrets and storage.
 
     `kind` is the chip and the topology of its slices, `secrets` are names of environment variables,
     and `file` lies in the run's storage.
@@ -44,7 +44,7 @@ class PreflightHost:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightReport:
-    """What a cluster has for a run. `others` counts its other slices, by its name of their kind."""
+    """The resources of a cluster for a run. `others` counts its other slices by their kind."""
 
     present: int
     free: int

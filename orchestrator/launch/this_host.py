@@ -12,7 +12,7 @@ from orchestrator.storage.addresses import folder, is_copy
 
 
 def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
-    """This host: its versions, whether it can write beside that file, the variables it lacks."""
+    """Describe this host: its versions, whether it can write next to that file, the variables it lacks."""
     path = folder(file)
     return PreflightHost(
         name=name,
@@ -23,7 +23,7 @@ def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
 
 
 def _reaches(path: Path) -> bool:
-    """Whether this host sees a file, and can write beside it."""
+    """Whether this host sees a file and can write next to it."""
     if not is_copy(path):
         return path.exists() and os.access(path.parent, os.W_OK)
     try:

@@ -2,7 +2,7 @@
 
 A choice is a small file in the user's state directory, by the run's id. A driver on another machine
 gets it from the command that started it. A run that was submitted elsewhere has no choice here:
-then MLFLOW_TRACKING_URI counts, or the database beside the runs.
+then MLFLOW_TRACKING_URI counts, or the database next to the runs.
 """
 
 import hashlib
@@ -120,7 +120,7 @@ def _path(run_id: str) -> Path:
     return folder() / f"{hashlib.sha256(run_id.encode()).hexdigest()}.json"
 
 
-# How much of a run is recorded, noted beside its journal so that nobody need ask the tracker.
+# How much of a run is recorded, noted next to its journal so that nobody need ask the tracker.
 
 
 def begin(journal: Journal, destination: Destination) -> SyncState:
@@ -153,7 +153,7 @@ def read_sync_state(
 def note(
     journal: Journal, state: SyncState, *, recorded: SyncProgress | None, problem: str | None
 ) -> None:
-    """Note the result of a sync. A failed one does not undo what was recorded before."""
+    """Note the result of a sync. A failure keeps what was recorded before."""
     noted = replace(state, recorded=recorded or state.recorded, problem=problem)
     if noted != state or not os.path.lexists(journal.paths.sync_state):
         with suppress(JournalUnwritable):  # the next sync notes it

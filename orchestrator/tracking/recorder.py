@@ -1,4 +1,4 @@
-"""Records runs: one process at a time syncs a run, and notes the result beside the journal."""
+"""Records runs: one process at a time syncs a run, and notes the result next to the journal."""
 
 import os
 import subprocess
@@ -177,7 +177,7 @@ PROGRAM = [sys.executable, "-m", "orchestrator.tracking"]
 class BackgroundRecorder:
     """Records a run for as long as a `with` lasts, and restarts its process when that dies.
 
-    A run that is not to be recorded is left alone.
+    A run that is not to be recorded stays as it is.
     """
 
     def __init__(self, journal: Journal) -> None:

@@ -52,7 +52,7 @@ def parse_report(log: str) -> PreflightReport:
 
 
 def look(preflight: RayPreflight) -> PreflightReport:
-    """What the cluster that was joined has for a run."""
+    """Return what the joined cluster offers a run."""
     import ray  # noqa: PLC0415
     from ray.util.tpu import get_num_tpu_slices  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ class MLflowTracker:
     def destination(
         self, options: TrackingOptions, storage: Path, environment: Mapping[str, str]
     ) -> Destination:
-        """A server or database: MLFLOW_TRACKING_URI, the spec's, or a file beside the runs."""
+        """A server or database: MLFLOW_TRACKING_URI, the spec's, or a file next to the runs."""
         return store.destination(options, storage, environment)
 
     def sync(

@@ -1,6 +1,6 @@
 """Sends a run from its journal to MLflow. Recording a live run and repairing an old one are this.
 
-The journal alone decides what to send, and MLflow itself says how much it has: a tag that is
+Only the journal decides what to send, and MLflow itself says how much it has: a tag that is
 written after the points it counts. So a sync may be repeated by anybody, and interrupted anywhere.
 """
 
@@ -93,7 +93,7 @@ def _has_ended(trial: TrialReport, repeats: int) -> bool:
 def _points(trial: TrialReport, at_s: float, *, named: bool) -> Iterator[MetricPoint]:
     """Measured, expected and roofline of a trial, at its number of pods.
 
-    A rehearsal without a forecast of its own has the measured line alone.
+    A rehearsal without a forecast of its own has only the measured line.
     """
     if trial.measured is None or trial.predicted is None:
         return
@@ -129,7 +129,7 @@ PARENT_STATUS: dict[StudyState, Status] = {
 
 
 def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
-    """The id of the MLflow run of a run's study, created when there is none.
+    """Return the id of the MLflow run of a run's study, which is created if it is missing.
 
     None for a run without a study, or when the study's directory was removed or is not this user's.
     """

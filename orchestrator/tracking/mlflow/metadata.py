@@ -34,7 +34,7 @@ MOST_RANKS = 8
 REPORT = "report.html"
 LONGEST_NAME, LONGEST_VALUE = 250, 6_000
 SPEC_ARTIFACT = "spec.json"
-# Of a longer file only the end is sent, and its first line says so.
+# Only the end of a longer file is sent, and its first line says so.
 LONGEST_LOG_BYTES, LONGEST_FILE_BYTES = 1 << 20, 256 << 20
 
 

@@ -20,7 +20,7 @@ from orchestrator.values.run import Attempt, TimedStep
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
 
 STEP_TIME = "perf/step_time_seconds"
-# MLflow cuts the title of a chart after some thirty letters: these stand beside each other in it.
+# MLflow cuts the title of a chart after some thirty letters: these fit next to each other in it.
 MFU, MFU_EXPECTED, MFU_ROOFLINE = "mfu/measured", "mfu/expected", "mfu/roofline"
 STEP_TIME_PREDICTED = "perf/step_time_seconds_predicted"
 TFLOPS = "perf/per_device_tflops_per_sec"
@@ -76,11 +76,11 @@ OF_ENDINGS = (
     *BADPUT.values(),
 )  # fmt: skip
 
-# Of the run of a study, with the number of pods as the step; of several series each has its name
+# Metrics of a study's run, with the number of pods as the step; of several series each has its name
 # behind.
 OF_PODS: dict[str, str] = {what: f"scaling/{what}" for what in ("measured", "expected", "roofline")}
 SPEED_OF_PODS: dict[str, str] = {what: f"speed/{what}" for what in OF_PODS}
-# Of the run of a sweep, with the number of the trial as the step.
+# Metrics of a sweep's run, with the number of the trial as the step.
 SWEEP_LOSS = "sweep/loss"
 
 OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)

@@ -44,7 +44,7 @@ def destination(
 ) -> Destination:
     """Where runs in a storage directory are recorded.
 
-    MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file beside the runs.
+    MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file next to the runs.
     `SpecError` names an address that cannot be used.
     """
     place, written = VARIABLE, environment.get(VARIABLE, "")
@@ -151,7 +151,7 @@ class Store:
             self.experiment = self._experiment()
 
     def _experiment(self) -> str:
-        """The experiment's id. It is created when there is none."""
+        """Return the experiment's id; a missing experiment is created."""
         name = self.where.experiment
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
@@ -167,7 +167,7 @@ class Store:
         return str(experiment.experiment_id)
 
     def run(self, run_id: str) -> StoredRun | None:
-        """The MLflow run of that id; None when there is none."""
+        """Return the MLflow run of that id, or None."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
         with in_plain_words(self.where):
@@ -304,7 +304,7 @@ def _ms(at_s: float) -> int:
 
 
 def _check_own_beside(where: Destination) -> None:
-    """Refuse a database beside the runs that is a link or another user's.
+    """Refuse a database next to the runs that is a link or another user's.
 
     It says where artifacts go, so whoever writes it decides who gets them. A database that the
     user names is the user's choice.
@@ -323,7 +323,7 @@ def _check_own_beside(where: Destination) -> None:
 
 
 def _check_not_moved(where: Destination, stored: str) -> None:
-    """Refuse a database beside the runs that came from another folder.
+    """Refuse a database next to the runs that came from another folder.
 
     MLflow stores absolute addresses of artifacts: a copy's would be written where it came from.
     """
@@ -341,7 +341,7 @@ def _check_not_moved(where: Destination, stored: str) -> None:
 
 
 def _is_beside(where: Destination) -> bool:
-    """Whether it is a database that lies, with its artifacts, beside the runs."""
+    """Whether it is a database that lies, with its artifacts, next to the runs."""
     if not where.uri.startswith(SQLITE):
         return False
     database = Path(where.uri.removeprefix(SQLITE))
@@ -349,7 +349,7 @@ def _is_beside(where: Destination) -> bool:
 
 
 def _create_database(database: Path) -> None:
-    """Create a database under another name and move it into place, if there is none.
+    """Create a missing database under another name and move it into place.
 
     MLflow takes seconds to create its tables. A process that opened an unfinished database, because
     another one was creating it or was killed there, would fail from then on.

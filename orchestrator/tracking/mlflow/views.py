@@ -98,7 +98,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def filter(self) -> str:
-        """Which runs it shows: a CPU's seconds say nothing beside chips' microseconds."""
+        """Which runs it shows: a CPU's seconds say nothing next to chips' microseconds."""
         return f"tags.`{REHEARSAL}` = '{yes_or_no(self.rehearsals)}'"
 
     @property
@@ -124,7 +124,7 @@ def views() -> list[View]:
 
 
 def of_rehearsals(view: View) -> View:
-    """The same charts for rehearsals."""
+    """The charts for rehearsals."""
     return msgspec.structs.replace(view, name=f"{view.name} (rehearsals)", rehearsals=True)
 
 
