@@ -74,8 +74,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpec:
-    """The purpose of an attempt: the directory of the run's journal, the claim that it serves, and the
-    worker.
+    """The journal's directory that an attempt works on, the claim that it serves, and the worker.
 
     A backend ends what it has started for an attempt when the claim counts no more: see
     `journal.ClaimWatch`. `worker` is the dotted name `package.module:function` of a function that

@@ -12,7 +12,7 @@ from orchestrator.storage.addresses import folder, is_copy
 
 
 def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
-    """Describe this host: its versions, whether it can write next to that file, the variables it lacks."""
+    """Describe this host: versions, whether it can write next to `file`, the secrets it lacks."""
     path = folder(file)
     return PreflightHost(
         name=name,

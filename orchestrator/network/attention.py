@@ -187,7 +187,7 @@ def from_latent(
 
 
 def latents(model: Model, shape: latent.LatentDimensions) -> tuple[Matmul, ...]:
-    """The results that the stream is multiplied to: the latents, and the part of keys that RoPE turns."""
+    """Projections of the stream: to the latents, and to the part of keys that RoPE turns."""
     embed = Dimension(GATHERED, model.d_model)
     kinds = [
         ("query_down", "query_latent", shape.query_rank, "q_a_proj"),

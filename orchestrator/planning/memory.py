@@ -98,7 +98,7 @@ def dropless_phases(
     A kernel reads matrices in only one order, so those for the gradients of rows are copies, made
     before the first product. Then the products are made again, and their gradients, after that of
     the last matrix, which is not needed any more. At last each of the first matrices has a part of
-    the rows' gradient, and they are added up next to the rows and the gradient of the results. Where
+    the rows' gradient; they are added up next to the rows and the gradient of the results. Where
     experts lie apart, which no compiled program has shown yet, one more of each is counted.
     """
     apart = np.where(layout.ways("experts") > 1, 1, 0)
@@ -166,7 +166,7 @@ def activation_moment(layout: Training, block: Block) -> tuple[Number, Number]:
     """Stages of the stream, and inner tensors, while the activation is differentiated.
 
     Around a ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
-    attention's where its products are made again. The inner tensor and its gradient are alive with a
+    attention's where its products are made again. The inner tensor and its gradient live with a
     gradient of the first products and, made again, the products, which are one array.
     """
     ways = split_ways(layout)
@@ -288,7 +288,7 @@ def attention_bytes(layout: Training, block: Block) -> Number:
 
 
 def in_order_of_arrival(layout: Layout, block: Block) -> Number:
-    """The attention's result as a ring of `tensor` multiplies it, a copy of what the kernel wrote."""
+    """The attention's result as a ring of `tensor` multiplies it: a copy of the kernel's."""
     ring = split_ways(layout) > 1
     return ring * layout.compute_bytes * layout.tensor_elements(block.attention.result)
 

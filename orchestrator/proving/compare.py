@@ -76,7 +76,7 @@ def carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
 def faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
     """Return the payloads that must not cross pods. `crossed` has the most bytes first."""
     planned = {what: forecast_bytes(plan, what) for what in LINES}
-    # There is no Forecast for another trainer, but gradients may always cross.
+    # Another trainer has no Forecast, but gradients may always cross.
     expected = {"gradients", *(what for what, size in planned.items() if size)}
     others = [one for one in crossed if one.carries not in expected]
     result = []

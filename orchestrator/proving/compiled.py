@@ -63,7 +63,7 @@ class OpenedFiles:
 
 
 def loaded_code(trainer_module: str, opened: Iterable[str]) -> LoadedCode:
-    """Return the modules that this process has loaded for a trainer, and the files next to them that it opened."""
+    """Return the modules that this process loaded for a trainer, and the files it opened near them."""
     own_packages = {*PROJECT, trainer_module.partition(".")[0]}
     files, installed = dict[str, Path](), set[str]()
     for name, path in _modules():
@@ -161,8 +161,8 @@ GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each
 class CompileRequest:
     """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
 
-    `rates` price its schedule; without them the schedule is left out. `beyond_hbm`: compile even what the chip's
-    memory cannot hold, to see what it needs.
+    `rates` price its schedule; without them the schedule is left out. `beyond_hbm`:
+    compile even what the chip's memory cannot hold, to see what it needs.
     """
 
     plan: str

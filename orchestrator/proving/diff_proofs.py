@@ -24,7 +24,7 @@ class ProofFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class LineSeconds:
-    """Seconds that a source line takes in each of two schedules; None in the schedule that lacks it."""
+    """Seconds that a source line takes in each of two schedules; None where it is absent."""
 
     line: str
     first_s: float | None

@@ -89,7 +89,7 @@ def _plan_or_none(spec: Spec) -> Plan | None:
 
 
 def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
-    """The overrides that lead from a spec to a plan: the remat, and the mesh where that is not enough."""
+    """The overrides that lead from a spec to a plan: the remat, and if need be the mesh."""
     overrides = [f"experiment.remat={text_of(other.remat)}"]
     alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
     if alone is None or alone.digest != other.digest:

@@ -237,7 +237,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         host, port = None, None
     if not host or (port is None and parts.scheme not in ("http", "https")):
         raise ClusterUnusable(
-            f"{address!r} is no address of a cluster: use that of its dashboard, for example"
+            f"{address!r} is not the address of a cluster: use that of its dashboard, for example"
             f" http://10.0.0.2:{JOBS_PORT}, or of its head, 10.0.0.2:6379"
         )
     return host, port or {"http": 80, "https": 443}[parts.scheme]

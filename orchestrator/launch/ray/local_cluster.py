@@ -24,7 +24,7 @@ from orchestrator.values import codec
 END_LIMIT_S = 30.0
 NOBODY = "http://127.0.0.1:9"
 LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the others
-# A busy machine starts processes slowly: that alone must not end the run.
+# A busy machine starts processes slowly: wait longer than that.
 LIMITS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     "RAY_gcs_server_port_wait_time_s": "300",

@@ -154,8 +154,8 @@ def visited_blocks(program: HloProgram, where: Computation, kernel: Instruction)
 def grouped_flops(where: Computation, kernel: Instruction) -> float:
     """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
 
-    One of its three arrays of floats holds the weights of all experts; the others have the rows. Its
-    table of visits has one for each tile, and one for each expert that may begin within a tile.
+    One of its three arrays of floats holds the weights of all experts; the others have the rows.
+    Its table of visits has one for each tile, and one for each expert that may begin within a tile.
     """
     read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
     tensors = [one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")]
