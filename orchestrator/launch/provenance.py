@@ -172,7 +172,7 @@ def without_secrets(text: bytes, names: Iterable[str]) -> bytes:
 
 
 def _values(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The longest first: one may be a part of another. A single letter is too short for a secret."""
+    """The longest first: one may be a part of another. A letter is too short for a secret."""
     known = [(name, os.environ.get(name, "")) for name in (*names, "RAY_AUTH_TOKEN")]
     yield from sorted((pair for pair in known if len(pair[1]) > 1), key=lambda pair: -len(pair[1]))
 

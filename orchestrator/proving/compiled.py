@@ -63,7 +63,7 @@ class OpenedFiles:
 
 
 def loaded_code(trainer_module: str, opened: Iterable[str]) -> LoadedCode:
-    """Return the modules that this process loaded for a trainer, and the files it opened near them."""
+    """Return the modules that this process loaded for a trainer, and files it opened near."""
     own_packages = {*PROJECT, trainer_module.partition(".")[0]}
     files, installed = dict[str, Path](), set[str]()
     for name, path in _modules():
