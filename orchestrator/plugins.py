@@ -18,7 +18,7 @@ from orchestrator.errors import MissingExtra, SpecError, UnknownName
 
 TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
 BACKENDS = {
-    "ray": "orchestrator.launch.ray.ray_backend:RayBackend",
+    "ray": "orchestrator.launch.ray.backend:RayBackend",
     "hosts": "orchestrator.launch.hosts.backend:HostsBackend",
 }
 TRACKERS = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}

@@ -16,7 +16,7 @@ from orchestrator.errors import OrchError
 from orchestrator.journal import liveness
 from orchestrator.journal.steps import StepLog
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
-from orchestrator.launch.ray.job_client import RayJobs
+from orchestrator.launch.ray.backend import RayJobs
 from orchestrator.run import cluster, follow, rehearse, resume
 from orchestrator.run.follow import ClusterFollower, RunWatch
 from orchestrator.run.progress import FollowStarted, Progress, StopSent, TaskEnded, Tracked

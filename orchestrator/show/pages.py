@@ -9,10 +9,10 @@ from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
 from orchestrator.evidence.scaling import read_trial_runs
 from orchestrator.evidence.studies import report_of_runs
-from orchestrator.journal import boundary, files, find_run_or_study
+from orchestrator.journal import boundary, files
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
-from orchestrator.journal.study_journal import StudyJournal
+from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.planning.odds import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.follow import record_files

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.launch import this_host
+from orchestrator.launch import preflight as this_host
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.preflight import PreflightHost, PreflightReport, PreflightRequest
 from orchestrator.launch.ray import private_api
