@@ -41,6 +41,7 @@ NOT_COMPARED = (
     *("schedule.lines", "schedule.loops", "schedule.collectives", "schedule.products"),
 )
 LINE_OF_CODE = re.compile(r"\S+\.py:\d+.*")  # names a buffer; compared as "a line"
+PROGRESS = re.compile(r"[a-z]+: \d+ of \d+ ")  # a line now and then, on the error stream
 
 
 def answer(checkout: Path, part: str, command: list[str], cache: Path) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def values_of(part: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
     if part == "proofs" and found["exit"] in (0, 3):
         # The error stream has the compiler's progress.
         return {name: {"exit": found["exit"], "output": proof_values(found["output"])}}
-    return {name: found}
+    return {name: {**found, "errors": [e for e in found["errors"] if not PROGRESS.match(e)]}}
 
 
 def proof_values(value: Any, path: str = "") -> Any:
