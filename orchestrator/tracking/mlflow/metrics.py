@@ -45,9 +45,9 @@ OF_STEPS: dict[str, Callable[[Step, Plan], float | None]] = {
 }
 
 OF_PLANS: dict[str, Callable[[Plan], float | None]] = {
-    "planning/pods": lambda plan: plan.pods,
-    "planning/chips": lambda plan: plan.chips,
-    "planning/batch_tokens": lambda plan: plan.batch.tokens,
+    "plan/pods": lambda plan: plan.pods,
+    "plan/chips": lambda plan: plan.chips,
+    "plan/batch_tokens": lambda plan: plan.batch.tokens,
     "predicted/mfu_unoverlapped": lambda plan: plan.forecast.mfu.unoverlapped,
     "predicted/step_time_seconds_lower": lambda plan: plan.forecast.step_s.lower,
     "predicted/step_time_seconds_expected": lambda plan: plan.forecast.step_s.expected,

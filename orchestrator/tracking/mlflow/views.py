@@ -32,7 +32,7 @@ _BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
 # The page as MLflow opens it, but ordered by a metric: otherwise MLflow folds a study's runs under
 # their parent.
 _PAGE: dict[str, Any] = {
-    "orderByKey": "metrics.`planning/pods`",
+    "orderByKey": "metrics.`plan/pods`",
     "orderByAsc": True,
     "searchFilter": "",
     "lifecycleFilter": "Active",
