@@ -28,7 +28,7 @@ from orchestrator.journal.steps import read_table
 from orchestrator.launch.backend import ClusterUnusable, find_backend
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
-from orchestrator.tracking.protocol import destination
+from orchestrator.tracking.destinations import destination
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import (

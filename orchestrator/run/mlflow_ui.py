@@ -22,10 +22,10 @@ from orchestrator.run.progress import (
     UiReady,
     interruptible_by_signals,
 )
+from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import server
 from orchestrator.tracking.mlflow.store import TRACKER, Store, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views, views_with_runs
-from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.values.run import Destination
 
 TASK = "MLflow UI"
