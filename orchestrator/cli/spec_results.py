@@ -104,7 +104,7 @@ def _plans(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
 
 def with_missing_inputs(plans: "Sequence[Plan]", spec: "Spec", folder: Path) -> "list[Plan]":
     """The plans, with a warning for each file that they need and this machine lacks."""
-    from orchestrator.reading.inputs import missing_inputs
+    from orchestrator.reading.load import missing_inputs
     from orchestrator.values.plan import plan_warning
 
     missing = missing_inputs(spec, folder)
