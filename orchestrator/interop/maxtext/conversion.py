@@ -12,7 +12,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
 from orchestrator.interop.maxtext.recipe import Recipe, RecipeProblems
-from orchestrator.interop.maxtext.used_keys import AXES, CHIPS, OFF, UsedKeys, table
+from orchestrator.interop.maxtext.used_keys import AXES, CHIPS, OFF, TABLES, UsedKeys
 from orchestrator.network import rematerialization
 from orchestrator.network.attention import yarn_growth
 from orchestrator.network.rematerialization import POLICIES, Policy, remat_of, treatments
@@ -24,9 +24,9 @@ _FUSED = ("autoselected", "flash", "cudnn_flash_te")
 _COMPILER_PREFIX = "xla_"
 _NEARLY_WHOLE = 1e-6  # sequences: shares of a device are rounded
 
-_BLOCKS: dict[str, _Values] = table("keys.toml")["blocks"]
-_ONLY_IN: dict[str, list[str]] = table("keys.toml")["only_in"]
-_MIXTURE_SIZES: dict[str, tuple[str, int]] = table("keys.toml")["mixture_sizes"]
+_BLOCKS: dict[str, _Values] = TABLES["blocks"]
+_ONLY_IN: dict[str, list[str]] = TABLES["only_in"]
+_MIXTURE_SIZES: dict[str, tuple[str, int]] = TABLES["mixture_sizes"]
 # The gate of gpt-oss: x times the sigmoid of 1.702 x, where both are clipped.
 GPT_OSS_MLP, GPT_OSS_LIMIT = ["sigmoid", "linear"], 7
 # Gemma's largest scale scores by the width over the heads, not by the head's own.
@@ -49,13 +49,8 @@ _QUANTIZED = ("fp8", "int8")
 _PLACES = ("device", "offload", "remat")
 _DIGITS = 12  # of a rate that is a share of another
 _ADAM = ("adamw", "adam_pax")  # the same states, and one update of each weight
-# Rates and sizes of the optimizer: our field and MaxText's key.
-_OPTIMIZER = {
-    "beta1": "adam_b1",
-    "beta2": "adam_b2",
-    "epsilon": "adam_eps",
-    "weight_decay": "adam_weight_decay",
-}
+OPTIMIZER: dict[str, str] = TABLES["optimizer"]
+LATENT: dict[str, tuple[str, int]] = TABLES["latent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,12 +335,7 @@ def _rotary(keys: UsedKeys) -> _Values:
 
 def _latent(keys: UsedKeys, model: _Values) -> _Values:
     """Return latent attention, whose scores MaxText scales where sequences are stretched."""
-    latent = {
-        "kv_rank": keys.whole("kv_lora_rank", 512),
-        "nope_dim": keys.whole("qk_nope_head_dim", 128),
-        "rope_dim": keys.whole("qk_rope_head_dim", 64),
-        "value_dim": keys.whole("v_head_dim", 128),
-    }
+    latent = {ours: keys.whole(theirs, usual) for ours, (theirs, usual) in LATENT.items()}
     if rank := keys.whole("q_lora_rank"):
         latent["query_rank"] = rank
     width = latent["nope_dim"] + latent["rope_dim"]
@@ -408,7 +398,7 @@ def _optimizer(keys: UsedKeys, steps: int) -> _Values:
     if keys["opt_type"] not in _ADAM:
         keys.refuse("opt_type", f"must be one of {', '.join(_ADAM)}")
     optimizer = _schedule(keys, steps)
-    optimizer |= {ours: float(keys.number(theirs)) for ours, theirs in _OPTIMIZER.items()}
+    optimizer |= {ours: float(keys.number(theirs)) for ours, theirs in OPTIMIZER.items()}
     optimizer["z_loss"] = float(keys.number("z_loss_multiplier", 0.0))
     clip = keys.number("gradient_clipping_threshold")
     if clip > 0:

@@ -9,13 +9,15 @@ from orchestrator.interop.maxtext.conversion import (
     FIRST_LENGTH,
     GPT_OSS_LIMIT,
     GPT_OSS_MLP,
+    LATENT,
     LONGER,
+    OPTIMIZER,
     TYPES,
     comparable,
     model_of,
 )
 from orchestrator.interop.maxtext.recipe import Recipe, Setting
-from orchestrator.interop.maxtext.used_keys import AXES, DEFAULTS, UsedKeys, models, table
+from orchestrator.interop.maxtext.used_keys import AXES, DEFAULTS, TABLES, UsedKeys, models
 from orchestrator.network import rematerialization
 from orchestrator.network.attention import yarn_growth
 from orchestrator.network.decoder import decoder
@@ -43,7 +45,7 @@ _THEIR_TYPES = {ours: theirs for theirs, ours in TYPES.items()}
 _QUANTIZED = {"int8": "int8", "fp8": "fp8_full"}
 # MaxText's names of the tensors that a policy keeps or offloads.
 _PLACES = {"keep": "device", "offload": "offload", "recompute": "remat"}
-_NAMES: dict[str, list[str]] = table("keys.toml")["tensors"]
+_NAMES: dict[str, list[str]] = TABLES["tensors"]
 _OF_EXPERTS = {"gate": "moe_mlpwi_0", "up": "moe_mlpwi_1"}
 _UNGATED_UP = "mlpwi"
 _LOGIT_BYTES = 4  # fp32
@@ -174,10 +176,7 @@ def _latent(model: Model) -> _Keys:
     return {
         "attention_type": "mla",
         "q_lora_rank": latent.query_rank or 0,
-        "kv_lora_rank": latent.kv_rank,
-        "qk_nope_head_dim": latent.nope_dim,
-        "qk_rope_head_dim": latent.rope_dim,
-        "v_head_dim": latent.value_dim,
+        **{theirs: getattr(latent, ours) for ours, (theirs, _) in LATENT.items()},
         **scores,
     }
 
@@ -367,10 +366,7 @@ def _optimizer_keys(plan: Plan) -> _Keys:
         falling = steps - optimizer.warmup_steps if optimizer.decay == "linear" else 0
         keys |= {"lr_schedule_type": "wsd", "wsd_decay_steps_fraction": share(falling, steps)}
     keys |= {
-        "adam_b1": optimizer.beta1,
-        "adam_b2": optimizer.beta2,
-        "adam_eps": optimizer.epsilon,
-        "adam_weight_decay": optimizer.weight_decay,
+        **{theirs: getattr(optimizer, ours) for ours, theirs in OPTIMIZER.items()},
         "adamw_mask": ["scale", "bias"],
         "gradient_clipping_threshold": optimizer.clip_norm,
     }

@@ -9,16 +9,6 @@ from typing import Any
 
 from orchestrator.interop.maxtext.recipe import Recipe, Setting
 
-# Axes inside a slice, of ours and of MaxText's.
-AXES = {
-    "data": ("data",),
-    "fsdp": ("fsdp", "fsdp_transpose"),
-    "sequence": ("context", "sequence"),
-    "tensor": ("tensor", "tensor_sequence", "tensor_transpose"),
-    "expert": ("expert",),
-}
-# The names of chips in xpk and MaxText, and in the catalog.
-CHIPS = {"v4": "v4", "v5litepod": "v5e", "v5e": "v5e", "v5p": "v5p", "v6e": "v6e", "tpu7x": "tpu7x"}
 # Advice about keys that are not served.
 _INSTEAD = {
     "load_parameters_path": (
@@ -32,7 +22,7 @@ OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], {}, "default", "none", "disa
 
 
 @cache
-def table(name: str) -> dict[str, Any]:
+def _table(name: str) -> dict[str, Any]:
     """Return a file of tables of MaxText's keys."""
     text = files("orchestrator.interop.maxtext").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
@@ -40,16 +30,19 @@ def table(name: str) -> dict[str, Any]:
 
 def models() -> dict[str, dict[str, Any]]:
     """Return MaxText's models by name, each with its keys."""
-    return table("models.toml")
+    return _table("models.toml")
 
 
 def base_values() -> dict[str, list[Any]]:
     """Return values of base.yml that switch nothing on, by key."""
-    return table("base_values.toml")
+    return _table("base_values.toml")
 
 
-DEFAULTS: dict[str, Any] = table("keys.toml")["defaults"]
-_IRRELEVANT: dict[str, Any] = table("keys.toml")["irrelevant"]
+TABLES = _table("keys.toml")
+DEFAULTS: dict[str, Any] = TABLES["defaults"]
+AXES: dict[str, list[str]] = TABLES["axes"]
+CHIPS: dict[str, str] = TABLES["chips"]
+_IRRELEVANT: dict[str, Any] = TABLES["irrelevant"]
 _NAMES = frozenset(_IRRELEVANT["names"].split())
 _PATTERNS = re.compile("|".join(_IRRELEVANT["patterns"]))
 
