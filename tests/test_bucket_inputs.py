@@ -12,8 +12,7 @@ import pytest
 
 from orchestrator import storage
 from orchestrator.errors import DataUnusable, SpecError
-from orchestrator.reading.inputs import missing_inputs
-from orchestrator.reading.load import load
+from orchestrator.reading.load import load, missing_inputs
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run.exports import SavedWeights, companions, start_folder
 from orchestrator.run.submit import check_inputs

@@ -105,7 +105,7 @@ def _plans(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
 def with_missing_inputs(plans: "Sequence[Plan]", spec: "Spec", folder: Path) -> "list[Plan]":
     """The plans, with a warning for each file that they need and this machine lacks."""
     from orchestrator.planning.plan_warnings import input_missing
-    from orchestrator.reading.inputs import missing_inputs
+    from orchestrator.reading.load import missing_inputs
 
     missing = missing_inputs(spec, folder)
     new = tuple(input_missing(key=key, path=path) for key, path in missing)

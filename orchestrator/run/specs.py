@@ -297,7 +297,7 @@ def import_maxtext(
 def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> "MaxTextRun":
     """The plan of a spec as a run of MaxText; `SpecError` lists what it has no words for."""
     from orchestrator.interop.maxtext.exported_run import run_of
-    from orchestrator.reading.overrides import places
+    from orchestrator.reading.load import places
 
     made = plan(_loaded(spec, overrides))
     place_of = places(Path(spec), overrides) if isinstance(spec, (str, Path)) else lambda _: ""

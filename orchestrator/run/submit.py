@@ -15,7 +15,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse as rehearsal_of
 from orchestrator.planning.stages import stage_specs
 from orchestrator.proving.verdict import ProofResult, least_recompute, prove
-from orchestrator.reading.inputs import absent_objects, missing_inputs
+from orchestrator.reading.load import absent_objects, missing_inputs
 from orchestrator.run import cluster, follow, rehearse
 from orchestrator.run.calibrate import calibrated_rehearsal
 from orchestrator.run.next_commands import spec_command

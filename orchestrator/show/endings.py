@@ -18,7 +18,7 @@ from orchestrator.formatting import count, counted, elapsed
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.reading.expectations import keys_of_specs
-from orchestrator.reading.overrides import FLAG
+from orchestrator.reading.load import FLAG
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.run.next_commands import as_typed, spec_command
 from orchestrator.show.parts import fit
