@@ -100,11 +100,13 @@ class Meter:
                     " good one"
                 )
         step_s, plan, peak = self._last_end - began, self._plan, self._peak_flops_per_s
-        rates = {} if self._startup else {
-            "tokens_per_s_per_chip": plan.batch.tokens / step_s / plan.chips,
-            "model_flops_per_s_per_chip": self._flops / step_s / plan.chips,
-            "mfu": peak and flops.mfu(self._flops, step_s, plan.devices, peak),
-        }  # fmt: skip
+        rates: dict[str, float | None] = {}
+        if not self._startup:
+            rates = {
+                "tokens_per_s_per_chip": plan.batch.tokens / step_s / plan.chips,
+                "model_flops_per_s_per_chip": self._flops / step_s / plan.chips,
+                "mfu": peak and flops.mfu(self._flops, step_s, plan.devices, peak),
+            }
         measured = Step(
             index=index,
             step_s=step_s,

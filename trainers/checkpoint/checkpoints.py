@@ -198,8 +198,9 @@ class Checkpoints:
         with self._writing(self._saving):
             self._saver.check()
             step = self._saving
-            reports = self._primary and step is not None and step != self._reported
-            if reports and self._steps.is_whole(self._saves.folder(step)):
+            if step is None or step == self._reported or not self._primary:
+                return
+            if self._steps.is_whole(self._saves.folder(step)):
                 self._report(step)
 
     def finish(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -179,7 +179,7 @@ def _documents(path: Path, field: str = FIELD) -> Iterator[str]:
 
 
 def _of_lines(path: Path, field: str) -> Iterator[str]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -192,6 +192,12 @@ def _of_lines(path: Path, field: str) -> Iterator[str]:
                 known = ", ".join(row) if isinstance(row, dict) else "no keys"
                 raise DataUnusable(f"{path}:{number}: has no text in {field!r}, but {known}")
             yield text
+
+
+def _opened(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
 
 
 def _of_parquet(path: Path, field: str) -> Iterator[str]:

@@ -183,8 +183,10 @@ QueriesKeysValues = tuple[jax.Array, jax.Array, jax.Array]
 
 def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array) -> jax.Array:
     """The attention's addition to the stream. y [b, S/(s Y), D]"""
-    latent = isinstance(kind, LatentAttention)
-    heads = (_from_latents if latent else _from_stream)(runtime, kind, layer, y)
+    if isinstance(kind, LatentAttention):
+        heads = _from_latents(runtime, kind, layer, y)
+    else:
+        heads = _from_stream(runtime, kind, layer, y)
     q, k, v = map(checkpoint_name, heads, ("query", "key", "value"))
     k, v = (attention_kernels.gather(x, runtime.ways) for x in (k, v))
     sinks = layer[kind.sinks.name] if kind.sinks else None

@@ -119,8 +119,8 @@ def _check_precision(plan: Plan) -> None:
     types = plan.precision
     for key, value, known, join, does in (
         ("optimizer.name", plan.optimizer.name, TRAINED, " and ", "has"),
-        ("precision.optimizer", types.optimizer, DTYPES, " or ", "has moments in"),
-        ("precision.compute", types.compute, DTYPES, " or ", "multiplies in"),
+        ("precision.optimizer", types.optimizer, tuple(DTYPES), " or ", "has moments in"),
+        ("precision.compute", types.compute, tuple(DTYPES), " or ", "multiplies in"),
     ):
         if value not in known:
             raise SpecError(
