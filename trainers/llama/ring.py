@@ -82,7 +82,11 @@ def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
 def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Everyone's positions, and each times the weight while the next are on their way."""
     ways = jax.lax.axis_size(TENSOR)
-    product = line("matmul")(lambda x: jnp.tensordot(x, weight, 1))
+
+    @line("matmul")
+    def product(x: jax.Array) -> jax.Array:
+        return jnp.tensordot(x, weight, 1)
+
     if ways == 1:
         return x[None], product(x)[None]
 
