@@ -239,12 +239,9 @@ def campaign() -> Campaign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryTime:
-    """A number, its 80 % interval, and its source: a key of the catalog."""
+class RecoveryTime(Uncertain):
+    """A number with its source: a key of the catalog."""
 
-    value: float
-    low: float
-    high: float
     source: str
 
 
