@@ -192,7 +192,7 @@ def goodput_forecast(inputs: GoodputInputs, step_s: float, steps: int) -> Goodpu
 
 
 def _uncertain_inputs(inputs: GoodputInputs) -> dict[str, Uncertain]:
-    recovery = {kind: getattr(inputs, f"{kind}_s") for kind in _RECOVERY}
+    recovery: dict[str, Uncertain] = {kind: getattr(inputs, f"{kind}_s") for kind in _RECOVERY}
     return {
         **recovery,
         "failures_per_day": inputs.failures_per_day,
