@@ -236,16 +236,20 @@ def models() -> tuple[str, ...]:
 
 def model(name: str) -> Model:
     """Return a model, by its exact name."""
-    if name not in _models():
-        raise UnknownName("model", name, list(models()))
-    shape = {key: value for key, value in _models()[name].items() if key != "source"}
+    shape = {key: value for key, value in _entry(name).items() if key != "source"}
     return msgspec.convert({"name": name, **shape}, Model)
 
 
 def model_source(name: str) -> str:
     """Return the key of the source of a model's shape."""
-    source: str = _models()[name]["source"]
+    source: str = _entry(name)["source"]
     return source
+
+
+def _entry(name: str) -> dict[str, Any]:
+    if name not in _models():
+        raise UnknownName("model", name, list(models()))
+    return _models()[name]
 
 
 # Where each outside number comes from.
