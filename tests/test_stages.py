@@ -20,7 +20,7 @@ from orchestrator.reading.examples import spec_text
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run import submit
-from orchestrator.show.stages_screen import stages_screen
+from orchestrator.show.plan_screen import stages_screen
 from orchestrator.show.status_screen import stage as stage_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan

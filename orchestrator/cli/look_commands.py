@@ -18,7 +18,7 @@ from orchestrator.show.parts import Command, Detail, next_step, screen
 from orchestrator.show.progress import Display, say_end
 from orchestrator.show.report_screen import report_screen
 from orchestrator.show.status_screen import next_run_command, status_screen, study_runs_screen
-from orchestrator.show.sweep_screens import study_report_screen, verdict_text
+from orchestrator.show.study_screens import study_report_screen, verdict_text
 from orchestrator.show.terminal import echo, echo_json, show
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, Status

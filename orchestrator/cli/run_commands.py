@@ -14,7 +14,7 @@ from orchestrator.evidence.studies import report_of_study
 from orchestrator.run.next_commands import as_typed, run_command, spec_command
 from orchestrator.run.studies import StudyResult
 from orchestrator.show.progress import Display
-from orchestrator.show.sweep_screens import study_report_screen
+from orchestrator.show.study_screens import study_report_screen
 from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
 from orchestrator.values.run import Run
 

@@ -10,8 +10,8 @@ import orchestrator as orch
 from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.run.next_commands import spec_command
 from orchestrator.run.progress import interruptible
+from orchestrator.show.machine_screens import examples_screen, import_lines, key_help_screen
 from orchestrator.show.progress import Display
-from orchestrator.show.spec_screens import examples_screen, import_lines, key_help_screen
 from orchestrator.show.terminal import echo, say, show
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from orchestrator.errors import refuse_options
 from orchestrator.proving.proof_folder import has_plan
 from orchestrator.run.next_commands import spec_command, stage_option
 from orchestrator.show.parts import Detail
-from orchestrator.show.plan_screen import plan_screen
+from orchestrator.show.plan_screen import plan_screen, stages_screen
 from orchestrator.show.terminal import CommandResult
 from orchestrator.values.plan import Plan
 
@@ -145,7 +145,7 @@ def _plan_diff(
 
 def _study_forecast(path: Path, overrides: Sequence[str], progress: "Progress") -> CommandResult:
     from orchestrator.cli import endings
-    from orchestrator.show.sweep_screens import forecast_screen
+    from orchestrator.show.study_screens import forecast_screen
 
     found = orch.study(path, overrides, progress=progress)
     code = endings.of_forecast(found)
@@ -241,8 +241,6 @@ def plans_screen(
     of the spec's deadline.
     """
     if plans[0].stages:
-        from orchestrator.show.stages_screen import stages_screen
-
         known = [text for one in plans[0].stages if (text := _known_proof(one))]
         return stages_screen(plans[0], next_command, known, detail, odds)
     return plan_screen(plans[0], next_command, _known_proof(plans[0]), plans[1:], detail, odds)

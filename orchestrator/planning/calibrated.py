@@ -15,7 +15,7 @@ from orchestrator.goodput.inputs import nothing_fails
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops
 from orchestrator.planning.forecast import Terms, plain, plain_line, write_forecast
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.plan_warnings import (
     forecast_warnings,
     goodput_warnings,
@@ -158,7 +158,7 @@ def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
 def _write(
     plan: Plan,
-    layout: Layout,
+    layout: Training,
     lines: list[LedgerLine],
     lower_s: float,
     bound: tuple[str, float],
@@ -313,9 +313,9 @@ def _source_of(profile: ChipProfile) -> str:
     return f"profile {codec.short(codec.digest(profile))}"
 
 
-def layout_of(plan: Plan, chip: Chip) -> Layout:
+def layout_of(plan: Plan, chip: Chip) -> Training:
     """Return the plan's layout, without links."""
-    return Layout(
+    return Training(
         chip=chip,
         model=plan.model,
         precision=plan.precision,

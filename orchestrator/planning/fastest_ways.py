@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestrator.network.mesh_axes import GROUPS
 from orchestrator.planning import flops
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes, stream_bytes
 from orchestrator.planning.step_work import (
     crosses,
@@ -49,7 +49,7 @@ class LeastMemory:
     host_bytes: float
 
 
-def fastest_ways(layout: Layout, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
+def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
     """Return the ways that may be fastest.
 
     `layout` has a row for each policy, and a column for each key and number of microbatches,
@@ -93,7 +93,7 @@ def joined(parts: Sequence[tuple[Ways, LeastMemory]]) -> tuple[Ways, LeastMemory
     )
 
 
-def _costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
+def _costs_of_policy(layout: Training) -> tuple[Number, Number, Number]:
     """Return seconds of a step: of recomputation, of HBM traffic of activations, and of all else
     that a policy costs, its collective at the rate of a whole torus axis.
     """

@@ -30,7 +30,7 @@ from orchestrator.planning.feasibility import (
     replicas_in_pod,
     sizes_by_name,
 )
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, contenders, expected_s_of, pick
 from orchestrator.planning.search import (
@@ -278,7 +278,7 @@ class _SlicesSearch:
         place, microbatches = splits(self.requests[0], rows, self.table.pods[keys])
         return keys[place], microbatches
 
-    def layout(self, keys: Ints, microbatches: Number, remat: Treatments, links: Links) -> Layout:
+    def layout(self, keys: Ints, microbatches: Number, remat: Treatments, links: Links) -> Training:
         table = self.table
         made = make_layout(
             self.requests[0], sizes_by_name(table.sizes[keys]), table.batch[keys], microbatches,
@@ -287,7 +287,7 @@ class _SlicesSearch:
         between = {SLICE_REPLICAS: table.pods[keys], **dict.fromkeys(SHARED_OVER_DCN, 1)}
         return replace(made, mesh={**made.mesh, **between})
 
-    def layout_of_rows(self, rows: Ints, microbatches: Number, remat: Treatments) -> Layout:
+    def layout_of_rows(self, rows: Ints, microbatches: Number, remat: Treatments) -> Training:
         links = rows_of_links(self.table.links, self.table.place[rows])
         return self.layout(self.table.key_of_row[rows], microbatches, remat, links)
 

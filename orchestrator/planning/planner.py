@@ -11,7 +11,7 @@ from orchestrator.planning import flops
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.infeasible import Infeasible, infeasible
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.plan_warnings import LEDGER_TRAINER, all_warnings
 from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
 from orchestrator.planning.search import (
@@ -25,7 +25,6 @@ from orchestrator.planning.search import (
     slice_sizes,
 )
 from orchestrator.planning.stages import joined, placed, stage_spec, stage_specs
-from orchestrator.planning.time import dcn_rate
 from orchestrator.planning.torus import spans_of
 from orchestrator.values.model import Model
 from orchestrator.values.plan import (
@@ -163,7 +162,7 @@ def _place_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
 
 
 def _device_groups(
-    request: SearchRequest, choice: Choice, layout: Layout
+    request: SearchRequest, choice: Choice, layout: Training
 ) -> dict[str, DeviceGroup]:
     """Return each set of devices that a collective joins, with its rate; single devices left
     out.
@@ -175,14 +174,14 @@ def _device_groups(
             size=prod(choice.mesh[axis] for axis in axes),
             link="ici",
             spans=spans_of(request.torus, factors, axes),
-            bytes_per_s=layout.links.rates[name],
+            bytes_per_s=layout.links.bytes_per_s(name),
         )
         for name, axes in GROUPS.items()
     }
     for axis in DCN_AXES:
         groups[axis] = DeviceGroup(
             axes=(axis,), size=layout.mesh[axis], link="dcn", spans=(),
-            bytes_per_s=dcn_rate(request.chip),
+            bytes_per_s=layout.links.bytes_per_s(axis),
         )  # fmt: skip
     if moe is None:
         del groups["expert"], groups["experts"]
@@ -192,7 +191,7 @@ def _device_groups(
 
 
 def _compiler_options(
-    request: SearchRequest, layout: Layout
+    request: SearchRequest, layout: Training
 ) -> dict[str, bool | int | float | str]:
     """Return the chip's options, and those of the spec, which come first."""
     share = layout.devices_along(SHARED_OVER_DCN) > 1

@@ -10,7 +10,7 @@ from orchestrator import catalog
 from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning.expected import expected_s
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.search import Candidates, Choice, SearchRequest, layout_of_rows
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import Bools, Floats, Ints, axis_sizes
@@ -123,7 +123,7 @@ def expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: I
     return expected_s_of(layout_of_rows(request, candidates, rows))
 
 
-def expected_s_of(layout: Layout) -> Floats:
+def expected_s_of(layout: Training) -> Floats:
     """Return the expected seconds per token of layouts; 1 where no run on such chips is known."""
     efficiency = catalog.efficiency(layout.chip.name)
     if efficiency is None:

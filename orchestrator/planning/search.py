@@ -34,7 +34,7 @@ from orchestrator.planning.feasibility import (
     sizes_by_name,
     usable_axes,
 )
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.step_work import knows_host, transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
@@ -272,9 +272,9 @@ def make_layout(
     microbatches: Number,
     remat: Treatments,
     group_links: Links,
-) -> Layout:
+) -> Training:
     """Return meshes and what they run; plain numbers make one layout, arrays many."""
-    return Layout(
+    return Training(
         chip=request.chip,
         model=request.experiment.model,
         precision=request.experiment.precision,
@@ -298,7 +298,7 @@ def factors_of(choice: Choice) -> Ints:
     return np.array([choice.factors], np.int64)
 
 
-def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
+def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
     """Return the layout of one choice, as plain numbers."""
     return make_layout(
         request,
@@ -310,7 +310,7 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
     )
 
 
-def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Layout:
+def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Training:
     """Return the layouts of some candidates, as arrays."""
     factors = candidates.factors[rows]
     treated = policy_array(candidates.policies, request.experiment.model)
@@ -414,7 +414,7 @@ def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:
 
 
 def price_layouts(
-    layout: Layout, factors: Ints, remat: Ints, policies: tuple[Policy, ...]
+    layout: Training, factors: Ints, remat: Ints, policies: tuple[Policy, ...]
 ) -> Candidates:
     """Return the cost of each row per token of the batch."""
     time = step_time(layout, time_lines(layout))

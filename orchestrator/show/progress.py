@@ -11,12 +11,12 @@ from orchestrator.run import progress as progress_events
 from orchestrator.run.next_commands import run_command, storage_command, storage_of
 from orchestrator.show import rehearsal_screen as launch
 from orchestrator.show import rehearsal_screen as rehearsal
-from orchestrator.show import trials_text as study
+from orchestrator.show import study_screens as study
 from orchestrator.show.machine_screens import mlflow_links
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.show.proof_screen import proof_screen
 from orchestrator.show.status_screen import next_run_command
-from orchestrator.show.sweep_screens import forecast_screen
+from orchestrator.show.study_screens import forecast_screen
 from orchestrator.show.terminal import StatusLine, echo, is_live, say
 from orchestrator.values.run import Attempt, Run, State, Step
 
