@@ -46,7 +46,7 @@ class Efficiency:
     the half width of the 80 % interval, as the logarithm of a factor, for all but REFERENCE.
     `ranges` are those of the published runs, by the axes of `plan.extrapolation`.
 
-    The others are of published runs alone. The older kernel reaches `flash_attention` of the peak
+    The others apply only to published runs. The older kernel reaches `flash_attention` of the peak
     with a head of 128. A figure that averages a whole run has `run_overhead_s` more than a steady
     step, and `run_share` of it is no step. `software` adds a share to the step of REFERENCE; OTHER
     is for software without runs. `reference_spread` is the spread for REFERENCE.

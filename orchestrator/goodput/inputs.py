@@ -228,7 +228,7 @@ def no_spare(others_out: float, spare: int) -> float:
 
 
 def _save_cost(machines: Machines, state: State) -> SaveCost:
-    """Of the chips with a replica of a weight one sends it to its host, and that to storage."""
+    """Return the cost of a save: one chip of each replica group sends a weight to its host."""
     chip, link = machines.chip, machines.chip.host_link_bytes_per_s
     copy_s = state.bytes_per_chip / link.value if link else 0.0
     # Storage takes no more than the network of a pod gives.

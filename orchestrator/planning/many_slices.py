@@ -81,7 +81,7 @@ class _SlicePart:
 
     `slice`, `sizes`, `batch`, `pods` and `mesh` are of keys, `mesh` the row in a table's
     `best_links`. The others are of rows: `place` that of a placement in a table's `factors` and
-    `links`, `order` the place in the search of its slice alone.
+    `links`, `order` the place in the search of only its slice.
     """
 
     slice: Ints
