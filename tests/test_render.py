@@ -16,9 +16,9 @@ from orchestrator.planning.feasibility import usable_axes
 from orchestrator.planning.planner import make_plan, make_plans
 from orchestrator.planning.ranking import Reason, passed_over
 from orchestrator.planning.rehearsal import rehearse
+from orchestrator.reading.expectations import help_about
 from orchestrator.reading.load import load
 from orchestrator.reading.load_study import load_study
-from orchestrator.reading.overrides import help_about
 from orchestrator.show import rehearsal_screen, study_screens
 from orchestrator.show.machine_screens import key_help_screen
 from orchestrator.show.parts import (

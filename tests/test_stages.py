@@ -164,7 +164,7 @@ def test_a_stage_without_a_plan_is_named(tmp_path: Path) -> None:
         staged_plan(tmp_path, text)
     assert caught.value.reasons[0].code == "stage"
     assert caught.value.reasons[0].figures == {"number": 2, "of": 3}
-    assert caught.value.refusal.suggestions == ()
+    assert caught.value.suggestions() == ()
 
 
 def test_offers_count_all_stages(tmp_path: Path) -> None:

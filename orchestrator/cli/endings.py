@@ -33,7 +33,8 @@ def report(error: OrchError) -> None:
     error.next_command = error.next_command or next_after(error)
     report_json(error)
     refused = not isinstance(error, Interrupted)
-    text = f"{ERROR} {error}" if refused else str(error)
+    said = error.full_text() if isinstance(error, Infeasible) else str(error)
+    text = f"{ERROR} {said}" if refused else said
     if error.is_prose or is_live(sys.stderr):  # a terminal itself would cut words
         text = fit(text, columns(sys.stderr), whole=error.quoted)
     say_error(text) if refused else echo(text, err=True)
@@ -66,9 +67,8 @@ def error_report(error: OrchError) -> ErrorReport:
     if isinstance(error, WrongOption):
         return replace(report, key=error.key)
     if isinstance(error, Infeasible):
-        refusal = error.refusal
-        nearest = tuple(map(nearest_hint, refusal.suggestions))
-        return replace(report, suggestions=nearest, reasons=refusal.reasons)
+        nearest = tuple(map(nearest_hint, error.suggestions()))
+        return replace(report, suggestions=nearest, reasons=error.all_reasons())
     return replace(report, suggestions=hints(error))
 
 

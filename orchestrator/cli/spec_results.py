@@ -104,11 +104,11 @@ def _plans(path: Path, spec: "Spec", options: PlanOptions) -> CommandResult:
 
 def with_missing_inputs(plans: "Sequence[Plan]", spec: "Spec", folder: Path) -> "list[Plan]":
     """The plans, with a warning for each file that they need and this machine lacks."""
+    from orchestrator.planning.plan_warnings import input_missing
     from orchestrator.reading.inputs import missing_inputs
-    from orchestrator.values.plan import plan_warning
 
     missing = missing_inputs(spec, folder)
-    new = tuple(plan_warning("input_missing", key=key, path=path) for key, path in missing)
+    new = tuple(input_missing(key=key, path=path) for key, path in missing)
     return [replace(one, warnings=(*one.warnings, *new)) for one in plans]
 
 

@@ -21,7 +21,7 @@ import psutil
 from orchestrator import plugins
 from orchestrator.errors import JournalUnreadable, OrchError, install_command
 from orchestrator.formatting import GIB
-from orchestrator.journal import creation, events, files
+from orchestrator.journal import events, files, ownership
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_state import RunState
 from orchestrator.journal.steps import read_table
@@ -263,9 +263,9 @@ def _findings(journal: Journal) -> Iterator[FileFinding]:
 def _repair(journal: Journal, found: FileFinding, clock: Clock) -> None:
     if found.kind == "event":
         if journal.state().damage:  # one repair is for all events
-            creation.repair_events(journal, clock)
+            ownership.repair_events(journal, clock)
     elif (content := _remade(journal, journal.state(), found.file)) is not None:
-        creation.replace_file(journal, found.file, content, clock)
+        ownership.replace_file(journal, found.file, content, clock)
 
 
 # --- events

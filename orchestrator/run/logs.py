@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import UnknownName
-from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_logs import Log, LogReader, LogTail, list_logs
+from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.run.progress import Progress, RunUpdate
 from orchestrator.values.run import LIVE, LogLine, Run
 

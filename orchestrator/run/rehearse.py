@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator import tracking
 from orchestrator.errors import Superseded
-from orchestrator.journal.creation import RunRequest, create_run
-from orchestrator.journal.ownership import Writer, request_cancel
+from orchestrator.journal.ownership import RunRequest, Writer, create_run, request_cancel
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch.backend import LocalCluster, find_backend
 from orchestrator.planning.rehearsal import Rehearsal

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.planning.odds import DeadlineOdds, Offers
     from orchestrator.proving.diff_proofs import ProofDiff
     from orchestrator.proving.verdict import ProofResult
-    from orchestrator.reading.overrides import KeyHelp
+    from orchestrator.reading.expectations import KeyHelp
     from orchestrator.run.calibrate import StoredProfile
     from orchestrator.run.progress import Progress
     from orchestrator.values.plan import Plan
@@ -63,7 +63,7 @@ def schema(name: str = "spec") -> str:
 
 def key_help(key: str) -> "list[KeyHelp]":
     """What a key of a spec, and those below it, mean and must be."""
-    from orchestrator.reading.overrides import help_about
+    from orchestrator.reading.expectations import help_about
 
     return help_about(key)
 

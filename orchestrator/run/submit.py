@@ -7,8 +7,8 @@ from typing import get_args
 
 from orchestrator import reading as specs
 from orchestrator.errors import OrchError, RunExists, SpecError
-from orchestrator.journal.creation import check_key
 from orchestrator.journal.listing import is_run
+from orchestrator.journal.ownership import check_key
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch.provenance import archive
 from orchestrator.planning.planner import make_plan

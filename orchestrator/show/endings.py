@@ -17,7 +17,8 @@ from orchestrator.errors import (
 from orchestrator.formatting import count, counted, elapsed
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.planning.infeasible import Infeasible
-from orchestrator.reading.overrides import FLAG, keys_of_specs
+from orchestrator.reading.expectations import keys_of_specs
+from orchestrator.reading.overrides import FLAG
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.run.next_commands import as_typed, spec_command
 from orchestrator.show.parts import fit
@@ -108,8 +109,8 @@ def next_after(error: OrchError) -> str:
 
 def after_infeasible(error: Infeasible, typed: Sequence[str]) -> str:
     """Return the same command for the nearest spec; without one, the slices that would serve."""
-    if error.refusal.suggestions:
-        overrides = error.refusal.suggestions[0].overrides
+    if nearest := error.suggestions():
+        overrides = nearest[0].overrides
         settings = (word for override in overrides for word in ("--set", override))
         return as_typed("--json", more=tuple(settings))
     specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]

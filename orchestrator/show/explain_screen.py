@@ -40,7 +40,7 @@ from orchestrator.formatting import (
     with_unit,
 )
 from orchestrator.network.rematerialization import text_of
-from orchestrator.planning.infeasible import factored, reason_text
+from orchestrator.planning.infeasible import factored
 from orchestrator.show.parts import (
     NO_BREAK,
     Command,
@@ -198,7 +198,7 @@ def why_changed(it: BatchDifference) -> str:
         f"{' '.join(one.overrides)} (MFU {percent(one.mfu.likeliest)})" for one in it.nearest
     )
     within = f"of those within {percent(it.tolerance)} the plan takes the fastest"
-    return f"{reason_text(it.reason)}; nearest: {nearest}; {within}"
+    return f"{it.reason.text}; nearest: {nearest}; {within}"
 
 
 def tensor(it: TensorDifference) -> DifferenceText:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.formatting import count, counted, percent, with_unit
 from orchestrator.planning.calibrated import ChipProfile, Operation
-from orchestrator.reading.overrides import KeyHelp
+from orchestrator.reading.expectations import KeyHelp
 from orchestrator.show.parts import (
     Command,
     Part,

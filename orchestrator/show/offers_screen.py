@@ -21,8 +21,8 @@ from orchestrator.show.parts import (
     screen,
     warning,
 )
-from orchestrator.show.warning_text import warning_texts
-from orchestrator.values.plan import Estimate, plan_warning
+from orchestrator.planning.plan_warnings import extrapolation, warning_texts
+from orchestrator.values.plan import Estimate
 
 _INTERVAL = "80 %"
 HEAD = ("chip", "topology", "pods", "chips", "days", _INTERVAL, "dollars", _INTERVAL, "odds", "")
@@ -52,7 +52,7 @@ def offers_screen(found: Offers, next_command: str | None, detail: Detail = "usu
         return screen(*top, next_step(next_command))
     chosen = to_take(found)
     beyond = [
-        plan_warning("extrapolation", axis=way.axis, value=way.value, low=way.low, high=way.high)
+        extrapolation(axis=way.axis, value=way.value, low=way.low, high=way.high)
         for way in (chosen.extrapolations if chosen else ())
     ]
     chips = ", ".join(found.request.chips)

@@ -17,6 +17,7 @@ from orchestrator.formatting import (
 from orchestrator.network.mesh_axes import ICI_AXES, in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.planning.odds import DeadlineOdds
+from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, Reason, loss, passed_over
 from orchestrator.show.parts import (
     Detail,
@@ -52,7 +53,6 @@ from orchestrator.show.plan_text import (
     verdict,
     verdict_table,
 )
-from orchestrator.show.warning_text import warning_texts
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan, PlanWarning, WarningCode
 

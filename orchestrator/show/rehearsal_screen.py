@@ -32,7 +32,6 @@ from orchestrator.show.parts import (
     screen,
     warning,
 )
-from orchestrator.show.warning_text import warning_text
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.run import Run
@@ -89,7 +88,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         [
             *(labelled("not rehearsed:", change) for change in changes),
             _labels(_expectation(small)),
-            *(warning(warning_text(one)) for one in small.warnings if one.code in _OF_MACHINE),
+            *(warning(one.text) for one in small.warnings if one.code in _OF_MACHINE),
             f"{counted(steps, 'step')} in {processes} on emulated slices",
         ],
     )

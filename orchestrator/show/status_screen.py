@@ -17,7 +17,7 @@ from orchestrator.formatting import (
     span,
     to_digits,
 )
-from orchestrator.journal.run_logs import Log, LogTail, list_logs
+from orchestrator.journal.run_journal import Log, LogTail, list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.run.next_commands import run_command
 from orchestrator.show.parts import (
