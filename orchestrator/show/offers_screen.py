@@ -6,6 +6,7 @@ from math import floor
 
 from orchestrator.formatting import count, counted, dollars, lasting, scaled, time_limit, to_digits
 from orchestrator.planning.odds import Offer, OfferReasonCode, Offers
+from orchestrator.planning.plan_warnings import extrapolation, warning_texts
 from orchestrator.show.parts import (
     WIDTH,
     Detail,
@@ -21,7 +22,6 @@ from orchestrator.show.parts import (
     screen,
     warning,
 )
-from orchestrator.planning.plan_warnings import extrapolation, warning_texts
 from orchestrator.values.plan import Estimate
 
 _INTERVAL = "80 %"

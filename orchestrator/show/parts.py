@@ -357,21 +357,6 @@ def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
     return indent([heading(name), *indent(parts)], by) if parts else []
 
 
-def with_smaller(
-    sized: Iterable[tuple[float, Row]], least: float, rest: Callable[[int, float], Row]
-) -> tuple[list[Row], list[float]]:
-    """Return the rows of at least a size, one more for all smaller ones, and the size of each.
-    `rest` makes that row from their number and their sum.
-    """
-    listed = list(sized)
-    rows = [row for size, row in listed if size >= least]
-    sizes = [size for size, _ in listed if size >= least]
-    small = [size for size, _ in listed if size < least]
-    if not small:
-        return rows, sizes
-    return [*rows, rest(len(small), sum(small))], [*sizes, sum(small)]
-
-
 def fit(text: str, width: int = WIDTH, *, whole: tuple[str, ...] = ()) -> str:
     """Return a message with its long lines wrapped, but for commands and lines that begin so."""
     lines: list[str] = []

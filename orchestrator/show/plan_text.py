@@ -1,7 +1,7 @@
 """What the screens and pages of plans share: phrases, the verdict, the ledgers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.formatting import (
     DAY_S,
@@ -32,7 +32,6 @@ from orchestrator.show.parts import (
     heading,
     indent,
     section,
-    with_smaller,
 )
 from orchestrator.values.goodput import GoodputForecast, LossKind
 from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan, PlannedBatch
@@ -252,12 +251,32 @@ _LOSSES: dict[LossKind, str] = {
 }
 
 
-def _ledger(rows: list[Row], sizes: list[float], totals: Sequence[Row], columns: str) -> Table:
-    """Return a ledger with a bar for each line, and its totals below, the last of them bold."""
-    bars = [*sizes, *(0.0 for _ in totals)]
-    every = [*rows, *totals]
-    styles = {len(every) - 1: "bold"} if totals else {}
-    return Table(every, columns, bars=bars, row_styles=styles)
+def _ledger(
+    lines: Sequence[tuple[Row, float]],
+    least: float,
+    show: Callable[[float], Row],
+    smaller: Callable[[int], str],
+    totals: Sequence[Row] = (),
+    *,
+    is_bold: bool = True,
+) -> Table:
+    """Return a line for each value of at least a size and one for all smaller ones, each with a
+    bar; below them the totals, the last of them bold. `show` gives the cells of a value.
+    """
+    listed = [line for line in lines if line[1] >= least]
+    if small := [value for _, value in lines if value < least]:
+        blanks = [""] * (len(lines[0][0]) - 1)
+        listed.append(((smaller(len(small)), *blanks), sum(small)))
+    rows = [*((*words, *show(value)) for words, value in listed), *totals]
+    bars = [*(value for _, value in listed), *(0.0 for _ in totals)]
+    styles = {len(rows) - 1: "bold"} if totals and is_bold else {}
+    values = len(show(0.0))
+    columns = "<" * (len(rows[0]) - values) + ">" * values
+    return Table(rows, columns, bars=bars, row_styles=styles)
+
+
+def _smaller_lines(number: int) -> str:
+    return counted(number, "smaller line")
 
 
 def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
@@ -273,23 +292,19 @@ def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
             line.formula,
         )
 
-    rows, sizes = with_smaller(
-        (
-            (line.value, (line.name, with_numbers(line), in_memory(line.value)))
-            for line in largest.lines
-        ),
+    table = _ledger(
+        [((line.name, with_numbers(line)), line.value) for line in largest.lines],
         0 if full else _SMALL_BYTES * largest.bytes,
-        lambda number, size: (counted(number, "smaller line"), "", in_memory(size)),
+        lambda size: (in_memory(size),),
+        _smaller_lines,
+        [(f"peak: {largest.name}", "", in_memory(largest.bytes))],
     )
-    peak = f"peak: {largest.name}", "", in_memory(largest.bytes)
     limit = f"the compiler allows {in_memory(forecast.hbm_bytes_per_device)}"
-    phases = ", ".join(
-        f"{phase.name} {in_memory(phase.bytes)}" for phase in (others if full else others[:1])
-    )
+    shown = others if full else others[:1]
+    phases = ", ".join(f"{phase.name} {in_memory(phase.bytes)}" for phase in shown)
     parts: list[Part] = [
-        _ledger(rows, sizes, [peak], "<<>"),
-        f"{limit}; {'other phases' if full else 'next phase'}: {phases}",
-    ]
+        table, f"{limit}; {'other phases' if full else 'next phase'}: {phases}"
+    ]  # fmt: skip
     if on_host := forecast.host_memory_bytes_per_chip:
         host = forecast.host_bytes_per_chip
         known = f"of {in_memory(host)}" if host else "of an unknown size"
@@ -298,36 +313,31 @@ def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
 
 
 def time_ledger(plan: Plan, *, full: bool) -> list[Part]:
-    """Return the seconds of a step, each line at its peak rate."""
+    """Return the seconds of a step, each line at its peak rate; a star marks the bottleneck."""
     forecast, step_s = plan.forecast, plan.forecast.step_s
-
-    def row(line: LedgerLine) -> Row:
+    lines = []
+    for line in forecast.time:
         name = resource_name(line.resource or "")
         mark = "*" if name == forecast.bound else " "
-        return f"{mark} {line.name}", name, amount(line), seconds(line.value)
-
-    rows, sizes = with_smaller(
-        ((line.value, row(line)) for line in forecast.time),
-        0 if full else _SMALL_LINE * step_s.unoverlapped,
-        lambda number, s: (f"  {counted(number, 'smaller line')}", "", "", seconds(s)),
-    )
+        lines.append(((f"{mark} {line.name}", name, amount(line)), line.value))
     totals = [
         ("  unoverlapped", "", "all lines", seconds(step_s.unoverlapped)),
         ("  lower bound", forecast.bound, "", seconds(step_s.lower)),
     ]
-    rows += totals
-    expected = []
     if step_s.expected is not None:
-        expected = [("  expected", "", "as real runs take it", seconds(step_s.expected))]
+        totals.append(("  expected", "", "as real runs take it", seconds(step_s.expected)))
+    table = _ledger(
+        lines,
+        0 if full else _SMALL_LINE * step_s.unoverlapped,
+        lambda s: (seconds(s),),
+        lambda number: f"  {_smaller_lines(number)}",
+        totals,
+        is_bold=step_s.expected is not None,
+    )
     ahead = _ahead_of_next(forecast)
     notes = [f"* bottleneck: {ahead}" if ahead else "* bottleneck", *_above_unoverlapped(forecast)]
-    return indent(
-        [
-            heading(f"time per step, each line at its peak rate{of_trainer(plan)}"),
-            _ledger(rows, [*sizes, *(0.0 for _ in totals)], expected, "<<<>"),
-            *indent(notes),
-        ]
-    )
+    title = heading(f"time per step, each line at its peak rate{of_trainer(plan)}")
+    return indent([title, table, *indent(notes)])
 
 
 def _above_unoverlapped(forecast: Forecast) -> list[Part]:
@@ -356,16 +366,14 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
         return []
     total_s = sum(line.value for line in lines)
 
-    def row(name: str, s: float) -> Row:
-        return name, seconds(s), percent(s / total_s)
-
-    rows, sizes = with_smaller(
-        ((line.value, row(line.name, line.value)) for line in lines),
+    table = _ledger(
+        [((line.name,), line.value) for line in lines],
         0 if full else _SMALL_PART * total_s,
-        lambda number, s: row(counted(number, "smaller part"), s),
+        lambda s: (seconds(s), percent(s / total_s)),
+        lambda number: counted(number, "smaller part"),
     )
     interval = f"{INTERVAL} {likely(plan.forecast.step_s, seconds)}"
-    parts: list[Part] = [_ledger(rows, sizes, [], "<>>")]
+    parts: list[Part] = [table]
     if known := plan.forecast.learned_from:
         text = f"as in {counted(known.reference.runs, 'published run')}"
         text += f" of {known.reference.software}"
@@ -382,29 +390,23 @@ def goodput_ledger(plan: Plan, *, full: bool) -> list[Part]:
     forecast = plan.forecast.goodput
     if not plan.ledger_describes_trainer:
         return []
-    losses = [] if forecast.stated else sorted(forecast.lines, key=lambda line: -line.share)
-    rows, sizes = with_smaller(
+    losses = [
         (
-            (
-                line.share,
-                (
-                    _LOSSES[line.kind],
-                    seconds(line.each_s),
-                    f"x {to_digits(line.per_day, 3)} a day",
-                    percent(line.share),
-                ),
-            )
-            for line in losses
-        ),
-        0 if full else _SMALL_LOSS,
-        lambda number, share: (
-            counted(number, "smaller loss", "es"), "", "", percent(share)
-        ),
-    )  # fmt: skip
+            (_LOSSES[loss.kind], seconds(loss.each_s), f"x {to_digits(loss.per_day, 3)} a day"),
+            loss.share,
+        )
+        for loss in sorted(forecast.lines, key=lambda loss: -loss.share)
+    ]
     interval = f"{INTERVAL} {span(percent(forecast.low), percent(forecast.high))}"
     known = "of the spec" if forecast.stated else interval
-    total = ("goodput", "", known, percent(forecast.expected))
-    parts: list[Part] = [_ledger(rows, sizes, [total], "<<<>")]
+    table = _ledger(
+        [] if forecast.stated else losses,
+        0 if full else _SMALL_LOSS,
+        lambda share: (percent(share),),
+        lambda number: counted(number, "smaller loss", "es"),
+        [("goodput", "", known, percent(forecast.expected))],
+    )
+    parts: list[Part] = [table]
     between_s = forecast.seconds_between_failures
     if between_s is not None:
         rates = "rates of another chip, assumed" if forecast.inputs.assumed else "rates"

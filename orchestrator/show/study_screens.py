@@ -14,6 +14,7 @@ from orchestrator.formatting import (
     span,
     to_digits,
 )
+from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.show.parts import (
     Part,
     Row,
@@ -30,7 +31,6 @@ from orchestrator.show.parts import (
 )
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
-from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.values.report import Spread
 from orchestrator.values.run import LIVE
 from orchestrator.values.study import (
