@@ -130,7 +130,7 @@ class Mark:
 class BarChart:
     """Horizontal bars on one scale, with marks across them.
 
-    The largest `named` segments of a bar are named below it: color alone would not say them.
+    The largest `named` segments of a bar are named below it: colors do not.
     """
 
     bars: Sequence[Bar]
@@ -172,9 +172,9 @@ class BarChart:
         if len(bar.segments) < 2:
             return ""
         ordered = sorted(bar.segments, key=lambda segment: -segment.value)
-        texts = [f"{one.name} {self.show(one.value)}" for one in ordered[: self.named]]
+        texts = [f"{part.name} {self.show(part.value)}" for part in ordered[: self.named]]
         if others := ordered[self.named :]:
-            texts.append(f"{len(others)} more {self.show(sum(one.value for one in others))}")
+            texts.append(f"{len(others)} more {self.show(sum(part.value for part in others))}")
         return ", ".join(texts)
 
 
@@ -282,7 +282,6 @@ def environment() -> Environment:
 
 
 def filled(template: str, **values: object) -> str:
-    """Return a page."""
     return environment().get_template(template).render(values)
 
 

@@ -72,7 +72,6 @@ _QUESTIONS: dict[QuestionCode, str] = {
 
 
 def summary_text(summary: ExplanationSummary) -> str:
-    """Return the whole explanation in one line."""
     forecast = summary.forecast
     planned = f"planned {likely(forecast.days, lasting)}" if forecast else _NO_PLAN
     return f"Answer: {_by_hand(summary)}, {planned}."
@@ -331,7 +330,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         (given.symbol, number(given.value), given.meaning, _cite(given.source or "spec"))
         for given in sheet.inputs
     ]
-    # The differences between the derivation and the plan, or why there is no plan.
+    # The differences between the derivation and the plan, or why nothing is planned.
     realized: list[Part] = [_title("Where the realizable plan differs")]
     for words in difference_texts(sheet.differences) if sheet.differences else ():
         realized.append(Command(f"  {words.about}"))
@@ -472,7 +471,6 @@ def _expected(step: ExpectedStep) -> list[Part]:
 
 
 def _written(formula: str) -> str:
-    """Return `2 * alpha**2` as 2 x alpha^2."""
     return formula.replace("**", "^").replace(" * ", " x ")
 
 

@@ -163,7 +163,6 @@ def weights_screen(weights: ExportedWeights) -> str:
 
 
 def examples_screen(examples: Mapping[str, str]) -> Screen:
-    """Return the examples, each with what it is about."""
     copied = next_step(f"orch init --from {_LEADING} my-run.yaml")
     return screen([Table(list(examples.items()), "<w")], copied)
 

@@ -142,9 +142,8 @@ def keep_report(journal: Journal) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPage:
-    """What the page of a run shows. `plan` is the one that ran, `rehearsed` the plan for chips of
-    which it is a small copy; `proof` is of the plan for chips, and `mlflow` where the MLflow UI
-    shows the run.
+    """The page of a run. `plan` ran; it may be a small copy of `rehearsed`, the plan for chips, to
+    which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
     """
 
     run: Run
@@ -268,7 +267,7 @@ def scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
             name = settings_text(trial.series, report.vary, " ")
             groups.setdefault(name, []).append(trial)
     series = [
-        _Series(name, _KINDS[i % len(_KINDS)], tuple(sorted(trials, key=lambda one: one.chips)))
+        _Series(name, _KINDS[i % len(_KINDS)], tuple(sorted(trials, key=lambda trial: trial.chips)))
         for i, (name, trials) in enumerate(groups.items())
     ]
     bars = _compared_bars(report, plans)
@@ -415,7 +414,7 @@ def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[Bar
     return bars[: 2 * _MOST_BARS]
 
 
-# The colors of a few trials; of many, the best alone has a color.
+# The colors of a few trials; of many, only the best has a color.
 _SWEEP_KINDS = ("matmul", "hbm", "ici", "dcn", "host")
 _BEST, _OTHER = "measured", "ideal"
 _MOST_PLOTS = 4

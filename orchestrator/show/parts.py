@@ -199,7 +199,7 @@ def _widest(lines: Sequence[str]) -> int:
 def _with_bars(lines: list[str], sizes: Sequence[float], width: int) -> list[str]:
     """Return the lines, each with a bar of its size behind the longest line.
 
-    There are none without room, or where there is nothing to compare.
+    They have no bars without room, or without anything to compare.
     """
     start = _widest(lines) + _GAP
     room, largest = min(width - start, _MOST_COLUMNS), max(sizes)
@@ -331,7 +331,7 @@ def closing(sentence: str, command: str | None = None) -> list[Part]:
 
 
 def table(head: Row, rows: Iterable[Row], columns: str = "") -> list[Part]:
-    """Return rows below their head; nothing where there are none."""
+    """Return rows below their head; nothing without rows."""
     listed = list(rows)
     return [Table([head, *listed], columns)] if listed else []
 
@@ -353,7 +353,7 @@ def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:
 
 
 def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
-    """Return indented parts below their name; nothing where there are none."""
+    """Return indented parts below their name; nothing without parts."""
     return indent([heading(name), *indent(parts)], by) if parts else []
 
 

@@ -91,7 +91,6 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
 
 
 def _verdict_table(diff: PlanDiff) -> Table:
-    """Return the five lines of both verdicts."""
     rows: list[Row] = []
     memory, limits = (
         figure(diff, key) for key in ("memory_bytes_per_device", "hbm_bytes_per_device")
@@ -179,7 +178,6 @@ def faster(ratio: float) -> str:
 
 
 def _costs(ratio: float) -> str:
-    """Return a ratio of costs: `1.6 times as much`, `9.4 % less`."""
     if abs(ratio - 1) < _SAME:
         return "the same"
     if not 1 / _FEW_TIMES < ratio < _FEW_TIMES:
@@ -192,7 +190,7 @@ def _figures_differ(diff: PlanDiff) -> bool:
 
 
 def figure(diff: PlanDiff, key: str) -> tuple[float, float]:
-    """Return a figure of both forecasts; 0 where one has none."""
+    """Return a figure of both forecasts; 0 where a forecast lacks it."""
     pair = next((pair for pair in diff.figures if pair.key == key), None)
     return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
@@ -207,7 +205,6 @@ def change(first: float, second: float) -> str:
 
 
 def _changed(values: tuple[float, float], show: Show) -> str:
-    """Return the change of a figure; of a share in points."""
     return signed_points(values[1] - values[0]) if show is percent else change(*values)
 
 
@@ -218,7 +215,6 @@ def _differences(diff: PlanDiff) -> list[Row]:
     """Return the keys that differ in the specs, then those that differ in the plans."""
 
     def as_written(value: bool | float | str | None) -> str:
-        """Return a value as a spec or a plan has it."""
         if value is None:
             return "-"
         if isinstance(value, bool):

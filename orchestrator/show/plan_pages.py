@@ -199,7 +199,6 @@ def _flame(schedule: Schedule) -> list[_Box]:
 
 
 def _longest_kind(line: ScheduledLine) -> str:
-    """Return what the line does for most of its time."""
     kinds = zip(("product", "kernel", "copy", "other", "exposed"), KINDS, strict=True)
     return max((getattr(line, kind), name) for name, (_, kind) in kinds)[1]
 

@@ -72,8 +72,8 @@ def plan_screen(
 
     `compiled` is the summary of an earlier proof of this plan.
     """
-    first = warning_texts([one for one in plan.warnings if one.code in _SAID_FIRST])
-    others = [one for one in plan.warnings if one.code not in _SAID_FIRST]
+    first = warning_texts([note for note in plan.warnings if note.code in _SAID_FIRST])
+    others = [note for note in plan.warnings if note.code not in _SAID_FIRST]
     more = deadline_and_run(plan, odds)
     if compiled:
         more.append(("proof", compiled))
@@ -103,7 +103,6 @@ def plan_screen(
 
 
 def _unsaid(warnings: Sequence[PlanWarning]) -> list[Part]:
-    """Return how many warnings a brief screen leaves out."""
     number = len(warning_texts(warnings))
     return [warning(f"{counted(number, 'warning')}, shown without --brief")] if warnings else []
 
@@ -161,7 +160,6 @@ def _model(plan: Plan) -> str:
 
 
 def _figures(plan: Plan, *, full: bool) -> Table:
-    """Return MFU, throughput, days and money as a table."""
     forecast = plan.forecast
     return estimates_table(
         forecast,
@@ -237,12 +235,10 @@ def _runners_up(plans: Sequence[Plan]) -> list[Part]:
 
 
 def _mesh_text(plan: Plan, axes: Sequence[str]) -> str:
-    """Return the sizes of the mesh inside a pod."""
     return ".".join(str(plan.mesh[axis]) for axis in axes)
 
 
 def _why_not(reason: Reason, plan: Plan, other: Plan) -> str:
-    """Return why a plan that is expected to be faster ranks lower."""
     share = percent(abs(loss(plan, other)))
     match reason:
         case "work":

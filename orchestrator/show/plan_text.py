@@ -71,7 +71,6 @@ def resource_name(name: str) -> str:
 
 
 def in_words(bound: str) -> str:
-    """Return what a resource is, from its display name."""
     return _IN_WORDS.get(bound) or _IN_WORDS[bound.partition(" ")[0]]
 
 
@@ -122,7 +121,7 @@ def estimates_table(
     forecast: Forecast, rows: Sequence[tuple[str, Estimate, Show]], name: str = ""
 ) -> Table:
     """Return a table of estimates, with the cost last: the bounds, the expected value and its
-    interval; or the best alone, where nothing is expected.
+    interval; only the best value where nothing is expected.
     """
     known = forecast.days.expected is not None
     listed = [*rows]
@@ -341,7 +340,6 @@ def time_ledger(plan: Plan, *, full: bool) -> list[Part]:
 
 
 def _above_unoverlapped(forecast: Forecast) -> list[Part]:
-    """Return why `expected` exceeds the sum of all lines, where it does."""
     expected_s = forecast.step_s.expected
     if expected_s is None or expected_s <= forecast.step_s.unoverlapped:
         return []

@@ -90,7 +90,7 @@ def proof_screens(
     shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
     if others is None:
         return [shown]
-    return [shown, "\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others])]
+    return [shown, "\n", remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
 
 
 def stage_proof_screens(
@@ -233,13 +233,12 @@ def _dcn_check(proof: Proof) -> list[Part]:
     if not proof.only_gradients_cross_pods:
         weights = f"weights, {exchanged('weights')} gathers"
         return [f"pods exchange only what is planned: gradients, {gradients}; {weights}"]
-    others = sum(one.bytes_per_step for one in proof.crossings if one.carries != "gradients")
+    others = sum(sent.bytes_per_step for sent in proof.crossings if sent.carries != "gradients")
     scalars = f" and {count(others)} B of scalars" if others else ""
     return [f"pods exchange only gradients: {gradients}{scalars}"]
 
 
 def _fault(fault: CrossingFault) -> str:
-    """Return what crosses pods and may not."""
     found = fault.crossing
     places = f", from {', '.join(found.places)}" if found.places else ""
     calls = f"{found.calls_per_step:,.0f} x " if found.calls_per_step > 1 else ""
@@ -271,7 +270,6 @@ def _advice(proof: Proof) -> list[Part]:
     """Return what is wrong, and what could be set instead."""
 
     def settings(change: PlanChange) -> str:
-        """Return the overrides as they are typed."""
         return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
     parts: list[Part] = [
@@ -283,11 +281,11 @@ def _advice(proof: Proof) -> list[Part]:
         parts += indent(
             [settings(near) for near in proof.refusal.nearest] or ["none on these chips"]
         )
-    return [*parts, *(f"memory is left for less recompute: {settings(one)}" for one in proof.hints)]
+    less = "memory is left for less recompute"
+    return [*parts, *(f"{less}: {settings(change)}" for change in proof.hints)]
 
 
 def _disagreement(found: Disagreement) -> str:
-    """Return where the forecast is off, and by how much."""
     if found.code == "uncounted_kernel":
         return f"no formula counts the FLOPs of kernel {found.kernel}"
     what = {

@@ -144,7 +144,7 @@ def gap_text(gap: Gap) -> str:
         text += f" At peak rates, {share} of the communication that could overlap did not."
     elif gap.exposed is not None and gap.exposed > 1:
         text += " It is slower than without any overlap, so some rate is below its peak."
-    # The likeliest resource to have set the pace alone.
+    # The resource that most likely set the pace.
     for suspect in gap.suspects[:1]:
         rate = percent(suspect.rate_if_alone)
         name = resource_name(suspect.resource)
@@ -153,7 +153,6 @@ def gap_text(gap: Gap) -> str:
 
 
 def goodput_text(goodput: Goodput) -> str:
-    """Return the share of the time that trained, and what took most of the rest."""
     total = elapsed(goodput.total_s)
     text = f"{percent(goodput.goodput)} of {total} went into steps that count"
     name, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
@@ -268,7 +267,8 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
                        "PREDICTED", "RATIO")  # fmt: skip
     if len({report.spec_digest for report in reports}) > 1:
         speed_head += ("LOSS",)
-        losses = ("-" if one.last_loss is None else loss_text(one.last_loss) for one in reports)
+        ends = [report.last_loss for report in reports]
+        losses = ("-" if loss is None else loss_text(loss) for loss in ends)
         speeds = [(*row, loss) for row, loss in zip(speeds, losses, strict=True)]
     memory = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT"), *sizes]
     time = [("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LARGEST LOSS"), *times]
@@ -284,7 +284,6 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
 
 
 def _compared_rows(reports: Sequence[Report]) -> tuple[list[Row], list[Row], list[Row]]:
-    """Return the speed, the memory and the time of each run."""
     speeds: list[Row] = []
     sizes: list[Row] = []
     times: list[Row] = []
@@ -334,7 +333,6 @@ def _compare_notes(reports: Sequence[Report]) -> list[str]:
 
 
 def _compare_verdict(reports: Sequence[Report]) -> str:
-    """Return which run is the fastest, where they can be compared."""
     if not reports:
         return "Compare: the study has no run yet."
     measured = [(report, report.measured) for report in reports if report.measured]
@@ -348,7 +346,7 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
     if len({report.spec_digest for report in reports}) > 1:
         # The speeds of different experiments say nothing of each other; their losses do.
         text = "Compare: these are different experiments; compare each with its own forecast."
-        losses = [(one.last_loss, one.run) for one in reports if one.last_loss is not None]
+        losses = [(run.last_loss, run.run) for run in reports if run.last_loss is not None]
         if len(losses) < len(reports):
             return text
         lowest, run = min(losses)
@@ -383,14 +381,14 @@ def score_screen(score: "Score", next_command: str) -> Screen:
     ]
     each_software = [
         (
-            one.software,
-            str(one.rows),
-            share(one.median_abs_error),
-            share(one.p90_abs_error),
-            share(one.inside_interval),
-            signed_percent(one.median_error),
+            tool.software,
+            str(tool.rows),
+            share(tool.median_abs_error),
+            share(tool.p90_abs_error),
+            share(tool.inside_interval),
+            signed_percent(tool.median_error),
         )
-        for one in score.software
+        for tool in score.software
     ]
     # Tokens per second and chip on several slices over those on one.
     retention = [
@@ -465,10 +463,11 @@ def _totals(score: "Score") -> list[Part]:
     named = {"this model": summary}
     if score.mixtures.rows:
         named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
-    rows: list[Row] = [("error", "runs", "median", "mean", "p90", "worst")]
-    for name, one in named.items():
-        errors = one.median_abs_error, one.mean_abs_error, one.p90_abs_error, one.worst_abs_error
-        rows.append((name, str(one.rows), *map(share, errors)))
+    names = ("median", "mean", "p90", "worst")
+    rows: list[Row] = [("error", "runs", *names)]
+    for label, part in named.items():
+        errors = (share(getattr(part, f"{name}_abs_error")) for name in names)
+        rows.append((label, str(part.rows), *errors))
     median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
     cells = ("" if error is None else share(error) for error in (median, None, p90, None))
     rows.append(("baseline: one MFU per chip", "", *cells))
@@ -491,7 +490,6 @@ def _assumptions(score: "Score") -> list[Part]:
 
 
 def _verdict(summary: "Summary") -> str:
-    """Return the score in one line."""
     out = f"{summary.left_out} left out"
     if not summary.rows:
         return f"Score: no run that can be planned and converted, {out}."

@@ -75,7 +75,6 @@ def runs_screen(
 
 
 def study_runs_screen(status: StudyStatus) -> Screen:
-    """Return a study and its runs, in their order."""
     done = f"{status.done} of {status.total} runs done"
     title = Title(f"{status.study}: {status.state}, {done}", kind_text(status.scaling))
     rows = [row[:-1] for row in (_HEAD, *map(_run_row, status.runs))]
@@ -175,7 +174,6 @@ def stage(newest: StageSpan | None) -> str | None:
 
 
 def held_out(newest: Evaluation | None) -> str | None:
-    """Return the newest loss and perplexity of held-out text."""
     if newest is None:
         return None
     perplexity = to_digits(newest.perplexity, 4)
@@ -189,7 +187,6 @@ def _is_for_chips(status: Status) -> bool:
 
 
 def _step_time(status: Status) -> str:
-    """Return the measured median and the forecast."""
     parts: list[str] = []
     if status.recent:
         parts.append(f"{seconds(status.recent.step_s)} over the last {status.recent.steps}")
@@ -203,7 +200,6 @@ def _step_time(status: Status) -> str:
 
 
 def _mfu(status: Status) -> str | None:
-    """Return the measured median MFU and the forecast."""
     measured = status.recent.mfu if status.recent else None
     known = percent(measured) if measured is not None else None
     if not status.forecast or _is_for_chips(status):
@@ -225,7 +221,6 @@ def _outlook(outlook: Outlook) -> Iterator[tuple[str, str]]:
     """Yield what is left: days, dollars, and whether the deadline still holds."""
 
     def moment(at_s: float) -> str:
-        """Return a time of day in UTC, to the minute."""
         return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
 
     days = outlook.days_left
@@ -257,7 +252,6 @@ def cause(attempt: Attempt) -> str:
 
 
 def _verdict(status: Status) -> str:
-    """Return the run in one line."""
     parts: list[str] = [status.state]
     if status.state in LIVE and status.steps_done:
         parts.append(f"step {count(status.steps_done)} of {count(status.steps)}")

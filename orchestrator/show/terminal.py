@@ -124,7 +124,7 @@ def show_result(result: CommandResult, *, as_json: bool) -> None:
 
 
 def aside(as_json: bool) -> AbstractContextManager[object]:
-    """Print everything on the error stream where the standard output is to hold JSON alone."""
+    """Print everything on the error stream where the standard output is to hold only JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
