@@ -262,7 +262,6 @@ class Plot:
 
 # Fill the templates of dashboards/. Every value is escaped; only templates contain markup.
 
-
 _FILTERS = ("count", "counted", "elapsed", "in_memory", "percent", "scaled", "seconds")
 
 

@@ -57,7 +57,6 @@ from orchestrator.values.plan import DeviceGroup, TorusSpan, WarningCode
 
 # The sentences of an explanation: its answers, the differences of the plan, its summary.
 
-
 _NO_PLAN = "no realizable plan"
 _QUESTIONS: dict[QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
@@ -128,7 +127,6 @@ def answer_text(verdict: Verdict) -> str:
 
 
 # The words of an explanation about its plan: what was derived, what is planned, and why.
-
 
 GB = 1e9
 RENTED: dict[WarningCode, str] = {

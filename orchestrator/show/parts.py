@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Literal
+from typing import Literal, Self
 
 Detail = Literal["brief", "usual", "full"]
 Row = tuple[str, ...]
@@ -68,23 +68,17 @@ class Text:
         lines = [line.replace(NO_BREAK, " ") for line in lines] or [self.start.rstrip()]
         return [*lines, *(line for other in others for line in paragraph(other).lines(width))]
 
-    def indented(self, by: int) -> "Text":
+    def indented(self, by: int) -> Self:
         hang = None if self.hang is None else self.hang + by
         return replace(self, start=" " * by + self.start, hang=hang)
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(Text):
     """A line that stays whole, so that a person can copy it."""
 
-    text: str
-    style: str = ""
-
     def lines(self, _: int) -> list[str]:
-        return [self.text]
-
-    def indented(self, by: int) -> "Command":
-        return replace(self, text=" " * by + self.text)
+        return [self.start + self.text]
 
 
 @dataclass(frozen=True)
@@ -189,7 +183,7 @@ class Table:
         return [line.rstrip() for line in self._aligned(sides, chosen, self.gap)]
 
 
-Part = str | Text | Command | Title | Table
+Part = str | Text | Title | Table
 
 
 def _widest(lines: Sequence[str]) -> int:

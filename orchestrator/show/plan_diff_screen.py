@@ -338,7 +338,6 @@ def _shown(values: tuple[float, float], show: Show) -> list[str]:
 
 # Two proofs side by side.
 
-
 _MOST = 10  # lines; --json has all
 _SMALL_LINE = 0.001  # of a step: lines that differ by less are left to --json
 _NAMES = {

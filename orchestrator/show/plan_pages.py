@@ -107,7 +107,6 @@ def _place(offer: Offer) -> tuple[float, float]:
 
 # A proof's schedule: a round of the layer loops in time, and a flame graph by line.
 
-
 _TRACKS = ("compute", "ici", "dcn", "host", "hbm")
 # The page's colors of each kind of time, and of what is on its way over each link.
 _SCHEDULE_COLORS = {

@@ -175,7 +175,6 @@ def _figures(plan: Plan, *, full: bool) -> Table:
 
 # The runners-up of a plan: what each would be, and why it is not the plan.
 
-
 _WHY = "it takes the least time per token, by the mean of lower bound and unoverlapped (loss)"
 _ALIKE_RULE = (
     "+n: other meshes with this tensor, remat and microbatches, slower by less than the forecast"

@@ -230,7 +230,6 @@ def verdict(plan: Plan) -> str:
 
 # The ledgers: bytes of a device, seconds of a step, parts of the expected step, lost time.
 
-
 _SMALL_LINE = 0.009  # of the unoverlapped step: smaller lines are shown as one
 _SMALL_BYTES = 0.01  # of the peak
 _SMALL_PART = 0.02  # of the expected step

@@ -332,7 +332,6 @@ def _agreement(proof: Proof) -> str:
 
 # A proof's schedule: where the compiled step loses time, by line, product and transfer.
 
-
 _MOST = 3  # rows of each table; --json has all
 _SMALL_SHARE = 0.002  # of a step: what takes less is left to --json
 _LOW_SHARE = 0.75  # of the peak: products below it are shown

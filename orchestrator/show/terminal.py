@@ -146,7 +146,6 @@ def report_unwritable(why: str | None) -> None:
 
 # The bottom line of a terminal: a bar, what happens now, and for how long.
 
-
 _BAR_COLUMNS = 20
 
 
