@@ -221,17 +221,10 @@ def _over_steps(
         for number, x in enumerate(begins)
     ]
     lines = [*restarts, *predicted]
-    return Plot(
-        x=Axis(0.0, max(_last_step(steps), 1.0), whole=True),
-        y=y_axis,
-        x_name="steps",
-        y_name=name,
-        show_x=count,
-        show_y=show,
-        curves=[*lines, measured],
-        bands=[*expected, Band("measured", spread)],
-        keyed=bool(lines),
-    )
+    x_axis = Axis(0.0, max(_last_step(steps), 1.0), whole=True)
+    curves, bands = [*lines, measured], [*expected, Band("measured", spread)]
+    keyed = bool(lines)
+    return Plot(x_axis, y_axis, "steps", name, count, show, curves, bands, keyed=keyed)
 
 
 def thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:

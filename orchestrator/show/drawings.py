@@ -126,7 +126,7 @@ class Mark:
     high: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BarChart:
     """Horizontal bars on one scale, with marks across them.
 
@@ -213,7 +213,7 @@ class Flag:
     y: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plot:
     """Curves over two axes. `x_ticks` replace the round numbers of the x axis."""
 

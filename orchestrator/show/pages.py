@@ -36,7 +36,7 @@ from orchestrator.show.drawings import (
     logarithmic,
     sentence,
 )
-from orchestrator.show.parts import Row
+from orchestrator.show.parts import Row, Show
 from orchestrator.show.plan_pages import offers_page, schedule_page
 from orchestrator.show.plan_text import amount, headline, resource_name
 from orchestrator.show.report_screen import (
@@ -270,6 +270,7 @@ def scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         _Series(name, _KINDS[i % len(_KINDS)], tuple(sorted(trials, key=lambda trial: trial.chips)))
         for i, (name, trials) in enumerate(groups.items())
     ]
+    throughput, efficiency = _scaling_plots(series) if series else (None, None)
     bars = _compared_bars(report, plans)
     head, rows = scaling_table(report)
     return filled(
@@ -278,8 +279,8 @@ def scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         verdict=sentence(scaling_verdict(report)),
         headline=f"{report.name}: {len(report.trials)} trials, {SCALINGS[report.scaling]}",
         report=report,
-        throughput=_throughput(series) if series else None,
-        efficiency=_efficiency(series) if series else None,
+        throughput=throughput,
+        efficiency=efficiency,
         trial_head=head,
         trial_rows=rows,
         notes=[f"{sentence(note)}." for note in scaling_notes(report)],
@@ -313,37 +314,44 @@ def _chip_rows(report: ScalingReport) -> list[Row]:
     ]
 
 
-def _throughput(series: Sequence[_Series]) -> Plot:
-    """Return tokens per second over chips: measured, predicted, and ideal."""
-    sizes = _sizes(series)
-    lines: list[Curve] = []
+def _scaling_plots(series: Sequence[_Series]) -> tuple[Plot, Plot]:
+    """Return tokens per second over chips, and tokens per second and chip over those of the
+    smallest trial with their spread: measured, predicted, and ideal.
+    """
+    sizes = sorted({float(trial.chips) for group in series for trial in group.trials})
+    speeds, bands = list[Curve](), list[Band]()
+    shares = [Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]
     for group in series:
-        points = tuple(
-            (float(trial.chips), trial.measured.tokens_per_s_per_chip.median * trial.chips)
-            for trial in group.trials
-            if trial.measured
-        )
-        first, tokens_per_s = points[0]
+        measured = [
+            (float(trial.chips), trial.measured) for trial in group.trials if trial.measured
+        ]
+        speed = tuple((x, found.tokens_per_s_per_chip.median * x) for x, found in measured)
+        first, tokens_per_s = speed[0]
         ideal = tuple((x, x * tokens_per_s / first) for x in (first, max(first, sizes[-1])))
-        lines += [
+        speeds += [
             Curve(group.named("ideal"), "ideal", ideal),
             *_predictions(group, lambda p, at: getattr(p.tokens_per_s_per_chip, at) * p.chips),
-            Curve(group.named("measured"), group.kind, points, dots=True),
+            Curve(group.named("measured"), group.kind, speed, dots=True),
         ]
-    return Plot(
-        x=logarithmic(sizes, 1.25),
-        y=logarithmic((y for line in lines for _, y in line.points), 1.4),
-        x_name="chips",
-        y_name="tokens per second",
-        show_x=count,
-        show_y=scaled,
-        curves=lines,
-        x_ticks=sizes,
+        share = tuple((x, found.efficiency.median) for x, found in measured)
+        shares += _predictions(group, lambda p, at: float(getattr(p.efficiency, at)))
+        shares.append(Curve(group.named("measured"), group.kind, share, dots=True))
+        area = tuple((x, found.efficiency.low, found.efficiency.high) for x, found in measured)
+        bands.append(Band(group.kind, area))
+
+    def plot(name: str, y: Axis, show: Show, curves: list[Curve], bands: list[Band]) -> Plot:
+        x = logarithmic(sizes, 1.25)
+        return Plot(x, y, "chips", name, count, show, curves, bands, x_ticks=sizes)
+
+    tokens = logarithmic((y for curve in speeds for _, y in curve.points), 1.4)
+    tops = [y for curve in shares for _, y in curve.points]
+    tops += [high for band in bands for *_, high in band.points]
+    return (
+        plot("tokens per second", tokens, scaled, speeds, []),
+        plot(
+            "efficiency", from_zero(tops, 1.1), lambda value: f"{value * 100:.0f} %", shares, bands
+        ),
     )
-
-
-def _sizes(series: Sequence[_Series]) -> tuple[float, ...]:
-    return tuple(sorted({float(trial.chips) for group in series for trial in group.trials}))
 
 
 def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) -> list[Curve]:
@@ -363,32 +371,6 @@ def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) 
         )
         for name, kind, at in lines
     ]
-
-
-def _efficiency(series: Sequence[_Series]) -> Plot:
-    """Return tokens per second and chip over those of the smallest trial, with their spread."""
-    sizes = _sizes(series)
-    lines = [Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]
-    bands = []
-    for group in series:
-        lines += _predictions(group, lambda plan, at: float(getattr(plan.efficiency, at)))
-        spreads = [(float(t.chips), t.measured.efficiency) for t in group.trials if t.measured]
-        points = tuple((x, spread.median) for x, spread in spreads)
-        lines.append(Curve(group.named("measured"), group.kind, points, dots=True))
-        area = tuple((x, spread.low, spread.high) for x, spread in spreads)
-        bands.append(Band(group.kind, area))
-    tops = [y for line in lines for _, y in line.points]
-    return Plot(
-        x=logarithmic(sizes, 1.25),
-        y=from_zero([*tops, *(high for band in bands for *_, high in band.points)], 1.1),
-        x_name="chips",
-        y_name="efficiency",
-        show_x=count,
-        show_y=lambda value: f"{value * 100:.0f} %",
-        curves=lines,
-        bands=bands,
-        x_ticks=sizes,
-    )
 
 
 def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[Bar]:
@@ -456,15 +438,9 @@ def _over_steps(report: SweepReport, trials: Sequence[SweepTrialReport]) -> Plot
         else:  # one name for all others
             kind, name, is_named = _OTHER, "" if is_named else "other trials", True
         curves.append(Curve(name, kind, points, dots=len(points) == 1))
-    return Plot(
-        x=Axis(0.0, float(max(trial.steps for trial in trials)), whole=True),
-        y=around([loss for trial in trials for _, loss in trial.losses]),
-        x_name="steps",
-        y_name="loss",
-        show_x=count,
-        show_y=loss_text,
-        curves=curves,
-    )
+    x = Axis(0.0, float(max(trial.steps for trial in trials)), whole=True)
+    y = around([loss for trial in trials for _, loss in trial.losses])
+    return Plot(x, y, "steps", "loss", count, loss_text, curves)
 
 
 def _over_setting(report: SweepReport, key: str) -> Plot | None:
@@ -485,12 +461,10 @@ def _over_setting(report: SweepReport, key: str) -> Plot | None:
         if group:
             curves.append(Curve(name, kind, places, dots=True, joined=False, labels=labels))
     is_wide = min(values) > 0 and max(values) / min(values) >= _WIDE
-    return Plot(
-        x=logarithmic(values, 1.4) if is_wide else around(values),
-        y=around([loss for _, loss, _ in points]),
-        x_name=key,
-        y_name="loss",
-        show_x=lambda value: f"{value:g}" if value < 1 else scaled(value),
-        show_y=loss_text,
-        curves=curves,
-    )
+    x = logarithmic(values, 1.4) if is_wide else around(values)
+    y = around([loss for _, loss, _ in points])
+
+    def show(value: float) -> str:
+        return f"{value:g}" if value < 1 else scaled(value)
+
+    return Plot(x, y, key, "loss", show, loss_text, curves)
