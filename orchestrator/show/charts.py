@@ -285,9 +285,7 @@ def roofline(plan: Plan, measured_s: float | None) -> Plot:
 
 
 def _roofs(plan: Plan, flops: float) -> list[tuple[str, float, float]]:
-    """Return the kinds of bytes that matter, the busiest first: name, bytes per second, and FLOPs
-    of the step for each byte.
-    """
+    """Return name, bytes per second and FLOPs per byte of the kinds that matter, busiest first."""
     moved: dict[str, list[float]] = {}
     for line in plan.forecast.time:
         if "bytes" in line.inputs and line.resource:

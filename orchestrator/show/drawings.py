@@ -34,10 +34,7 @@ def share(fraction: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A map from numbers to positions from 0 to 1; numbers outside are cut.
-
-    Ticks of a `whole` axis are whole numbers, as those of steps.
-    """
+    """A map from numbers to positions from 0 to 1, with cuts; a `whole` one has whole ticks."""
 
     low: float
     high: float
@@ -128,10 +125,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars on one scale, with marks across them.
-
-    The largest `named` segments of a bar are named below it: colors do not.
-    """
+    """Horizontal bars on one scale, with marks; the largest `named` parts are named below a bar."""
 
     bars: Sequence[Bar]
     show: Show
@@ -151,9 +145,7 @@ class BarChart:
         return share(max(self.axis(high) - self.axis(low), 0.0))
 
     def placed(self, bar: Bar) -> Iterator[tuple[str, str, str, str]]:
-        """Yield the label, the left end, the width and the classes of each segment, end to end;
-        those of one color have different shades.
-        """
+        """Yield label, left, width and classes of each segment; shades part those of one color."""
         start, used = 0.0, Counter[str]()
         for segment in bar.segments:
             kind, end = segment.kind or bar.kind, start + segment.value
@@ -183,9 +175,7 @@ class BarChart:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined by a line, with or without dots; `name` stands in the key. `labels` replace the
-    values that a dot shows.
-    """
+    """Points, joined or not, with or without dots; `labels` replace the values that a dot shows."""
 
     name: str
     kind: str
@@ -251,9 +241,7 @@ class Plot:
         return f"{curve.name}: {self.show_x(point[0])}, {self.show_y(point[1])}"
 
     def placed_flags(self) -> Iterator[tuple[Flag, int, str]]:
-        """Yield each flag, its row in pixels from the top, and the side of its pole on which its
-        name stands near an edge of the drawing, off the ticks.
-        """
+        """Yield each flag, its row in pixels, and the side of its name near an edge of the plot."""
         for number, flag in enumerate(sorted(self.flags, key=lambda flag: flag.x)):
             row = _FLAG_TOP + _FLAG_STEP * (number % _FLAG_ROWS)
             place = self.x(flag.x)

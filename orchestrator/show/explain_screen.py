@@ -382,9 +382,7 @@ def _cite(source: str) -> str:
 
 
 def _section(entry: DerivationSection) -> list[Part]:
-    """Return formulas, below each the same with numbers, the value, and the sources; then answers
-    to questions.
-    """
+    """Return formulas, each with its numbers, value and sources, then answers to questions."""
     parts: list[Part] = [_title(entry.title)]
     for line in entry.lines:
         value = _result(line.computed, line.unit)
@@ -439,9 +437,7 @@ def _quote(figure: QuotedFigure) -> list[Part]:
 
 
 def _expected(step: ExpectedStep) -> list[Part]:
-    """Return the formula of each part of the expected step, the same with numbers, the runs behind
-    its constants, and the interval.
-    """
+    """Return the parts of the expected step, the runs behind their constants, and the interval."""
     parts: list[Part] = [_title("The expected step, from published runs")]
     for entry in step.parts:
         value = f"{put_in(entry.computed)} {_result(entry.computed, 's')}"

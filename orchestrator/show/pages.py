@@ -209,9 +209,7 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether this user may write into a folder, which is the user's own and not
-    read-only.
-    """
+    """Return whether this user may write into a folder that is the user's own."""
     try:
         boundary.check_own(boundary.settled(folder))
     except OSError:
@@ -315,9 +313,7 @@ def _chip_rows(report: ScalingReport) -> list[Row]:
 
 
 def _scaling_plots(series: Sequence[_Series]) -> tuple[Plot, Plot]:
-    """Return tokens per second over chips, and tokens per second and chip over those of the
-    smallest trial with their spread: measured, predicted, and ideal.
-    """
+    """Return tokens per second over chips, and efficiency: measured, predicted, and ideal."""
     sizes = sorted({float(trial.chips) for group in series for trial in group.trials})
     speeds, bands = list[Curve](), list[Band]()
     shares = [Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]

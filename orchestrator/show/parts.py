@@ -44,9 +44,7 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph. Its first line starts with `start`; later lines are indented by `hang` columns,
-    or below the first word.
-    """
+    """A paragraph that begins with `start`; later lines hang below its first word, or at `hang`."""
 
     text: str
     start: str = ""
@@ -120,9 +118,7 @@ class Table:
         return replace(self, start=" " * by + self.start)
 
     def row_lines(self, width: int) -> list[list[str]]:
-        """Return the lines of each row. Columns move closer together where they would be too wide,
-        or leave no room for bars.
-        """
+        """Return the lines of each row; columns move closer where they or bars lack room."""
         if not self.rows:
             return []
         sides = self.columns or "<" + ">" * (len(self.rows[0]) - 1)
@@ -191,10 +187,7 @@ def _widest(lines: Sequence[str]) -> int:
 
 
 def _with_bars(lines: list[str], sizes: Sequence[float], width: int) -> list[str]:
-    """Return the lines, each with a bar of its size behind the longest line.
-
-    They have no bars without room, or without anything to compare.
-    """
+    """Return the lines, each with a bar of its size if there is room and a second size."""
     start = _widest(lines) + _GAP
     room, largest = min(width - start, _MOST_COLUMNS), max(sizes)
     if room < _LEAST_COLUMNS or sum(size > 0 for size in sizes) < 2:

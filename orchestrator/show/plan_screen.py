@@ -68,10 +68,7 @@ def plan_screen(
     detail: Detail = "usual",
     odds: DeadlineOdds | None = None,
 ) -> Screen:
-    """Return what the plan should reach and cost, what will be done, and what to do next.
-
-    `compiled` is the summary of an earlier proof of this plan.
-    """
+    """Return what the plan should reach and cost; `compiled` sums up an earlier proof of it."""
     first = warning_texts([note for note in plan.warnings if note.code in _SAID_FIRST])
     others = [note for note in plan.warnings if note.code not in _SAID_FIRST]
     more = deadline_and_run(plan, odds)
@@ -278,9 +275,7 @@ def stages_screen(
     detail: Detail = "usual",
     odds: DeadlineOdds | None = None,
 ) -> Screen:
-    """Return what the run takes, then what each stage is and takes. `compiled` are the summaries of
-    earlier proofs, a line each.
-    """
+    """Return what the run takes, then each stage; `compiled` are lines about earlier proofs."""
     top: list[list[Part]] = [
         [Title(headline(plan), f"plan {short(plan.digest)}")],
         indent([_whole_run(plan, odds)]),

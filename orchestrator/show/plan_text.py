@@ -120,9 +120,7 @@ def price(forecast: Forecast) -> str:
 def estimates_table(
     forecast: Forecast, rows: Sequence[tuple[str, Estimate, Show]], name: str = ""
 ) -> Table:
-    """Return a table of estimates, with the cost last: the bounds, the expected value and its
-    interval; only the best value where nothing is expected.
-    """
+    """Return bounds, expected values and intervals, the cost last; or only the best values."""
     known = forecast.days.expected is not None
     listed = [*rows]
     if forecast.dollars is not None:
@@ -140,9 +138,7 @@ def estimates_table(
 
 
 def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, str]] = ()) -> Table:
-    """Return whether a forecast fits, its time, cost and MFU with their intervals, and what binds
-    it; then more lines.
-    """
+    """Return the five lines of a forecast with their intervals, then more lines."""
     mfu = f"at most {percent(forecast.mfu.lower)}"
     if forecast.mfu.expected is not None:
         mfu = f"{_with_interval(forecast.mfu, percent)}; {mfu}"
@@ -189,9 +185,7 @@ def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:
 
 
 def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, str]]:
-    """Return how likely the deadline holds for a run that begins now, and what a run takes and
-    costs that ends before all tokens are used; each where there is one.
-    """
+    """Return how likely the deadline holds, and what a run of fewer steps takes, where asked."""
     rows = []
     if odds:
         within = "" if odds.deadline == f"{odds.days:g}d" else f", in {lasting(odds.days)}"
@@ -355,9 +349,7 @@ def _above_unoverlapped(forecast: Forecast) -> list[Part]:
 
 
 def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
-    """Return the parts of the expected step, largest first, and whose runs they are learned from;
-    nothing where nothing is expected.
-    """
+    """Return the parts of the expected step, largest first, and whose runs they come from."""
     lines = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
     if not lines:
         return []

@@ -394,9 +394,7 @@ def schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
 
 
 def _totals(plan: Plan, schedule: Schedule) -> list[Part]:
-    """Return seconds by kind. The ledger's are at peak rates, with nothing hidden; links are all
-    that is on the wire.
-    """
+    """Return seconds by kind; the ledger's are at peak rates, with nothing hidden."""
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
         name = {"mxu": "products", "hbm": "other"}.get(line.resource or "", "exposed")
@@ -432,9 +430,7 @@ def by_line(schedule: Schedule) -> list[ScheduledLine]:
 
 
 def short_line(line: str) -> str:
-    """Return a line of source by its file and number: `model.py:120 (mlp_part)`. Of a function's
-    qualified name the last word stays that names one: `<listcomp>` names none.
-    """
+    """Return a line by its file, number and innermost named function: `model.py:120 (mlp_part)`."""
     path, _, function = line.partition(" ")
     words = [word for word in function.strip("()").split(".") if word and not word.startswith("<")]
     return " ".join((path.rsplit("/", 1)[-1], *(f"({word})" for word in words[-1:])))

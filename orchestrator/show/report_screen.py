@@ -207,9 +207,7 @@ def goodput_rows(goodput: Goodput) -> list[Row]:
 
 
 def stage_rows(report: Report) -> list[Row]:
-    """Return a row for each stage, next to its forecast, and one for all; none for a run without
-    stages.
-    """
+    """Return a row for each stage, next to its forecast, and one for all of them."""
     totals = report.stage_totals
     if not report.stages or totals is None:
         return []
@@ -454,9 +452,7 @@ def _runs(number: int) -> str:
 
 
 def _totals(score: "Score") -> list[Part]:
-    """Return the errors of the expected step time, next to those of a simple baseline; where there
-    are both, dense models and mixtures of experts apart.
-    """
+    """Return the errors of the model, next to a simple baseline's; mixtures of experts apart."""
     summary = score.summary
     if not summary.rows:
         return []

@@ -52,9 +52,7 @@ _ERROR_WIDTH = 100
 def runs_screen(
     runs: list[Run], storage: str, studies: Sequence[StudyStatus] = (), following: str | None = None
 ) -> Screen:
-    """Return all runs, newest first; a study comes above its runs. `following` is the command for
-    one of them.
-    """
+    """Return all runs, newest first, below their studies; `following` is a command for one."""
     if not runs and not studies:
         return screen([Command(f"No runs in {storage}"), *next_step("orch submit SPEC")])
     heads: dict[str, Row] = {}

@@ -173,9 +173,7 @@ def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
 
 
 def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[Part]:
-    """Return why trials have no plan, then the warnings of the plans, each with its trials; those
-    of all plans name none.
-    """
+    """Return why trials have no plan, then the warnings; those of all plans name no trial."""
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for trial in forecast.trials:
