@@ -93,9 +93,11 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     the current one where that cannot be written.
     """
     record = find_run_or_study(folder(storage), run)
-    path = Path(out) if out else record.path / _PAGE
-    if not out and not _is_writable(record.path):
-        path = Path(f"{record.key}-{_PAGE}")
+    path = Path(out) if out else Path(f"{record.key}-{_PAGE}")
+    if not out:
+        with suppress(OSError):  # only a folder that is the user's own, and not read-only
+            boundary.check_own(boundary.settled(record.path))
+            path = record.path / _PAGE if os.access(record.path, os.W_OK) else path
     if isinstance(record, StudyJournal):
         return _write_study_page(record, path)
     proof, problem = _proof(record)
@@ -206,15 +208,6 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
         return journal.proof(journal.full_plan(run).digest), None
     except JournalUnreadable as error:
         return None, str(error)
-
-
-def _is_writable(folder: Path) -> bool:
-    """Return whether this user may write into a folder that is the user's own."""
-    try:
-        boundary.check_own(boundary.settled(folder))
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
 
 
 def _write(path: Path, text: str) -> Path:

@@ -70,7 +70,7 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
         figures,
     ]
     if are_one:
-        compared = [figures] if _figures_differ(diff) else []
+        compared = [figures] if any(pair.first != pair.second for pair in diff.figures) else []
     names = []
     for plan in diff.plans:
         changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
@@ -136,7 +136,8 @@ def verdict(diff: PlanDiff) -> str:
     """Return how much faster and dearer the second plan is."""
     first, second = diff.plans
     if first.digest == second.digest:
-        differ = "its figures differ" if _figures_differ(diff) else "its figures are the same"
+        is_same = all(pair.first == pair.second for pair in diff.figures)
+        differ = "its figures are the same" if is_same else "its figures differ"
         return f"Both are one plan; {differ}."
     at = _estimate(diff)
 
@@ -183,10 +184,6 @@ def _costs(ratio: float) -> str:
     if not 1 / _FEW_TIMES < ratio < _FEW_TIMES:
         return f"{to_digits(ratio, 2)} times as much"
     return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
-
-
-def _figures_differ(diff: PlanDiff) -> bool:
-    return any(pair.first != pair.second for pair in diff.figures)
 
 
 def figure(diff: PlanDiff, key: str) -> tuple[float, float]:

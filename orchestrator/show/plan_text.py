@@ -139,6 +139,12 @@ def estimates_table(
 
 def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, str]] = ()) -> Table:
     """Return the five lines of a forecast with their intervals, then more lines."""
+    used, limit = forecast.memory_bytes_per_device, forecast.hbm_bytes_per_device
+    fits = f"{in_memory(used)} of {in_memory(limit)} per device ({percent(used / limit)})"
+    if on_host := forecast.host_memory_bytes_per_chip:
+        known = forecast.host_bytes_per_chip
+        of = f" of {in_memory(known)}" if known else ""
+        fits += f", {in_memory(on_host)}{of} of the host per chip"
     mfu = f"at most {percent(forecast.mfu.lower)}"
     if forecast.mfu.expected is not None:
         mfu = f"{_with_interval(forecast.mfu, percent)}; {mfu}"
@@ -147,7 +153,7 @@ def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, s
     return five_lines(
         forecast,
         (
-            _fits_text(forecast),
+            f"{'yes' if forecast.fits else 'no'}: {fits}",
             *time_and_price(forecast, tokens),
             mfu,
             f"{bound}, {ahead}" if ahead else bound,
@@ -164,16 +170,6 @@ def five_lines(
     styles = {0: "green" if forecast.fits else "red", **dict.fromkeys(range(1, 5), "bold")}
     rows = [*zip(names, texts, strict=True), *more]
     return Table(rows, "<w", row_styles=styles)
-
-
-def _fits_text(forecast: Forecast) -> str:
-    used, limit = forecast.memory_bytes_per_device, forecast.hbm_bytes_per_device
-    text = f"{in_memory(used)} of {in_memory(limit)} per device ({percent(used / limit)})"
-    if forecast.host_memory_bytes_per_chip:
-        known = forecast.host_bytes_per_chip
-        of = f" of {in_memory(known)}" if known else ""
-        text += f", {in_memory(forecast.host_memory_bytes_per_chip)}{of} of the host per chip"
-    return f"{'yes' if forecast.fits else 'no'}: {text}"
 
 
 def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:

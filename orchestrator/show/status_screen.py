@@ -17,7 +17,7 @@ from orchestrator.formatting import (
     span,
     to_digits,
 )
-from orchestrator.journal.run_journal import Log, LogTail, list_logs
+from orchestrator.journal.run_journal import LogTail, list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.run.next_commands import run_command
 from orchestrator.show.parts import (
@@ -281,17 +281,13 @@ def next_run_command(run: Run, named: str, storage: Path) -> str:
 def log_lines(tails: list[LogTail], *, as_json: bool, titled: bool) -> Iterator[str]:
     """Yield the lines of logs, one log after the other, each below its title."""
     for tail in tails:
+        log = tail.log
         if titled and not as_json:
-            yield _log_title(tail.log)
+            first = ", died first" if log.first_dead else ""
+            rank = f"== attempt {log.attempt}, rank {log.rank}{first} =="
+            yield "== driver ==" if log.rank is None else rank
         for line in tail.lines:
             yield log_line(line, as_json=as_json, alone=True)
-
-
-def _log_title(log: Log) -> str:
-    if log.rank is None:
-        return "== driver =="
-    first = ", died first" if log.first_dead else ""
-    return f"== attempt {log.attempt}, rank {log.rank}{first} =="
 
 
 def log_line(line: LogLine, *, as_json: bool, alone: bool) -> str:
