@@ -23,7 +23,7 @@ _UNITS = 1000  # of the inner drawing of curves, in each direction
 _FLAG_ROWS, _FLAG_TOP, _FLAG_STEP = 3, 10, 14  # heights of names above a plot, in pixels
 _EDGE = 0.06  # of a plot's width: half of a flag's name, about
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 Show = Callable[[float], str]
 
 
@@ -179,7 +179,7 @@ class Curve:
 
     name: str
     kind: str
-    points: tuple[Point, ...]
+    points: tuple[_Point, ...]
     dots: bool = False
     joined: bool = True
     labels: tuple[str, ...] = ()
@@ -225,7 +225,7 @@ class Plot:
     def top(self, y: float) -> str:
         return share(1 - self.y(y))
 
-    def line(self, points: Iterable[Point]) -> str:
+    def line(self, points: Iterable[_Point]) -> str:
         """Return points in units of the inner drawing, which stretches to the outer one."""
         places = ((self.x(x), 1 - self.y(y)) for x, y in points)
         return " ".join(f"{x * _UNITS:.4g},{y * _UNITS:.4g}" for x, y in places)

@@ -112,7 +112,7 @@ def _write_study_page(study: StudyJournal, path: Path) -> Page:
     runs = read_trial_runs(study)
     report = report_of_runs(study, runs)
     if isinstance(report, SweepReport):
-        text = sweep_page(report)
+        text = _sweep_page(report)
     else:
         text = scaling_page(report, {run.trial: run.predicted for run in runs})
     page = Page(path=_write(path, text), report=report)
@@ -393,7 +393,7 @@ _EXPONENT, _UNBROKEN = re.compile(r"(?<=\de)-"), "-\N{WORD JOINER}"  # 1e-2 stay
 _WIDE = 10.0  # values that differ by this factor have a logarithmic axis
 
 
-def sweep_page(report: SweepReport) -> str:
+def _sweep_page(report: SweepReport) -> str:
     """Return the page as HTML."""
     known = [trial for trial in report.trials if trial.losses]
     plots = [plot for key in report.vary if (plot := _over_setting(report, key))]

@@ -17,14 +17,14 @@ Row = tuple[str, ...]
 Show = Callable[[float], str]  # a number as text
 
 WIDTH = 80
-STYLES = {
+_STYLES = {
     "bold": "\033[1m",
     "yellow": "\033[33m",
     "red": "\033[1;31m",
     "green": "\033[1;32m",
     "bar": "\033[36m",
 }
-RESET = "\033[0m"
+_RESET = "\033[0m"
 # A line never ends between a number and its unit or its label, before a path, or inside an option.
 _UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
 # What commands a terminal, or turns the direction of its text around.
@@ -255,7 +255,7 @@ def _part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
 
 
 def with_style(text: str, style: str) -> str:
-    return f"{STYLES[style]}{text}{RESET}" if style else text
+    return f"{_STYLES[style]}{text}{_RESET}" if style else text
 
 
 def in_encoding(text: str, encoding: str) -> str:

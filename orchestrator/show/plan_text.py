@@ -36,7 +36,7 @@ from orchestrator.show.parts import (
 from orchestrator.values.goodput import GoodputForecast, LossKind
 from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan, PlannedBatch
 
-INTERVAL = "80 % interval"
+_INTERVAL = "80 % interval"
 
 _RESOURCES = {
     "mxu": "matmul",
@@ -102,10 +102,10 @@ def _with_interval(estimate: Estimate, show: Show) -> str:
     """Return the expected value with its interval; without one, the least it can be."""
     if estimate.expected is None:
         return at_least(show(estimate.lower))
-    return f"{show(estimate.expected)}, {INTERVAL} {likely(estimate, show)}"
+    return f"{show(estimate.expected)}, {_INTERVAL} {likely(estimate, show)}"
 
 
-def time_and_cost(forecast: Forecast, share: float) -> list[str]:
+def _time_and_cost(forecast: Forecast, share: float) -> list[str]:
     """Return the days and dollars that a share of all tokens is likely to take."""
     takes = [likely(scale(forecast.days, share), lasting)]
     if forecast.dollars is not None:
@@ -125,7 +125,7 @@ def estimates_table(
     listed = [*rows]
     if forecast.dollars is not None:
         listed.append((price(forecast), forecast.dollars, dollars))
-    head = ("lower bound", "expected", INTERVAL, "unoverlapped") if known else ("at best",)
+    head = ("lower bound", "expected", _INTERVAL, "unoverlapped") if known else ("at best",)
     shown = [(name, *head)]
     for label, value, show in listed:
         expected = () if value.expected is None else (show(value.expected), likely(value, show))
@@ -191,7 +191,7 @@ def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, s
         rows.append(("deadline", f"{odds.deadline}{within}: {likeliness}"))
     if plan.run_share < 1:
         steps = f"{count(plan.run_steps or 0)} of {count(plan.total_steps)} steps"
-        takes = ", ".join(time_and_cost(plan.forecast, plan.run_share))
+        takes = ", ".join(_time_and_cost(plan.forecast, plan.run_share))
         rows.append(("this run", f"{steps}: {takes}"))
     return rows
 
@@ -211,9 +211,9 @@ def verdict(plan: Plan) -> str:
     if not plan.ledger_describes_trainer:
         return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."
     fits = "fits" if forecast.fits else "does not fit"
-    text = ", ".join([fits, f"bound by {forecast.bound}", *time_and_cost(forecast, 1)])
+    text = ", ".join([fits, f"bound by {forecast.bound}", *_time_and_cost(forecast, 1)])
     if plan.run_share < 1:
-        shorter = ", ".join(time_and_cost(forecast, plan.run_share))
+        shorter = ", ".join(_time_and_cost(forecast, plan.run_share))
         text += f"; {counted(plan.run_steps or 0, 'step')}: {shorter}"
     return f"Plan: {text}."
 
@@ -357,7 +357,7 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
         lambda s: (seconds(s), percent(s / total_s)),
         lambda number: counted(number, "smaller part"),
     )
-    interval = f"{INTERVAL} {likely(plan.forecast.step_s, seconds)}"
+    interval = f"{_INTERVAL} {likely(plan.forecast.step_s, seconds)}"
     parts: list[Part] = [table]
     if known := plan.forecast.learned_from:
         text = f"as in {counted(known.reference.runs, 'published run')}"
@@ -382,7 +382,7 @@ def goodput_ledger(plan: Plan, *, full: bool) -> list[Part]:
         )
         for loss in sorted(forecast.lines, key=lambda loss: -loss.share)
     ]
-    interval = f"{INTERVAL} {span(percent(forecast.low), percent(forecast.high))}"
+    interval = f"{_INTERVAL} {span(percent(forecast.low), percent(forecast.high))}"
     known = "of the spec" if forecast.stated else interval
     table = _ledger(
         [] if forecast.stated else losses,
