@@ -22,7 +22,7 @@ from orchestrator.run import follow, rehearse
 from orchestrator.run.next_commands import as_typed
 from orchestrator.run.progress import Tracked
 from orchestrator.show import study_screens
-from orchestrator.show.study_pages import scaling_page
+from orchestrator.show.pages import scaling_page
 from orchestrator.tracking.mlflow.export import study_points
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import EndState

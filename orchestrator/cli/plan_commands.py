@@ -154,7 +154,7 @@ def score(
 
     Example: orch score my-runs.csv --without document
     """
-    from orchestrator.show.score_screen import score_screen
+    from orchestrator.show.report_screen import score_screen
 
     found = orch.score(runs, without=without)
     following = "orch score" if without else "orch score --without document"
