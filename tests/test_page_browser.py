@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.scaling import make_scaling_report, read_trial_runs
+from orchestrator.evidence.studies import make_scaling_report, read_trial_runs
 from orchestrator.show.page.run_page import run_page
 from orchestrator.show.page.study_pages import scaling_page
 from tests.browser import MISSING, Browser, browser, chromium

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
-from orchestrator.evidence.scaling import read_trial_runs
-from orchestrator.evidence.studies import report_of_runs
+from orchestrator.evidence.studies import read_trial_runs, report_of_runs
 from orchestrator.journal import boundary, files, find_run_or_study
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.study_journal import StudyJournal
