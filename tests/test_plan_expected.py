@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.published import Range
 from orchestrator.evidence.score.evaluate import published
-from orchestrator.evidence.score.fit import OF_COLLECTIVES, is_reference
+from orchestrator.evidence.score.learn import OF_COLLECTIVES, is_reference
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.planning.expected import (
     APART_S,

@@ -12,8 +12,13 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.catalog.published import LEARNED
 from orchestrator.evidence.score.evaluate import published
-from orchestrator.evidence.score.fit import Constants, fit, unit_of
-from orchestrator.evidence.score.learn import learn, weighted_quantile
+from orchestrator.evidence.score.learn import (
+    Constants,
+    fit,
+    learn,
+    unit_of,
+    weighted_quantile,
+)
 from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, read
 from orchestrator.evidence.score.samples import Sample
 from orchestrator.planning.expected import exposed_gathers_s, own_step_parts, skew_share

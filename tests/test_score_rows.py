@@ -176,7 +176,7 @@ def test_any_row_is_scored_or_refused(change: dict[str, str]) -> None:
         return
     known = catalog.efficiency(sample.run.chip)
     assert known is not None
-    assert 0 < sample.lower_s <= sample.expected_s(known) < float("inf")
+    assert 0 < sample.laid_out.lower_s <= sample.expected_s(known) < float("inf")
 
 
 def test_an_unknown_convention_does_not_change_a_stated_step_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from orchestrator import reading
-from orchestrator.evidence.scaling import forecast_scaling, series_of
+from orchestrator.evidence.studies import forecast_scaling, series_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems

@@ -14,7 +14,7 @@ from orchestrator import journal
 from orchestrator.cli import orch as command
 from orchestrator.errors import SpecError
 from orchestrator.evidence.report import reference
-from orchestrator.evidence.scaling import explain_gaps, make_scaling_report, read_trial_runs
+from orchestrator.evidence.studies import explain_gaps, make_scaling_report, read_trial_runs
 from orchestrator.formatting import percent
 from orchestrator.journal.study_journal import StudyRequest
 from orchestrator.planning.planner import make_plan

@@ -10,13 +10,13 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import LossNotFinite
-from orchestrator.evidence.scaling import read_trial_runs
 from orchestrator.evidence.studies import (
     Losses,
-    curve,
     forecast_of,
     last_loss,
+    loss_curve,
     make_sweep_report,
+    read_trial_runs,
     report_of_study,
     trial_losses,
 )
@@ -152,9 +152,9 @@ def test_the_loss_of_a_trial_is_the_mean_of_its_last_tenth() -> None:
     found = losses(*range(40))
     assert last_loss(found, 40) == np.mean([36, 37, 38, 39])
     assert last_loss(losses(*range(10)), 40) == np.mean([6, 7, 8, 9])
-    assert curve(found, 40)[-1] == (40, 39.0)
-    assert len(curve(losses(*range(1000)), 1000)) == 100
-    assert curve(losses(), 40) == ()
+    assert loss_curve(found, 40)[-1] == (40, 39.0)
+    assert len(loss_curve(losses(*range(1000)), 1000)) == 100
+    assert loss_curve(losses(), 40) == ()
 
 
 # --- in the journal

@@ -1,7 +1,9 @@
 """The report of a run, from its journal."""
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import zip_longest
 from typing import get_args
 
 import numpy as np
@@ -17,7 +19,7 @@ from orchestrator.journal.steps import (
     counted_steps,
     read_table,
 )
-from orchestrator.values.plan import Forecast, Plan
+from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import (
     Badput,
@@ -38,48 +40,51 @@ from orchestrator.values.report import (
 )
 from orchestrator.values.run import Attempt, Run
 
-# Measured against predicted step time, and the parts of the difference. Pure.
-
-
-def predicted_times(plan: Plan) -> dict[PredictionKind, float]:
-    """The predicted seconds of a step."""
-    step_s = plan.forecast.step_s
-    times: dict[PredictionKind, float] = {"lower": step_s.lower}
-    if step_s.expected is not None:
-        times["expected"] = step_s.expected
-    if step_s.unoverlapped != step_s.expected:
-        times["unoverlapped"] = step_s.unoverlapped
-    return times
+# Measured against predicted step time, and the parts of the difference.
 
 
 def reference(plan: Plan) -> tuple[PredictionKind, float]:
-    """The prediction that a measurement is compared with: the expected step or the lower bound."""
-    times = predicted_times(plan)
-    against: PredictionKind = "expected" if "expected" in times else "lower"
-    return against, times[against]
+    """Return what a measurement is compared with: the expected step, or the lower bound."""
+    step_s = plan.forecast.step_s
+    return ("lower", step_s.lower) if step_s.expected is None else ("expected", step_s.expected)
 
 
-def inside_interval(plan: Plan, measured: Measurement) -> bool | None:
-    """Whether the median step is in the 80 % prediction interval; None without an interval."""
-    low, high = plan.forecast.step_s.low, plan.forecast.step_s.high
-    if low is None or high is None:
-        return None
-    return low <= measured.step_s.median <= high
-
-
-def ratios(plan: Plan, measured: Measurement) -> tuple[Ratio, ...]:
-    """The median step over each predicted one."""
+def _ratios(plan: Plan, measured: Measurement) -> tuple[Ratio, ...]:
+    """Return the median step over each predicted one."""
+    step_s = plan.forecast.step_s
+    times: dict[PredictionKind, float | None] = {"lower": step_s.lower, "expected": step_s.expected}
+    if step_s.unoverlapped != step_s.expected:
+        times["unoverlapped"] = step_s.unoverlapped
     return tuple(
-        Ratio(against=name, step_s=s, measured_over_predicted=measured.step_s.median / s)
-        for name, s in predicted_times(plan).items()
+        Ratio(against=kind, step_s=s, measured_over_predicted=measured.step_s.median / s)
+        for kind, s in times.items()
+        if s is not None
     )
 
 
-def gap(plan: Plan, measured: Measurement) -> Gap:
-    """How much longer a step took than predicted, part by part."""
+def _gap(plan: Plan, measured: Measurement) -> Gap:
+    """Return how much longer a step took than predicted, part by part."""
     against, predicted_s = reference(plan)
-    forecast = plan.forecast
+    forecast, device_s = plan.forecast, measured.device_s
     usual_s, slow_s = device_times(measured)
+    exposed: float | None = None
+    suspects = list[Suspect]()
+    if not plan.chip_profile:
+        # The share of the time that could overlap and did not; None where nothing can.
+        overlappable_s = forecast.step_s.unoverlapped - forecast.step_s.lower
+        if overlappable_s > 0:
+            exposed = (device_s - forecast.step_s.lower) / overlappable_s
+        # Each resource as if only it set the pace, the one that had to slow down least first.
+        # Latency keeps nothing busy and has no rate.
+        busy_s: dict[str, float] = {}
+        for line in forecast.time:
+            name = line.resource or ""
+            busy_s[name] = busy_s.get(name, 0.0) + line.value
+        suspects = [
+            Suspect(resource=name, busy_s=s, rate_if_alone=s / device_s)
+            for name, s in sorted(busy_s.items(), key=lambda pair: -pair[1])
+            if name != "latency" and device_s > 0
+        ]
     return Gap(
         against=against,
         s=measured.mean_step_s - predicted_s,
@@ -89,13 +94,13 @@ def gap(plan: Plan, measured: Measurement) -> Gap:
             GapPart(name="waiting for data", s=measured.mean_data_s),
             GapPart(name="saving", s=measured.mean_checkpoint_s),
         ),
-        exposed=None if plan.chip_profile else exposed_share(forecast, measured.device_s),
-        suspects=() if plan.chip_profile else suspects(forecast, measured.device_s),
+        exposed=exposed,
+        suspects=tuple(suspects),
     )
 
 
 def device_times(measured: Measurement) -> tuple[float, float]:
-    """The mean seconds of a step on the devices: the usual part, and what slow steps add.
+    """Return the mean seconds of a step on the devices: the usual part, and what slow steps add.
 
     The usual part is the median, or the mean where that is smaller.
     """
@@ -104,38 +109,11 @@ def device_times(measured: Measurement) -> tuple[float, float]:
     return usual_s, mean_s - usual_s
 
 
-def exposed_share(forecast: Forecast, device_s: float) -> float | None:
-    """The share of the time that could overlap and did not; None where nothing can."""
-    overlappable_s = forecast.step_s.unoverlapped - forecast.step_s.lower
-    return (device_s - forecast.step_s.lower) / overlappable_s if overlappable_s > 0 else None
+# What the steps after warm-up took, and their spread.
 
 
-def busy_seconds(forecast: Forecast) -> dict[str, float]:
-    """Seconds of each resource at its peak rate, the busiest first."""
-    seconds: dict[str, float] = {}
-    for line in forecast.time:
-        name = line.resource or ""
-        seconds[name] = seconds.get(name, 0.0) + line.value
-    return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
-
-
-def suspects(forecast: Forecast, device_s: float) -> tuple[Suspect, ...]:
-    """The resources, each as if it alone set the pace; the one that had to slow down least first.
-
-    Latency keeps nothing busy and has no rate.
-    """
-    return tuple(
-        Suspect(resource=name, busy_s=s, rate_if_alone=s / device_s)
-        for name, s in busy_seconds(forecast).items()
-        if name != "latency" and device_s > 0
-    )
-
-
-# What the steps after warm-up took, and their spread. Pure.
-
-
-def measure(plan: Plan, steps: StepTable) -> Measurement | None:
-    """The measurement of the steps after warm-up; the first step of an attempt does not count."""
+def _measure(plan: Plan, steps: StepTable) -> Measurement | None:
+    """Return the measurement of the steps after warm-up, without first steps of attempts."""
     warm = steps.warm
     if not warm.any():
         return None
@@ -157,42 +135,34 @@ def measure(plan: Plan, steps: StepTable) -> Measurement | None:
     )
 
 
-def peak_hbm_bytes(steps: StepTable) -> int | None:
-    """The most memory that a device was seen to use; None where devices do not say."""
-    known = _known(steps.peak_hbm_bytes)
-    return int(known.max()) if len(known) else None
-
-
 def _known(values: Floats) -> Floats:
     return values[~np.isnan(values)]
 
 
 def spread(values: Floats) -> Spread:
-    """Median, tenth and ninetieth percentile; all the same for a single value."""
+    """Return median, tenth and ninetieth percentile; all the same for a single value."""
     low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
     return Spread(median=float(middle), low=float(low), high=float(high))
 
 
-# What each stage of a run took, beside its forecast. Pure.
+# What each stage of a run took, compared with its forecast.
 
 
-def rows_of(plan: Plan, steps: StepTable) -> Mask:
-    """The steps of a plan, of those of its whole run."""
-    return (steps.index >= plan.first_step) & (steps.index < plan.end_step)
-
-
-def stage_reports(plan: Plan, steps: StepTable, *, compared: bool) -> tuple[StageReport, ...]:
-    """A report for each stage of a run with these steps; none for a run without stages.
-
-    `compared`: whether the forecast is about the devices that the run is on.
-    """
-    return tuple(_stage_report(one, steps, compared=compared) for one in plan.stages)
+def _of_plan(plan: Plan, steps: StepTable) -> StepTable:
+    """Return the steps of a plan, of those of its whole run."""
+    return steps.rows((steps.index >= plan.first_step) & (steps.index < plan.end_step))
 
 
 def _stage_report(stage: Plan, steps: StepTable, *, compared: bool) -> StageReport:
-    own = steps.rows(rows_of(stage, steps))
-    measured, predicted_s = measure(stage, own), stage.forecast.step_s.likeliest
-    took_s = float(own.step_s.sum())
+    """Return the report of a stage; `compared` if the forecast is about the run's devices."""
+    own = _of_plan(stage, steps)
+    measured, predicted_s = _measure(stage, own), stage.forecast.step_s.likeliest
+    took_s, price = float(own.step_s.sum()), stage.forecast.dollars_per_chip_hour
+    dollars = None
+    if compared and price is not None and stage.chip_profile is None:
+        # The price of all rented chips for that time.
+        rented = stage.forecast.goodput.inputs.rented
+        dollars = price * stage.chips * rented * took_s / HOUR_S
     return StageReport(
         number=stage.stage.number if stage.stage else 1,
         first_step=stage.first_step,
@@ -208,148 +178,121 @@ def _stage_report(stage: Plan, steps: StepTable, *, compared: bool) -> StageRepo
             measured.step_s.median / predicted_s if compared and measured else None
         ),
         steps_s=took_s,
-        dollars=_dollars(stage, took_s) if compared else None,
+        dollars=dollars,
     )
 
 
-def _dollars(stage: Plan, steps_s: float) -> float | None:
-    """The price of all rented chips for that time."""
-    price = stage.forecast.dollars_per_chip_hour
-    if price is None or stage.chip_profile is not None:
-        return None
-    return price * stage.chips * stage.forecast.goodput.inputs.rented * steps_s / HOUR_S
-
-
-def stage_totals(stages: tuple[StageReport, ...]) -> StageTotals | None:
-    """What all stages took together; None for a run without stages."""
+def _stage_totals(stages: tuple[StageReport, ...]) -> StageTotals | None:
+    """Return what all stages took together; None for a run without stages."""
     if not stages:
         return None
-    predicted = [one.steps_done * s for one in stages if (s := one.predicted_step_s) is not None]
-    paid = [one.dollars for one in stages if one.dollars is not None]
+    predicted = [
+        stage.steps_done * s for stage in stages if (s := stage.predicted_step_s) is not None
+    ]
+    paid = [stage.dollars for stage in stages if stage.dollars is not None]
     return StageTotals(
-        steps_done=sum(one.steps_done for one in stages),
-        tokens_done=sum(one.tokens_done for one in stages),
-        steps_s=sum(one.steps_s for one in stages),
+        steps_done=sum(stage.steps_done for stage in stages),
+        tokens_done=sum(stage.tokens_done for stage in stages),
+        steps_s=sum(stage.steps_s for stage in stages),
         predicted_s=sum(predicted) if len(predicted) == len(stages) else None,
         dollars=sum(paid) if len(paid) == len(stages) else None,
     )
 
 
-# Where the time of a run went. Pure.
+# Where the time of a run went.
 
 
-@dataclass
-class _Account:
-    """Seconds by where they went."""
-
-    goodput_s: float = 0.0
-    badput_s: dict[Badput, float] = field(
-        default_factory=lambda: dict.fromkeys(get_args(Badput), 0.0)
-    )
-
-    def add(self, cause: Badput, seconds: float) -> None:
-        self.badput_s[cause] += max(0.0, seconds)
-
-
-def goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
-    """Where the time went; None before the first attempt."""
+def _goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
+    """Return where the time went; None before the first attempt."""
     if not run.attempts:
         return None
-    started_s = run.attempts[0].started_at_s
-    total_s = max(0.0, _end_s(run, steps) - started_s)
-    account, counted = _Account(), counted_rows(steps)
-    usual_s = _usual_step_s(steps)
-    for attempt in run.attempts:
-        table = steps.get(attempt.number)
+    badput_s: dict[Badput, float] = dict.fromkeys(get_args(Badput), 0.0)
+    goodput_s = 0.0
+
+    def add(cause: Badput, seconds: float) -> None:
+        badput_s[cause] += max(0.0, seconds)
+
+    counted = counted_rows(steps)
+    # The median step after warm-up; 0 where no attempt did a second step.
+    warm = np.concatenate([np.zeros(0), *(table.step_s[1:] for table in steps.values())])
+    usual_s = float(np.median(warm)) if len(warm) else 0.0
+    for attempt, later in zip_longest(run.attempts, run.attempts[1:]):
+        table, stopped_s = steps.get(attempt.number), attempt.started_at_s
         if table is not None and len(table):
-            _count_startup(account, attempt, table, usual_s)
-            _count_steps(account, table, usual_s, counted[attempt.number])
-        _count_recovery(account, run, attempt, table)
-    return _close(account, total_s, waited_s=max(0.0, started_s - run.submitted_at_s))
+            stopped_s = float(table.at_s[-1])
+            _add_startups(add, attempt, table, usual_s)
+            goodput_s += _add_steps(add, table, usual_s, counted[attempt.number])
+        if later:
+            add("infrastructure_recovery_from_disruption", later.started_at_s - stopped_s)
+
+    # The run ends with its end, or with the last thing known of it.
+    started_s, ended_s = run.attempts[0].started_at_s, run.ended_at_s
+    if ended_s is None:
+        known_s = [float(table.at_s[-1]) for table in steps.values() if len(table)]
+        for attempt in run.attempts:
+            known_s += [at_s for at_s in (attempt.started_at_s, attempt.ended_at_s) if at_s]
+        ended_s = max(known_s)
+    # Clocks of two machines may differ by seconds, so the total is at least what was counted.
+    counted_s = goodput_s + sum(badput_s.values())
+    total_s = max(0.0, ended_s - started_s, counted_s)
+    badput_s["other"] = total_s - counted_s
+    return Goodput(
+        total_s=total_s,
+        goodput_s=goodput_s,
+        goodput=goodput_s / total_s if total_s else 0.0,
+        badput_s=badput_s,
+        waited_s=max(0.0, started_s - run.submitted_at_s),
+    )
 
 
-def _count_startup(account: _Account, attempt: Attempt, table: StepTable, usual_s: float) -> None:
-    """The time before the second step of an attempt, and of each stage that begins in it."""
+_Add = Callable[[Badput, float], None]
+
+
+def _add_startups(add: _Add, attempt: Attempt, table: StepTable, usual_s: float) -> None:
+    """Add the time before the second step of an attempt, and of each stage that begins in it."""
     for row, startup in table.startups.items():
         first_s = float(table.step_s[row])
         if row == 0:
-            evaluated_s = sum(one.evaluation_s for at, one in table.evaluations.items() if at == 0)
+            evaluated_s = table.evaluations[0].evaluation_s if 0 in table.evaluations else 0
             before_s = float(table.at_s[0]) - evaluated_s - first_s - attempt.started_at_s
-            account.add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
+            add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
         restores = startup.steps_done > 0
-        state: Badput = "unproductive_checkpoint_restore_time" if restores else "training_prep"
-        account.add(state, startup.state_s)
-        account.add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
+        add(
+            "unproductive_checkpoint_restore_time" if restores else "training_prep", startup.state_s
+        )
+        add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
 
 
-def _count_steps(account: _Account, table: StepTable, usual_s: float, counted: Mask) -> None:
-    """The steps; of the first of an attempt, only as long as a usual one takes."""
-    step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
-    account.add("wasted_progress_from_disruption", float(step_s[~counted].sum()))
-    evaluations = table.evaluations.items()
-    account.add(
-        "wasted_progress_from_disruption",
-        sum(one.evaluation_s for row, one in evaluations if not counted[row]),
-    )
-    account.add("evaluation", sum(one.evaluation_s for row, one in evaluations if counted[row]))
-    data_s, saving_s = table.data_s[counted], table.checkpoint_s[counted]
-    account.add("data_loading_sync", float(np.maximum(data_s, 0.0).sum()))
-    account.add("unproductive_checkpoint_save_time", float(np.maximum(saving_s, 0.0).sum()))
-    account.goodput_s += float(np.maximum(step_s[counted] - data_s - saving_s, 0.0).sum())
-
-
-def _count_recovery(account: _Account, run: Run, attempt: Attempt, table: StepTable | None) -> None:
-    """The time between the last step of an attempt and the start of the next."""
-    later = next((one for one in run.attempts if one.number > attempt.number), None)
-    if later:
-        stopped_s = table.at_s[-1] if table is not None and len(table) else attempt.started_at_s
-        cause: Badput = "infrastructure_recovery_from_disruption"
-        account.add(cause, later.started_at_s - float(stopped_s))
-
-
-def _usual_step_s(steps: StepsByAttempt) -> float:
-    """The median step after warm-up; 0 where no attempt did a second step."""
-    warm = np.concatenate([np.zeros(0), *(table.step_s[1:] for table in steps.values())])
-    return float(np.median(warm)) if len(warm) else 0.0
-
-
-def _end_s(run: Run, steps: StepsByAttempt) -> float:
-    """The end of the run, or the last thing known of it."""
-    if run.ended_at_s is not None:
-        return run.ended_at_s
-    steps_s = [float(table.at_s[-1]) for table in steps.values() if len(table)]
-    attempts_s = [at for one in run.attempts for at in (one.started_at_s, one.ended_at_s) if at]
-    return max([*steps_s, *attempts_s])
-
-
-def _close(account: _Account, total_s: float, *, waited_s: float) -> Goodput:
-    """The account with the rest as `other`.
-
-    Clocks of two machines may differ by seconds, so the total is at least what was counted.
+def _add_steps(add: _Add, table: StepTable, usual_s: float, counted: Mask) -> float:
+    """Add the time that steps lost, and return what they trained: of the first step of an attempt
+    only as long as a usual one takes.
     """
-    counted_s = account.goodput_s + sum(account.badput_s.values())
-    total_s = max(total_s, counted_s)
-    account.badput_s["other"] = total_s - counted_s
-    return Goodput(
-        total_s=total_s,
-        goodput_s=account.goodput_s,
-        goodput=account.goodput_s / total_s if total_s else 0.0,
-        badput_s=account.badput_s,
-        waited_s=waited_s,
-    )
+    step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
+    evaluations = table.evaluations.items()
+    evaluated_s = {
+        whole: sum(value.evaluation_s for row, value in evaluations if bool(counted[row]) is whole)
+        for whole in (False, True)
+    }
+    add("wasted_progress_from_disruption", float(step_s[~counted].sum()))
+    add("wasted_progress_from_disruption", evaluated_s[False])
+    add("evaluation", evaluated_s[True])
+    data_s, saving_s = table.data_s[counted], table.checkpoint_s[counted]
+    add("data_loading_sync", float(np.maximum(data_s, 0.0).sum()))
+    add("unproductive_checkpoint_save_time", float(np.maximum(saving_s, 0.0).sum()))
+    return float(np.maximum(step_s[counted] - data_s - saving_s, 0.0).sum())
 
 
-SCHEMA = 5
+_SCHEMA = 5
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
-    """The report of a run, as its journal is now."""
+    """Return the report of a run, as its journal is now."""
     report, _ = report_and_steps(journal, clock)
     return report
 
 
 def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report, StepTable]:
-    """The report, and the steps of the whole run in order: of each its last attempt."""
+    """Return the report, and the steps of the whole run in order: of each its last attempt."""
     run = journal.run(clock)
     steps: dict[int, StepTable] = {}
     problems = list(journal.spec_problems())
@@ -368,17 +311,27 @@ def compare_run(
     proof: Proof | None = None,
     deadline: str | None = None,
 ) -> Report:
-    """The report of a run with these steps, compared with the plan of its newest attempt."""
+    """Return the report of a run with these steps, compared with its newest attempt's plan."""
     whole, plan = plan, plan.stage_of(max(run.steps_done - 1, 0))
-    same_plan = {one.number for one in run.attempts if one.plan_digest == run.plan_digest}
+    same_plan = {
+        attempt.number for attempt in run.attempts if attempt.plan_digest == run.plan_digest
+    }
     counted = counted_steps(steps, same_plan)
-    measured = measure(plan, counted.rows(rows_of(plan, counted)) if whole.stages else counted)
+    measured = _measure(plan, _of_plan(plan, counted) if whole.stages else counted)
     has_no_forecast = run.rehearsal and not plan.chip_profile
     not_compared: NotCompared | None = "cpu_rehearsal" if has_no_forecast else None
     compared = measured if not_compared is None else None
-    stages = stage_reports(whole, counted_steps(steps), compared=not_compared is None)
+    every_step, step_s = counted_steps(steps), plan.forecast.step_s
+    stages = tuple(
+        _stage_report(stage, every_step, compared=not_compared is None) for stage in whole.stages
+    )
+    inside_interval: bool | None = None
+    if compared and step_s.low is not None and step_s.high is not None:
+        inside_interval = step_s.low <= compared.step_s.median <= step_s.high
+    evaluations = [every_step.evaluations[row] for row in sorted(every_step.evaluations)]
+    known_hbm = _known(counted.peak_hbm_bytes)
     return Report(
-        schema=SCHEMA,
+        schema=_SCHEMA,
         run=run.run,
         id=run.id,
         name=run.name,
@@ -397,41 +350,29 @@ def compare_run(
         attempts=len(run.attempts),
         first_loss=float(counted.loss[0]) if len(counted) else None,
         last_loss=float(counted.loss[-1]) if len(counted) else None,
-        evaluation=evaluations(counted_steps(steps)),
+        evaluation=EvaluationReport(
+            count=len(evaluations),
+            first=evaluations[0],
+            best=min(evaluations, key=lambda evaluation: evaluation.loss),
+            last=evaluations[-1],
+        )
+        if evaluations
+        else None,
         forecast=prediction_of(plan),
         measured=measured,
         not_compared=not_compared,
-        ratios=ratios(plan, compared) if compared else (),
-        inside_interval=inside_interval(plan, compared) if compared else None,
-        gap=gap(plan, compared) if compared else None,
-        goodput=goodput(run, steps),
+        ratios=_ratios(plan, compared) if compared else (),
+        inside_interval=inside_interval,
+        gap=_gap(plan, compared) if compared else None,
+        goodput=_goodput(run, steps),
         outlook=outlook_of(run, whole, deadline, measured.step_s.median if measured else None),
-        memory=_memory(run, plan, counted, proof),
+        memory=MemoryReport(
+            forecast_bytes=plan.forecast.memory_bytes_per_device,
+            compiled_bytes=proof.peak_hbm_bytes_per_device if proof else None,
+            measured_bytes=int(known_hbm.max()) if len(known_hbm) else None,
+            hbm_bytes=None if run.rehearsal else plan.forecast.hbm_bytes_per_device,
+        ),
         stages=stages,
-        stage_totals=stage_totals(stages),
+        stage_totals=_stage_totals(stages),
         problems=run.problems,
     )
-
-
-def evaluations(steps: StepTable) -> EvaluationReport | None:
-    """The evaluations of all steps that count; None where there is none."""
-    made = [steps.evaluations[row] for row in sorted(steps.evaluations)]
-    if not made:
-        return None
-    best = min(made, key=lambda one: one.loss)
-    return EvaluationReport(count=len(made), first=made[0], best=best, last=made[-1])
-
-
-def _memory(run: Run, plan: Plan, steps: StepTable, proof: Proof | None) -> MemoryReport:
-    return MemoryReport(
-        forecast_bytes=plan.forecast.memory_bytes_per_device,
-        compiled_bytes=proof.peak_hbm_bytes_per_device if proof else None,
-        measured_bytes=peak_hbm_bytes(steps),
-        hbm_bytes=None if run.rehearsal else plan.forecast.hbm_bytes_per_device,
-    )
-
-
-# Reports: what a run measured, compared with its forecast.
-
-
-__all__ = ["compare_run", "make_report", "report_and_steps"]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
-from orchestrator.evidence.scaling import read_trial_runs
-from orchestrator.evidence.studies import report_of_runs
+from orchestrator.evidence.studies import read_trial_runs, report_of_runs
 from orchestrator.formatting import count, percent, scaled, seconds
 from orchestrator.journal import boundary, files
 from orchestrator.journal.run_journal import Journal

@@ -12,37 +12,37 @@ T = TypeVar("T")
 
 
 def to_json(value: Any) -> bytes:
-    """The canonical text: keys sorted, no whitespace, the same bytes on every machine."""
+    """Return the canonical text: keys sorted, no whitespace, the same bytes on every machine."""
     return msgspec.json.encode(value, order="sorted")
 
 
 def to_pretty_json(value: Any) -> str:
-    """The canonical text, indented, with a final newline. What is read back has the same digest."""
+    """Return the canonical text, indented, with a final newline. Its value has the same digest."""
     return msgspec.json.format(to_json(value), indent=2).decode() + "\n"
 
 
 def whole(value: Any) -> Any:
-    """A value as mappings and lists, with the keys that it has by default: a decoder leaves them
-    to the class, and the encoder then leaves them out.
+    """Return a value as mappings and lists, with the keys of its defaults: a decoder leaves them to
+    the class, and the encoder then leaves them out.
     """
     if is_dataclass(value):
         return {field.name: whole(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: whole(one) for key, one in value.items()}
+        return {key: whole(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [whole(one) for one in value]
+        return [whole(inner) for inner in value]
     return value
 
 
 def from_json(text: bytes | str, kind: type[T]) -> T:
-    """The value of that type; `msgspec.DecodeError` says why the text has none."""
+    """Return the value of that type; `msgspec.DecodeError` says why the text is not one."""
     with decoding():
         return msgspec.json.decode(text, type=kind)
 
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Turn every way in which a text can be no value into `msgspec.DecodeError`."""
+    """Turn every error of a text that is not a value into `msgspec.DecodeError`."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -52,10 +52,10 @@ def decoding() -> Iterator[None]:
 
 
 def digest(value: Any) -> str:
-    """The identity of a value: the sha256 of its canonical text."""
+    """Return the identity of a value: the sha256 of its canonical text."""
     return hashlib.sha256(to_json(value)).hexdigest()
 
 
 def short(full_digest: str) -> str:
-    """A digest as screens show it."""
+    """Return a digest as screens show it."""
     return full_digest[:8]

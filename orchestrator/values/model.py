@@ -177,8 +177,7 @@ class RopeScaling:
     attention_factor: Annotated[
         PositiveNumber | None,
         about(
-            "yarn: the factor of turned queries and keys; 0.1 ln(factor) + 1 when left out.",
-            1.0,
+            "yarn: the factor of turned queries and keys; 0.1 ln(factor) + 1 when left out.", 1.0
         ),
     ] = None
     truncate: Annotated[
@@ -240,8 +239,7 @@ class Model:
         ),
     ]
     gated: Annotated[
-        bool,
-        about("Whether the MLP is gated: a third matrix makes factors of its inner numbers."),
+        bool, about("Whether the MLP is gated: a third matrix makes factors of its inner numbers.")
     ] = True
     activation: Annotated[
         Activation | None,
@@ -315,8 +313,7 @@ class Model:
         about("The cap c of scores z, as c tanh(z / c); no cap when left out.", 50.0),
     ] = None
     sinks: Annotated[
-        bool,
-        about("Whether each head has a trained score for attending to nothing (a sink)."),
+        bool, about("Whether each head has a trained score for attending to nothing (a sink).")
     ] = False
     window: Annotated[
         PositiveInteger | None,

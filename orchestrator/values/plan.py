@@ -404,7 +404,6 @@ class Plan:
 
     @property
     def devices_per_slice(self) -> int:
-        """JAX devices."""
         return self.devices // self.pods
 
     @property
@@ -414,7 +413,6 @@ class Plan:
 
     @property
     def chips_per_host(self) -> int:
-        """All hosts have as many."""
         return self.chips // self.hosts
 
     @property
@@ -448,18 +446,19 @@ class Plan:
 
     @property
     def each_stage(self) -> "tuple[Plan, ...]":
-        """The plan of every stage; itself where there are none."""
+        """The plan of every stage; itself without stages."""
         return self.stages or (self,)
 
     def stage_of(self, step: int) -> "Plan":
-        """The plan by which the step with that index is done."""
-        return next((one for one in self.each_stage if step < one.end_step), self.each_stage[-1])
+        """Return the plan by which the step with that index is done."""
+        stages = self.each_stage
+        return next((stage for stage in stages if step < stage.end_step), stages[-1])
 
     def run_s(self, steps: int) -> float:
-        """What the first so many steps of the run should take, without what trains nothing."""
+        """Return seconds that the first `steps` steps should take, without failures and saves."""
         return sum(
-            max(min(steps, one.end_step) - one.first_step, 0) * one.forecast.step_s.likeliest
-            for one in self.each_stage
+            max(min(steps, stage.end_step) - stage.first_step, 0) * stage.forecast.step_s.likeliest
+            for stage in self.each_stage
         )
 
     @property
@@ -472,24 +471,24 @@ class Plan:
 # The identity of an experiment and of a plan: their digests.
 
 
-UNDIGESTED = {
+_UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
     "search", "forecast",
 }  # fmt: skip
-DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start", "stage", "stages")
+_DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start", "stage", "stages")
 
 
 def plan_digest(plan: Plan) -> str:
-    """The identity of what will be done, without its name and its forecast."""
+    """Return the identity of what will be done, without its name and its forecast."""
     digested = asdict(replace(plan, stages=()))
-    digested["stages"] = [one.digest for one in plan.stages]
+    digested["stages"] = [stage.digest for stage in plan.stages]
     _leave_out(digested["precision"])
-    absent = {key for key in DIGESTED_IF_GIVEN if not digested[key]}
-    return codec.digest({key: digested[key] for key in digested.keys() - UNDIGESTED - absent})
+    absent = {key for key in _DIGESTED_IF_GIVEN if not digested[key]}
+    return codec.digest({key: digested[key] for key in digested.keys() - _UNDIGESTED - absent})
 
 
 def experiment_digest(experiment: Experiment) -> str:
-    """The identity of an experiment. What it leaves out cannot differ."""
+    """Return the identity of an experiment. What it leaves out cannot differ."""
     values = msgspec.to_builtins(experiment)
     if not experiment.stages:
         values.pop("stages", None)
@@ -498,6 +497,6 @@ def experiment_digest(experiment: Experiment) -> str:
 
 
 def _leave_out(precision: dict[str, Any]) -> None:
-    """Leave out the type of the first moment where it is none of its own."""
+    """Leave out the type of the first moment where it is that of the optimizer."""
     if precision.get("first_moment") is None:
         precision.pop("first_moment", None)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import Estimate, StageSpan
 
-MOST_EXPONENT = 700.0  # of a number that a float can hold
+_MOST_EXPONENT = 700.0  # of a number that a float can hold
 # What a line of steps may say: sums of a million of them can still be computed with.
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 StepSeconds = Annotated[float, Meta(gt=1e-12, le=1e10)]
@@ -104,7 +104,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """The number of equally likely tokens that would be as uncertain."""
-        return exp(self.loss) if self.loss < MOST_EXPONENT else inf
+        return exp(self.loss) if self.loss < _MOST_EXPONENT else inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,7 +457,7 @@ class RunHealth:
     @property
     def stops(self) -> bool:
         """Whether the run cannot go on."""
-        return any(one.stops for one in self.findings)
+        return any(finding.stops for finding in self.findings)
 
 
 # Weights as Hugging Face has them: what is asked for, and what was written.

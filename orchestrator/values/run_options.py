@@ -69,7 +69,7 @@ class EvaluationOptions:
         PositiveInteger,
         about(
             "The number of sequences of an evaluation: the first of the token set, each time the"
-            " same, of `experiment.batch.length` tokens.",
+            " same, of `experiment.batch.length` tokens."
         ),
     ] = 512
 
@@ -158,8 +158,7 @@ class KubernetesOptions:
         None
     )
     service_account: Annotated[
-        Name | None,
-        about("The service account of the pods; that of the namespace when left out."),
+        Name | None, about("The service account of the pods; that of the namespace when left out.")
     ] = None
     claim: Annotated[
         Name, about("The PersistentVolumeClaim of `run.storage`; every pod mounts it there.")
@@ -198,12 +197,10 @@ class TrackingOptions:
     """Where runs are recorded."""
 
     tracker: Annotated[
-        Text,
-        about("The tracker that records runs: mlflow, or your own as package.module:class."),
+        Text, about("The tracker that records runs: mlflow, or your own as package.module:class.")
     ] = "mlflow"
     uri: Annotated[
-        Address,
-        about("The address of an MLflow server; auto is a SQLite file beside the runs."),
+        Address, about("The address of an MLflow server; auto is a SQLite file beside the runs.")
     ] = "auto"
     experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"
 

@@ -83,8 +83,7 @@ class Optimizer:
         ),
     ] = "adamw"
     peak_lr: Annotated[
-        PositiveNumber,
-        about("The highest learning rate, at the end of the warm-up."),
+        PositiveNumber, about("The highest learning rate, at the end of the warm-up.")
     ] = 3e-4
     end_lr: Annotated[
         NonNegativeNumber,

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.evidence.scaling import make_scaling_report, read_trial_runs
+from orchestrator.evidence.studies import make_scaling_report, read_trial_runs
 from orchestrator.journal.liveness import this_process
 from orchestrator.show import study_screens
 from orchestrator.show.pages import scaling_page

@@ -3,7 +3,7 @@
 Formulas are data. They use the symbols of `inputs` and of the formulas before them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator import catalog
@@ -18,7 +18,6 @@ from orchestrator.evidence.explain.formula import (
 )
 from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.time import peak
-from orchestrator.values.model import Model
 from orchestrator.values.spec import Spec
 
 # What a derivation starts from: the model, the batch, the slices and the rates.
@@ -54,7 +53,7 @@ class AxisCounts:
 
 
 def book_rates(chip: Chip, dtype: str) -> Rates:
-    """The book's figures, or the vendor's if the book has none."""
+    """Return the book's figures, or the vendor's if the book has none."""
     vendor = vendor_rates(chip, dtype)
     return Rates(
         chip.book.get(f"peak_{dtype}_flops_per_s", vendor.peak_flops_per_s),
@@ -69,7 +68,7 @@ def vendor_rates(chip: Chip, dtype: str) -> Rates:
 
 
 def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
-    """The first axis is for `tensor`, the others for the weights; None without any axis."""
+    """Return the first axis for `tensor`, the others for the weights; None without any axis."""
     lengths = zip(topology.shape, topology.wraps, strict=True)
     counts = [1.0 if wraps or chip.switched else 0.5 for length, wraps in lengths if length > 1]
     if not counts:
@@ -82,24 +81,11 @@ def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
 def all_inputs(
     spec: Spec, chip: Chip, topology: Topology, rates: Rates, mfu: float
 ) -> tuple[Input, ...]:
-    """All symbols that a derivation starts from."""
-    experiment, pods = spec.experiment, spec.resources.pods.max
-    request = (
-        Input(symbol="S", value=experiment.batch.length, meaning="tokens of a sequence"),
-        Input(symbol="sequences", value=experiment.batch.sequences, meaning="of a batch"),
-        Input(symbol="T", value=experiment.tokens, meaning="tokens to train on"),
-        Input(symbol="n", value=topology.chips, meaning=f"chips of a pod, {topology}"),
-        Input(symbol="pods", value=pods, meaning="slices, joined by DCN"),
-        Input(symbol="mfu", value=mfu, meaning="model FLOPs utilization, assumed"),
-    )
-    axes = axis_inputs(axes_of(chip, topology), chip.slices.source)
-    return (*shape_of(experiment.model), *request, *figures_of(chip, rates), *axes)
-
-
-def shape_of(model: Model) -> tuple[Input, ...]:
-    """The model's dimensions by the book's letters."""
-    source = source_of(model)
-    letters = (
+    """Return all symbols that a derivation starts from, by the book's letters."""
+    experiment, model = spec.experiment, spec.experiment.model
+    listed = model.name in catalog.models() and catalog.model(model.name) == model
+    of_model = catalog.model_source(model.name) if listed else None
+    shape: list[tuple[str, int | None, str]] = [
         ("L", model.layers, "layers"),
         ("D", model.d_model, "d_model"),
         ("F", model.d_ff, "d_ff"),
@@ -108,95 +94,66 @@ def shape_of(model: Model) -> tuple[Input, ...]:
         ("H", model.head_dim, "head dim"),
         ("V", model.vocab, "vocabulary"),
         ("S_win", model.window, "positions in a window"),
-        *latent_sizes(model),
-        *expert_sizes(model),
-    )
-    return tuple(
-        Input(symbol=symbol, value=value, meaning=meaning, source=source)
-        for symbol, value, meaning in letters
-        if value is not None
-    )
-
-
-def latent_sizes(model: Model) -> list[tuple[str, int | None, str]]:
-    """Those of latent attention."""
-    latent = model.latent
-    if latent is None:
-        return []
-    return [
-        ("R_q", latent.query_rank, "latent of queries"),
-        ("R_kv", latent.kv_rank, "latent of keys and values"),
-        ("H_nope", latent.nope_dim, "head dim without positions"),
-        ("H_rope", latent.rope_dim, "head dim that RoPE turns"),
-        ("H_v", latent.value_dim, "head dim of values"),
     ]
-
-
-def expert_sizes(model: Model) -> list[tuple[str, int | None, str]]:
-    """Those of a mixture of experts."""
-    moe = model.moe
-    if moe is None:
-        return []
-    width = expert_d_ff(model, moe)
-    return [
-        ("E", moe.experts, "experts"),
-        ("k", moe.top_k, "experts of a token"),
-        ("F_exp", width, "d_ff of an expert"),
-        ("F_shared", moe.shared_experts * width or None, "d_ff of shared experts"),
-    ]
-
-
-def source_of(model: Model) -> str | None:
-    """The source of a model's shape, if it is one of the catalog's."""
-    listed = model.name in catalog.models() and catalog.model(model.name) == model
-    return catalog.model_source(model.name) if listed else None
-
-
-def figures_of(chip: Chip, rates: Rates) -> tuple[Input, ...]:
-    link = "all links" if chip.switched else "one link"
-    return (
-        figure("C", rates.peak_flops_per_s, "peak FLOP/s of a chip"),
-        figure("w", rates.link_bytes_per_s, f"bytes/s of {link}, one way"),
-        figure("W_dcn", rates.dcn_bytes_per_s, "bytes/s of DCN a chip"),
-        figure("HBM", rates.hbm_bytes, "bytes of a chip"),
-    )
-
-
-def figure(symbol: str, quantity: Quantity, meaning: str) -> Input:
-    return Input(symbol=symbol, value=quantity.value, meaning=meaning, source=quantity.source)
-
-
-def axis_inputs(axes: AxisCounts | None, source: str) -> tuple[Input, ...]:
-    """The torus axes as the bounds count them."""
-    if axes is None:
-        return ()
-    half = ", one that is no ring as half" if axes.total % 1 or axes.tensor < 1 else ""
-    meanings = [("M", axes.total, f"axes{half}")]
-    if not axes.shared:
-        meanings += [
-            ("M_X", axes.weights, "of them for the weights"),
-            ("M_Y", axes.tensor, "of them for tensor"),
+    if latent := model.latent:
+        shape += [
+            ("R_q", latent.query_rank, "latent of queries"),
+            ("R_kv", latent.kv_rank, "latent of keys and values"),
+            ("H_nope", latent.nope_dim, "head dim without positions"),
+            ("H_rope", latent.rope_dim, "head dim that RoPE turns"),
+            ("H_v", latent.value_dim, "head dim of values"),
         ]
+    if moe := model.moe:
+        width = expert_d_ff(model, moe)
+        shape += [
+            ("E", moe.experts, "experts"),
+            ("k", moe.top_k, "experts of a token"),
+            ("F_exp", width, "d_ff of an expert"),
+            ("F_shared", moe.shared_experts * width or None, "d_ff of shared experts"),
+        ]
+    link = "all links" if chip.switched else "one link"
+    quantities = (
+        ("C", rates.peak_flops_per_s, "peak FLOP/s of a chip"),
+        ("w", rates.link_bytes_per_s, f"bytes/s of {link}, one way"),
+        ("W_dcn", rates.dcn_bytes_per_s, "bytes/s of DCN a chip"),
+        ("HBM", rates.hbm_bytes, "bytes of a chip"),
+    )
+    rows: list[tuple[str, float, str, str | None]] = [
+        *((symbol, size, meaning, of_model) for symbol, size, meaning in shape if size is not None),
+        ("S", experiment.batch.length, "tokens of a sequence", None),
+        ("sequences", experiment.batch.sequences, "of a batch", None),
+        ("T", experiment.tokens, "tokens to train on", None),
+        ("n", topology.chips, f"chips of a pod, {topology}", None),
+        ("pods", spec.resources.pods.max, "slices, joined by DCN", None),
+        ("mfu", mfu, "model FLOPs utilization, assumed", None),
+        *((symbol, rate.value, meaning, rate.source) for symbol, rate, meaning in quantities),
+    ]
+    if axes := axes_of(chip, topology):
+        half = ", one that is no ring as half" if axes.total % 1 or axes.tensor < 1 else ""
+        rows.append(("M", axes.total, f"axes{half}", chip.slices.source))
+        if not axes.shared:
+            rows.append(("M_X", axes.weights, "of them for the weights", chip.slices.source))
+            rows.append(("M_Y", axes.tensor, "of them for tensor", chip.slices.source))
     return tuple(
         Input(symbol=symbol, value=value, meaning=meaning, source=source)
-        for symbol, value, meaning in meanings
+        for symbol, value, meaning, source in rows
     )
 
 
 def power_of_two(limit: float) -> int:
-    """The largest one that is no more than the limit, which is at least one."""
+    """Return the largest power of two up to `limit`, which is at least one."""
     return 1 << (int(limit).bit_length() - 1)
 
 
-TOKENS = "tokens a chip"
-TIME = (
+_TOKENS = "tokens a chip"
+_TIME = (
     Formula("chips", "chips", "pods * n", "chips"),
     Formula("one chip at its peak", "years", "flops / C / (365 * 86400)", "years"),
     Formula("all chips at this MFU", "days", "flops / (chips * C * mfu) / 86400", "days"),
     Formula("the same, as MFU counts", "days_mfu", "flops_mfu / (chips * C * mfu) / 86400", "days"),
 )
 # bf16 parameters, fp32 Adam without a master copy, checkpoints of what a layer makes.
-MEMORY = (
+_MEMORY = (
     Formula("batch", "B", "sequences * S", "tokens"),
     Formula("batch of a pod", "B_pod", "B / pods", "tokens"),
     Formula("bf16 parameters", "b_par", "2 * P", "bytes"),
@@ -212,11 +169,15 @@ MEMORY = (
     Formula("chips that hold it", "few_6F", "ceil(b_all_6F / HBM)", "chips"),
     Formula("on each chip of the pod", "b_chip_6F", "b_all_6F / n", "bytes"),
 )
-IDLE = (Formula("chips without a sequence", "idle", "max(chips - sequences, 0)", "chips"),)
+_IDLE = (Formula("chips without a sequence", "idle", "max(chips - sequences, 0)", "chips"),)
 # Weights and activations that share one axis take turns: their sum is least where they are equal.
-MIXED, MIXED_ON_ONE_AXIS = "alpha**2 / (M_X * M_Y * {F})", "4 * alpha**2 / (M**2 * {F})"
-# What each scheme moves, forward + backward; the book's mixed row has 8 B D backward.
-MLP_BYTES = (
+_MIXED, _MIXED_ON_ONE_AXIS = "alpha**2 / (M_X * M_Y * {F})", "4 * alpha**2 / (M**2 * {F})"
+_MIXED_QUESTIONS: dict[QuestionCode, str] = {
+    "mixed_bound": "mixed_least",
+    "mixed_bound_by_all_matmuls": "mixed_least_eff",
+}
+# Bytes that each scheme moves, forward + backward; the book's mixed row has 8 B D backward.
+_MLP_BYTES = (
     Formula("data parallel", "v_dp", "0 + 8 * D * F", "bytes"),
     Formula("FSDP", "v_fsdp", "4 * D * F + 8 * D * F", "bytes"),
     Formula("tensor", "v_tensor", "4 * B_pod * D + 4 * B_pod * D", "bytes"),
@@ -224,128 +185,98 @@ MLP_BYTES = (
             "(4 + 8) * B_pod * D / X + (4 + 8) * D * F / Y", "bytes"),
 )  # fmt: skip
 FEWEST_CHIPS = Formula("chips that hold it, by [B, D]", "few", "ceil(b_all / HBM)", "chips")
-BETWEEN_PODS = (Formula("it takes, a pod", "dcn_least", "C / W_dcn", "tokens"),)
+_BETWEEN_PODS = (Formula("it takes, a pod", "dcn_least", "C / W_dcn", "tokens"),)
 
 
-# --- time and memory
-
-
-def time(sheet: Worksheet) -> DerivationSection:
-    """How long training takes if only arithmetic takes time."""
-    return sheet.section("Time", TIME)
-
-
-def memory(sheet: Worksheet) -> DerivationSection:
-    return sheet.section("Memory, the book's way", MEMORY, fits)
-
-
-def fits(sheet: Worksheet) -> Verdict:
-    """Whether a pod holds its share, counted either way."""
-    return Verdict(
+def needs(sheet: Worksheet) -> Iterator[DerivationSection]:
+    """Yield time, memory and sequences: what training needs, however it is sharded."""
+    # How long training takes if only arithmetic takes time.
+    yield sheet.section("Time", _TIME)
+    fits = sheet.section("Memory, the book's way", _MEMORY)
+    verdict = Verdict(
         question="pod_holds_it",
         holds=sheet["few_6F"] <= sheet["n"],
         figures={"by_d": sheet["few"], "by_6f": sheet["few_6F"], "chips": sheet["n"]},
     )
-
-
-# --- FSDP
-
-
-def whole_sequences(sheet: Worksheet) -> DerivationSection:
-    """Without splitting sequences there are no more ways than sequences."""
-    return sheet.section("Pure FSDP, whole sequences", IDLE, a_sequence_for_every_chip)
-
-
-def a_sequence_for_every_chip(sheet: Worksheet) -> Verdict:
+    yield replace(fits, verdicts=(verdict,))
+    # Without splitting sequences there are no more ways than sequences.
+    whole = sheet.section("Pure FSDP, whole sequences", _IDLE)
     figures = {symbol: sheet[symbol] for symbol in ("sequences", "chips", "idle")}
-    return Verdict(question="sequence_for_every_chip", holds=sheet["idle"] == 0, figures=figures)
+    verdict = Verdict(question="sequence_for_every_chip", holds=not sheet["idle"], figures=figures)
+    yield replace(whole, verdicts=(verdict,))
 
 
-def fsdp(sheet: Worksheet, axis_bytes_per_s: str, bytes_of_element: int) -> DerivationSection:
-    """FSDP over sequences and positions. The book's formulas assume two bytes an element."""
+def bounds(
+    sheet: Worksheet, axes: AxisCounts, axis_bytes_per_s: str, bytes_of_element: int, head: str
+) -> Iterator[DerivationSection]:
+    """Yield FSDP, tensor, and both together: the sections that depend on the rates of the links.
+
+    The book's formulas assume two bytes per element. `head` is the size of the unembedding.
+    """
     scale = "" if bytes_of_element == 2 else f"{bytes_of_element} / 2 * "
-    formulas = (
+    formulas = [
         Formula("bytes/s of an axis", "W", axis_bytes_per_s, "B/s"),
         Formula("intensity of an axis", "alpha", f"{scale}C / W", "FLOP/B"),
-        Formula(TOKENS, "tokens", "B_pod / n", TOKENS),
-        Formula("it takes", "fsdp_least", "alpha / M", TOKENS),
-    )
-    verdict = compute_bound("fsdp_bound", "fsdp_least")
-    return sheet.section("FSDP over batch and sequence, on every axis", formulas, verdict)
+        Formula(_TOKENS, "tokens", "B_pod / n", _TOKENS),
+        Formula("it takes", "fsdp_least", "alpha / M", _TOKENS),
+    ]
+    section = sheet.section("FSDP over batch and sequence, on every axis", formulas)
+    verdict = _compute_bound(sheet, "fsdp_bound", "fsdp_least")
+    yield replace(section, verdicts=(verdict,))
 
-
-def compute_bound(
-    question: QuestionCode, least: str, tokens: str = "tokens"
-) -> Callable[[Worksheet], Verdict]:
-    """Tokens against the least that are compute-bound."""
-
-    def verdict(sheet: Worksheet) -> Verdict:
-        times = sheet[tokens] / sheet[least]
-        figures = {"times": times, "tokens": sheet[tokens], "least": sheet[least]}
-        return Verdict(question=question, holds=times > 1, figures=figures)
-
-    return verdict
-
-
-# --- tensor parallelism, alone and with FSDP
-
-
-def tensor(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
-    """Tensor parallelism has a limit that no batch moves."""
+    # Tensor parallelism has a limit that no batch moves.
     limit = f"{'M' if axes.shared else 'M_Y'} * F / alpha"
-    formula = Formula("it takes Y below", "Y_most", limit, "ways")
-    return sheet.section("Tensor parallelism", [formula], tensor_reach)
-
-
-def tensor_reach(sheet: Worksheet) -> Verdict:
+    reach = Formula("it takes Y below", "Y_most", limit, "ways")
+    section = sheet.section("Tensor parallelism", [reach])
     ways = sheet["Y_most"]
     figures = {"below": ways, "power_of_two": power_of_two(ways) if ways >= 2 else 1}
-    return Verdict(question="tensor_reach", holds=ways >= 2, figures=figures)
+    verdict = Verdict(question="tensor_reach", holds=ways >= 2, figures=figures)
+    yield replace(section, verdicts=(verdict,))
 
-
-def mixed(sheet: Worksheet, axes: AxisCounts, head: str) -> DerivationSection:
-    """FSDP and tensor together, by the book's two matmuls a layer and by all of them."""
-    least, ratio = (MIXED_ON_ONE_AXIS, "1") if axes.shared else (MIXED, "M_X / M_Y")
-    formulas = (
-        Formula("it takes", "mixed_least", least.format(F="F"), TOKENS),
+    # Both together, by the book's two matmuls of a layer and by all of them.
+    least, ratio = (_MIXED_ON_ONE_AXIS, "1") if axes.shared else (_MIXED, "M_X / M_Y")
+    formulas = [
+        Formula("it takes", "mixed_least", least.format(F="F"), _TOKENS),
         Formula("a layer's matmuls", "P_lay", f"(P_mat - {head}) / L", "parameters"),
         Formula("F that stands for them all", "F_eff", "P_lay / (4 * D)", ""),
-        Formula("it takes, with all matmuls", "mixed_least_eff", least.format(F="F_eff"), TOKENS),
+        Formula("it takes, with all matmuls", "mixed_least_eff", least.format(F="F_eff"), _TOKENS),
         Formula("best FSDP ways", "X_opt", f"sqrt(B_pod / F * {ratio} * n)", "ways"),
         Formula("best tensor ways", "Y_opt", "n / X_opt", "ways"),
         Formula("as powers of two, FSDP", "X",
                 "2**max(0, min(round(log2(X_opt)), floor(log2(n))))", "ways"),
         Formula("and tensor", "Y", "2**floor(log2(n / X))", "ways"),
         Formula("chips that these use", "used", "X * Y", "chips"),
-    )  # fmt: skip
-    return sheet.section("FSDP + tensor", formulas, mixed_by_the_book, mixed_by_all_matmuls)
+    ]  # fmt: skip
+    section = sheet.section("FSDP + tensor", formulas)
+    pays: dict[str, bool | float] = {"tensor_pays": tensor_pays(sheet.numbers)}
+    by_f, by_all = (
+        _compute_bound(sheet, question, _deciding(sheet.numbers, symbol))
+        for question, symbol in _MIXED_QUESTIONS.items()
+    )
+    flips = pays | {"flips": by_all.holds != by_f.holds}
+    verdicts = (
+        replace(by_f, figures=by_f.figures | pays),
+        replace(by_all, figures=by_all.figures | flips),
+    )
+    yield replace(section, verdicts=verdicts)
 
 
-def mixed_by_the_book(sheet: Worksheet) -> Verdict:
-    return mixed_bound(sheet, "mixed_bound", "mixed_least")
-
-
-def mixed_by_all_matmuls(sheet: Worksheet) -> Verdict:
-    """The same for every matmul; `flips` says whether that overturns the answer."""
-    verdict = mixed_bound(sheet, "mixed_bound_by_all_matmuls", "mixed_least_eff")
-    flips = verdict.holds != mixed_by_the_book(sheet).holds
-    return replace(verdict, figures={**verdict.figures, "flips": flips})
-
-
-def mixed_bound(sheet: Worksheet, question: QuestionCode, least: str) -> Verdict:
-    """`tensor_pays` says whether the best split has tensor ways."""
-    verdict = compute_bound(question, deciding(sheet.numbers, least))(sheet)
-    pays = tensor_pays(sheet.numbers)
-    return replace(verdict, figures={**verdict.figures, "tensor_pays": pays})
+def _compute_bound(
+    sheet: Worksheet, question: QuestionCode, least: str, tokens: str = "tokens"
+) -> Verdict:
+    """Return tokens against the least that are compute-bound."""
+    times = sheet[tokens] / sheet[least]
+    figures = {"times": times, "tokens": sheet[tokens], "least": sheet[least]}
+    return Verdict(question=question, holds=times > 1, figures=figures)
 
 
 def mixed_times(numbers: Mapping[str, float], least: str) -> float:
-    """Tokens a chip over the least that are compute-bound."""
-    return numbers["tokens"] / numbers[deciding(numbers, least)]
+    """Return tokens per chip over the least that are compute-bound."""
+    return numbers["tokens"] / numbers[_deciding(numbers, least)]
 
 
-def deciding(numbers: Mapping[str, float], least: str) -> str:
-    """The bound that decides: where tensor does not pay, that of pure FSDP."""
+def _deciding(numbers: Mapping[str, float], least: str) -> str:
+    """Return the bound that decides: where tensor does not pay, that of pure FSDP."""
     return least if tensor_pays(numbers) else "fsdp_least"
 
 
@@ -354,8 +285,8 @@ def tensor_pays(numbers: Mapping[str, float]) -> bool:
     return numbers["X_opt"] <= numbers["n"]
 
 
-def one_mlp(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
-    """The forward pass of one MLP at those powers of two."""
+def mlps(sheet: Worksheet, axes: AxisCounts) -> Iterator[DerivationSection]:
+    """Yield the forward pass of one MLP at the powers of two, and the bytes it moves."""
     x_axes, y_axes = ("M", "M") if axes.shared else ("M_X", "M_Y")
     comms = "T_fsdp + T_tensor" if axes.shared else "max(T_fsdp, T_tensor)"
     formulas = (
@@ -366,22 +297,15 @@ def one_mlp(sheet: Worksheet, axes: AxisCounts) -> DerivationSection:
         Formula("overlapped", "T_lower", "max(T_math, T_comms)", "s"),
         Formula("one after another", "T_upper", "T_math + T_fsdp + T_tensor", "s"),
     )
-    return sheet.section("One MLP, forward, on X x Y", formulas, mlp_bound)
-
-
-def mlp_bound(sheet: Worksheet) -> Verdict:
+    section = sheet.section("One MLP, forward, on X x Y", formulas)
     times = sheet["T_math"] / sheet["T_comms"]
-    return Verdict(question="mlp_bound", holds=times > 1, figures={"times": times})
-
-
-def mlp_bytes(sheet: Worksheet) -> DerivationSection:
-    return sheet.section("Bytes of one MLP, forward + backward", MLP_BYTES)
-
-
-# --- between pods
+    verdict = Verdict(question="mlp_bound", holds=times > 1, figures={"times": times})
+    yield replace(section, verdicts=(verdict,))
+    yield sheet.section("Bytes of one MLP, forward + backward", _MLP_BYTES)
 
 
 def between_pods(sheet: Worksheet) -> DerivationSection:
-    """Data parallelism over DCN: every chip of a pod brings its own share of the network."""
-    verdict = compute_bound("dcn_bound", "dcn_least", tokens="B_pod")
-    return sheet.section("Between pods", BETWEEN_PODS, verdict)
+    """Return data parallelism over DCN: every chip of a pod brings its own share of the network."""
+    section = sheet.section("Between pods", _BETWEEN_PODS)
+    verdict = _compute_bound(sheet, "dcn_bound", "dcn_least", tokens="B_pod")
+    return replace(section, verdicts=(verdict,))

@@ -1,31 +1,22 @@
 """The book's derivation for one spec, section by section."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 
 from orchestrator import catalog
-from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.evidence.explain import book
-from orchestrator.evidence.explain.book import (
-    AxisCounts,
-    Rates,
-    all_inputs,
-    axes_of,
-    book_rates,
-    vendor_rates,
-)
+from orchestrator.evidence.explain.book import all_inputs, axes_of, book_rates, vendor_rates
 from orchestrator.evidence.explain.formula import DerivationSection, Formula, Input, Worksheet
 from orchestrator.goodput.inputs import SPEC
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, Network, Sublayer, Weight
 from orchestrator.planning.layout import DTYPE_BYTES, activation_type
-from orchestrator.values.goodput import EvaluationCost, GoodputForecast
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
 # Logical axis → the book's letter, in the order in which a product names them.
-LETTERS = {
+_LETTERS = {
     "embed": "D",
     "residual": "D",
     "ff": "F",
@@ -46,50 +37,49 @@ LETTERS = {
     "kv_rank": "R_kv",
     "kv_latent": "R_kv",
 }
-ACTIVE = LETTERS | {"experts": "k"}  # of experts, a token is multiplied by so many
-FORWARD_AND_BACKWARD = 3
-CAUSAL_PRODUCTS = 2  # two products of two FLOPs a pair of positions, of which half are causal
+_ACTIVE = _LETTERS | {"experts": "k"}  # the experts that a token is multiplied by
 
 
-def parameter_formulas(network: Network) -> list[Formula]:
-    """What each part of the network has, and what every token is multiplied by."""
+def _parameter_formulas(network: Network) -> list[Formula]:
+    """Return what each part of the network has, and what every token is multiplied by."""
     unit = "parameters"
-    ffw = in_all_layers(network, lambda block: matrices(block.mlp))
-    attention = in_all_layers(network, lambda block: matrices(block.attention))
-    blocks = in_all_layers(network, lambda block: elements(block.vectors))
-    norms = f"{blocks} + {elements(network.norm.weights)}"
+    ffw = _in_all_layers(network, lambda block: _matrices(block.mlp))
+    attention = _in_all_layers(network, lambda block: _matrices(block.attention))
+    blocks = _in_all_layers(network, lambda block: _elements(block.vectors))
+    final_norm = _elements(network.norm.weights)
     active = "P_ffw"
     experts, used = list[Formula](), list[Formula]()
     if network.mixture_layers:
-        active = "P_act"
-        multiplied = in_all_layers(network, lambda block: active_matrices(block.mlp))
+        active, vectors = "P_act", "P_norm"
+        multiplied = _in_all_layers(network, lambda block: _active_matrices(block.mlp))
         experts = [Formula("FFW of one token", active, multiplied, unit)]
-        vectors = "P_norm"
-        if any(is_of_experts(one) for block in network.blocks for one in block.vectors):
+        of_experts = (
+            vector.dimensions[0].axis == "experts"
+            for block in network.blocks
+            for vector in block.vectors
+        )
+        if any(of_experts):
             vectors = "P_norm_act"
-            met = in_all_layers(network, lambda block: elements(block.vectors, ACTIVE))
-            met = f"{met} + {elements(network.norm.weights)}"
-            experts.append(Formula("norms and biases of one token", vectors, met, unit))
+            met = _in_all_layers(network, lambda block: _elements(block.vectors, _ACTIVE))
+            text = f"{met} + {final_norm}"
+            experts.append(Formula("norms and biases of one token", vectors, text, unit))
         used = [Formula("used by one token", "P_used", f"P_act + P_att + P_voc + {vectors}", unit)]
+    head = _elements([network.head])
     return [
         Formula("FFW", "P_ffw", ffw, unit),
         *experts,
         Formula("attention", "P_att", attention, unit),
-        Formula("vocabulary", "P_voc", elements(network.tables), unit),
-        Formula("norms", "P_norm", norms, unit),
+        Formula("vocabulary", "P_voc", _elements(network.tables), unit),
+        Formula("norms", "P_norm", f"{blocks} + {final_norm}", unit),
         Formula("all", "P", "P_ffw + P_att + P_voc + P_norm", unit),
         *used,
-        Formula("multiplied by every token", "P_mat", f"{active} + P_att + {head(network)}", unit),
+        Formula("multiplied by every token", "P_mat", f"{active} + P_att + {head}", unit),
     ]
 
 
-def is_of_experts(weight: Weight) -> bool:
-    return weight.dimensions[0].axis == "experts"
-
-
-def flop_formulas(network: Network) -> list[Formula]:
-    """The book's rule of thumb, and the definition that MFU uses here."""
-    attention = in_all_layers(network, attention_flops)
+def _flop_formulas(network: Network) -> list[Formula]:
+    """Return the book's rule of thumb, and the definition that MFU uses here."""
+    attention = _in_all_layers(network, _attention_flops)
     used = "P_used" if network.mixture_layers else "P"
     windows = any(block.attention.scores.window for block in network.blocks)
     return [
@@ -101,61 +91,57 @@ def flop_formulas(network: Network) -> list[Formula]:
     ]
 
 
-def head(network: Network) -> str:
-    """Parameters of the matmul that makes logits."""
-    return elements([network.head])
-
-
-def elements(weights: Iterable[Weight], letters: Mapping[str, str] = LETTERS) -> str:
-    """The sum of the weights' sizes; alike ones are counted: `2 * D * H + 2 * D * K`."""
-    sizes = Counter(product((one.axis for one in weight.dimensions), letters) for weight in weights)
+def _elements(weights: Iterable[Weight], letters: Mapping[str, str] = _LETTERS) -> str:
+    """Return the sum of the weights' sizes; equal ones are counted: `2 * D * H + 2 * D * K`."""
+    sizes = Counter(
+        _product((dimension.axis for dimension in weight.dimensions), letters) for weight in weights
+    )
     return " + ".join(f"{count} * {size}" if count > 1 else size for size, count in sizes.items())
 
 
-def active_matrices(part: Sublayer) -> str:
-    """Those that one token is multiplied by: of each weight of experts, as many as it goes to."""
-    every = [one.weight for one in part.matmuls if one.share == 1]
-    routed = [one.weight for one in part.matmuls if one.share < 1]
-    return " + ".join(text for text in (elements(routed, ACTIVE), elements(every)) if text)
+def _matrices(part: Sublayer) -> str:
+    return _elements(matmul.weight for matmul in part.matmuls)
 
 
-def product(axes: Iterable[str], letters: Mapping[str, str] = LETTERS) -> str:
+def _active_matrices(part: Sublayer) -> str:
+    """Return the matrices that one token is multiplied by: its own experts, and all others."""
+    every = [matmul.weight for matmul in part.matmuls if matmul.share == 1]
+    routed = [matmul.weight for matmul in part.matmuls if matmul.share < 1]
+    return " + ".join(text for text in (_elements(routed, _ACTIVE), _elements(every)) if text)
+
+
+def _product(axes: Iterable[str], letters: Mapping[str, str] = _LETTERS) -> str:
     ordered = sorted((letters[axis] for axis in axes), key=[*letters.values()].index)
     return " * ".join(ordered)
 
 
-def matrices(part: Sublayer) -> str:
-    return elements(matmul.weight for matmul in part.matmuls)
-
-
-def attention_flops(block: Block) -> str:
-    """Forward and backward FLOPs of a token's attention in one layer."""
+def _attention_flops(block: Block) -> str:
+    """Return forward and backward FLOPs of a token's attention in one layer."""
     scores, values = (
         [dimension.axis for dimension in tensor.dimensions]
         for tensor in (block.attention.queries, block.attention.result)
     )
     seen = "S" if block.attention.scores.window is None else "(2 * S_loc - S_loc * S_loc / S)"
+    # Forward and backward are 3 passes. Each is 2 products (scores and values) with 2 FLOPs per
+    # pair of positions, and half of the pairs are causal.
     if scores == values:
-        return f"{FORWARD_AND_BACKWARD} * {CAUSAL_PRODUCTS} * {seen} * {product(values)}"
-    return f"{FORWARD_AND_BACKWARD} * {seen} * ({product(scores)} + {product(values)})"
+        return f"3 * 2 * {seen} * {_product(values)}"
+    return f"3 * {seen} * ({_product(scores)} + {_product(values)})"
 
 
-def in_all_layers(network: Network, text_of: Callable[[Block], str]) -> str:
-    """What blocks have, times the layers of their kind; kinds that have the same count as one."""
+def _in_all_layers(network: Network, text_of: Callable[[Block], str]) -> str:
+    """Return what blocks have, times the layers of their kind; equal kinds count as one."""
     layers: Counter[str] = Counter()
     for block, count in network.kinds:
-        layers[text_of(block)] += count
+        text = text_of(block)
+        layers[f"({text})" if "+" in text else text] += count
     if len(layers) == 1:
-        return f"{bracketed(*layers)} * L"
-    return " + ".join(f"{bracketed(text)} * {count}" for text, count in layers.items())
-
-
-def bracketed(text: str) -> str:
-    return f"({text})" if "+" in text else text
+        return f"{next(iter(layers))} * L"
+    return " + ".join(f"{text} * {count}" for text, count in layers.items())
 
 
 # What the vendor's rates change, in the order of the derivation.
-CHANGED_BY_RATES = ("W", "alpha", "fsdp_least", "Y_most", "mixed_least", "mixed_least_eff")
+_CHANGED_BY_RATES = ("W", "alpha", "fsdp_least", "Y_most", "mixed_least", "mixed_least_eff")
 
 
 @dataclass(frozen=True)
@@ -168,86 +154,54 @@ class DerivationResult:
 
 
 def derive(spec: Spec, mfu: float) -> DerivationResult:
-    """Everything by the book's rates, then the bounds again by the vendor's."""
+    """Return everything by the book's rates, and then the bounds by the vendor's."""
     chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
-    dtype = spec.experiment.precision.compute
-    rates, vendor = book_rates(chip, dtype), vendor_rates(chip, dtype)
+    precision, network = spec.experiment.precision, decoder(spec.experiment.model)
+    rates, vendor = book_rates(chip, precision.compute), vendor_rates(chip, precision.compute)
     sheet = Worksheet(all_inputs(spec, chip, topology, rates, mfu))
-    axes = axes_of(chip, topology)
+    axes, several = axes_of(chip, topology), spec.resources.pods.max > 1
+
+    def bounds(by_rates: Worksheet, counts: book.AxisCounts) -> list[DerivationSection]:
+        width = DTYPE_BYTES[activation_type(precision)]
+        link = "w" if chip.switched else "2 * w"
+        return [*book.bounds(by_rates, counts, link, width, _elements([network.head]))]
+
     sections = [
-        *needs(sheet, spec),
-        *(inside_a_pod(sheet, spec, chip, axes) if axes else ()),
-        *([book.between_pods(sheet)] if spec.resources.pods.max > 1 else ()),
+        sheet.section("Parameters", _parameter_formulas(network)),
+        sheet.section("FLOPs", _flop_formulas(network)),
+        *book.needs(sheet),
+        *((*bounds(sheet, axes), *book.mlps(sheet, axes)) if axes else ()),
+        *([book.between_pods(sheet)] if several else ()),
     ]
-    if axes and values(rates) != values(vendor):
-        sections.append(by_the_vendor(spec, chip, topology, axes, sheet))
+    compared = [
+        (getattr(rates, field.name).value, getattr(vendor, field.name).value)
+        for field in fields(rates)
+    ]
+    if axes and any(by_book != by_vendor for by_book, by_vendor in compared):
+        # The same bounds with the datasheet's rates: the book rounds links down and HBM up.
+        by_vendor = Worksheet(all_inputs(spec, chip, topology, vendor, mfu))
+        by_vendor.numbers = sheet.numbers | by_vendor.numbers
+        bounded = bounds(by_vendor, axes)
+        lines = [line for section in bounded for line in section.lines]
+        lines = [line for line in lines if line.symbol in _CHANGED_BY_RATES]
+        lines.append(by_vendor.line(book.FEWEST_CHIPS))
+        if several:
+            bounded.append(book.between_pods(by_vendor))
+            lines += bounded[-1].lines
+        changed = DerivationSection(
+            title="The same by the vendor's figures",
+            lines=tuple(lines),
+            verdicts=tuple(verdict for section in bounded for verdict in section.verdicts),
+        )
+        sections.append(changed)
     return DerivationResult(sheet.numbers, sheet.inputs, tuple(sections))
-
-
-def needs(sheet: Worksheet, spec: Spec) -> Iterator[DerivationSection]:
-    """What training needs, however it is sharded."""
-    network = decoder(spec.experiment.model)
-    yield sheet.section("Parameters", parameter_formulas(network))
-    yield sheet.section("FLOPs", flop_formulas(network))
-    yield book.time(sheet)
-    yield book.memory(sheet)
-    yield book.whole_sequences(sheet)
-
-
-def inside_a_pod(
-    sheet: Worksheet, spec: Spec, chip: Chip, axes: AxisCounts
-) -> Iterator[DerivationSection]:
-    yield from bounds(sheet, spec, chip, axes)
-    yield book.one_mlp(sheet, axes)
-    yield book.mlp_bytes(sheet)
-
-
-def bounds(
-    sheet: Worksheet, spec: Spec, chip: Chip, axes: AxisCounts
-) -> Iterator[DerivationSection]:
-    """The sections that depend on the rates of the links."""
-    width = DTYPE_BYTES[activation_type(spec.experiment.precision)]
-    yield book.fsdp(sheet, "w" if chip.switched else "2 * w", width)
-    yield book.tensor(sheet, axes)
-    yield book.mixed(sheet, axes, head(decoder(spec.experiment.model)))
-
-
-def values(rates: Rates) -> tuple[float, ...]:
-    """The rates that the bounds depend on."""
-    return (
-        rates.peak_flops_per_s.value,
-        rates.link_bytes_per_s.value,
-        rates.dcn_bytes_per_s.value,
-        rates.hbm_bytes.value,
-    )
-
-
-def by_the_vendor(
-    spec: Spec, chip: Chip, topology: Topology, axes: AxisCounts, by_the_book: Worksheet
-) -> DerivationSection:
-    """The same bounds with the datasheet's rates: the book rounds links down and HBM up."""
-    rates = vendor_rates(chip, spec.experiment.precision.compute)
-    sheet = Worksheet(all_inputs(spec, chip, topology, rates, by_the_book["mfu"]))
-    sheet.numbers = by_the_book.numbers | sheet.numbers
-    again = list(bounds(sheet, spec, chip, axes))
-    lines = [line for one in again for line in one.lines if line.symbol in CHANGED_BY_RATES]
-    lines.append(sheet.line(book.FEWEST_CHIPS))
-    if spec.resources.pods.max > 1:
-        again.append(book.between_pods(sheet))
-        lines += again[-1].lines
-    return DerivationSection(
-        title="The same by the vendor's figures",
-        lines=tuple(lines),
-        verdicts=tuple(verdict for section in again for verdict in section.verdicts),
-    )
 
 
 # The goodput of a plan, worked out from failures and saves as docs/goodput.md has it.
 
 
-TITLE = "Goodput: the share of time that trains"
-FORMULAS = (
+_FORMULAS = (
     Formula("seconds between failures", "M", "86400 / failures", "s"),
     Formula("a recovery", "R", "detection + waiting + restart + restore", "s"),
     Formula("steps wait for a save", "w", "blocking + max(write - every, 0)", "s"),
@@ -262,8 +216,8 @@ FORMULAS = (
     Formula("share of time in saves", "saving", "stepping * w / every", ""),
     Formula("goodput", "goodput", "stepping * (1 - missing)", ""),
 )
-WITH_EVALUATION = (
-    *FORMULAS[:-1],
+_WITH_EVALUATION = (
+    *_FORMULAS[:-1],
     Formula(
         "share of steps and evaluations in steps",
         "training",
@@ -275,18 +229,13 @@ WITH_EVALUATION = (
 
 
 def goodput_section(plan: Plan) -> DerivationSection | None:
-    """The derivation; None where the spec states the goodput, or nothing fails."""
+    """Return the derivation; None where the spec states the goodput, or nothing fails."""
     forecast = plan.forecast.goodput
     if forecast.stated or forecast.seconds_between_failures is None:
         return None
-    formulas = WITH_EVALUATION if forecast.inputs.evaluation else FORMULAS
-    return Worksheet(goodput_inputs(forecast)).section(TITLE, formulas)
-
-
-def goodput_inputs(forecast: GoodputForecast) -> tuple[Input, ...]:
-    """The symbols of the formulas, with the first source of each."""
-    inputs, save = forecast.inputs, forecast.inputs.save
-    rows = (
+    inputs, save, evaluation = forecast.inputs, forecast.inputs.save, forecast.inputs.evaluation
+    # A symbol of the formulas, its value, what it is, and the key that its sources have.
+    rows = [
         ("failures", inputs.failures_per_day.value, "a day", "failures_per_day"),
         ("detection", inputs.detection_s.value, "seconds", "detection_s"),
         ("waiting", inputs.waiting_s.value, "seconds for a slice", "waiting_s"),
@@ -296,23 +245,22 @@ def goodput_inputs(forecast: GoodputForecast) -> tuple[Input, ...]:
         ("write", save.write_s.value, "seconds", "storage_bytes_per_s"),
         ("every", forecast.every_s, "seconds between saves", ""),
         ("missing", inputs.missing_pods.value, "share of pods", "waiting_s"),
-        *evaluation_rows(inputs.evaluation),
+    ]
+    if evaluation:
+        as_steps = "steps that would take as long as an evaluation"
+        rows.append(("every_steps", evaluation.every_steps, "steps between evaluations", ""))
+        rows.append(("as_steps", evaluation.in_steps, as_steps, ""))
+
+    def source_of(key: str) -> str | None:
+        """Return a key of the catalog; None for what the spec says."""
+        sources = inputs.sources.get(key, ())
+        return next((source for source in sources if source != SPEC), None)
+
+    sheet = Worksheet(
+        tuple(
+            Input(symbol=symbol, value=value, meaning=meaning, source=source_of(key))
+            for symbol, value, meaning, key in rows
+        )
     )
-    return tuple(
-        Input(symbol=symbol, value=value, meaning=meaning, source=source_of(forecast, key))
-        for symbol, value, meaning, key in rows
-    )
-
-
-def evaluation_rows(cost: EvaluationCost | None) -> tuple[tuple[str, float, str, str], ...]:
-    if cost is None:
-        return ()
-    return (
-        ("every_steps", cost.every_steps, "steps between evaluations", ""),
-        ("as_steps", cost.in_steps, "steps that would take as long as an evaluation", ""),
-    )
-
-
-def source_of(forecast: GoodputForecast, key: str) -> str | None:
-    """A key of the catalog; None for what the spec says."""
-    return next((one for one in forecast.inputs.sources.get(key, ()) if one != SPEC), None)
+    title = "Goodput: the share of time that trains"
+    return sheet.section(title, _WITH_EVALUATION if evaluation else _FORMULAS)

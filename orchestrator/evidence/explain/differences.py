@@ -1,98 +1,204 @@
-"""Where the realizable plan differs from the derivation: figures of both."""
+"""Where the realizable plan differs from the derivation: figures of both, and their words.
 
-from dataclasses import replace
+`differences` finds the figures of each kind; a function of each kind says them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.errors import SpecError
+from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.evidence.explain.book import axes_of, mixed_times, power_of_two, tensor_pays
-from orchestrator.evidence.explain.formula import (
-    BatchDifference,
-    BoundDifference,
-    DaysDifference,
-    LinkDifference,
-    MemoryDifference,
-    MeshDifference,
-    MeshSplit,
-    MixedBound,
-    PlanDifferences,
-    RecomputeDifference,
-    RentingDifference,
-    TensorDifference,
-)
+from orchestrator.evidence.explain.formula import PlanDifferences, assumed, bound_by
+from orchestrator.formatting import GIB, four_digits, in_memory, lasting, percent, signed_percent
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
-from orchestrator.planning.infeasible import Infeasible
+from orchestrator.network.rematerialization import text_of
+from orchestrator.planning.infeasible import Infeasible, factored
 from orchestrator.planning.nearest_specs import nearest_batches
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.torus import Torus, group_rate, make_torus
-from orchestrator.values.plan import Plan
-from orchestrator.values.spec import Batch, Precision, Spec
+from orchestrator.values.plan import DeviceGroup, Estimate, MemoryPhase, Plan, PlanWarning
+from orchestrator.values.refusal import Reason, Suggestion
+from orchestrator.values.spec import Batch, Remat, Spec
 
-RECOMPUTED = ("matmul_recompute", "attention_recompute")
+Figures = dict[str, Any]
+
+_GB = 1e9
+_RENTED = {
+    "slice_not_rented": "at most {most_chips:,} {chip} chips as one slice ({largest_slice})",
+    "slices_not_joined": "at most {most_chips:,.0f} {chip} chips by Multislice",
+}
+
+
+@dataclass(frozen=True)
+class DifferenceText:
+    """A figure of the derivation, that of the plan, and why they differ."""
+
+    about: str
+    derived: str
+    planned: str
+    why: str
 
 
 def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDifferences:
-    """What the plan decides or counts differently."""
-    return PlanDifferences(
-        mesh=mesh(plan, numbers),
-        batch=batch(spec, plan),
-        tensor=tensor(plan, numbers),
-        links=links(plan),
-        bound=bound(plan, numbers),
-        memory=memory(plan, numbers),
-        recompute=recompute(plan),
-        days=DaysDifference(
-            mfu=numbers["mfu"],
-            by_6p=numbers["days"],
-            by_mfu=numbers["days_mfu"],
-            planned=plan.forecast.days,
-        ),
-        renting=renting(spec, plan),
-    )
-
-
-def mesh(plan: Plan, numbers: dict[str, float]) -> MeshDifference:
-    split = None
+    """Return what the plan decides or counts differently, in the order of the derivation."""
+    chip, forecast, precision = catalog.chip_of(plan), plan.forecast, plan.precision
+    topology = catalog.topology(chip, plan.topology)
+    groups = tuple(group for group in plan.groups.values() if group.link == "ici")
+    first, other = precision.first_moment, precision.optimizer
+    kinds = ("matmul_recompute", "attention_recompute")
+    recomputed_s = sum(line.value for line in forecast.time if line.kind in kinds)
+    obstacles = catalog.rental_warnings(chip, topology, plan.pods)
+    split, mixed = None, None  # on one chip
     if "used" in numbers:
-        fsdp, tensor, used = (int(numbers[symbol]) for symbol in ("X", "Y", "used"))
-        split = MeshSplit(fsdp=fsdp, tensor=tensor, used=used)
-    return MeshDifference(
-        chips=int(numbers["n"]),
-        split=split,
-        devices=plan.devices_per_slice,
-        axes={axis.name: axis.size for axis in plan.axes if axis.link == "ici"},
+        names = {"fsdp": "X", "tensor": "Y", "used": "used"}
+        split = {name: int(numbers[symbol]) for name, symbol in names.items()}
+        mixed = {
+            "by_f": mixed_times(numbers, "mixed_least"),
+            "by_all_matmuls": mixed_times(numbers, "mixed_least_eff"),
+        }
+    return {
+        "mesh": {
+            "chips": int(numbers["n"]),
+            "split": split,
+            "devices": plan.devices_per_slice,
+            "axes": {axis.name: axis.size for axis in plan.axes if axis.link == "ici"},
+        },
+        "batch": _batch(spec, plan),
+        "tensor": _tensor(chip, topology, numbers),
+        "links": {"groups": groups, "switched": chip.switched} if groups else None,
+        "bound": {
+            "mixed": mixed,
+            "bound": forecast.bound,
+            "bound_by": forecast.bound_by,
+            "mfu": forecast.mfu,
+        },
+        "memory": {
+            "by_d_bytes": numbers["b_chip"],
+            "by_6f_bytes": numbers["b_chip_6F"],
+            "phase": max(forecast.memory, key=lambda phase: phase.bytes),
+            "parameters": precision.parameters,
+            "moments": other if first in (None, other) else f"{first} first and {other} second",
+            "ways": prod(plan.mesh[axis] for axis in PARAMETER_AXES),  # `data` has replicas
+            "devices": plan.devices_per_slice,
+            "remat": plan.remat,
+        },
+        "recompute": {
+            "remat": plan.remat,
+            "share": recomputed_s / forecast.step_s.unoverlapped,
+        },
+        "days": {
+            "mfu": numbers["mfu"],
+            "by_6p": numbers["days"],
+            "by_mfu": numbers["days_mfu"],
+            "planned": forecast.days,
+        },
+        "renting": {
+            "pods": spec.resources.pods.max,
+            "topology": plan.topology,
+            "obstacles": obstacles,
+        }
+        if obstacles
+        else None,
+    }
+
+
+def difference_texts(found: PlanDifferences) -> list[DifferenceText]:
+    """Return the words of each difference."""
+    say: dict[str, Callable[..., DifferenceText]] = {
+        "mesh": _say_mesh,
+        "batch": _say_batch,
+        "tensor": _say_tensor,
+        "links": _say_links,
+        "bound": _say_bound,
+        "memory": _say_memory,
+        "recompute": _say_recompute,
+        "days": _say_days,
+        "renting": _say_renting,
+    }
+    return [say[code](**figures) for code, figures in found.items() if figures is not None]
+
+
+def _say_mesh(
+    chips: int, split: dict[str, int] | None, devices: int, axes: dict[str, int]
+) -> DifferenceText:
+    sizes = " x ".join(f"{name} {size}" for name, size in axes.items())
+    about, planned = "mesh of a pod", f"{sizes} = {devices:,} devices"
+    if split is None:
+        why = "a pod of one chip has nothing to split"
+        return DifferenceText(about, "one chip, no axes", planned, why)
+    idle = chips - split["used"]
+    return DifferenceText(
+        about,
+        f"X {split['fsdp']:,} x Y {split['tensor']:,} = {split['used']:,} of {chips:,} chips",
+        planned,
+        f"{chips:,} = {factored(chips)}: powers of two leave {idle:,} chips idle"
+        if idle
+        else "the plan weighs all collectives of a step, not one MLP's",
     )
 
 
-def batch(spec: Spec, plan: Plan) -> BatchDifference | None:
-    """Only if the plan changed the batch; and what the requested one would lead to."""
+def _batch(spec: Spec, plan: Plan) -> Figures | None:
+    """Return what the requested batch would lead to, if the plan changed it.
+
+    With it a token takes `longer`, as a share of its time; or there is no plan, for a `reason`, and
+    there are the `nearest` batches with one.
+    """
     size, requested = plan.batch, spec.experiment.batch
     if size.sequences == size.requested_sequences:
         return None
+    longer: float | None = None
+    reason: Reason | None = None
+    nearest: tuple[Suggestion, ...] = ()
     exact = Batch(sequences=requested.sequences, length=requested.length)
-    changed = BatchDifference(
-        requested=size.requested_sequences,
-        sequences=size.sequences,
-        tolerance=requested.tolerance,
-        longer=None,
-        reason=None,
-        nearest=(),
-    )
     try:
         unmoved = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
     except Infeasible as error:
-        nearest = tuple(nearest_batches(error.spec))
-        return replace(changed, reason=error.reasons[-1], nearest=nearest)
-    per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (unmoved, plan)]
-    return replace(changed, longer=per_token[0] / per_token[1] - 1)
+        reason, nearest = error.reasons[-1], tuple(nearest_batches(error.spec))
+    else:
+        per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (unmoved, plan)]
+        longer = per_token[0] / per_token[1] - 1
+    return {
+        "requested": size.requested_sequences,
+        "sequences": size.sequences,
+        "tolerance": requested.tolerance,
+        "longer": longer,
+        "reason": reason,
+        "nearest": nearest,
+    }
 
 
-def tensor(plan: Plan, numbers: dict[str, float]) -> TensorDifference | None:
-    """The book gives tensor a whole ring; its largest power of two rarely fills one."""
-    chip = catalog.chip_of(plan)
-    topology = catalog.topology(chip, plan.topology)
+def _say_batch(
+    requested: int,
+    sequences: int,
+    tolerance: float,
+    longer: float | None,
+    reason: Reason | None,
+    nearest: tuple[Suggestion, ...],
+) -> DifferenceText:
+    planned = f"{sequences:,} sequences ({signed_percent(sequences / requested - 1)})"
+    if reason is None:
+        longer_text = percent(longer or 0.0)
+        why = f"with the requested batch, a token takes {longer_text} longer with nothing hidden"
+    else:
+        batches = "; ".join(
+            f"{' '.join(batch.overrides)} (MFU {percent(batch.mfu.likeliest)})" for batch in nearest
+        )
+        within = f"of those within {percent(tolerance)} the plan takes the fastest"
+        why = f"{reason.text}; nearest: {batches}; {within}"
+    return DifferenceText("batch", f"{requested:,} sequences", planned, why)
+
+
+def _tensor(chip: Chip, topology: Topology, numbers: dict[str, float]) -> Figures | None:
+    """Return tensor `ways` on a longer torus axis: a line, with a `share` of the ring's rate.
+
+    The book gives tensor a whole ring, on which compute binds above `least` tokens per chip. Its
+    largest power of two rarely fills one.
+    """
     axes = axes_of(chip, topology)
     if axes is None or axes.shared or numbers["Y_most"] < 2 or not tensor_pays(numbers):
         return None
@@ -101,79 +207,118 @@ def tensor(plan: Plan, numbers: dict[str, float]) -> TensorDifference | None:
     length = torus.axes[0].length
     if length % ways or length <= ways:
         return None
-    share = line_rate(torus, ways) / line_rate(torus, length)
+    share = _line_rate(torus, ways) / _line_rate(torus, length)
     if share == 1:
         return None
     tokens, least = numbers["tokens"], numbers["mixed_least"]
-    return TensorDifference(ways=ways, length=length, share=share, tokens=tokens, least=least)
+    return {"ways": ways, "length": length, "share": share, "tokens": tokens, "least": least}
 
 
-def line_rate(torus: Torus, ways: int) -> float:
-    """The rate of `tensor` on so many innermost chips of the first axis."""
+def _line_rate(torus: Torus, ways: int) -> float:
+    """Return the rate of `tensor` on the `ways` innermost chips of the first axis."""
     factors = np.ones((1, len(torus.axes), len(ICI_AXES)), np.int64)
     factors[0, 0, 0], factors[0, 0, -1] = torus.axes[0].length // ways, ways
     return float(group_rate(torus, factors, GROUPS["tensor"])[0])
 
 
-def links(plan: Plan) -> LinkDifference | None:
-    """None on one device, which has no group."""
-    groups = tuple(group for group in plan.groups.values() if group.link == "ici")
-    if not groups:
-        return None
-    return LinkDifference(groups=groups, switched=catalog.chip_of(plan).switched)
+def _say_tensor(
+    ways: int, length: int, share: float, tokens: float, least: float
+) -> DifferenceText:
+    takes = least / share
+    verdict = "above" if tokens > takes else "below"
+    return DifferenceText(
+        f"tensor {ways} on an axis of {length}",
+        f"a ring of its own, it takes {four_digits(least)} tokens a chip",
+        f"no ring, {share:.2g} of the bandwidth: it takes {four_digits(takes)} tokens a chip",
+        f"this batch has {four_digits(tokens)}, {verdict} that; the plan prices each group by"
+        " the line or ring that it has",
+    )
 
 
-def bound(plan: Plan, numbers: dict[str, float]) -> BoundDifference:
-    mixed = None
-    if "mixed_least" in numbers:
-        mixed = MixedBound(
-            by_f=mixed_times(numbers, "mixed_least"),
-            by_all_matmuls=mixed_times(numbers, "mixed_least_eff"),
+def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> DifferenceText:
+    texts = []
+    for group in groups:  # ring of 16 on x, line of 2 on y, ring of 10 on y by 2
+        where = " + ".join(
+            f"{'ring' if part.ring else 'line'} of {part.size} on {part.torus}"
+            + (f" by {part.stride}" if part.stride > 1 else "")
+            for part in group.spans
         )
-    forecast = plan.forecast
-    return BoundDifference(
-        mixed=mixed, bound=forecast.bound, bound_by=forecast.bound_by, mfu=forecast.mfu
+        rate = f"{group.bytes_per_s / _GB:.4g} GB/s"
+        texts.append(f"{' x '.join(group.axes)} {group.size}: {where}, {rate}")
+    return DifferenceText(
+        "links",
+        "every axis a whole ring, all of it for one group",
+        "; ".join(texts),
+        "a switch gives every group all links of its chips"
+        if switched
+        else "an inner part of a torus axis is an open line and has half of it; an outer part"
+        " closes, but shares each link with the groups between",
     )
 
 
-def _moment_types(precision: Precision) -> str:
-    first, other = precision.first_moment, precision.optimizer
-    return other if first in (None, other) else f"{first} first and {other} second"
-
-
-def memory(plan: Plan, numbers: dict[str, float]) -> MemoryDifference:
-    """The plan's largest memory phase against the count of the book and of the notes."""
-    return MemoryDifference(
-        by_d_bytes=numbers["b_chip"],
-        by_6f_bytes=numbers["b_chip_6F"],
-        phase=max(plan.forecast.memory, key=lambda phase: phase.bytes),
-        parameters=plan.precision.parameters,
-        moments=_moment_types(plan.precision),
-        ways=prod(plan.mesh[axis] for axis in PARAMETER_AXES),  # `data` has copies
-        devices=plan.devices_per_slice,
-        remat=plan.remat,
+def _say_bound(**figures: Any) -> DifferenceText:
+    mixed, mfu = figures["mixed"], figures["mfu"]
+    derived, why = "matmuls: one chip exchanges nothing", ""
+    if mixed:
+        by_f, by_all = mixed["by_f"], mixed["by_all_matmuls"]
+        derived = f"{bound_by(by_f)} counting F, {bound_by(by_all)} counting F_eff"
+        turns = ", and that turns the answer" if (by_f > 1) != (by_all > 1) else ""
+        why = f"F_eff has attention's matmuls in it{turns}; "
+    return DifferenceText(
+        "what binds",
+        derived,
+        f"{figures['bound']}: {percent(figures['bound_by'])} longer than the next; MFU"
+        f" {percent(mfu.lower)} at the bound, {percent(mfu.unoverlapped)} with nothing hidden",
+        f"{why}the plan adds attention, the unembedding, recompute, HBM and every collective",
     )
 
 
-def recompute(plan: Plan) -> RecomputeDifference:
-    again = sum(line.value for line in plan.forecast.time if line.kind in RECOMPUTED)
-    share = again / plan.forecast.step_s.unoverlapped
-    return RecomputeDifference(remat=plan.remat, share=share)
+def _say_memory(**figures: Any) -> DifferenceText:
+    phase: MemoryPhase = figures["phase"]
+    by_d, by_6f = figures["by_d_bytes"] / _GB, figures["by_6f_bytes"] / _GB
+    lines = ", ".join(f"{line.name} {line.value / GIB:.2f}" for line in phase.lines)
+    peak = f"{in_memory(phase.bytes)} a device at its peak"
+    return DifferenceText(
+        "memory",
+        f"{by_d:.3g} GB a chip by [B, D], {by_6f:.3g} GB by 6F",
+        f"{peak}, in the phase {phase.name}: {lines}",
+        f"{figures['parameters']} parameters, {figures['moments']} moments, fp32 gradients; state"
+        f" split {figures['ways']:,} ways on the {figures['devices']:,} devices of a pod;"
+        f" activations as remat `{text_of(figures['remat'])}` keeps them",
+    )
 
 
-def renting(spec: Spec, plan: Plan) -> RentingDifference | None:
-    """Why these chips cannot be rented, if they cannot."""
-    chip = catalog.chip_of(plan)
-    obstacles = catalog.rental_warnings(chip, catalog.topology(chip, plan.topology), plan.pods)
-    if not obstacles:
-        return None
-    pods = spec.resources.pods.max
-    return RentingDifference(pods=pods, topology=plan.topology, obstacles=obstacles)
+def _say_recompute(remat: Remat, share: float) -> DifferenceText:
+    return DifferenceText(
+        "recompute",
+        "4 checkpoints a layer; what is computed again is not counted",
+        f"remat `{text_of(remat)}`: {percent(share)} of the step, with nothing hidden",
+        "what is computed again is no model FLOP: where matmuls bind, it lowers MFU",
+    )
 
 
-def planned(spec: Spec) -> Plan | SpecError:
-    """The realizable plan, or why there is none."""
-    try:
-        return make_plan(spec)
-    except SpecError as error:
-        return error
+def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> DifferenceText:
+    low, high, middle = planned.lower, planned.unoverlapped, planned.expected
+    expected = f"{lasting(middle)} expected, " if middle is not None else ""
+    if by_mfu < low:
+        why = "no run of this plan reaches the assumed MFU: the bound is slower"
+    elif by_mfu <= high:
+        why = "the assumed MFU is reached if enough of the communication is hidden"
+    else:
+        why = "the assumed MFU is below the plan's, even with nothing hidden: the plan has peak"
+        why += " rates"
+    return DifferenceText(
+        "days",
+        f"{lasting(by_6p)} at {assumed(mfu)} by 6 P, {lasting(by_mfu)} as MFU counts",
+        f"{lasting(low)} at the bound, {expected}{lasting(high)} with nothing hidden",
+        why,
+    )
+
+
+def _say_renting(pods: int, topology: str, obstacles: tuple[PlanWarning, ...]) -> DifferenceText:
+    return DifferenceText(
+        "renting",
+        f"{pods} x {topology}",
+        "the compiler takes it, Google Cloud does not rent it",
+        "; ".join(_RENTED[warning.code].format(**warning.figures) for warning in obstacles),
+    )

@@ -7,145 +7,13 @@ from dataclasses import dataclass
 from math import ceil, exp, floor, log2, sqrt
 from typing import Any, Literal
 
-from orchestrator.values.plan import DeviceGroup, Estimate, Forecast, MemoryPhase, PlanWarning
-from orchestrator.values.refusal import Reason, Suggestion
-from orchestrator.values.spec import Remat
+from orchestrator.values.plan import Forecast
 
-# What a realizable plan decides or counts differently from a derivation by hand. Plain values.
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshSplit:
-    """The powers of two that the derivation splits a pod into; `used` is their product."""
-
-    fsdp: int
-    tensor: int
-    used: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshDifference:
-    """The derivation's split of a pod, None on one chip, and the plan's axes inside a pod."""
-
-    chips: int
-    split: MeshSplit | None
-    devices: int
-    axes: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchDifference:
-    """Another batch than requested. With the requested one a token takes `longer`, as a share of
-    its time; or there is no plan, for a `reason`, and these are the `nearest` batches with one.
-    """
-
-    requested: int
-    sequences: int
-    tolerance: float
-    longer: float | None
-    reason: Reason | None
-    nearest: tuple[Suggestion, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorDifference:
-    """Tensor `ways` on a longer torus axis: a line, with a `share` of the ring's rate.
-
-    On a ring compute binds above `least` tokens a chip; the batch has `tokens`.
-    """
-
-    ways: int
-    length: int
-    share: float
-    tokens: float
-    least: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkDifference:
-    """The links of each group of devices in a pod."""
-
-    groups: tuple[DeviceGroup, ...]
-    switched: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixedBound:
-    """Tokens a chip over the least that are compute-bound: by F, and by all matmuls of a layer."""
-
-    by_f: float
-    by_all_matmuls: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundDifference:
-    """The bound of FSDP + tensor, None on one chip, and what binds the plan."""
-
-    mixed: MixedBound | None
-    bound: str
-    bound_by: float
-    mfu: Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryDifference:
-    """Bytes of a chip, counted in two ways, and the plan's largest phase.
-
-    State is split so many `ways` on the devices of a pod.
-    """
-
-    by_d_bytes: float
-    by_6f_bytes: float
-    phase: MemoryPhase
-    parameters: str
-    moments: str
-    ways: int
-    devices: int
-    remat: Remat
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecomputeDifference:
-    """The share of the step that the plan computes again, with nothing hidden."""
-
-    remat: Remat
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class DaysDifference:
-    """Days at an assumed MFU, by 6 P and as MFU counts, and those of the plan."""
-
-    mfu: float
-    by_6p: float
-    by_mfu: float
-    planned: Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
-class RentingDifference:
-    """Slices that exist and that nobody rents."""
-
-    pods: int
-    topology: str
-    obstacles: tuple[PlanWarning, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanDifferences:
-    """All differences, in the order of the derivation; None where there is none."""
-
-    mesh: MeshDifference
-    batch: BatchDifference | None
-    tensor: TensorDifference | None
-    links: LinkDifference | None
-    bound: BoundDifference
-    memory: MemoryDifference
-    recompute: RecomputeDifference
-    days: DaysDifference
-    renting: RentingDifference | None
-
-
+DifferenceCode = Literal[
+    "mesh", "batch", "tensor", "links", "bound", "memory", "recompute", "days", "renting"
+]
+# The figures of each difference between plan and derivation; None without such a difference.
+PlanDifferences = dict[DifferenceCode, dict[str, Any] | None]
 # How a recomputed value stands to a printed figure: the figure is the value rounded or cut to the
 # digits that were printed, or it is another number.
 Agreement = Literal["rounded", "cut", "differs"]
@@ -212,7 +80,7 @@ class DerivationSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """A value that belongs beside a quoted figure."""
+    """A value that is shown with a quoted figure."""
 
     says: str
     unit: str
@@ -249,8 +117,8 @@ class QuotedFigures:
 class Constant:
     """A constant of the catalog under its symbol in a formula, and the runs it is learned from.
 
-    `unsure` is its standard deviation, as a share of it, as documents are left out; zero where that
-    was not asked.
+    `unsure` is its relative standard deviation when documents are left out; zero where that was not
+    asked.
     """
 
     symbol: str
@@ -271,8 +139,8 @@ class ExpectedPart:
 class ExpectedStep:
     """The estimate of the plan's step from real runs: the parts add up to `expected_s`.
 
-    `spread` is the half width of the interval, as the logarithm of a factor, that is left beside
-    what is not sure of the constants; `rows` are the runs that it was learned from.
+    `spread` is the half width of the interval, as the logarithm of a factor, that remains
+    apart from the uncertainty of the constants; `rows` are the runs that it was learned from.
     """
 
     parts: tuple[ExpectedPart, ...]
@@ -338,14 +206,14 @@ class Explanation:
     summary: ExplanationSummary
 
 
-OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Pow: operator.pow,
 }
-FUNCTIONS: dict[str, Callable[..., float]] = {
+_FUNCTIONS: dict[str, Callable[..., float]] = {
     "ceil": ceil,
     "exp": exp,
     "floor": floor,
@@ -358,25 +226,22 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
 
 
 def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
-    """The value of a formula with these numbers for its symbols."""
-    return _value(_parsed(formula), numbers)
+    """Return the value of a formula with these numbers for its symbols."""
+    return _value(ast.parse(formula, mode="eval").body, numbers)
 
 
 def symbols(formula: str) -> tuple[str, ...]:
-    """The symbols of a formula, in the order of their first use."""
-    named = [node for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name)]
+    """Return the symbols of a formula, in the order of their first use."""
+    parsed = ast.parse(formula, mode="eval")
+    named = [node for node in ast.walk(parsed) if isinstance(node, ast.Name)]
     named.sort(key=lambda node: node.col_offset)
-    return tuple(dict.fromkeys(node.id for node in named if node.id not in FUNCTIONS))
+    return tuple(dict.fromkeys(node.id for node in named if node.id not in _FUNCTIONS))
 
 
 def compute(formula: str, numbers: Mapping[str, float]) -> ComputedValue:
-    """A formula with the numbers of its symbols, and its value."""
+    """Return a formula with the numbers of its symbols, and its value."""
     inputs = {symbol: numbers[symbol] for symbol in symbols(formula)}
     return ComputedValue(formula=formula, inputs=inputs, value=evaluate(formula, inputs))
-
-
-def _parsed(formula: str) -> ast.expr:
-    return ast.parse(formula, mode="eval").body
 
 
 def _value(node: ast.expr, numbers: Mapping[str, float]) -> float:
@@ -386,9 +251,9 @@ def _value(node: ast.expr, numbers: Mapping[str, float]) -> float:
         return numbers[node.id]
     if isinstance(node, ast.BinOp):
         left, right = _value(node.left, numbers), _value(node.right, numbers)
-        return float(OPERATORS[type(node.op)](left, right))
+        return float(_OPERATORS[type(node.op)](left, right))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return FUNCTIONS[node.func.id](*(_value(argument, numbers) for argument in node.args))
+        return _FUNCTIONS[node.func.id](*(_value(argument, numbers) for argument in node.args))
     raise ValueError(f"not part of a formula: {ast.unparse(node)}")
 
 
@@ -413,16 +278,9 @@ class Worksheet:
     def __getitem__(self, symbol: str) -> float:
         return self.numbers[symbol]
 
-    def section(
-        self,
-        title: str,
-        formulas: Iterable[Formula],
-        *verdicts: Callable[["Worksheet"], Verdict],
-    ) -> DerivationSection:
-        """Work out formulas, and answer the section's questions with them."""
-        lines = tuple(self.line(formula) for formula in formulas)
-        answers = tuple(verdict(self) for verdict in verdicts)
-        return DerivationSection(title=title, lines=lines, verdicts=answers)
+    def section(self, title: str, formulas: Iterable[Formula]) -> DerivationSection:
+        """Work out formulas one after another."""
+        return DerivationSection(title=title, lines=tuple(map(self.line, formulas)))
 
     def line(self, formula: Formula) -> Derivation:
         """Work out one formula and remember its symbol."""
@@ -436,3 +294,13 @@ class Worksheet:
             computed=computed,
             sources=tuple(source for source in sources if source is not None),
         )
+
+
+def assumed(mfu: float) -> str:
+    """Return an MFU with the digits that were stated."""
+    return f"{mfu * 100:g} % MFU"
+
+
+def bound_by(times: float) -> str:
+    """Return what binds: `times` is what there is over what computing takes."""
+    return f"compute-bound by {times:.3g} x" if times > 1 else f"comms-bound by {1 / times:.3g} x"

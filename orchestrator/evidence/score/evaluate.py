@@ -1,4 +1,4 @@
-"""Compares predictions with published runs, by the catalog's constants or by cross-validation."""
+"""Predictions against published runs, by the catalog's constants or by cross-validation."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +11,6 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog.published import (
-    CampaignFault,
     Efficiency,
     GoodputRun,
     Wait,
@@ -49,95 +48,90 @@ from orchestrator.planning.torus import Floats
 from orchestrator.values.goodput import Uncertain, heartbeat_interval_s, poll_interval_s, settling_s
 
 HeldOut = Literal["document", "group", "software"]
-KEYS = {"document": by_document, "group": by_group, "software": by_software}
-# By what the spread of known software is learned; that of new software is always of software.
-LEARNED_BY = KEYS | {"software": by_document}
-LEARNED_ON = {
+_KEYS = {"document": by_document, "group": by_group, "software": by_software}
+_LEARNED_ON = {
     "document": "without each document in turn",
     "group": "without each source and chip in turn",
     "software": "without each software in turn",
 }
 OWN = (PUBLISHED, OTHER_SOFTWARE)
-Runs = tuple[list[Sample], list[SkippedRow]]
+_Runs = tuple[list[Sample], list[SkippedRow]]
 
 
 @cache
-def published() -> Runs:
-    """The project's own files of dense models, read once: what constants are learned from."""
+def published() -> _Runs:
+    """Return the project's own files of dense models, from which constants are learned."""
     return samples([row for path in OWN for row in read(path)])
 
 
 @cache
-def published_mixtures() -> Runs:
-    """Its file of mixtures of experts, read once. No constant has seen them."""
+def published_mixtures() -> _Runs:
+    """Return the project's file of mixtures of experts. No constant has seen them."""
     return samples(read(MIXTURES))
 
 
-def runs_of(path: Path | None) -> Runs:
-    """The runs of a file; without one, all of the project's own."""
+def _runs_of(path: Path | None, reason: str, is_known: Callable[[str], object]) -> _Runs:
+    """Return the runs of a file, or all of the project's own, on chips that are known.
+
+    Runs on other chips are skipped for `reason`.
+    """
     if path:
-        return samples(read(path))
-    dense, mixtures = published(), published_mixtures()
-    return [*dense[0], *mixtures[0]], [*dense[1], *mixtures[1]]
+        usable, skipped = samples(read(path))
+    else:
+        (dense, without), (mixtures, others) = published(), published_mixtures()
+        usable, skipped = [*dense, *mixtures], [*without, *others]
+    unknown = [
+        SkippedRow(id=sample.run.id, reason=reason.format(chip=sample.run.chip))
+        for sample in usable
+        if not is_known(sample.run.chip)
+    ]
+    return [sample for sample in usable if is_known(sample.run.chip)], [*skipped, *unknown]
 
 
 def with_catalog_constants(path: Path | None = None) -> Score:
-    """Every row of a file by the catalog's constants. The baseline knows the same rows."""
-    usable, skipped = runs_of(path)
-    scorable = [sample for sample in usable if catalog.efficiency(sample.run.chip)]
-    unknown = [
-        SkippedRow(
-            id=sample.run.id,
-            reason=f"no run of {sample.run.chip} was learned from: `expected` is unknown",
-        )
-        for sample in usable
-        if not catalog.efficiency(sample.run.chip)
-    ]
+    """Score every row of a file by the catalog's constants. The baseline knows the same rows."""
+    reason = "no run of {chip} was learned from: `expected` is unknown"
+    scorable, skipped = _runs_of(path, reason, catalog.efficiency)
     baseline_s = baseline(published()[0])
-    rows = [scored(s, catalog_efficiency(s.run.chip), baseline_s(s)) for s in scorable]
-    return score_of(scorable, rows, [*skipped, *unknown], "learned on the project's own files")
-
-
-def catalog_efficiency(chip: str) -> Efficiency:
-    efficiency = catalog.efficiency(chip)
-    assert efficiency is not None
-    return efficiency
+    rows = []
+    for sample in scorable:
+        efficiency = catalog.efficiency(sample.run.chip)
+        assert efficiency is not None
+        rows.append(_scored(sample, efficiency, baseline_s(sample)))
+    return _score_of(scorable, rows, skipped, "learned on the project's own files")
 
 
 def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
-    """Every row of a file by constants from its rows of other documents, groups or software.
+    """Score every row of a file by constants from its rows of other documents, groups or software.
 
-    They are learned from dense models alone, where the file has any.
+    They are learned only from dense models, where the file has any.
     """
-    usable, skipped = runs_of(path)
-    tpus = [sample for sample in usable if catalog.chip(sample.run.chip).matrix_unit]
-    others = [
-        SkippedRow(id=s.run.id, reason=f"{s.run.chip} has no matrix unit to learn about")
-        for s in usable
-        if not catalog.chip(s.run.chip).matrix_unit
-    ]
-    key = KEYS[hold_out]
+    reason = "{chip} has no matrix unit to learn about"
+    tpus, skipped = _runs_of(path, reason, lambda chip: catalog.chip(chip).matrix_unit)
+    key = _KEYS[hold_out]
     dense = [sample for sample in tpus if not sample.run.model.moe] or tpus
     if len(set(map(key, dense))) < 2:
         raise SpecError(
             f"{path or PUBLISHED}: nothing to learn from: all its runs are of one {hold_out}"
         )
+    # Where software is held out, the spread is still learned by document.
+    learned_by = by_group if hold_out == "group" else by_document
     rows: dict[str, ScoredRow] = {}
     for train, test in folds(tpus, dense, key):
-        constants = learn(train, LEARNED_BY[hold_out])
+        constants = learn(train, learned_by)
         baseline_s = baseline(train)
         for sample in test:
             efficiency = constants.efficiency(sample.run.chip)
-            rows[sample.run.id] = scored(sample, efficiency, baseline_s(sample))
+            rows[sample.run.id] = _scored(sample, efficiency, baseline_s(sample))
     in_order = [rows[sample.run.id] for sample in tpus]
-    return score_of(tpus, in_order, [*skipped, *others], LEARNED_ON[hold_out])
+    return _score_of(tpus, in_order, skipped, _LEARNED_ON[hold_out])
 
 
 def folds(
     every: list[Sample], dense: list[Sample], key: Key
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
-    """For each key, the dense rows without it and all rows with it; keys that no dense row has
-    learn from all of these, as one.
+    """Yield the dense rows without a key and all rows with it, for each key; keys that no dense row
+    has learn from all dense rows together.
     """
     known = set(map(key, dense))
     for fold in held_out(dense, key):
@@ -146,8 +140,7 @@ def folds(
         yield dense, others
 
 
-def scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredRow:
-    """One row against its prediction."""
+def _scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredRow:
     expected = sample.expected_s(efficiency)
     low, high = sample.interval(efficiency)
     software = sample.run.software
@@ -165,22 +158,22 @@ def scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredR
         expected_step_s=expected,
         low_step_s=low,
         high_step_s=high,
-        lower_step_s=sample.lower_s,
+        lower_step_s=sample.laid_out.lower_s,
         baseline_step_s=baseline_s,
         error=expected / sample.measured_s - 1,
         inside_interval=low <= sample.measured_s <= high,
-        below_lower_bound=sample.measured_s < sample.lower_s,
+        below_lower_bound=sample.measured_s < sample.laid_out.lower_s,
     )
 
 
-def score_of(
+def _score_of(
     samples: list[Sample], rows: list[ScoredRow], skipped: list[SkippedRow], learned_on: str
 ) -> Score:
     return Score(
         learned_on=learned_on,
         rows=tuple(rows),
         left_out=tuple(skipped),
-        retention=tuple(retentions(samples, rows)),
+        retention=tuple(_retentions(samples, rows)),
         software=tuple(software_summaries(rows)),
         summary=summary(rows, len(skipped)),
         dense=summary([row for row in rows if not row.mixture], 0),
@@ -189,24 +182,26 @@ def score_of(
 
 
 def software_summaries(rows: list[ScoredRow]) -> list[SoftwareSummary]:
-    """The figures of each software, those with the most rows first."""
-    counts = Counter(row.software for row in rows)
-    by_name = {name: [row for row in rows if row.software == name] for name in counts}
-    return [
-        SoftwareSummary(
-            software=name,
-            rows=count,
-            median_error=float(np.median([row.error for row in by_name[name]])),
-            median_abs_error=float(np.median([abs(row.error) for row in by_name[name]])),
-            p90_abs_error=float(p90(np.array([abs(row.error) for row in by_name[name]]))),
-            inside_interval=sum(row.inside_interval for row in by_name[name]) / count,
+    """Return the figures of each software, those with the most rows first."""
+    found = []
+    for name, count in Counter(row.software for row in rows).most_common():
+        own = [row for row in rows if row.software == name]
+        errors = np.array([row.error for row in own])
+        found.append(
+            SoftwareSummary(
+                software=name,
+                rows=count,
+                median_error=float(np.median(errors)),
+                median_abs_error=float(np.median(abs(errors))),
+                p90_abs_error=float(_p90(abs(errors))),
+                inside_interval=sum(row.inside_interval for row in own) / count,
+            )
         )
-        for name, count in counts.most_common()
-    ]
+    return found
 
 
 def summary(rows: list[ScoredRow], skipped: int) -> Summary:
-    """The figures for all rows; None without rows."""
+    """Return the figures for all rows; None without rows."""
     errors = np.abs([row.error for row in rows])
     baseline_errors = np.abs([row.baseline_step_s / row.measured_step_s - 1 for row in rows])
 
@@ -218,78 +213,75 @@ def summary(rows: list[ScoredRow], skipped: int) -> Summary:
         left_out=skipped,
         median_abs_error=figure(np.median, errors),
         mean_abs_error=figure(np.mean, errors),
-        p90_abs_error=figure(p90, errors),
+        p90_abs_error=figure(_p90, errors),
         worst_abs_error=figure(np.max, errors),
         inside_interval=figure(np.mean, np.array([float(row.inside_interval) for row in rows])),
         below_lower_bound=sum(row.below_lower_bound for row in rows),
         baseline_median_abs_error=figure(np.median, baseline_errors),
-        baseline_p90_abs_error=figure(p90, baseline_errors),
+        baseline_p90_abs_error=figure(_p90, baseline_errors),
     )
 
 
-def p90(values: Floats) -> Any:
+def _p90(values: Floats) -> Any:
     return np.quantile(values, 0.9)
 
 
-def retentions(samples: list[Sample], rows: list[ScoredRow]) -> list[Retention]:
-    """Rows of several slices against the row of the same job on one slice."""
-    single = {job(s): row for s, row in zip(samples, rows, strict=True) if s.run.slices == 1}
+def _retentions(samples: list[Sample], rows: list[ScoredRow]) -> list[Retention]:
+    """Return rows of several slices against the row of the same job on one slice."""
+
+    def job(sample: Sample) -> tuple[object, ...]:
+        """Return what the rows of one job share: all but the number of slices."""
+        run, mesh = sample.run, sample.laid_out.layout.mesh
+        inside = tuple(size for axis, size in mesh.items() if axis not in DCN_AXES)
+        per_slice = run.chips // run.slices, run.sequences / run.slices, run.microbatches
+        return run.document, run.software.name, run.model, inside, per_slice, run.length, run.remat
+
+    both = list(zip(samples, rows, strict=True))
+    single = {job(sample): row for sample, row in both if sample.run.slices == 1}
     return [
         Retention(
             id=row.id,
             slices=row.slices,
-            measured=one.measured_step_s / row.measured_step_s,
-            expected=one.expected_step_s / row.expected_step_s,
+            measured=first.measured_step_s / row.measured_step_s,
+            expected=first.expected_step_s / row.expected_step_s,
         )
-        for sample, row in zip(samples, rows, strict=True)
-        if sample.run.slices > 1 and (one := single.get(job(sample)))
+        for sample, row in both
+        if sample.run.slices > 1 and (first := single.get(job(sample)))
     ]
-
-
-def job(sample: Sample) -> tuple[object, ...]:
-    """What the rows of one job share: all but the number of slices."""
-    run, mesh = sample.run, sample.laid_out.layout.mesh
-    inside = tuple(size for axis, size in mesh.items() if axis not in DCN_AXES)
-    per_slice = run.chips // run.slices, run.sequences / run.slices, run.microbatches
-    return run.document, run.software.name, run.model, inside, per_slice, run.length, run.remat
 
 
 # Predicted shares of effective time against published ones; recoveries against the campaign.
 
 
-CAUSES = ("failures_per_day", "recovery_s", "blocking_s", "write_s")
-
-
 def goodput_scores() -> tuple[GoodputScore, ...]:
-    """Each published run from its own rates."""
-    return tuple(map(_scored, goodput_runs()))
+    """Return the goodput of each published run, predicted from its own rates."""
+    causes = ("failures_per_day", "recovery_s", "blocking_s", "write_s")
+    scores = []
+    for run in goodput_runs():
+        rhythm = _rhythm_of(run)
+        interval_s = run.interval_s or rhythm.best_interval_s()
+        ends = []  # the share with one number at the low and at the high end of its interval
+        for cause in causes:
+            number: Uncertain = getattr(run, cause)
+            moved: list[dict[str, Any]] = [
+                {cause: replace(number, value=value)} for value in (number.low, number.high)
+            ]
+            low, high = (_rhythm_of(replace(run, **change)).share(interval_s) for change in moved)
+            ends.append((low, high))
+        scores.append(
+            GoodputScore(
+                id=run.id,
+                source=run.source,
+                predicted=with_causes(rhythm.share(interval_s), ends, 1.0),
+                reported=run.reported,
+                reported_is=run.reported_is,
+                note=run.note,
+            )
+        )
+    return tuple(scores)
 
 
-def _scored(run: GoodputRun) -> GoodputScore:
-    interval_s = run.interval_s or rhythm_of(run).best_interval_s()
-    share = rhythm_of(run).share(interval_s)
-    ends = (
-        (at(run, name, "low", interval_s), at(run, name, "high", interval_s)) for name in CAUSES
-    )
-    predicted = with_causes(share, ends, 1.0)
-    return GoodputScore(
-        id=run.id,
-        source=run.source,
-        predicted=predicted,
-        reported=run.reported,
-        reported_is=run.reported_is,
-        note=run.note,
-    )
-
-
-def at(run: GoodputRun, name: str, end: str, interval_s: float) -> float:
-    """The share with one number at an end of its interval."""
-    number: Uncertain = getattr(run, name)
-    moved: dict[str, Any] = {name: replace(number, value=getattr(number, end))}
-    return rhythm_of(replace(run, **moved)).share(interval_s)
-
-
-def rhythm_of(run: GoodputRun) -> Rhythm:
+def _rhythm_of(run: GoodputRun) -> Rhythm:
     return Rhythm(
         between_failures_s=DAY_S / run.failures_per_day.value,
         recovery_s=run.recovery_s.value,
@@ -298,24 +290,11 @@ def rhythm_of(run: GoodputRun) -> Rhythm:
     )
 
 
-# --- the campaign of faults
-
-
 def recovery_scores() -> tuple[RecoveryScore, ...]:
-    """Each kind of fault: what the driver's constants say it costs, and what it did."""
-    return tuple(
-        RecoveryScore(
-            id=fault.id,
-            faults=fault.faults,
-            predicted_s=recovers_s(fault),
-            recorded_s=fault.recorded_s,
-        )
-        for fault in campaign().faults
-    )
+    """Return for each kind of fault what the driver's constants say it costs, and what it did.
 
-
-def recovers_s(fault: CampaignFault) -> float:
-    """Seconds from a fault until a step is done again, on two ranks."""
+    A recovery lasts from a fault until a step is done again, on two ranks.
+    """
     known = campaign()
     beat_s = heartbeat_interval_s(2, known.hang_limit_s)
     waits: dict[Wait, float] = {
@@ -324,4 +303,12 @@ def recovers_s(fault: CampaignFault) -> float:
         "hang": known.hang_limit_s,
         "node_loss": recovery().node_loss_s.low,
     }
-    return known.restart_s + sum(waits[name] for name in fault.waits)
+    return tuple(
+        RecoveryScore(
+            id=fault.id,
+            faults=fault.faults,
+            predicted_s=known.restart_s + sum(waits[name] for name in fault.waits),
+            recorded_s=fault.recorded_s,
+        )
+        for fault in known.faults
+    )

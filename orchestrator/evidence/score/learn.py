@@ -1,38 +1,271 @@
-"""How sure the learned constants are, and how far runs stray that nothing was learned from.
+"""The constants that bring the expected steps nearest to the measured ones, and how sure they are.
 
-Documents, sources or software are left out one after another.
+The model is linear in its unknowns (the inverse of each efficiency, the exposed share, seconds).
+Its relative errors are fitted by least squares with a robust loss, within physical bounds. Every
+unknown has a prior, so few rows move it little; a chip's matmul efficiency has that of chips with a
+matrix unit of the same size. How far runs stray that nothing was learned from is found by leaving
+documents, sources or software out, one after another.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import expm1, log, log1p, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.catalog.published import OTHER, REFERENCE, Range
-from orchestrator.evidence.score.fit import Constants, fit, is_reference
-from orchestrator.evidence.score.samples import IN_PIECES, Sample
+from orchestrator import catalog
+from orchestrator.catalog.published import OTHER, REFERENCE, Efficiency, LearnedConstant, Range
+from orchestrator.evidence.score.samples import IN_PIECES, Sample, flash_cost
+from orchestrator.planning.expected import AXES, skew_share
+from orchestrator.planning.step_work import FORWARD_AND_BACKWARD
+from orchestrator.planning.torus import Floats
+from orchestrator.plugins import require
 
-TINY = 1e-9
-INTERVAL_SHARE = 0.80
-UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
-LEAST_SHARE = 0.01  # of a step; a row with less work of a kind does not inform its constant
+# The relative error that weighs as much as one standard deviation of a prior. Runs of other
+# software stray two to three times as far, for reasons that the ledger does not have.
+_FIT_ERROR, _OTHERS_FIT_ERROR = 0.05, 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unknown:
+    """A number to learn: the mean and standard deviation of its prior, and its bounds."""
+
+    name: str
+    mean: float
+    deviation: float
+    least: float
+    most: float
+    inverse: bool = False
+
+
+# Efficiencies are unknown as their inverses, which are at least one.
+_ATTENTION = Unknown(name="attention", mean=2.0, deviation=2.0, least=1.0, most=10.0, inverse=True)
+_FLASH = Unknown(
+    name="flash_attention", mean=3.6, deviation=4.0, least=1.0, most=20.0, inverse=True
+)
+_SHARED = (
+    _ATTENTION,
+    _FLASH,
+    Unknown(name="exposed_gathers", mean=0.25, deviation=0.1, least=0.0, most=1.0),
+    Unknown(name="exposed_tensor", mean=0.5, deviation=0.1, least=0.0, most=1.0),
+    Unknown(name="slice_wait_s", mean=0.005, deviation=0.005, least=0.0, most=1.0),
+    Unknown(name="slice_hop_s", mean=0.001, deviation=0.001, least=0.0, most=1.0),
+    Unknown(name="run_overhead_s", mean=0.05, deviation=0.05, least=0.0, most=1.0),
+    # Large runs publish that they compute for 93 to 97 % of their time.
+    Unknown(name="run_share", mean=0.05, deviation=0.03, least=0.0, most=0.5),
+)
+# Two pages time one model with both kernels; there the older one takes 1.6 and 2.4 times as long.
+_FLASH_OVER_SPLASH, _FLASH_DEVIATION = 1.8, 0.5
+# Other software is as far from the reference as its runs say, and each stays near their mean.
+_OTHERS = Unknown(name=OTHER, mean=0.04, deviation=0.04, least=0.0, most=0.5)
+_DEVIATION = Unknown(name="deviation", mean=0.0, deviation=0.06, least=-0.3, most=0.3)
+OF_COLLECTIVES = frozenset(
+    {"microbatches", "data", "fsdp_dcn", "sequence", "tensor", "links_share"}
+)
+_UNITS = (128, 256)  # edges of matrix units
+_MATMUL = Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
+_CHIP_DEVIATION = 0.08  # of a chip's matmul from that of its matrix unit
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Learned rates and shares. A chip without rows has its matrix unit's rate."""
+
+    matmul: dict[str, float]
+    of_unit: dict[int, float]
+    shared: dict[str, float]
+    software: dict[str, float] = field(default_factory=dict)
+    unsure: dict[str, float] = field(default_factory=dict)
+    spread: float = 0.0
+    reference_spread: float = 0.0
+    ranges: dict[str, Range] = field(default_factory=dict)
+    chips: dict[str, Range] = field(default_factory=dict)
+
+    def efficiency(self, chip: str) -> Efficiency:
+        """Return the constants of a chip, as plans use them."""
+        matmul = self.matmul.get(chip, self.of_unit[unit_of(chip)])
+        shared = {
+            name: LearnedConstant(value=value, unsure=self.unsure.get(name, 0.0))
+            for name, value in self.shared.items()
+        }
+        software = {name: LearnedConstant(value=value) for name, value in self.software.items()}
+        return Efficiency(
+            matmul=LearnedConstant(value=matmul),
+            spread=LearnedConstant(value=self.spread),
+            reference_spread=LearnedConstant(value=self.reference_spread),
+            software=software,
+            ranges=self.ranges | ({"chips": self.chips[chip]} if chip in self.chips else {}),
+            **shared,
+        )
+
+
+def unit_of(chip: str) -> int:
+    """Return the edge of a chip's matrix unit, as one of the known ones."""
+    unit = catalog.chip(chip).matrix_unit
+    assert unit is not None
+    return min(_UNITS, key=lambda known: abs(known - unit.value))
+
+
+def fit(samples: list[Sample]) -> Constants:
+    """Return the constants of these rows, without a spread."""
+    chips = sorted({sample.run.chip for sample in samples})
+    software = sorted({sample.run.software.name for sample in samples} - {REFERENCE})
+    # How far other software is from the reference is unknown where the reference has no runs.
+    others = [_OTHERS] if any(map(is_reference, samples)) else []
+    unknowns = {
+        **{f"unit.{unit}": _MATMUL for unit in _UNITS},
+        **{f"matmul.{chip}": _MATMUL for chip in chips},
+        **{unknown.name: unknown for unknown in (*_SHARED, *others)},
+        **{f"software.{name}": _DEVIATION for name in software},
+    }
+    rows, target = _equations(samples, list(unknowns))
+    x = _robust_least_squares(rows, target, *_priors(unknowns), list(unknowns.values()))
+    found = {name: float(value) for name, value in zip(unknowns, x, strict=True)}
+    mean = found.get(OTHER, 0.0)
+
+    # The ranges of all rows by axis. How well collectives hide is the software's own, so these axes
+    # are those of the reference. The range of chips is one for each kind of chip.
+    values = [sample.axis_values() for sample in samples]
+    reference = [sample.axis_values() for sample in samples if is_reference(sample)] or values
+    counts: dict[str, list[float]] = {sample.run.chip: [] for sample in samples}
+    for sample, value in zip(samples, values, strict=True):
+        counts[sample.run.chip].append(value["chips"])
+    by_axis = {
+        axis: [value[axis] for value in (reference if axis in OF_COLLECTIVES else values)]
+        for axis in AXES
+        if axis != "chips"
+    }
+    return Constants(
+        ranges={axis: Range(low=min(v), high=max(v)) for axis, v in by_axis.items()},
+        chips={chip: Range(low=min(v), high=max(v)) for chip, v in counts.items()},
+        matmul={chip: 1 / found[f"matmul.{chip}"] for chip in chips},
+        of_unit={unit: 1 / found[f"unit.{unit}"] for unit in _UNITS},
+        shared={
+            unknown.name: 1 / found[unknown.name] if unknown.inverse else found[unknown.name]
+            for unknown in _SHARED
+        },
+        software={REFERENCE: 0.0, OTHER: mean}
+        | {name: mean + found[f"software.{name}"] for name in software},
+    )
+
+
+def is_reference(sample: Sample) -> bool:
+    return sample.run.software.name == REFERENCE
+
+
+def _equations(samples: list[Sample], names: list[str]) -> tuple[Floats, Floats]:
+    """Return a row per sample: its work by unknown and the rest of its time, over its error."""
+    rows, target = np.zeros((len(samples), len(names))), np.zeros(len(samples))
+    for i, sample in enumerate(samples):
+        error = _FIT_ERROR if is_reference(sample) else _OTHERS_FIT_ERROR
+        weight = 1 / (error * sample.measured_s)
+        by_unknown, given_s = _seconds_of(sample)
+        for name, seconds in by_unknown.items():
+            if name in names:
+                rows[i, names.index(name)] = seconds * weight
+        target[i] = (sample.measured_s - given_s) * weight
+    return rows, target
+
+
+def _seconds_of(sample: Sample) -> tuple[dict[str, float], float]:
+    """Return what each unknown multiplies, and the seconds in which nothing is unknown."""
+    run, todo = sample.run, sample.todo
+    flash, averages_run = run.software.kernel == "flash", float(sample.averages_run)
+    # The constants are not known yet: the device's own work, and how fast its passes are, are those
+    # of the priors.
+    compute_s = todo.matmul_s * _MATMUL.mean + todo.attention_s * _ATTENTION.mean
+    waited = skew_share(todo, float(compute_s + todo.hbm_s + todo.passes_s))
+    pace = 1 / _MATMUL.mean, 1 / _ATTENTION.mean, float(todo.passes_s) / FORWARD_AND_BACKWARD
+    in_pieces = run.software.name in IN_PIECES
+    seconds: dict[str, Any] = {
+        f"matmul.{run.chip}": todo.matmul_s,
+        "attention": 0.0 if flash else todo.attention_s,
+        "flash_attention": todo.attention_s * flash_cost(run) if flash else 0.0,
+        "exposed_gathers": todo.gathers_s + todo.dcn_s,
+        "exposed_tensor": todo.tensor_s if in_pieces else 0.0,
+        "slice_wait_s": todo.reductions * waited,
+        "slice_hop_s": todo.hops * waited,
+        "run_overhead_s": averages_run,
+        "run_share": averages_run * sample.measured_s,
+    }
+    if not is_reference(sample):
+        seconds |= {OTHER: sample.measured_s, f"software.{run.software.name}": sample.measured_s}
+    whole_s, host_s = 0.0 if in_pieces else todo.tensor_s, todo.host.exposed_s(*pace)
+    given_s = float(todo.hbm_s + todo.passes_s + todo.serial_s + whole_s + host_s)
+    return {name: float(value) for name, value in seconds.items()}, given_s
+
+
+def _priors(unknowns: dict[str, Unknown]) -> tuple[Floats, Floats]:
+    """Return equations that hold each unknown near its mean, each chip near its matrix unit, and
+    the older kernel near a multiple of the newer.
+    """
+    names = list(unknowns)
+    rows = np.diag([1 / unknown.deviation for unknown in unknowns.values()])
+    target = np.array([unknown.mean / unknown.deviation for unknown in unknowns.values()])
+
+    def tie(name: str, to: str, ratio: float, deviation: float) -> None:
+        i = names.index(name)
+        rows[i] = target[i] = 0.0
+        rows[i, i], rows[i, names.index(to)] = 1 / deviation, -ratio / deviation
+
+    for name in names:
+        if name.startswith("matmul."):
+            unit = unit_of(name.removeprefix("matmul."))
+            tie(name, f"unit.{unit}", 1.0, _CHIP_DEVIATION)
+    tie(_FLASH.name, _ATTENTION.name, _FLASH_OVER_SPLASH, _FLASH_DEVIATION * _ATTENTION.mean)
+    return rows, target
+
+
+def _robust_least_squares(
+    rows: Floats, target: Floats, prior: Floats, prior_target: Floats, unknowns: list[Unknown]
+) -> Floats:
+    """Return the solution within bounds. Samples have a soft L1 loss, priors the square."""
+    require("score")
+    from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
+
+    matrix = np.concatenate([rows, prior])
+    constant = np.concatenate([target, prior_target])
+
+    def loss(squares: Floats) -> Floats:
+        """Return the loss and its first two derivatives, as scipy wants them."""
+        values = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
+        root = np.sqrt(1 + squares[: len(rows)])
+        values[:, : len(rows)] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        return values
+
+    solution = least_squares(
+        lambda x: matrix @ x - constant,
+        [unknown.mean for unknown in unknowns],
+        jac=lambda _: matrix,
+        bounds=([u.least for u in unknowns], [u.most for u in unknowns]),
+        loss=loss,
+        xtol=1e-12,
+        ftol=1e-15,
+        gtol=1e-12,
+    )
+    return np.asarray(solution.x)
+
+
+# How sure the constants are, and how far other runs stray.
+
+
+_TINY = 1e-9
+_INTERVAL_SHARE = 0.80
+_UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
 
 Key = Callable[[Sample], str]
 
 
 def by_group(sample: Sample) -> str:
-    """One source and kind of chip."""
     return sample.run.group
 
 
 def by_document(sample: Sample) -> str:
-    """One document, such as a page with a table, and kind of chip."""
     return sample.run.document
 
 
 def by_software(sample: Sample) -> str:
-    """What the run's trainer was written with."""
     return sample.run.software.name
 
 
@@ -48,57 +281,54 @@ class Fold:
 def held_out(samples: list[Sample], key: Key) -> list[Fold]:
     """One fold for each key."""
     return [
-        Fold(
-            name,
-            [s for s in samples if key(s) != name],
-            [s for s in samples if key(s) == name],
-        )
+        Fold(name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name])
         for name in sorted(set(map(key, samples)))
     ]
 
 
 def learn(samples: list[Sample], key: Key = by_document) -> Constants:
-    """The constants of these rows, how sure they are, and how far rows of other keys stray: those
-    of REFERENCE, and those of other software, which a new software is like.
+    """Return the constants of these rows, how sure they are, and how far rows of other keys stray:
+    those of REFERENCE, and those of other software, which a new software is like.
     """
     constants = fit(samples)
     folds = held_out(samples, key)
     if len(folds) < 2:
-        return replace(constants, spread=UNKNOWN_SPREAD, reference_spread=UNKNOWN_SPREAD)
+        return replace(constants, spread=_UNKNOWN_SPREAD, reference_spread=_UNKNOWN_SPREAD)
     without = [fit(fold.train) for fold in folds]
-    constants = replace(constants, unsure=jackknife(constants, without))
-    rows = strayed(constants, without, folds)
-    of_reference = spread([one for one in rows if is_reference(one.sample)])
-    of_others = spread([one for one in rows if not is_reference(one.sample)])
+
+    # The jackknife: the standard deviation of each shared constant, over its value.
+    unsure = {}
+    for name, value in constants.shared.items():
+        variance = (len(without) - 1) * np.var([fitted.shared[name] for fitted in without])
+        unsure[name] = float(np.sqrt(variance) / max(value, _TINY))
+    constants = replace(constants, unsure=unsure)
+
+    # The rows of a key weigh as much as those of another, whatever their number.
+    strays = [
+        _Stray(fold.key, is_reference(sample), _unexplained(sample, fitted, constants),
+               1 / len(fold.test))
+        for fitted, fold in zip(without, folds, strict=True)
+        for sample in fold.test
+    ]  # fmt: skip
+    of_reference = _spread([stray for stray in strays if stray.is_reference])
+    of_others = _spread([stray for stray in strays if not stray.is_reference])
     return replace(
-        constants,
-        reference_spread=of_reference or of_others,
-        spread=max(of_others, of_reference),
+        constants, reference_spread=of_reference or of_others, spread=max(of_others, of_reference)
     )
 
 
-@dataclass(frozen=True)
-class Strayed:
+class _Stray(NamedTuple):
     """How far a row strays from what was learned without its key, and its weight."""
 
-    sample: Sample
     key: str
+    is_reference: bool
     log_factor: float
     weight: float
 
 
-def strayed(constants: Constants, without: list[Constants], folds: list[Fold]) -> list[Strayed]:
-    """Every row; the rows of a key weigh as much as those of another, however many they are."""
-    return [
-        Strayed(sample, fold.key, unexplained(sample, fitted, constants), 1 / len(fold.test))
-        for fitted, fold in zip(without, folds, strict=True)
-        for sample in fold.test
-    ]
-
-
-def unexplained(sample: Sample, without: Constants, constants: Constants) -> float:
-    """How far a row strays beyond the constants' own uncertainty, as the log of a factor: with this
-    spread its interval would end at the measured step.
+def _unexplained(sample: Sample, without: Constants, constants: Constants) -> float:
+    """Return how far a row strays beyond the constants' own uncertainty, as the log of a factor:
+    with this spread its interval would end at the measured step.
     """
     chip = sample.run.chip
     strayed = abs(log(sample.measured_s / sample.expected_s(without.efficiency(chip))))
@@ -107,122 +337,100 @@ def unexplained(sample: Sample, without: Constants, constants: Constants) -> flo
     return log1p(sqrt(max(beyond**2 - of_constants**2, 0.0)))
 
 
-def jackknife(constants: Constants, without: list[Constants]) -> dict[str, float]:
-    """The standard deviation of each shared constant, over its value."""
-    count = len(without)
-    return {
-        name: float(
-            np.sqrt((count - 1) * np.var([one.shared[name] for one in without])) / max(value, TINY)
-        )
-        for name, value in constants.shared.items()
-    }
-
-
-def spread(rows: list[Strayed]) -> float:
-    """The factor within which 80 % of runs lie that are predicted from other keys, as a log.
+def _spread(strays: list[_Stray]) -> float:
+    """Return the factor within which 80 % of runs predicted from other keys lie, as a log.
 
     A table of one model on more and more slices is one experience. The next run has one more key,
     which n keys cover to (n + 1) / n.
     """
-    if not rows:
+    if not strays:
         return 0.0
-    keys = len({one.key for one in rows})
-    weighted = [(one.log_factor, one.weight) for one in rows]
-    return weighted_quantile(weighted, min(INTERVAL_SHARE * (1 + 1 / keys), 1.0))
+    keys = len({stray.key for stray in strays})
+    weighted = [(stray.log_factor, stray.weight) for stray in strays]
+    return weighted_quantile(weighted, min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0))
 
 
 def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
-    """The value below which that share of the weight lies, between the two values next to it."""
+    """Return the value below which that share of the weight lies, between the two next to it."""
     values, weights = np.array(sorted(weighted)).T
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
     return float(np.interp(share, middles, values))
 
 
 def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
-    """A simple baseline: one MFU for each kind of chip, the median of its rows."""
+    """Return a simple baseline: one MFU for each kind of chip, the median of its rows."""
     every = float(np.median([sample.mfu for sample in samples]))
     of_chip = {
         chip: float(np.median([s.mfu for s in samples if s.run.chip == chip]))
         for chip in {s.run.chip for s in samples}
     }
-
-    def step_s(sample: Sample) -> float:
-        return sample.measured_s * sample.mfu / of_chip.get(sample.run.chip, every)
-
-    return step_s
+    return lambda s: s.measured_s * s.mfu / of_chip.get(s.run.chip, every)
 
 
-def informative_rows(samples: list[Sample], constants: Constants) -> dict[str, tuple[str, ...]]:
-    """The rows that each shared constant was learned from: those with such work in their step."""
-    shared = constants.shared
-
-    def rows(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
-        return tuple(s.run.id for s in samples if seconds(s) > LEAST_SHARE * s.measured_s)
-
-    return {
-        "attention": rows(lambda s: s.todo.attention_s * (s.run.software.kernel != "flash")),
-        "flash_attention": rows(lambda s: s.todo.attention_s * (s.run.software.kernel == "flash")),
-        "exposed_gathers": rows(lambda s: s.todo.gathers_s + s.todo.dcn_s),
-        "exposed_tensor": rows(lambda s: s.todo.tensor_s * (s.run.software.name in IN_PIECES)),
-        "slice_wait_s": rows(lambda s: s.todo.reductions * shared["slice_wait_s"]),
-        "slice_hop_s": rows(lambda s: s.todo.hops * shared["slice_hop_s"]),
-        "run_overhead_s": rows(lambda s: s.averages_run * shared["run_overhead_s"]),
-        "run_share": rows(lambda s: s.averages_run * s.measured_s),
-    }
+# The learned constants as the catalog's file, each with the rows it was learned from.
 
 
-# Writes the learned constants as the catalog's file, each with the rows it was learned from.
-
-
-HEAD = """\
+_HEAD = """\
 # What real runs reach. Written by `make score` from the published runs beside it: change the rows,
 # never the numbers. docs/score.md says what each constant means; `rows` are those behind it.
 """
 # What these rows had at least and at most. Outside `expected` extrapolates, and plans say so.
-RANGES = """\
+_RANGES = """\
 [range]
 {axes}
 [range.chips]
 {chips}"""
-DIGITS = 4
 
 
 def text(samples: list[Sample], constants: Constants) -> str:
-    """The file catalog/efficiency.toml."""
+    """Return the file catalog/efficiency.toml."""
+
+    def informed(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
+        """Return the rows with at least a percent of such work in their step."""
+        return tuple(s.run.id for s in samples if seconds(s) > 0.01 * s.measured_s)
+
+    shared = constants.shared
+    rows = {
+        "attention": informed(lambda s: s.todo.attention_s * (s.run.software.kernel != "flash")),
+        "flash_attention": informed(
+            lambda s: s.todo.attention_s * (s.run.software.kernel == "flash")
+        ),
+        "exposed_gathers": informed(lambda s: s.todo.gathers_s + s.todo.dcn_s),
+        "exposed_tensor": informed(lambda s: s.todo.tensor_s * (s.run.software.name in IN_PIECES)),
+        "slice_wait_s": informed(lambda s: s.todo.reductions * shared["slice_wait_s"]),
+        "slice_hop_s": informed(lambda s: s.todo.hops * shared["slice_hop_s"]),
+        "run_overhead_s": informed(lambda s: s.averages_run * shared["run_overhead_s"]),
+        "run_share": informed(lambda s: s.averages_run * s.measured_s),
+    }
     every = tuple(s.run.id for s in samples)
-    rows = informative_rows(samples, constants) | {"spread": every, "reference_spread": every}
     others = tuple(s.run.id for s in samples if s.run.software.name != REFERENCE)
-    spreads = {"spread": constants.spread, "reference_spread": constants.reference_spread}
-    blocks = [HEAD]
-    for name, value in (constants.shared | spreads).items():
-        unsure = constants.unsure.get(name, 0.0)
-        blocks.append(entry(f"shared.{name}", value, unsure, rows[name]))
+    blocks = [_HEAD]
+    for name, value in shared.items():
+        blocks.append(_entry(f"shared.{name}", value, rows[name], constants.unsure.get(name, 0.0)))
+    blocks.append(_entry("shared.spread", constants.spread, every))
+    blocks.append(_entry("shared.reference_spread", constants.reference_spread, every))
     for chip, value in constants.matmul.items():
         of_chip = tuple(s.run.id for s in samples if s.run.chip == chip)
-        blocks.append(entry(f"matmul.{chip}", value, 0.0, of_chip))
+        blocks.append(_entry(f"matmul.{chip}", value, of_chip))
     for name, value in constants.software.items():
-        of_it = tuple(s.run.id for s in samples if s.run.software.name == name)
-        blocks.append(entry(f"software.{name}", value, 0.0, others if name == OTHER else of_it))
-    blocks.append(ranges(constants))
-    return "\n".join(blocks)
-
-
-def entry(name: str, value: float, unsure: float, rows: tuple[str, ...]) -> str:
-    """One table, with so few digits that the file is the same on every machine."""
-    listed = "".join(f'    "{row}",\n' for row in rows)
-    return f"[{name}]\nvalue = {rounded(value)}\nunsure = {rounded(unsure)}\nrows = [\n{listed}]\n"
-
-
-def ranges(constants: Constants) -> str:
-    """The least and the most of all rows by axis, and of chips by kind."""
-    return RANGES.format(axes=listed(constants.ranges), chips=listed(constants.chips))
-
-
-def listed(of: dict[str, Range]) -> str:
-    return "".join(
-        f"{name} = [{rounded(of[name].low)}, {rounded(of[name].high)}]\n" for name in sorted(of)
+        of_software = tuple(s.run.id for s in samples if s.run.software.name == name)
+        blocks.append(_entry(f"software.{name}", value, others if name == OTHER else of_software))
+    axes, chips = (
+        "".join(
+            f"{name} = [{_rounded(reached.low)}, {_rounded(reached.high)}]\n"
+            for name, reached in sorted(ranges.items())
+        )
+        for ranges in (constants.ranges, constants.chips)
     )
+    return "\n".join([*blocks, _RANGES.format(axes=axes, chips=chips)])
 
 
-def rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS - 1}e}")
+def _entry(name: str, value: float, rows: tuple[str, ...], unsure: float = 0.0) -> str:
+    listed = "".join(f'    "{row}",\n' for row in rows)
+    figures = f"value = {_rounded(value)}\nunsure = {_rounded(unsure)}"
+    return f"[{name}]\n{figures}\nrows = [\n{listed}]\n"
+
+
+def _rounded(value: float) -> float:
+    """Return four digits, so that the file is the same on every machine."""
+    return float(f"{value:.3e}")

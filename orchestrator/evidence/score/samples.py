@@ -1,4 +1,4 @@
-"""Turns rows of published runs into samples: the measured step, and the ledger of the run."""
+"""Rows of published runs as samples: the measured step, and the ledger of the run as it was run."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.catalog.published import OTHER, REFERENCE, Efficiency, LearnedConstant
 from orchestrator.errors import OrchError
-from orchestrator.evidence.score.published_runs import PublishedRun, Unscorable, run_of
+from orchestrator.evidence.score.published_runs import PublishedRun, Row, Unscorable, run_of
 from orchestrator.evidence.score.run_work import (
     OURS,
     attention_as_run,
@@ -40,7 +40,7 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.search import SearchRequest, make_layout
 from orchestrator.planning.step_work import StepWork, step_work, transfers
 from orchestrator.planning.time import device_peak, peak, step_time, time_lines
-from orchestrator.planning.torus import Ints, Links, axis_sizes, find_links, make_torus, plain_links
+from orchestrator.planning.torus import Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.values.goodput import Uncertain
 from orchestrator.values.plan import LedgerLine, LineKind
 from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
@@ -61,20 +61,20 @@ class LaidOutRun:
 
 
 def lay_out(run: PublishedRun) -> LaidOutRun:
-    """The run as it was run; `Unscorable` says why it cannot be planned."""
+    """Return the run as it was run; `Unscorable` says why it cannot be planned."""
     try:
         chip = catalog.chip(run.chip)
-        topology = topology_of(run, chip)
-        layout = layout_as_run(run, chip, topology)
-        return LaidOutRun(layout=layout, lines=lines_as_run(run, layout))
+        topology = _topology_of(run, chip)
+        layout = _layout_as_run(run, chip, topology)
+        return LaidOutRun(layout=layout, lines=_lines_as_run(run, layout))
     except Unscorable:
         raise
     except OrchError as error:
         raise Unscorable(str(error)) from None
 
 
-def topology_of(run: PublishedRun, chip: Chip) -> Topology:
-    """The slice: the stated shape, or the shape with that many chips."""
+def _topology_of(run: PublishedRun, chip: Chip) -> Topology:
+    """Return the slice: the stated shape, or the shape with that many chips."""
     if run.chips % run.slices:
         raise Unscorable(f"{run.chips} chips are not {run.slices} slices of equal size")
     chips = run.chips // run.slices
@@ -87,23 +87,20 @@ def topology_of(run: PublishedRun, chip: Chip) -> Topology:
 
 
 def policy_of(run: PublishedRun) -> Policy:
-    """The policy that a source names, or its list of tensors."""
+    """Return the policy that a source names, or its list of tensors."""
     name = run.remat
     if name in NAMED:
         return NAMED[name]
     if name.startswith("gradient_checkpointing"):
-        return NAMED["full"]  # Levanter's default keeps the input of each block alone
-    if name.startswith("custom"):
-        return custom(name.removeprefix("custom").lstrip(": "))
+        return NAMED["full"]  # Levanter's default keeps only the input of each block
     if not name and run.hfu and run.mfu and run.hfu > run.mfu:
         return NAMED["full"]  # unnamed, but its hardware did more FLOPs than its model has
-    raise Unscorable(
-        f"it is unknown what remat {name!r} keeps" if name else "its remat is not stated"
-    )
-
-
-def custom(text: str) -> Policy:
-    """MaxText's list of tensors: after `device` they stay in HBM, after `offload` on the host."""
+    if not name.startswith("custom"):
+        raise Unscorable(
+            f"it is unknown what remat {name!r} keeps" if name else "its remat is not stated"
+        )
+    # MaxText's list of tensors: after `device` they stay in HBM, after `offload` on the host.
+    text = name.removeprefix("custom").lstrip(": ")
     where, places = "device", dict[str, str]()
     for word in re.split(r"[\s;,=]+", text):
         if word in {"device", "offload", "remat"}:
@@ -115,10 +112,10 @@ def custom(text: str) -> Policy:
     return rematerialization.custom(places)
 
 
-def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Training:
-    """The fastest way to lay the run's mesh on the torus."""
+def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Training:
+    """Return the fastest way to lay the run's mesh on the torus."""
     slice_torus = make_torus(chip, topology)
-    mesh = mesh_as_run(run, slice_torus.devices)
+    mesh = _mesh_as_run(run, slice_torus.devices)
     experiment = Experiment(
         model=run.model,
         tokens=run.sequences * run.length,
@@ -131,14 +128,26 @@ def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Training
     divisible = 2 * (mesh.tensor or 1) * (mesh.sequence or 1)
     factors = placements(slice_torus, run.model, divisible, mesh, run.sequences // run.slices or 1)
     if not len(factors):
-        raise Unscorable(
-            f"its mesh {mesh_text(mesh)} does not divide its model or lie on {topology}"
-        )
-    return least_time(request, factors, run)
+        sizes = " x ".join(f"{axis} {getattr(mesh, axis)}" for axis in ICI_AXES)
+        raise Unscorable(f"its mesh {sizes} does not divide its model or lie on {topology}")
+
+    def laid_out(sizes: dict[str, Any], links: Links) -> Training:
+        """Return the run on a mesh, or on many."""
+        policy = policy_of(run)
+        return make_layout(request, sizes, run.sequences, run.microbatches, policy, links)
+
+    # The rule of the search: bound and unoverlapped time together, less what offloading hides.
+    many = laid_out(sizes_by_name(axis_sizes(factors)), find_links(slice_torus, factors))
+    time = step_time(many, time_lines(many))
+    cost = time.lower_s + time.unoverlapped_s - transfers(many).hidden_s()
+    row = int(np.argmin(np.broadcast_to(cost, len(factors))))
+    best = factors[row : row + 1]
+    plain = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}
+    return laid_out(plain, plain_links(slice_torus, best))
 
 
-def mesh_as_run(run: PublishedRun, devices: int) -> MeshRequest:
-    """The run's mesh of one slice: devices that its axes leave are replicas."""
+def _mesh_as_run(run: PublishedRun, devices: int) -> MeshRequest:
+    """Return the run's mesh of one slice: devices that its axes leave are replicas."""
     tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
     expert = run.mesh["expert"] or 1
     rest, over = divmod(devices, tensor * sequence * expert)
@@ -158,81 +167,44 @@ def mesh_as_run(run: PublishedRun, devices: int) -> MeshRequest:
     )
 
 
-def mesh_text(mesh: MeshRequest) -> str:
-    return " x ".join(f"{axis} {getattr(mesh, axis)}" for axis in ICI_AXES)
-
-
-def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Training:
-    """The fastest placement as plain numbers, by the rule of the search."""
-    sizes = sizes_by_name(axis_sizes(factors))
-    many = layout_of(request, sizes, run, find_links(request.torus, factors))
-    time = step_time(many, time_lines(many))
-    cost = time.lower_s + time.unoverlapped_s - transfers(many).hidden_s()
-    row = int(np.argmin(np.broadcast_to(cost, len(factors))))
-    best = factors[row : row + 1]
-    sizes = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}
-    return layout_of(request, sizes, run, plain_links(request.torus, best))
-
-
-def layout_of(
-    request: SearchRequest, sizes: dict[str, Any], run: PublishedRun, links: Links
-) -> Training:
-    """The run on a mesh, or on many."""
-    batch = request.experiment.batch.sequences
-    return make_layout(request, sizes, batch, run.microbatches, policy_of(run), links)
-
-
-def lines_as_run(run: PublishedRun, layout: Training) -> list[LedgerLine]:
-    """The ledger, scaled where the run's block or optimizer differ, with the run's attention."""
+def _lines_as_run(run: PublishedRun, layout: Training) -> list[LedgerLine]:
+    """Return the ledger, scaled where the run's block or optimizer differ, with its attention."""
     tensor = layout.devices_along(GROUPS["tensor"])
     extra = run.model.layers * extra_parameters_per_layer(run) / tensor
     wider = 1 + extra / layout.layer_elements
-    factors: dict[LineKind, float] = {
-        "matmul": wider,
-        "matmul_recompute": wider,
-    }
+    factors: dict[LineKind, float] = {"matmul": wider, "matmul_recompute": wider}
     if run.parallel_block:  # one gather and one scatter serve attention and MLP together
         factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
     lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
     return attention_as_run(run, layout, experts_as_run(run, layout, lines))
 
 
-# The older kernel takes as long for a score of a wide head as for one of 128.
-FLASH_HEAD = 128
 # Exchanges over `tensor` are sent piece by piece, next to matmuls, by software that asks for it.
 # Others leave it to the compiler, and wait for the whole.
 IN_PIECES = frozenset({REFERENCE})
-NOTHING, ALL = LearnedConstant(value=0.0), LearnedConstant(value=1.0)
+_NOTHING, _ALL = LearnedConstant(value=0.0), LearnedConstant(value=1.0)
 
 
 def as_run(efficiency: Efficiency, run: PublishedRun) -> Efficiency:
-    """The constants for a run's steady step, and the spread for its software."""
-    name = run.software.name
+    """Return the constants for a run's steady step, and the spread for its software."""
+    name, attention = run.software.name, efficiency.attention
+    if run.software.kernel == "flash":
+        attention = efficiency.flash_attention
+        attention = replace(attention, value=min(attention.value / flash_cost(run), 1.0))
     return replace(
         efficiency,
-        attention=attention_of(efficiency, run),
-        exposed_tensor=efficiency.exposed_tensor if name in IN_PIECES else ALL,
+        attention=attention,
+        exposed_tensor=efficiency.exposed_tensor if name in IN_PIECES else _ALL,
         spread=efficiency.reference_spread if name == REFERENCE else efficiency.spread,
     )
 
 
-def attention_of(efficiency: Efficiency, run: PublishedRun) -> LearnedConstant:
-    """The share of the peak that the run's kernel reaches."""
-    if run.software.kernel != "flash":
-        return efficiency.attention
-    flash = efficiency.flash_attention
-    return replace(flash, value=min(flash.value / flash_cost(run), 1.0))
-
-
 def flash_cost(run: PublishedRun) -> float:
-    """Time of the older kernel over its time with a head of 128, for the same FLOPs."""
-    return FLASH_HEAD / max(run.model.head_dim, FLASH_HEAD)
+    """Return the time of the older kernel over its time with a head of 128, for the same FLOPs.
 
-
-def added_share(efficiency: Efficiency, run: PublishedRun) -> float:
-    """The share of the figure that its software adds, and that a whole run does beside steps."""
-    software = efficiency.software.get(run.software.name, efficiency.software.get(OTHER, NOTHING))
-    return software.value + (efficiency.run_share.value if run.software.averages == "run" else 0.0)
+    It takes as long for a score of a wide head as for one of 128.
+    """
+    return 128 / max(run.model.head_dim, 128)
 
 
 # Score: predictions against published runs, row by row and in total. Plain values.
@@ -366,71 +338,65 @@ class Sample:
     todo: StepWork
 
     @property
-    def lower_s(self) -> float:
-        return self.laid_out.lower_s
-
-    @property
     def mfu(self) -> float:
-        """The measured MFU, by the project's one definition."""
-        layout = self.laid_out.layout
-        devices, per_device = int(layout.devices), device_peak(layout)
-        return flops.mfu(self.flops_per_step, self.measured_s, devices, per_device)
-
-    @property
-    def flops_per_step(self) -> float:
-        """Model FLOPs by the project's definition; a window counts only what it sees."""
-        run = self.run
-        per_token = counted_flops_per_token(run, OURS)
-        return per_token * run.sequences * run.length
+        """The measured MFU, by the project's one definition; a window counts only what it sees."""
+        run, layout = self.run, self.laid_out.layout
+        step_flops = counted_flops_per_token(run, OURS) * run.sequences * run.length
+        return flops.mfu(step_flops, self.measured_s, int(layout.devices), device_peak(layout))
 
     @property
     def averages_run(self) -> bool:
-        """Whether its figure includes what a run does beside its steps."""
+        """Whether its figure includes what a run does between steps."""
         return self.run.software.averages == "run"
 
     def axis_values(self) -> dict[str, float]:
-        """Where the run lies on each axis of extrapolation."""
+        """Return where the run lies on each axis of extrapolation."""
         return axis_values(self.laid_out.layout, self.todo, self.measured_s)
 
-    def expected_s(self, efficiency: catalog.Efficiency) -> float:
-        """The steady step, what its software adds, and what a whole run adds to its average."""
+    def expected_s(self, efficiency: Efficiency) -> float:
+        """Return the steady step, what its software adds, and what a whole run adds on average."""
         layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
         steady_s = float(expected_s(layout, lines, step_time(layout, lines), own))
-        return (steady_s + self.overhead_s(efficiency)) / (1 - added_share(efficiency, self.run))
+        return (steady_s + self._overhead_s(efficiency)) / (1 - self._added_share(efficiency))
 
-    def overhead_s(self, efficiency: catalog.Efficiency) -> float:
+    def _overhead_s(self, efficiency: Efficiency) -> float:
         return efficiency.run_overhead_s.value if self.averages_run else 0.0
 
-    def interval(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
-        """The interval of the steady step, wider by how unsure the overhead of a whole run is."""
+    def _unsure_overhead_s(self, efficiency: Efficiency) -> float:
+        """Return how far the overhead of a whole run may be off, in four of five cases."""
+        unsure = STANDARD_DEVIATIONS * efficiency.run_overhead_s.unsure
+        return unsure * self._overhead_s(efficiency)
+
+    def _added_share(self, efficiency: Efficiency) -> float:
+        """Return the share that its software adds, and that a whole run does between steps."""
+        by_name, name = efficiency.software, self.run.software.name
+        software = by_name.get(name, by_name.get(OTHER, _NOTHING))
+        return software.value + (efficiency.run_share.value if self.averages_run else 0.0)
+
+    def interval(self, efficiency: Efficiency) -> tuple[float, float]:
+        """Return the interval of the steady step, wider by how unsure a whole run's overhead is."""
         layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
-        time, unsure_s = step_time(layout, lines), self.unsure_overhead_s(efficiency)
+        time, unsure_s = step_time(layout, lines), self._unsure_overhead_s(efficiency)
         low, high = interval(layout, lines, time, own)
         steady_s = float(expected_s(layout, lines, time, own))
         below, above = (hypot(end - steady_s, unsure_s) for end in (low, high))
-        expected, share = self.expected_s(efficiency), 1 - added_share(efficiency, self.run)
-        return max(expected - below / share, self.lower_s), expected + above / share
+        expected, share = self.expected_s(efficiency), 1 - self._added_share(efficiency)
+        return max(expected - below / share, self.laid_out.lower_s), expected + above / share
 
-    def unsure_overhead_s(self, efficiency: catalog.Efficiency) -> float:
-        """How far the overhead of a whole run may be off, in four of five cases."""
-        unsure = STANDARD_DEVIATIONS * efficiency.run_overhead_s.unsure
-        return unsure * self.overhead_s(efficiency)
-
-    def uncertainty(self, efficiency: catalog.Efficiency) -> tuple[float, float]:
-        """How far its figure may be off, as shares of it: for its constants, and for what no other
-        run shows.
+    def uncertainty(self, efficiency: Efficiency) -> tuple[float, float]:
+        """Return how far its figure may be off, as shares of it: for its constants, and for what no
+        other run shows.
         """
         own, todo = as_run(efficiency, self.run), self.todo
-        overhead = self.unsure_overhead_s(efficiency) / self.measured_s
+        overhead = self._unsure_overhead_s(efficiency) / self.measured_s
         return hypot(deviation(todo, own), overhead), unseen(todo, self.axis_values(), own)
 
 
-def sample_of(row: dict[str, str]) -> Sample:
-    """One row; `Unscorable` says why it cannot be scored."""
+def sample_of(row: Row) -> Sample:
+    """Return the sample of a row; `Unscorable` says why it cannot be scored."""
     run = run_of(row)
     try:
-        chip = catalog.chip(run.chip)
-        at_peak = peak(chip, run.compute).value
+        at_peak = peak(catalog.chip(run.chip), run.compute).value
     except OrchError as error:
         raise Unscorable(str(error)) from None
     check_count(run)
@@ -443,8 +409,8 @@ def sample_of(row: dict[str, str]) -> Sample:
     )
 
 
-def samples(rows: Iterable[dict[str, str]]) -> tuple[list[Sample], list[SkippedRow]]:
-    """The rows that can be scored, and the others with their reasons."""
+def samples(rows: Iterable[Row]) -> tuple[list[Sample], list[SkippedRow]]:
+    """Return the rows that can be scored, and the others with their reasons."""
     usable, skipped = [], []
     for row in rows:
         try:
