@@ -14,8 +14,8 @@ from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.planning.odds import Offers
 from orchestrator.proving.verdict import ProofResult
-from orchestrator.run.follow import record_files
 from orchestrator.run.next_commands import RUNS
+from orchestrator.run.records import record_files
 from orchestrator.show.page.plan_pages import offers_page, schedule_page
 from orchestrator.show.page.run_page import RunPage, run_page
 from orchestrator.show.page.study_pages import scaling_page, sweep_page
