@@ -76,7 +76,7 @@ bench: setup  ## costs of planning, proving, tracking, training, studies and lau
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.train_overhead
 	@$(BIN)/python -m tests.bench.launch_time
 
-bench-launch: setup  ## from orch submit of four pods to its first step, beside a bare script
+bench-launch: setup  ## from orch submit of four pods to its first step, against a bare script
 	@$(BIN)/python -m tests.bench.launch_time --spec specs/llama3_70b_4pod.yaml --steps 8 --rounds 2
 
 bench-calibrate: setup  ## compare predicted with measured steps of ten shapes (10 minutes)
@@ -98,7 +98,7 @@ score: setup  ## learn constants from published runs, score them on unseen runs
 	@$(BIN)/python -m tests.bench.score_table
 
 # torch is large, and needed for nothing else: it has an environment of its own.
-bench-huggingface: setup  ## logits of transformers for small models, and the trainer's beside them
+bench-huggingface: setup  ## logits of transformers for small models, and those of the trainer
 	@[ -e .venv-huggingface/ready ] || { $(PYTHON) -m venv .venv-huggingface && \
 		.venv-huggingface/bin/pip install -q torch transformers && touch .venv-huggingface/ready; }
 	@rm -rf build/huggingface
@@ -109,7 +109,7 @@ bench-huggingface: setup  ## logits of transformers for small models, and the tr
 bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table
 
-bench-maxtext: setup $(MAXTEXT)/ready  ## compile eleven runs of MaxText's beside ours: docs/maxtext-bench.md (hours)
+bench-maxtext: setup $(MAXTEXT)/ready  ## compile MaxText's program and ours for eleven runs: docs/maxtext-bench.md (hours)
 	@$(BIN)/python -m tests.bench.maxtext_table --python $(MAXTEXT)/bin/python
 
 # MaxText asks for a newer Python and a newer JAX than it needs for these runs.

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import journal
-from orchestrator.journal.creation import RunRequest
 from orchestrator.journal.events import AnyEvent, Claimed, Submitted
-from orchestrator.journal.ownership import Writer
+from orchestrator.journal.ownership import RunRequest, Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_state import RunState, apply, initial
 from orchestrator.journal.steps import StepLog

@@ -18,7 +18,7 @@ from orchestrator.errors import (
     Superseded,
     UnknownRun,
 )
-from orchestrator.journal import files, run_logs
+from orchestrator.journal import files, run_journal
 from orchestrator.journal.heartbeat import ClaimWatch
 from orchestrator.journal.liveness import read as read_heartbeat
 from orchestrator.journal.ownership import Writer
@@ -219,9 +219,9 @@ def test_a_database_of_this_machine_is_not_noted_for_others(
 def test_logs_come_from_the_bucket(one_bucket: Bucket) -> None:
     _, record = driven(runs(one_bucket))
     one_bucket.create(f"team/runs/{record.key}/attempts/001/logs/rank-0.log/{0:015d}", b"a\nb\n")
-    [log, *_] = run_logs.list_logs(record.path, record.run(), attempt=1)
+    [log, *_] = run_journal.list_logs(record.path, record.run(), attempt=1)
     assert not log.empty
-    reader = run_logs.LogReader(log)
+    reader = run_journal.LogReader(log)
     assert [one.line for one in reader.read()] == ["a", "b"]
     one_bucket.create(f"team/runs/{record.key}/attempts/001/logs/rank-0.log/{4:015d}", b"c\n")
     assert [one.line for one in reader.read()] == ["c"]

@@ -23,6 +23,7 @@ from orchestrator.planning.calibrated import (
     Timing,
     with_profile,
 )
+from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.processes import emulated_devices
@@ -36,7 +37,6 @@ from orchestrator.run.calibrate import (
 )
 from orchestrator.run.progress import ProgressEvent
 from orchestrator.show.machine_screens import calibration_screen
-from orchestrator.show.warning_text import warning_texts
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from tests.conftest import QUICK_XLA_FLAGS, HoldGolden

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.journal.retry import decide_retry
-from orchestrator.journal.run_state import Observation, build_run
+from orchestrator.journal.run_state import Observation, build_run, decide_retry
 from orchestrator.values.run import Attempt, AttemptReason, Run
 from orchestrator.values.run_options import RetryLimits
 from tests.journals import CLAIM, claimed_run, state_after, tiny_plan, write_steps

@@ -135,8 +135,8 @@ def test_the_first_tracked_run_of_a_study_stays(tmp_path: Path) -> None:
     study = opened_study(tmp_path)
     assert study.tracking() is None
     first = TrackedRun(tracker="mlflow", uri="sqlite:////x", run_id="1")
-    assert study.track(first) == first
-    assert study.track(replace(first, run_id="2")) == first
+    assert journal.track(study, first) == first
+    assert journal.track(study, replace(first, run_id="2")) == first
     assert study.tracking() == first
 
 

@@ -61,7 +61,7 @@ def test_a_new_file_is_synced_before_its_name_and_the_name_after(
 
 
 def test_a_file_is_replaced_durably_or_quickly(tmp_path: Path, changes: Changes) -> None:
-    files.replace_durably(tmp_path / "note", b"content")
+    files.replace(tmp_path / "note", b"content", durably=True)
     assert kinds(changes)[:2] == [("fsync", "partial"), ("rename", "note")]
     changes.clear()
     files.replace(tmp_path / "note", b"another")

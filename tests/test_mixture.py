@@ -13,7 +13,7 @@ from orchestrator.network.mlp import expert_rows
 from orchestrator.planning import flops
 from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.infeasible import Infeasible
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
@@ -31,7 +31,7 @@ def model_of(**changes: Any) -> Model:
     return replace(DENSE, moe=replace(MOE, **changes))
 
 
-def layout_for(model: Model, **changes: Any) -> Layout:
+def layout_for(model: Model, **changes: Any) -> Training:
     plan = plan_of(model, **changes)
     return layout_of(plan, catalog.chip(plan.chip))
 

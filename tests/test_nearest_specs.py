@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 import orchestrator as api
 from orchestrator import catalog
-from orchestrator.planning.infeasible import Infeasible, infeasible_text
+from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.nearest_specs import rentable
 from orchestrator.planning.planner import make_plan
-from orchestrator.values.refusal import Refusal
 from orchestrator.values.spec import Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import spec_of
@@ -40,12 +39,12 @@ def overrides(
     ]  # fmt: skip
 
 
-def refusal(spec: Spec) -> Refusal | None:
+def refusal(spec: Spec) -> Infeasible | None:
     """Why a spec has no plan; None where it has one."""
     try:
         make_plan(spec)
     except Infeasible as error:
-        return error.refusal
+        return error
     return None
 
 
@@ -56,7 +55,7 @@ def test_other_chips_compute_in_the_type_of_the_spec() -> None:
     )
     refused = refusal(api.load(BASE, asked))
     assert refused is not None
-    chips = {one.chip for one in refused.suggestions}
+    chips = {one.chip for one in refused.suggestions()}
     assert chips
     assert all("fp8" in catalog.chip(chip).peak_flops_per_s for chip in chips)
 
@@ -69,9 +68,9 @@ def check_pasted(asked: list[str]) -> bool:
     refused = refusal(api.load(BASE, asked))
     if refused is None:
         return False
-    assert refused.suggestions
-    assert len({one.overrides for one in refused.suggestions}) == len(refused.suggestions)
-    for one in refused.suggestions:
+    assert refused.suggestions()
+    assert len({one.overrides for one in refused.suggestions()}) == len(refused.suggestions())
+    for one in refused.suggestions():
         plan = api.plan(BASE, [*asked, *one.overrides])
         forecast = plan.forecast
         assert (one.chip, one.chips, one.pods) == (plan.chip, plan.chips, plan.pods)
@@ -155,7 +154,7 @@ def test_the_larger_slice_is_the_smallest_that_works(model: str, chip: str, topo
     on = partial(spec_of, model, sequences=64, chip=chip, pods=1, tolerance=0.0)
     refused = refusal(on(topology=topology))
     assert refused
-    (larger,) = (one for one in refused.suggestions if "resources.topology" in str(one.overrides)
+    (larger,) = (one for one in refused.suggestions() if "resources.topology" in str(one.overrides)
                  and one.chip == chip)  # fmt: skip
     smaller = [
         one
@@ -172,7 +171,7 @@ def test_the_pods_on_either_side_are_the_nearest() -> None:
     """1,024 sequences on three slices: two and four divide them."""
     refused = refusal(spec_of("llama3-8b", chip="v5e", topology="16x16", pods=3, tolerance=0.0))
     assert refused
-    pods = [one.pods for one in refused.suggestions if len(one.overrides) == 1
+    pods = [one.pods for one in refused.suggestions() if len(one.overrides) == 1
             and one.overrides[0].startswith("resources.pods")]  # fmt: skip
     assert pods == [2, 4]
 
@@ -184,10 +183,10 @@ def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
     assert refused
     assert [one.code for one in refused.reasons] == ["memory", "largest_domain"]
     assert refused.reasons[1].figures == {"chip": "h100", "most": 8}
-    assert infeasible_text(refused).startswith("GPU clusters are not served yet: ")
-    first, *others = refused.suggestions
+    assert str(refused).startswith("GPU clusters are not served yet: ")
+    first, *others = refused.suggestions()
     assert first.overrides == ("resources.mesh.fsdp_dcn=4",)
-    assert {one.chips for one in refused.suggestions} == {512}
+    assert {one.chips for one in refused.suggestions()} == {512}
     assert {one.chip for one in others} <= set(catalog.chips()) - {"h100"}
 
 
@@ -197,9 +196,10 @@ def test_a_model_beyond_every_chip_is_refused_with_both_sizes() -> None:
     asked = [f"experiment.model={{{sizes}, vocab: 131072}}"]
     refused = refusal(api.load(BASE, asked))
     assert refused
-    assert not refused.suggestions
-    assert refused.reasons[-1].code == "beyond_all_chips"
-    figures = refused.reasons[-1].figures
+    assert not refused.suggestions()
+    reason = refused.all_reasons()[-1]
+    assert reason.code == "beyond_all_chips"
+    figures = reason.figures
     assert float(figures["needed_bytes"]) > float(figures["usable_bytes"])
 
 

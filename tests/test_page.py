@@ -11,8 +11,8 @@ from jinja2 import UndefinedError
 
 from orchestrator.journal.steps import counted_steps, table_of
 from orchestrator.processes import resource
-from orchestrator.show.page.charts import speed_over_steps, thinned
-from orchestrator.show.page.drawings import (
+from orchestrator.show.charts import speed_over_steps, thinned
+from orchestrator.show.drawings import (
     Axis,
     Bar,
     BarChart,
@@ -22,7 +22,7 @@ from orchestrator.show.page.drawings import (
     filled,
     round_step,
 )
-from orchestrator.show.page.run_page import RunPage, run_page
+from orchestrator.show.pages import RunPage, run_page
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values.run import Run, TrackedRun
 from tests.conftest import RunOrch
@@ -68,8 +68,8 @@ def test_a_wide_interval_does_not_flatten_the_bars() -> None:
     bars = [Bar(name="matmul", kind="matmul", segments=(BarPart(name="all", value=2.0),))]
     far = Mark(name="expected", kind="expected", value=4.0, low=2.0, high=1000.0)
     chart = BarChart(bars=bars, show=str, marks=[far])
-    [part] = chart.placed(bars[0])
-    assert float(part.width.rstrip("%")) > 25
+    [(_, _, width, _)] = chart.placed(bars[0])
+    assert float(width.rstrip("%")) > 25
     assert float(chart.at(2.0).rstrip("%")) + float(chart.width(2.0, 1000.0).rstrip("%")) <= 100
     near = BarChart(bars=bars, show=str, marks=[replace(far, high=5.0)])
     assert float(near.at(5.0).rstrip("%")) < 100

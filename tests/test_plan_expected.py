@@ -28,7 +28,7 @@ from orchestrator.planning.expected import (
     unseen,
 )
 from orchestrator.planning.feasibility import sizes_by_name
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import (
@@ -62,7 +62,7 @@ MAXTEXT_16B = Model(
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> Training:
     """Any realizable plan of 8B on a slice or four, under any policy that the chip can price."""
     key = draw(st.sampled_from(sorted(REQUESTS)))
     candidates = CANDIDATES[key]
@@ -74,7 +74,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @settings(max_examples=60)
 @given(layouts())
-def test_estimates_are_ordered(layout: Layout) -> None:
+def test_estimates_are_ordered(layout: Training) -> None:
     """lower <= low <= expected <= high, for any plan; and the ledger adds up to expected."""
     known = catalog.efficiency(layout.chip.name)
     assert known is not None
@@ -106,14 +106,14 @@ def test_many_layouts_at_once_cost_what_each_costs() -> None:
         assert together[i] == pytest.approx(float(alone), rel=1e-12)
 
 
-def of_rows(request: SearchRequest, factors: np.ndarray, sequences: np.ndarray) -> Layout:
+def of_rows(request: SearchRequest, factors: np.ndarray, sequences: np.ndarray) -> Training:
     links = find_links(request.torus, factors)
     return make_layout(
         request, sizes_by_name(axis_sizes(factors)), sequences, 1, POLICIES["full"], links
     )
 
 
-def on_pods(layout: Layout, pods: int) -> Layout:
+def on_pods(layout: Training, pods: int) -> Training:
     return replace(layout, mesh={**layout.mesh, "pods": pods})
 
 
@@ -229,7 +229,7 @@ def test_a_plan_says_whose_runs_it_expects() -> None:
     assert make_plan(gpu).forecast.learned_from is None
 
 
-def layout_and_work(spec: Spec) -> tuple[Layout, StepWork]:
+def layout_and_work(spec: Spec) -> tuple[Training, StepWork]:
     """The layout that a spec's plan has, and its work."""
     request = search_request(spec)
     layout = layout_of_choice(request, best_choices(request, search(request).candidates, 1)[0])

@@ -26,7 +26,7 @@ def codes(error: Infeasible) -> list[str]:
 
 
 def overrides(error: Infeasible) -> list[tuple[str, ...]]:
-    return [one.overrides for one in error.refusal.suggestions]
+    return [one.overrides for one in error.suggestions()]
 
 
 def test_a_batch_that_no_mesh_divides_is_explained_with_its_arithmetic() -> None:
@@ -35,7 +35,7 @@ def test_a_batch_that_no_mesh_divides_is_explained_with_its_arithmetic() -> None
     assert codes(error) == ["slice_factors", "batch_not_divisible"]
     assert error.reasons[0].figures["devices"] == 8960
     assert error.reasons[1].figures["divisor"] == 140
-    below, above, smaller = error.refusal.suggestions[:3]
+    below, above, smaller = error.suggestions()[:3]
     assert below.overrides == ("experiment.batch.sequences=980",)
     assert below.batch_change == pytest.approx(-0.043, abs=1e-3)
     assert above.overrides == ("experiment.batch.sequences=1120",)
@@ -44,10 +44,11 @@ def test_a_batch_that_no_mesh_divides_is_explained_with_its_arithmetic() -> None
 
 def test_the_text_has_the_arithmetic_and_the_options() -> None:
     """Sizes as products of primes, and overrides as they are typed, on lines of their own."""
-    text = str(infeasible(spec_of(tolerance=0.0)))
+    error = infeasible(spec_of(tolerance=0.0))
+    text = str(error)
     assert "8,960 devices a pod = 2^8 x 5 x 7" in text
     assert re.search(r"heads +64 = 2\^6", text)
-    assert "  --set experiment.batch.sequences=980\n" in text
+    assert "  --set experiment.batch.sequences=980\n" in error.full_text()
 
 
 @pytest.mark.parametrize("sequences", [980, 1120])
@@ -74,7 +75,7 @@ def test_a_mesh_that_breaks_a_rule_is_named_with_it() -> None:
 def test_the_sizes_next_to_the_requested_ones_come_first() -> None:
     """Tensor 4 and 2 are nearest to 3 by ratio, each with what its plan expects; then auto."""
     spec = partial(spec_of, topology="8x8x16", pods=1)
-    four, two, searched = infeasible(spec(mesh=MeshRequest(tensor=3))).refusal.suggestions[:3]
+    four, two, searched = infeasible(spec(mesh=MeshRequest(tensor=3))).suggestions()[:3]
     for ways, suggestion in ((4, four), (2, two)):
         assert suggestion.overrides == (f"resources.mesh.tensor={ways}",)
         assert suggestion.mfu == make_plan(spec(mesh=MeshRequest(tensor=ways))).forecast.mfu
@@ -85,7 +86,7 @@ def test_the_sizes_next_to_the_requested_ones_come_first() -> None:
 def test_a_faster_batch_nearby_is_suggested_too() -> None:
     """1,017 and 1,026 are next to 1,024 on three slices; 1,008 is farther, and faster."""
     spec = partial(spec_of, topology="16x16x24", pods=3, tolerance=0.0)
-    every = infeasible(spec()).refusal.suggestions
+    every = infeasible(spec()).suggestions()
     batches = [one for one in every if one.overrides[0].startswith("experiment.batch.sequences")]
     assert [one.sequences for one in batches] == [1017, 1026, 1008]
     assert max(batches, key=lambda one: one.mfu.expected or 0) is batches[2]

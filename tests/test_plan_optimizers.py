@@ -8,7 +8,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.planning import optimizers
 from orchestrator.planning.calibrated import layout_of
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import resting_lines
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.time import hbm_lines
@@ -23,7 +23,7 @@ MODEL = replace(TINY, d_model=256, d_ff=512, head_dim=32, vocab=1024)
 
 def layout_for(
     name: str, moments: MomentType = "fp32", first: DType | None = None, **mesh: Any
-) -> Layout:
+) -> Training:
     plan = plan_of(
         MODEL,
         optimizer=Optimizer(name=name),  # type: ignore[arg-type]
@@ -33,11 +33,11 @@ def layout_for(
     return layout_of(plan, catalog.chip(plan.chip))
 
 
-def held(layout: Layout) -> float:
+def held(layout: Training) -> float:
     return float(sum(one.value for one in resting_lines(layout) if one.kind == "optimizer_state"))
 
 
-def updated(layout: Layout) -> float:
+def updated(layout: Training) -> float:
     [line] = [one for one in hbm_lines(layout) if one.kind == "optimizer_update"]
     return float(line.inputs["bytes"]) / float(layout.owned_elements)
 

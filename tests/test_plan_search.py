@@ -13,7 +13,7 @@ from orchestrator.network.mesh_axes import AXES, ICI_AXES
 from orchestrator.network.rematerialization import Policy, policy, remat_of
 from orchestrator.planning.feasibility import placements
 from orchestrator.planning.forecast import step_bounds
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import (
@@ -150,7 +150,7 @@ def fastest(request: SearchRequest, choice: Choice, margin: float) -> Iterator[P
             yield Priced(replace(choice, remat=remat_of(policies[best])), float(costs[best]))
 
 
-def cost_per_token(layout: Layout, sequences: int) -> Any:
+def cost_per_token(layout: Training, sequences: int) -> Any:
     """The rule of the search."""
     time = step_time(layout, time_lines(layout))
     total = time.lower_s + time.unoverlapped_s - transfers(layout).hidden_s()

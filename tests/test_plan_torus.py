@@ -134,7 +134,7 @@ def test_devices_that_pass_data_on_are_one_ring() -> None:
     assert group_hops(v5p, both, group)[0] == 8
     assert group_hops(v5p, both, ("data",))[0] == 2 * 8
     odd = dense([[(5, 1, 1, 3), (3, 1, 1, 5)]])
-    torus = Torus((TorusAxis("x", 15, True, 1.0), TorusAxis("y", 15, True, 1.0)), 1, False)
+    torus = Torus((TorusAxis("x", 15, True, 1.0), TorusAxis("y", 15, True, 1.0)), 1, False, 1.0)
     assert group_rate(torus, odd, group)[0] == 1 / 2
     assert group_hops(torus, odd, group)[0] == 14
     tpu7x = dense([[(2, 1, 1, 2), (2, 1, 1, 2), ONE, (1, 1, 1, 2)]])

@@ -13,9 +13,9 @@ from orchestrator.proving.diff_proofs import diff_proofs
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
-from orchestrator.show.page.plan_pages import schedule_page
 from orchestrator.show.parts import screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
+from orchestrator.show.plan_pages import schedule_page
 from orchestrator.show.proof_screen import schedule_parts
 from orchestrator.values import codec
 from orchestrator.values.proof import Proof, Schedule, SliceTorus

@@ -16,10 +16,11 @@ from orchestrator.planning.feasibility import usable_axes
 from orchestrator.planning.planner import make_plan, make_plans
 from orchestrator.planning.ranking import Reason, passed_over
 from orchestrator.planning.rehearsal import rehearse
+from orchestrator.reading.expectations import help_about
 from orchestrator.reading.load import load
 from orchestrator.reading.load_study import load_study
-from orchestrator.reading.overrides import help_about
-from orchestrator.show import rehearsal_screen, trials_text
+from orchestrator.show import rehearsal_screen, study_screens
+from orchestrator.show.machine_screens import key_help_screen
 from orchestrator.show.parts import (
     WIDTH,
     Detail,
@@ -39,8 +40,7 @@ from orchestrator.show.parts import (
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.show.plan_text import headline
 from orchestrator.show.score_screen import score_screen
-from orchestrator.show.spec_screens import key_help_screen
-from orchestrator.show.sweep_screens import forecast_screen
+from orchestrator.show.study_screens import forecast_screen
 from orchestrator.show.terminal import CommandResult, say, show_result
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
@@ -428,8 +428,8 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     shown = [
         forecast_screen(forecast_of(study, plans), "orch submit study.yaml"),
-        trials_text.study_intro(study),
-        *(trials_text.trial_line(study, trial, 1) for trial in study.trials),
+        study_screens.study_intro(study),
+        *(study_screens.trial_line(study, trial, 1) for trial in study.trials),
     ]
     assert [line for text in shown for line in too_wide(text)] == []
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.evidence.report import make_report, spread
 from orchestrator.formatting import off
-from orchestrator.show.page.charts import measured_bar
+from orchestrator.show.charts import measured_bar
 from orchestrator.show.parts import Detail
 from orchestrator.show.report_screen import CAUSES, report_screen, run_verdict
 from orchestrator.values.report import Goodput

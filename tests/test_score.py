@@ -77,7 +77,7 @@ def test_software_left_out_reaches_the_goals(scores: dict[str, Score]) -> None:
 
 
 def test_runs_that_were_never_learned_from() -> None:
-    """The figures for another file are those of docs/score.md."""
+    """The figures for another file are those of docs/score-evidence.md."""
     found = with_catalog_constants(UNSEEN)
     assert {row.id for row in found.rows}.isdisjoint(ROWS)
     summary = found.summary
@@ -152,7 +152,7 @@ def test_each_software_has_its_figures(orch: RunOrch) -> None:
 
 
 def test_the_pages_show_what_is_computed(scores: dict[str, Score]) -> None:
-    """The tables of the README and of docs/score.md are those of `make score`."""
+    """The tables of the README and of docs/score-evidence.md are those of `make score`."""
     for page, mark, made in score_table.tables(scores):
         text = page.read_text(encoding="utf-8")
         assert with_block(text, mark, made) == text, f"{page.name}: run `make score`"

@@ -295,8 +295,8 @@ def test_the_starter_refuses_what_is_no_name(name: str) -> None:
 def test_loading_needs_no_framework() -> None:
     """A spec loads without numpy, jax, ray or mlflow in the process."""
     program = (
-        "import sys; from pathlib import Path; from orchestrator import spec;"
-        "spec.load(Path('specs/tiny_2pod.yaml'));"
+        "import sys; from pathlib import Path; from orchestrator import reading;"
+        "reading.load(Path('specs/tiny_2pod.yaml'));"
         "print(*{'numpy', 'jax', 'ray', 'mlflow'} & set(sys.modules))"
     )
     done = subprocess.run(

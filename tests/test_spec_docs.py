@@ -1,11 +1,21 @@
-"""The page about specs: its table of keys is the contract's."""
+"""The pages of keys: their tables are the contract's."""
+
+from pathlib import Path
 
 import pytest
 
-from orchestrator.reading.overrides import KeyHelp, keys_of_specs
+from orchestrator.reading.expectations import KeyHelp, keys_of_specs
 from tests.conftest import ROOT
 
-PAGE = ROOT / "docs" / "spec.md"
+DOCS = ROOT / "docs"
+# A key is on the page of the longest of these beginnings.
+PAGES = {
+    "": DOCS / "spec-keys.md",
+    "experiment.model.": DOCS / "spec-model.md",
+    "run.": DOCS / "spec-run.md",
+    "cluster.": DOCS / "spec-run.md",
+    "tracking.": DOCS / "spec-run.md",
+}
 MARK = "--refresh-golden` -->\n"
 HEAD = "| key | what it is | must be | default |\n|---|---|---|---|\n"
 
@@ -17,11 +27,19 @@ def row(one: KeyHelp) -> str:
     return f"| `{one.key}` | {one.about} | {one.must} | {default} |"
 
 
-def test_the_page_lists_every_key(request: pytest.FixtureRequest) -> None:
+def page_of(one: KeyHelp) -> Path:
+    """The page that lists a key."""
+    beginnings = [begin for begin in PAGES if f"{one.key}.".startswith(begin)]
+    return PAGES[max(beginnings, key=len)]
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES.values())), ids=lambda page: page.name)
+def test_the_pages_list_every_key(page: Path, request: pytest.FixtureRequest) -> None:
     """Each key stands there with its meaning, its limits and its default."""
-    table = HEAD + "".join(f"{line}\n" for line in map(row, keys_of_specs()))
-    page = PAGE.read_text(encoding="utf-8")
-    above = page[: page.index(MARK) + len(MARK)]
+    rows = [row(one) for one in keys_of_specs() if page_of(one) == page]
+    table = HEAD + "".join(f"{line}\n" for line in rows)
+    text = page.read_text(encoding="utf-8")
+    above = text[: text.index(MARK) + len(MARK)]
     if request.config.getoption("--refresh-golden"):
-        PAGE.write_text(f"{above}\n{table}", encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == f"{above}\n{table}"
+        page.write_text(f"{above}\n{table}", encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == f"{above}\n{table}"

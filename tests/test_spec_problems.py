@@ -1,6 +1,5 @@
 """Specs: the problems of bad files, as golden texts, and that the hints are right."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,10 +7,10 @@ import pytest
 
 from orchestrator import catalog, reading
 from orchestrator.reading.expectations import SYNONYMS, synonym
-from orchestrator.reading.problems import MESSAGES, SHOWN_PROBLEMS, Problem, SpecProblems
+from orchestrator.reading.problems import SHOWN_PROBLEMS, Problem, SpecProblems
 from orchestrator.reading.schema import homes
 from orchestrator.values.spec import TensorTreatments
-from tests.conftest import ROOT, HoldGolden
+from tests.conftest import HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
 
 FOLDER = Path(__file__).parent / "specs_bad"
@@ -62,11 +61,10 @@ CODES = {
 
 
 @pytest.mark.parametrize("stem", CODES)
-def test_a_problem_has_a_code_and_fields(stem: str) -> None:
-    """Programs tell problems apart by these, and not by their sentences."""
+def test_a_problem_has_a_code(stem: str) -> None:
+    """Programs tell problems apart by it, and not by their sentences."""
     problems = problems_of(Path(f"{stem}.yaml"))
     assert {problem.code for problem in problems} >= CODES[stem]
-    assert json.dumps([problem.fields for problem in problems])
     if stem == "topology":
         [problem] = problems
         assert problem.fields["topology"] == "16x20x30"
@@ -99,12 +97,6 @@ def test_remat_names_tensors_that_the_model_has(tmp_path: Path, gated: bool) -> 
     else:
         [problem] = problems_of(write(tmp_path, text))
         assert (problem.code, problem.key) == ("no-such-tensor", "experiment.remat.gate")
-
-
-def test_every_code_is_used() -> None:
-    """No message without a problem."""
-    sources = "".join(path.read_text() for path in (ROOT / "orchestrator/spec").glob("*.py"))
-    assert [code for code in MESSAGES if sources.count(f'"{code}"') < 2] == []
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)

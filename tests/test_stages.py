@@ -20,7 +20,7 @@ from orchestrator.reading.examples import spec_text
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run import proofs
-from orchestrator.show.stages_screen import stages_screen
+from orchestrator.show.plan_screen import stages_screen
 from orchestrator.show.status_screen import stage as stage_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -164,7 +164,7 @@ def test_a_stage_without_a_plan_is_named(tmp_path: Path) -> None:
         staged_plan(tmp_path, text)
     assert caught.value.reasons[0].code == "stage"
     assert caught.value.reasons[0].figures == {"number": 2, "of": 3}
-    assert caught.value.refusal.suggestions == ()
+    assert caught.value.suggestions() == ()
 
 
 def test_offers_count_all_stages(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.reading.schema import study_schema
-from orchestrator.show import scaling_screens as render
+from orchestrator.show import study_screens as render
 from orchestrator.values.study import Study, Trial
 from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.journals import tiny_spec
@@ -220,7 +220,7 @@ def test_other_keys_make_another_series() -> None:
         True, False, True, False,
     ]  # fmt: skip
     last = " ".join(
-        render.scaling_screen(forecast_scaling(study, plans)).rpartition("Study: ")[2].split()
+        render.forecast_screen(forecast_scaling(study, plans)).rpartition("Study: ")[2].split()
     )
     assert last.startswith("scaling efficiency is between ")
     assert "on 8 chips (remat full)" in last
@@ -249,7 +249,7 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
     assert forecast.trials[0].infeasible == "no room\n  for it"
     assert forecast.trials[1].planned
     assert forecast.trials[1].planned.efficiency.lower == 1.0
-    text = render.scaling_screen(forecast)
+    text = render.forecast_screen(forecast)
     assert "no plan" in text
     assert "warning: no plan for trial 1: no room\n  for it" in text
     assert text.splitlines()[2].strip().startswith("Study: 1 of 3 trials have no plan, scaling")
@@ -258,7 +258,7 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
 def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     study = load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    text = render.scaling_screen(forecast_scaling(study, plans), "orch submit study.yaml")
+    text = render.forecast_screen(forecast_scaling(study, plans), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 

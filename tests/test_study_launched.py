@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from orchestrator import journal, tracking
 from orchestrator.cli import orch as command
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.journal.creation import RunRequest
-from orchestrator.journal.ownership import Writer
+from orchestrator.journal.ownership import RunRequest, Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run import cluster as clusters
 from orchestrator.run import studies

@@ -23,8 +23,8 @@ from orchestrator.journal.study_journal import StudyRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.run import submit as submit_module
 from orchestrator.run.progress import Tracked
-from orchestrator.show import scaling_screens
-from orchestrator.show.page.study_pages import scaling_page
+from orchestrator.show import study_screens
+from orchestrator.show.study_pages import scaling_page
 from orchestrator.tracking.mlflow.export import study_points
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import EndState
@@ -68,10 +68,10 @@ def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_pat
         assert one.measured
         assert one.predicted.efficiency.expected
         assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
-        assert scaling_screens.predicted_efficiency(one) == percent(
+        assert study_screens._predicted_efficiency(one) == percent(
             one.predicted.efficiency.expected
         )
-        assert scaling_screens.over_predicted(one, one.measured) == "3 x"
+        assert study_screens._over_predicted(one, one.measured) == "3 x"
 
 
 def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
     assert (first.line, first.resource) == ("waiting for slices", "")
     assert isclose(first.times, 4)
     assert first.share > 0.999
-    text = scaling_screens.gap_explanation(report.explanations)
+    text = study_screens.gap_explanation(report.explanations)
     assert "Adding 4 times waiting for slices to the forecast would explain 100.0 %" in text
 
 
@@ -101,14 +101,14 @@ def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     explanations = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (explanations[0].line, explanations[0].resource) == ("pods", "pods")
     assert isclose(explanations[0].times, 4)
-    assert "4 times pods (dcn pods)" in scaling_screens.gap_explanation(explanations)
+    assert "4 times pods (dcn pods)" in study_screens.gap_explanation(explanations)
 
 
 def test_no_line_explains_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     assert explain_gaps([(plans[0], 1.0)]) == ()
     assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
-    assert "No ledger line" in scaling_screens.gap_explanation(())
+    assert "No ledger line" in study_screens.gap_explanation(())
 
 
 def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
     assert report.rehearsal
     assert report.explanations == ()
     assert all(one.not_compared and one.expected_s is None for one in report.trials)
-    text = scaling_screens.scaling_report_screen(report, "next")
+    text = study_screens.study_report_screen(report, "next")
     assert "emulated pods share this machine's cores" in text
     rows = [line for line in text.splitlines() if " 2 / 2 " in line]
     assert [row.split()[-2:] for row in rows] == [["-", "-"]] * 3
@@ -148,11 +148,11 @@ def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
     assert report.trials[1].measured
     assert report.trials[1].measured.efficiency.median == 1.0
     assert report.trials[2].unfinished == {failed.run: "failed"}
-    text = scaling_screens.scaling_report_screen(report, "next")
+    text = study_screens.study_report_screen(report, "next")
     assert f"warning: {failed.run} is failed" in text
     assert "one trial is measured; efficiency needs another" in text
     empty = make_scaling_report("x", study, [])
-    assert "nothing is measured yet" in scaling_screens.scaling_report_screen(empty, "next")
+    assert "nothing is measured yet" in study_screens.study_report_screen(empty, "next")
     read(scaling_page(empty, {}))
 
 

@@ -11,8 +11,7 @@ import pytest
 
 import orchestrator as orch
 from orchestrator import journal, reading
-from orchestrator.journal.creation import RunRequest
-from orchestrator.journal.ownership import Writer
+from orchestrator.journal.ownership import RunRequest, Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.planning.planner import make_plan
 from orchestrator.run import submit as submitting

@@ -24,7 +24,7 @@ from orchestrator.journal.study_journal import StudyJournal, StudyRequest, is_se
 from orchestrator.planning.planner import make_plan
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems
-from orchestrator.show.sweep_screens import forecast_screen, ranked, study_report_screen
+from orchestrator.show.study_screens import forecast_screen, ranked, study_report_screen
 from orchestrator.tracking.mlflow.export import study_points
 from orchestrator.values.run import Attempt
 from orchestrator.values.study import Study, SweepForecast, SweepReport, Trial

@@ -1,14 +1,14 @@
 """Which slices of a chip exist, their names and closed axes, and which ones Google Cloud rents."""
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from itertools import zip_longest
 from math import ceil, log, prod
 
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.errors import NoSuchSlice, NoTopology
-from orchestrator.values.plan import PlanWarning, plan_warning
+from orchestrator.notes import sentence
+from orchestrator.values.plan import PlanWarning
 from orchestrator.values.spec import AUTO_TOPOLOGY
 
 Shape = tuple[int, ...]
@@ -148,42 +148,56 @@ def _text(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
-# --- slices of Google Cloud: fewer than exist
-
-
-def rental_warnings(chip: Chip, topology: Topology, pods: int) -> tuple[PlanWarning, ...]:
-    """Why so many slices of that topology cannot be rented; empty if they can be."""
-    return (*_one_slice(chip, topology), *_multislice(chip, topology, pods))
-
-
 def hosts(chip: Chip, topology: Topology) -> int:
-    """The number of hosts of one slice; each has one process."""
+    """Return the number of hosts of one slice; each has one process."""
     if topology.chips <= chip.single_host_chips:
         return 1
     return topology.chips // chip.chips_per_host
 
 
-def _one_slice(chip: Chip, topology: Topology) -> Iterator[PlanWarning]:
-    most = prod(chip.largest_slice)
+# --- slices of Google Cloud: fewer than exist
+
+
+def rental_warnings(chip: Chip, topology: Topology, pods: int) -> tuple[PlanWarning, ...]:
+    """Return why so many slices of that topology cannot be rented; nothing if they can be."""
+    found: list[PlanWarning] = []
+    most, limit = prod(chip.largest_slice), chip.multislice_chips
     if topology.chips > most:
-        yield plan_warning(
-            "slice_not_rented",
-            chip=chip.name,
-            most_chips=most,
-            largest_slice=_text(chip.largest_slice),
-            topology=str(topology),
-            chips=topology.chips,
+        found.append(
+            _slice_not_rented(
+                chip=chip.name,
+                most_chips=most,
+                largest_slice=_text(chip.largest_slice),
+                topology=str(topology),
+                chips=topology.chips,
+            )
         )
+    if limit is not None and topology.chips * pods > limit.value:
+        found.append(
+            _slices_not_joined(
+                chip=chip.name,
+                most_chips=limit.value,
+                topology=str(topology),
+                pods=pods,
+                chips=topology.chips * pods,
+            )
+        )
+    return tuple(found)
 
 
-def _multislice(chip: Chip, topology: Topology, pods: int) -> Iterator[PlanWarning]:
-    chips, limit = topology.chips * pods, chip.multislice_chips
-    if limit is not None and chips > limit.value:
-        yield plan_warning(
-            "slices_not_joined",
-            chip=chip.name,
-            most_chips=limit.value,
-            topology=str(topology),
-            pods=pods,
-            chips=chips,
-        )
+@sentence(PlanWarning)
+def _slice_not_rented(
+    chip: str, most_chips: int, largest_slice: str, topology: str, chips: int
+) -> str:
+    return (
+        f"Google Cloud schedules at most {most_chips:,} {chip} chips as one slice"
+        f" ({largest_slice}); {topology} is {chips:,}"
+    )
+
+
+@sentence(PlanWarning)
+def _slices_not_joined(chip: str, most_chips: float, topology: str, pods: int, chips: int) -> str:
+    return (
+        f"Google Cloud joins at most {most_chips:,.0f} {chip} chips by Multislice;"
+        f" {pods} x {topology} is {chips:,}"
+    )

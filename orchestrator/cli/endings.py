@@ -23,8 +23,9 @@ from orchestrator.errors import (
 from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.planning.infeasible import Infeasible
+from orchestrator.reading.expectations import keys_of_specs
 from orchestrator.reading.offer_options import WrongOption
-from orchestrator.reading.overrides import FLAG, keys_of_specs
+from orchestrator.reading.overrides import FLAG
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.run.next_commands import spec_command
 from orchestrator.run.progress import OperationInterrupted
@@ -42,7 +43,8 @@ def report(error: OrchError) -> None:
     error.next_command = error.next_command or next_after(error)
     _report_json(error)
     refused = not isinstance(error, Interrupted)
-    text = f"{ERROR} {error}" if refused else str(error)
+    said = error.full_text() if isinstance(error, Infeasible) else str(error)
+    text = f"{ERROR} {said}" if refused else said
     if error.is_prose or is_live(sys.stderr):  # a terminal itself would cut words
         text = fit(text, columns(sys.stderr), whole=error.quoted)
     say_error(text) if refused else echo(text, err=True)
@@ -77,11 +79,11 @@ def error_report(error: OrchError) -> ErrorReport:
     if not isinstance(error, Infeasible):
         return replace(found, suggestions=_hints(error))
     nearest = []
-    for suggestion in error.refusal.suggestions:  # options that lead to a plan, and that plan
+    for suggestion in error.suggestions():  # options that lead to a plan, and that plan
         words = " ".join(f"--set {override}" for override in suggestion.overrides)
         hint = Hint(kind="overrides", value=words, text=words, overrides=suggestion.overrides)
         nearest.append(replace(hint, leads_to=suggestion))
-    return replace(found, suggestions=tuple(nearest), reasons=error.refusal.reasons)
+    return replace(found, suggestions=tuple(nearest), reasons=error.all_reasons())
 
 
 def _problem_detail(problem: Problem) -> ErrorDetail:
@@ -168,8 +170,8 @@ def next_after(error: OrchError) -> str:
 
 def _after_infeasible(error: Infeasible, typed: Sequence[str]) -> str:
     """Return the same command for the nearest spec; without one, the slices that would serve."""
-    if error.refusal.suggestions:
-        overrides = error.refusal.suggestions[0].overrides
+    if nearest := error.suggestions():
+        overrides = nearest[0].overrides
         settings = (word for override in overrides for word in ("--set", override))
         return as_typed("--json", more=tuple(settings))
     specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]

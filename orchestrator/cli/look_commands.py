@@ -33,7 +33,7 @@ from orchestrator.show.status_screen import (
     status_screen,
     study_runs_screen,
 )
-from orchestrator.show.sweep_screens import study_report_screen, verdict_text
+from orchestrator.show.study_screens import study_report_screen, verdict_text
 from orchestrator.show.terminal import CommandResult, echo, echo_json, show, show_result
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, Status

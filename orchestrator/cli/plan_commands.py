@@ -21,17 +21,17 @@ from orchestrator.cli.arguments import (
 )
 from orchestrator.errors import SpecError, refuse_options
 from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
+from orchestrator.planning.plan_warnings import input_missing
 from orchestrator.reading.inputs import missing_inputs
 from orchestrator.run.next_commands import offer_command, spec_command, stage_option
 from orchestrator.run.progress import interruptible
 from orchestrator.show.offers_screen import offers_screen, to_take
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_diff_screen import plan_diff_screen
-from orchestrator.show.plan_screen import plan_screen
+from orchestrator.show.plan_screen import plan_screen, stages_screen
 from orchestrator.show.proof_screen import proof_summary
-from orchestrator.show.stages_screen import stages_screen
 from orchestrator.show.terminal import CommandResult, show_result
-from orchestrator.values.plan import Plan, plan_warning
+from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
 _ONE_SPEC = "the plan of one spec"
@@ -112,7 +112,7 @@ def _plans(
     made = orch.plans(spec, 1 + more, profile=profile, stage=stage)
     # Files that the plans need and this machine lacks.
     missing = missing_inputs(spec, path.parent)
-    warned = tuple(plan_warning("input_missing", key=key, path=name) for key, name in missing)
+    warned = tuple(input_missing(key=key, path=name) for key, name in missing)
     plans = [replace(plan, warnings=(*plan.warnings, *warned)) for plan in made]
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
     odds = [None if stage else orch.deadline_odds(spec, plan) for plan in plans]
@@ -156,7 +156,7 @@ def _offers(
 def _study_forecast(path: Path, overrides: Sequence[str]) -> CommandResult:
     # Heavy to import, and few plans are of studies.
     from orchestrator.show.progress import Display  # noqa: PLC0415
-    from orchestrator.show.sweep_screens import forecast_screen  # noqa: PLC0415
+    from orchestrator.show.study_screens import forecast_screen  # noqa: PLC0415
 
     found = orch.study(path, overrides, progress=Display())
     code = SpecError.exit_code if any(trial.infeasible for trial in found.trials) else 0

@@ -22,7 +22,7 @@ from orchestrator.show.endings import (
     submission_question,
 )
 from orchestrator.show.progress import Display
-from orchestrator.show.sweep_screens import study_report_screen
+from orchestrator.show.study_screens import study_report_screen
 from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
 from orchestrator.values.run import LIVE, Run
 from orchestrator.values.run_options import Proposal

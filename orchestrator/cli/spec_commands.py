@@ -12,9 +12,13 @@ from orchestrator.interop.maxtext.exported_run import script_of
 from orchestrator.reading.examples import yaml_text
 from orchestrator.run.next_commands import spec_command
 from orchestrator.run.progress import interruptible
-from orchestrator.show.machine_screens import weights_screen
+from orchestrator.show.machine_screens import (
+    examples_screen,
+    import_lines,
+    key_help_screen,
+    weights_screen,
+)
 from orchestrator.show.progress import Display
-from orchestrator.show.spec_screens import examples_screen, import_lines, key_help_screen
 from orchestrator.show.terminal import echo, say, show
 from orchestrator.values.run import WeightType
 

@@ -18,9 +18,8 @@ from orchestrator.errors import (
 )
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.ownership import Writer, claim_run
-from orchestrator.journal.retry import Decision, decide_retry
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_state import cancel_reason
+from orchestrator.journal.run_state import Decision, cancel_reason, decide_retry
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.planning.planner import plan_on

@@ -19,7 +19,7 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import folder, is_copy
-from orchestrator.storage.ship import pipe_to
+from orchestrator.storage.segments import pipe_to
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import SavedCheckpoint, Step, checkpoint_folder
 

@@ -26,12 +26,8 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 IS_LINK = "is a link, or a link leads to it"
 
 
-class ForeignFile(OSError):
-    """A file or folder belongs to somebody else."""
-
-
 def settled(folder: Path) -> Path:
-    """The folder of a run or study, with the links above it followed. It may itself be a link."""
+    """Return the folder of a run or study with the links above it followed; it may be a link."""
     absolute = folder.absolute()
     if absolute.name in ("", ".."):
         return Path(os.path.realpath(absolute))
@@ -40,17 +36,8 @@ def settled(folder: Path) -> Path:
 
 @contextmanager
 def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
-    """A descriptor of a folder to which no link leads."""
+    """Yield a descriptor of a folder to which no link leads."""
     _check_name(path)
-    opened = _walk(path, flags)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
-
-
-def _walk(path: Path, flags: int) -> int:
-    """Open each folder of a path in the one above it; return the last."""
     *above, last = path.parts[1:] or (".",)
     opened = os.open("/", _PASS)
     for name, how in (*((name, _PASS) for name in above), (last, flags)):
@@ -64,21 +51,24 @@ def _walk(path: Path, flags: int) -> int:
             raise
         finally:
             os.close(folder)
-    return opened
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _check_name(path: Path) -> None:
-    """Refuse what no file can be named, as a record may name one."""
+    """Refuse a name that no file can have: a record may contain one."""
     try:
-        named = b"\0" not in os.fsencode(path)
+        valid = b"\0" not in os.fsencode(path) and ".." not in path.parts
     except UnicodeEncodeError:
-        named = False
-    if not named or ".." in path.parts:
+        valid = False
+    if not valid:
         raise OSError(errno.EINVAL, "no file has such a name")
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file. Whoever writes to it owns it, and it has one name only."""
+    """Return a descriptor of a regular file. To write, its user must own it under one name only."""
     _check_name(path)
     with folder_of(path.parent) as folder:
         return _open_in(folder, path.name, flags)
@@ -98,7 +88,7 @@ def _open_in(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file")
         if flags & (os.O_WRONLY | os.O_RDWR):
-            _check_own(found)
+            _check_owner(found, {os.geteuid()})
             if found.st_nlink > 1:
                 raise OSError(errno.EMLINK, "has another name elsewhere")
     except OSError:
@@ -107,41 +97,38 @@ def _open_in(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
     return opened
 
 
-def _check_own(found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid():
-        raise ForeignFile(errno.EPERM, f"belongs to another user, {found.st_uid}")
+def _check_owner(found: os.stat_result, owners: set[int]) -> None:
+    if found.st_uid not in owners:
+        raise OSError(errno.EPERM, f"belongs to another user, {found.st_uid}")
 
 
 def reading_file(path: Path) -> IO[bytes]:
-    """A regular file, open for reading."""
     return os.fdopen(open_file(path), "rb")
 
 
 def appending_to(path: Path) -> IO[bytes]:
-    """A log of this user, open for appending without a buffer; it is created when it is missing."""
+    """Open a log of this user for appending without a buffer; create it if it is missing."""
     opened = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     return os.fdopen(opened, "ab", buffering=0)
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file, which has at most so many bytes."""
-    _check_name(path)
-    with folder_of(path.parent) as folder:
-        return read_in(folder, path.name, most)
+    return _read_whole(open_file(path), most)
 
 
 def read_in(folder: int, name: str, most: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file in an open folder, which has at most so many bytes."""
     return _read_whole(_open_in(folder, name), most)
 
 
 def read_trusted(path: Path, most: int) -> bytes:
-    """The content of a file that the user has written, or whoever owns the folder that it is in."""
+    """Return the content of a file that belongs to the user, or to the owner of its folder."""
     with folder_of(path.parent) as folder:
         opened = _open_in(folder, path.name)
-        if (owner := os.fstat(opened).st_uid) not in {os.geteuid(), os.fstat(folder).st_uid}:
+        try:
+            _check_owner(os.fstat(opened), {os.geteuid(), os.fstat(folder).st_uid})
+        except OSError:
             os.close(opened)
-            raise ForeignFile(errno.EPERM, f"belongs to another user, {owner}")
+            raise
         return _read_whole(opened, most)
 
 
@@ -153,7 +140,7 @@ def _read_whole(opened: int, most: int) -> bytes:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, in order."""
+    """Return the names in a folder, in order."""
     with folder_of(folder, _LIST) as opened, os.scandir(opened) as entries:
         names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
     if len(names) > MAX_ENTRIES:
@@ -162,7 +149,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def status_of(path: Path) -> os.stat_result:
-    """What the file system knows of a file or folder to which no link leads."""
+    """Return the status of a file or folder to which no link leads."""
     _check_name(path)
     with folder_of(path.parent) as folder:
         found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
@@ -173,4 +160,4 @@ def status_of(path: Path) -> os.stat_result:
 
 def check_own(path: Path) -> None:
     """Refuse a file or folder that is a link or belongs to another user, for root too."""
-    _check_own(status_of(path))
+    _check_owner(status_of(path), {os.geteuid()})

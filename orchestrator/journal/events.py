@@ -1,10 +1,11 @@
-"""The events of a run and the requests to its driver, as they are written down. Plain values."""
+"""The events of a run and the requests to its driver: as values, as numbered files, as a chain."""
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ from orchestrator.values.run import (
 )
 
 SCHEMA = 4
+T = TypeVar("T")
+_NAME = re.compile(r"(\d{6,})\.json")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -134,26 +137,17 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 def decode_event(text: bytes) -> AnyEvent:
-    """The event in a file; `msgspec.DecodeError` when it holds none."""
+    """Return the event in a file; `msgspec.DecodeError` when it holds none."""
     with codec.decoding():
         event: AnyEvent = msgspec.json.decode(text, type=AnyEvent)
         return event
 
 
-def decode_request(text: bytes) -> CancelRequest:
-    """The request in a file; `msgspec.DecodeError` when it holds none."""
-    return codec.from_json(text, CancelRequest)
-
-
 def encode(record: AnyEvent | CancelRequest) -> bytes:
-    """The one line of a record's file."""
     return msgspec.json.encode(record) + b"\n"
 
 
-# A folder of files numbered from 1, each written once.
-
-
-NAME = re.compile(r"(\d{6,})\.json")
+# --- a folder of records: files numbered from 1, each written once
 
 
 @dataclass(frozen=True)
@@ -165,7 +159,7 @@ class Fault(FileFault):
 
 @dataclass(frozen=True)
 class EventLog:
-    """The records of a folder by number; `last` is the highest number, 0 when there is none.
+    """The records of a folder by number; `last` is the highest number, or 0.
 
     `faults` are records that are missing or cannot be read, `problems` these and unexpected files.
     """
@@ -189,13 +183,8 @@ def file_name(number: int) -> str:
     return f"{number:06d}.json"
 
 
-def record_name(folder: Path, number: int) -> str:
-    """The file of a record, by its name in the run's folder."""
-    return f"{folder.name}/{file_name(number)}"
-
-
 def exists(folder: Path, number: int) -> bool:
-    """Whether there is a record of that number. Opening it asks the server, unlike a listing."""
+    """Return whether there is that record. Opening it asks the server, unlike a listing."""
     path = folder / file_name(number)
     try:
         with files.reading(path), boundary.reading_file(path):
@@ -206,68 +195,71 @@ def exists(folder: Path, number: int) -> bool:
         return True  # something has the name: reading it says what is wrong
 
 
-def printable(name: str) -> str:
-    """A name of somebody else's choice, with what no terminal should get written out."""
-    return name if name.isprintable() else ascii(name)
-
-
 def read(folder: Path) -> EventLog:
-    """All records of a folder, in order.
-
-    A shared file system may list a folder as it was a minute ago: what comes after the last record
-    that is listed is asked for by its name.
-    """
+    """Return all records of a folder, in order."""
     names = files.names(folder)
-    numbers = {name: int(match[1]) for name in names if (match := NAME.fullmatch(name))}
-    numbers |= _unlisted(folder, max(numbers.values(), default=0))
+    numbers = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+    last = max(numbers.values(), default=0)
+    # A shared file system may list a folder as it was a minute ago: what comes after the last
+    # record that is listed is asked for by its name.
+    while exists(folder, last + 1):
+        last += 1
+        numbers[file_name(last)] = last
     contents: dict[int, bytes] = {}
-    faults = _gaps(folder, sorted(numbers.values()))
+    faults: list[Fault] = []
+    before = 0
+    for number in sorted(numbers.values()):
+        if number > before + 1:
+            faults.append(fault(folder, before + 1, "is missing"))  # the first number of each gap
+        before = number
     if numbers:
-        for name, content in files.read_all(folder, numbers, boundary.MAX_RECORD_BYTES):
-            if isinstance(content, JournalUnreadable):
-                faults.append(Fault(f"{folder.name}/{name}", content.why, numbers[name]))
-            else:
-                contents[numbers[name]] = content
+        with files.looking(folder), boundary.folder_of(folder) as opened:
+            for name, number in numbers.items():
+                try:
+                    contents[number] = boundary.read_in(opened, name, boundary.MAX_RECORD_BYTES)
+                except OSError as error:
+                    why = f"cannot be read: {error.strerror or error}"
+                    faults.append(Fault(f"{folder.name}/{name}", why, number))
     return EventLog(
         contents=dict(sorted(contents.items())),
-        last=max(numbers.values(), default=0),
-        faults=tuple(sorted(faults, key=lambda fault: fault.number)),
+        last=last,
+        faults=tuple(sorted(faults, key=lambda found: found.number)),
         unexpected=tuple(
-            f"{folder.name}/{printable(name)}: is not a file of the journal"
+            # Others choose the names: a terminal gets nothing that it would obey.
+            f"{folder.name}/{name if name.isprintable() else ascii(name)}: "
+            "is not a file of the journal"
             for name in names
-            if name not in numbers and not files.is_partial(name)
+            if name not in numbers and not name.endswith(files.PARTIAL)
         ),
     )
 
 
-def _unlisted(folder: Path, last: int) -> dict[str, int]:
-    """The records that are there and not listed."""
-    found: dict[str, int] = {}
-    while exists(folder, last + 1):
-        last += 1
-        found[file_name(last)] = last
-    return found
-
-
 def read_one(folder: Path, number: int) -> dict[int, bytes]:
-    """The record of one number; empty when there is none."""
+    """Return the record of one number, if it exists."""
     try:
         return {number: files.read(folder / file_name(number), boundary.MAX_RECORD_BYTES)}
     except FileNotFoundError:
         return {}
 
 
-def missing(folder: Path, number: int) -> Fault:
-    return Fault(record_name(folder, number), "is missing", number)
+def decoded(
+    folder: Path, contents: Mapping[int, bytes], decode: Callable[[bytes], T]
+) -> dict[int, T | Fault]:
+    """Return the value of each record, or what is wrong with it."""
+    records: dict[int, T | Fault] = {}
+    for number, text in contents.items():
+        try:
+            records[number] = decode(text)
+        except msgspec.DecodeError as error:
+            records[number] = fault(folder, number, str(error))
+    return records
 
 
-def _gaps(folder: Path, numbers: list[int]) -> list[Fault]:
-    """A fault for the first number of each gap."""
-    pairs = zip([0, *numbers], numbers, strict=False)
-    return [missing(folder, before + 1) for before, number in pairs if number > before + 1]
+def fault(folder: Path, number: int, what: str) -> Fault:
+    return Fault(f"{folder.name}/{file_name(number)}", what, number)
 
 
-# The chain of a run's events: each has the digest of the one before, and a note has the last.
+# --- the chain of a run's events: each has the digest of the one before, and a note has the last
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,34 +273,29 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def linked(event: AnyEvent, previous: str) -> bytes:
-    """The file of an event that comes after the one with that digest."""
-    return encode(msgspec.structs.replace(event, previous=previous))
+def append_event(paths: RunPaths, number: int, event: AnyEvent, previous: str) -> str:
+    """Write an event after the one with the digest `previous`; return its own digest.
 
-
-def begin(paths: RunPaths, content: bytes) -> None:
-    """Write the first event."""
-    append(paths.events, 1, content)
-    note_newest(paths, 1, digest(content))
-
-
-def append_event(paths: RunPaths, number: int, content: bytes) -> None:
-    """Write an event; `FileExistsError` when another process has written that number."""
+    `FileExistsError` when another process has written that number.
+    """
+    content = encode(msgspec.structs.replace(event, previous=previous))
     append(paths.events, number, content)
     try:
         note_newest(paths, number, digest(content))
     except JournalUnwritable:
-        return  # the event is there, and the next one writes the note again
+        if number == 1:
+            raise  # a run is created whole, or not at all
+        # Any other event is there, and the next one writes the note again.
+    return digest(content)
 
 
 def note_newest(paths: RunPaths, number: int, sha256: str) -> None:
-    """Note which event is the newest."""
     note = Newest(number=number, sha256=sha256)
-    files.replace_durably(paths.newest_event, msgspec.json.encode(note))
+    files.replace(paths.newest_event, msgspec.json.encode(note), durably=True)
 
 
 def read_newest(paths: RunPaths) -> Newest | FileFault:
-    """The note, or what is wrong with it. Read it before the events: it may be behind them."""
+    """Return the note, or what is wrong with it. Read it before the events: it may be behind."""
     where = paths.newest_event.name
     try:
         content = files.read(paths.newest_event, boundary.MAX_RECORD_BYTES)
@@ -322,7 +309,7 @@ def read_newest(paths: RunPaths) -> Newest | FileFault:
 def faults(
     folder: Path, log: EventLog, events: Mapping[int, AnyEvent | Fault], newest: Newest | FileFault
 ) -> Iterator[Fault]:
-    """What does not fit together, by the number of the event that is in doubt."""
+    """Yield what does not fit together, by the number of the event that is in doubt."""
     # An event that cannot be decoded is in doubt already.
     digests = {
         number: digest(content)
@@ -333,18 +320,10 @@ def faults(
         before = digests.get(number - 1)
         if before and not isinstance(event, Fault) and event.previous != before:
             what = f"is not the event that event {number} came after"
-            yield Fault(record_name(folder, number - 1), what, number - 1)
+            yield fault(folder, number - 1, what)
     if isinstance(newest, FileFault):
         yield Fault(newest.file, newest.what, log.last + 1)
     elif newest.number > log.last:
-        yield missing(folder, log.last + 1)
+        yield fault(folder, log.last + 1, "is missing")
     elif newest.number in digests and newest.sha256 != digests[newest.number]:
-        name = record_name(folder, newest.number)
-        yield Fault(name, "was changed after it was written", newest.number)
-
-
-def end_of(log: EventLog, newest: Newest | FileFault) -> str:
-    """The digest that the next event has of the last one; empty where that cannot be read."""
-    if isinstance(newest, Newest) and newest.number == log.last:
-        return newest.sha256
-    return digest(log.contents[log.last]) if log.last in log.contents else ""
+        yield fault(folder, newest.number, "was changed after it was written")

@@ -2,8 +2,8 @@
 
 Those of a bucket are written there first, and read from a copy here that is brought up to date.
 
-This module and `line_files` change the disk through `os` alone: a test can interrupt each change.
-They open what others may have written through `boundary`.
+This module changes the disk through `os` alone: a test can interrupt each change. It opens what
+others may have written through `boundary`.
 """
 
 import errno
@@ -11,21 +11,20 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from orchestrator import storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import boundary
 from orchestrator.storage import copies
 
-PARTIAL = ".partial"
-REMOVED = ".removed"
-ADVICE = {
+PARTIAL = ".partial"  # a file or folder that is being written, or whose writer was killed
+_REMOVED = ".removed"
+_ADVICE = {
     errno.ENOSPC: "free some space there, then resume the run",
     errno.EDQUOT: "free some space there, then resume the run",
     errno.EPERM: "the journal needs a file system with hard links, and permission to write there",
@@ -34,11 +33,21 @@ ADVICE = {
     errno.EACCES: "it needs permission to write there",
 }
 # Some file systems cannot sync a folder, and need not.
-NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
-# The steps of a million, about three times over.
-MAX_LINES_BYTES = 1 << 30
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
 # A partial or removed file this old was left by a process that was killed.
 LEFT_OVER_S = 3600.0
+
+
+@dataclass(frozen=True)
+class FileFault:
+    """What is wrong with a file, which has its name in the run's folder."""
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}"
+
 
 # --- errors
 
@@ -68,22 +77,18 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def looking(path: Path) -> Iterator[None]:
-    """The same, without a look at the bucket."""
+    """Turn failures into the same errors as `reading`, without asking the bucket."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> JournalUnreadable:
-    return JournalUnreadable(storage.address(path), f"cannot be read: {error.strerror or error}")
+        why = f"cannot be read: {error.strerror or error}"
+        raise JournalUnreadable(storage.address(path), why) from error
 
 
 def _cause(error: OSError) -> str:
-    """The system's message, and what to do about it."""
-    advice = ADVICE.get(error.errno or 0)
+    advice = _ADVICE.get(error.errno or 0)
     return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
 
 
@@ -115,40 +120,26 @@ def write_once(path: Path, content: bytes, mode: int = 0o666) -> None:
         write_new(path, content, mode)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Replace a file, whole or not at all. It is not synced: use it for what can be rebuilt."""
-    with writing(path):
-        if copies.replace(path, content):
-            return
-    with _replacing(path) as partial:
-        partial.write_bytes(content)
+def replace(path: Path, content: bytes, *, durably: bool = False) -> None:
+    """Replace a file, whole or not at all.
 
-
-def replace_durably(path: Path, content: bytes) -> None:
-    """Replace a file by one that survives a power failure whole, or else the earlier one does."""
-    with writing(path):
-        if copies.replace(path, content):
-            return
-    with _replacing(path) as partial:
-        _write_whole(partial, content)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+    After a power failure a file replaced `durably` is the new one or the earlier one, and whole.
+    Otherwise it is not synced: use that for what can be rebuilt.
+    """
     partial = _partial(path)
     with writing(path):
+        if copies.replace(path, content):
+            return
         try:
-            yield partial
+            if durably:
+                _write_whole(partial, content)
+            else:
+                partial.write_bytes(content)
             partial.rename(path)
         except OSError:
             with suppress(OSError):
                 partial.unlink()
             raise
-
-
-def is_partial(name: str) -> bool:
-    """Whether this is the name of a file that is being written, or whose writer was killed."""
-    return name.endswith(PARTIAL)
 
 
 def _partial(path: Path) -> Path:
@@ -179,43 +170,23 @@ def _link(partial: Path, path: Path) -> None:
 
 
 def read(path: Path, most: int = boundary.MAX_FILE_BYTES) -> bytes:
-    """The content of a file; `JournalUnreadable` when it is larger than that many bytes."""
+    """Return the content of a file; `JournalUnreadable` when it is larger than `most` bytes."""
     with reading(path):
         return boundary.read_bytes(path, most)
 
 
-def read_all(
-    folder: Path, names: Iterable[str], most: int
-) -> Iterator[tuple[str, bytes | JournalUnreadable]]:
-    """Files of a folder, opened once: the content of each, or why it cannot be read."""
-    with looking(folder), boundary.folder_of(folder) as opened:
-        for name in names:
-            try:
-                yield name, boundary.read_in(opened, name, most)
-            except OSError as error:
-                yield name, _unreadable(folder / name, error)
-
-
-def check_size(file: IO[bytes]) -> None:
-    """Refuse a file of lines that is too large to read."""
-    if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
-        raise OSError(errno.EFBIG, f"is larger than {MAX_LINES_BYTES:,} bytes")
-
-
-def exists(path: Path) -> bool:
-    """Whether there is a file of that name now; one that cannot be examined is not there."""
-    try:
-        with reading(path):
-            return path.exists()
-    except (OSError, JournalUnreadable):
-        return False
+def set_aside(path: Path, suffix: str) -> None:
+    """Rename a file, if it is there; what was set aside under that name before is replaced."""
+    with writing(path), suppress(FileNotFoundError):
+        if not copies.set_aside(path, suffix):
+            path.rename(path.with_name(f".{path.name}{suffix}"))
 
 
 # --- folders
 
 
 def names(folder: Path) -> list[str]:
-    """The names in a folder, in order; a folder that does not exist is empty."""
+    """Return the names in a folder, in order; a folder that does not exist is empty."""
     try:
         with looking(folder):
             copied = copies.names_in(folder)
@@ -225,7 +196,7 @@ def names(folder: Path) -> list[str]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """The contents of a folder by name; a folder that does not exist is empty."""
+    """Return the contents of a folder by name; a folder that does not exist is empty."""
     return [folder / name for name in names(folder)]
 
 
@@ -235,7 +206,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(opened)
     except OSError as error:
-        if error.errno not in NO_FOLDER_SYNC:
+        if error.errno not in _NO_FOLDER_SYNC:
             raise
     finally:
         os.close(opened)
@@ -243,16 +214,16 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder unless it exists, so that it survives a power failure."""
-    missing = [one for one in (path, *path.parents) if not _exists(one)]
+    missing = [folder for folder in (path, *path.parents) if not _exists(folder)]
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-        for one in missing:
-            sync_folder(one.parent)
+        for folder in missing:
+            sync_folder(folder.parent)
 
 
 @contextmanager
 def building(storage: Path) -> Iterator[Path]:
-    """An empty hidden folder for the `with` block to fill and publish; an error removes it."""
+    """Yield an empty hidden folder to fill and publish; an error removes it."""
     prepared = storage / f".{uuid.uuid4().hex}{PARTIAL}"
     with writing(prepared):
         prepared.mkdir(parents=True)
@@ -271,7 +242,7 @@ def publish(prepared: Path, path: Path, last: str) -> None:
     renames: there the file of the name `last` is written last, and makes it a run or a study.
     """
     with writing(path):
-        if copies.publish(prepared, path, last):
+        if copies.publish(path, prepared, last):
             return
         sync_folder(prepared)
         try:
@@ -284,18 +255,11 @@ def publish(prepared: Path, path: Path, last: str) -> None:
 
 
 def hide(path: Path) -> Path:
-    """Rename a folder to a hidden name; returns that name."""
-    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}{REMOVED}")
+    """Rename a folder to a hidden name; return its new path."""
+    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_REMOVED}")
     with writing(path):
         path.rename(hidden)
     return hidden
-
-
-def set_aside(path: Path, suffix: str) -> None:
-    """Rename a file, if it is there; what was set aside under that name before is replaced."""
-    with writing(path), suppress(FileNotFoundError):
-        if not copies.set_aside(path, suffix):
-            path.rename(path.with_name(f".{path.name}{suffix}"))
 
 
 def delete(path: Path) -> None:
@@ -312,7 +276,7 @@ def delete(path: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove the partial and hidden files of processes that were killed."""
     for path in folder.glob(".*"):
-        if path.suffix in {PARTIAL, REMOVED}:
+        if path.suffix in {PARTIAL, _REMOVED}:
             with suppress(OSError, JournalUnwritable):  # another process may remove it too
                 if time.time() - path.stat().st_mtime > LEFT_OVER_S:
                     delete(path)
@@ -323,8 +287,12 @@ def check_writable(folder: Path) -> None:
 
     `JournalUnwritable` names the folder as the caller gave it.
     """
-    if _check_bucket(folder):
-        return
+    try:
+        if copies.check_writable(folder):
+            return
+    except OSError as error:
+        why = f"runs cannot be stored there: {_cause(error)}"
+        raise JournalUnwritable(f"{storage.address(folder)}: {why}") from error
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
     trial = parent / f".{uuid.uuid4().hex}{PARTIAL}"
     try:
@@ -338,15 +306,6 @@ def check_writable(folder: Path) -> None:
         shutil.rmtree(trial, ignore_errors=True)
 
 
-def _check_bucket(folder: Path) -> bool:
-    """The same of a bucket; False where the folder is of none."""
-    try:
-        return copies.check_writable(folder)
-    except OSError as error:
-        why = f"runs cannot be stored there: {_cause(error)}"
-        raise JournalUnwritable(f"{storage.address(folder)}: {why}") from error
-
-
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -354,27 +313,13 @@ def _exists(path: Path) -> bool:
         return False
 
 
-# What is wrong with a file of a run.
+# --- files of lines: one writer appends whole lines, readers take the first, the last or the next
 
-
-@dataclass(frozen=True)
-class FileFault:
-    """What is wrong with a file, which has its name in the run's folder."""
-
-    file: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.what}"
-
-
-# Files of lines: one writer appends whole lines, readers take the first, the last or the next.
-
-
-TAIL_BYTES = 1 << 15
-PART_BYTES = 1 << 22
+MAX_LINES_BYTES = 1 << 30  # of a file: the steps of a million, about three times over
 MAX_LINE_BYTES = 1 << 20
 MAX_TAIL_BYTES = 64 << 20
+TAIL_BYTES = 1 << 15
+PART_BYTES = 1 << 22
 
 
 class LineWriter:
@@ -389,12 +334,7 @@ class LineWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Sync and close the file; an error of the `with` block takes precedence."""
         try:
             self.sync()
@@ -425,14 +365,14 @@ class LineWriter:
 
 
 def first_line(path: Path) -> bytes | None:
-    """The first line of a file; None while there is no whole one."""
+    """Return the first line of a file; None until it is whole."""
     with reading(path), boundary.reading_file(path) as file:
         line = file.readline(MAX_LINE_BYTES)
     return line[:-1] if line.endswith(b"\n") else None
 
 
 def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
-    """At least that many whole lines from the end of a file, or all, and the offset after them.
+    """Return at least that many whole lines from the end of a file, or all, and where they end.
 
     Only the end of the file is read. An incomplete last line is left out.
     """
@@ -451,12 +391,13 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
 
 
 def whole_lines(path: Path, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
-    """The whole lines of a file after `offset`, or of so many bytes of it, in parts of some lines.
+    """Yield the whole lines of a file after `offset`, or in its next `size` bytes, in parts.
 
     An incomplete last line is left out. Memory does not grow with the file.
     """
     with reading(path), boundary.reading_file(path) as file:
-        check_size(file)
+        if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {MAX_LINES_BYTES:,} bytes")
         file.seek(offset)
         left, rest = MAX_LINES_BYTES if size is None else size, b""
         while left > 0 and (read := file.read(min(PART_BYTES, left))):
@@ -471,7 +412,7 @@ def whole_lines(path: Path, offset: int = 0, size: int | None = None) -> Iterato
 
 
 def lines_from(path: Path, offset: int) -> Iterator[bytes]:
-    """The lines of a file after `offset`, with their ends; the last one may be incomplete.
+    """Yield the lines of a file after `offset` with their ends; the last may be incomplete.
 
     A line that is too long comes in parts, of which only the last has an end.
     """

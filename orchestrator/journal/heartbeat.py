@@ -1,8 +1,8 @@
 """Heartbeats of an attempt's ranks: one small file each, its writer, and a monitor for all.
 
 A heartbeat says when its rank was alive, how many steps its main thread has done and, last of all,
-which error ended it. The monitor goes by its own clock: it takes a
-heartbeat that does not change for silence.
+which error ended it. The monitor goes by its own clock: it takes a heartbeat that does not change
+for silence.
 """
 
 import threading
@@ -10,21 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import boundary, events, files, liveness
-from orchestrator.journal.events import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointSaved,
-    Claimed,
-    decode_event,
-)
 from orchestrator.journal.liveness import DriverHeartbeat
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.values import codec
@@ -35,7 +26,7 @@ RENEWAL_LIMIT_S = 60.0
 
 
 class ClaimWatch:
-    """Watches one claim, for one of its attempts; for whatever attempt where that is None."""
+    """Watches one claim, for one of its attempts; for any attempt where that is None."""
 
     def __init__(
         self,
@@ -55,36 +46,37 @@ class ClaimWatch:
         self.saved: tuple[SavedCheckpoint, ...] = ()  # by this attempt, as recorded
 
     def lapse(self) -> str | None:
-        """Why nothing more may be done for this claim; None while it counts."""
         return self._successor() or self._silence()
 
     def _successor(self) -> str | None:
-        """The event that ended the claim or the attempt, if one did."""
+        """Return the event that ended the claim or the attempt, if one did."""
+        attempt = self._attempt
         while (event := self._read_next()) is not None:
             number, self._next = self._next, self._next + 1
-            if isinstance(event, Claimed):
+            if isinstance(event, events.Claimed):
                 return f"claim {self._claim} is superseded by claim {number}"
-            if isinstance(event, AttemptStarted) and self._is_later(event.attempt):
+            if (
+                isinstance(event, events.AttemptStarted)
+                and attempt is not None
+                and event.attempt > attempt
+            ):
                 return f"attempt {event.attempt} has started"
-            if isinstance(event, AttemptEnded) and event.attempt == self._attempt:
+            if isinstance(event, events.AttemptEnded) and event.attempt == attempt:
                 return f"attempt {event.attempt} has ended"
-            if isinstance(event, CheckpointSaved) and event.checkpoint.attempt == self._attempt:
+            if isinstance(event, events.CheckpointSaved) and event.checkpoint.attempt == attempt:
                 self.saved = (*self.saved, event.checkpoint)
         return None
 
-    def _is_later(self, attempt: int) -> bool:
-        return self._attempt is not None and attempt > self._attempt
-
-    def _read_next(self) -> AnyEvent | str | None:
-        """The next event, or what is wrong with it; None where there is none yet."""
+    def _read_next(self) -> events.AnyEvent | str | None:
+        """Return the next event, or what is wrong with it; None until it is written."""
         try:
             content = events.read_one(self._events, self._next)
-            return decode_event(content[self._next]) if content else None
+            return events.decode_event(content[self._next]) if content else None
         except (JournalUnreadable, msgspec.DecodeError) as error:
             return str(error)
 
     def _silence(self) -> str | None:
-        """That the driver has not renewed its claim for too long, or cannot any more."""
+        """Return that the driver has not renewed its claim for too long, or cannot any more."""
         now_s = self._clock()
         try:
             heartbeat = liveness.read(self._heartbeat)
@@ -101,7 +93,7 @@ class ClaimWatch:
         return f"the driver has not renewed claim {self._claim} for {silent_s:.0f} s"
 
 
-MAX_ERROR_BYTES = 16_384
+_MAX_ERROR_BYTES = 16_384
 # Processes need this long to start, compile and restore, however short the hang limit is.
 STARTUP_LIMIT_S = 600.0
 
@@ -127,18 +119,21 @@ class Heartbeat:
 
     @property
     def location(self) -> str:
-        """Where to find the process of the rank."""
         return f"process {self.process.pid} on {self.process.host}, slice {self.slice_name}"
 
 
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
-    """The heartbeats of an attempt by rank, without those that cannot be read at the moment."""
-    paths = _whole_files(RunPaths(run).heartbeats(attempt))
-    return {one.rank: one for one in map(_read, paths) if one}
+    """Return an attempt's heartbeats by rank, without those that cannot be read at the moment."""
+    try:
+        paths = files.entries(RunPaths(run).heartbeats(attempt))
+    except JournalUnreadable:
+        return {}
+    found = [_read(path) for path in paths if not path.name.startswith(".")]
+    return {heartbeat.rank: heartbeat for heartbeat in found if heartbeat}
 
 
 def primary_heartbeat(run: Path, attempt: int) -> Heartbeat | None:
-    """The heartbeat of rank 0, which reports checkpoints; None where it cannot be read."""
+    """Return the heartbeat of rank 0, which reports checkpoints; None where it cannot be read."""
     return _read(RunPaths(run).heartbeat(attempt, 0))
 
 
@@ -147,13 +142,6 @@ def _read(path: Path) -> Heartbeat | None:
         return codec.from_json(files.read(path, boundary.MAX_RECORD_BYTES), Heartbeat)
     except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError):
         return None
-
-
-def _whole_files(folder: Path) -> list[Path]:
-    try:
-        return [path for path in files.entries(folder) if not path.name.startswith(".")]
-    except JournalUnreadable:
-        return []
 
 
 class HeartbeatWriter:
@@ -181,7 +169,6 @@ class HeartbeatWriter:
         )
 
     def count_step(self) -> None:
-        """Count a step of the main thread."""
         self._heartbeat = replace(self._heartbeat, steps=self._heartbeat.steps + 1)
 
     def start_again(self) -> None:
@@ -202,12 +189,7 @@ class HeartbeatWriter:
         threading.Thread(target=self._repeat, name="heartbeat", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Write the last heartbeat.
 
         After an error, wait until the others have written theirs: whoever dies because of this
@@ -232,7 +214,7 @@ class HeartbeatWriter:
             self._write()
 
     def _gave_up(self) -> bool:
-        """Whether the claim or the attempt counts no more; the last heartbeat then says why."""
+        """Return whether the claim or attempt counts no more; the last heartbeat then says why."""
         lapse = self._watch.lapse()
         if lapse is None:
             return False
@@ -252,10 +234,10 @@ class HeartbeatWriter:
 
 
 def error_text(error: BaseException) -> str:
-    """An error and its notes; the first line tells it from other errors."""
+    """Return an error and its notes; the first line tells it from other errors."""
     text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
     notes = getattr(error, "__notes__", [])
-    return "\n".join([text, *notes]).encode()[:MAX_ERROR_BYTES].decode(errors="ignore")
+    return "\n".join([text, *notes]).encode()[:_MAX_ERROR_BYTES].decode(errors="ignore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +251,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """What makes no progress, and the rank that is likely to blame; None where unknown."""
+    """A lack of progress in words, and the rank that is likely to blame, if it is known."""
 
     detail: str
     rank: int | None = None
@@ -296,45 +278,42 @@ class HeartbeatMonitor:
             )
 
     def has_error(self) -> bool:
-        """Whether an error has ended any rank."""
-        return any(one.heartbeat.error is not None for one in self.ranks.values())
+        return any(rank.heartbeat.error is not None for rank in self.ranks.values())
 
     def done_since_s(self, ranks: int) -> float | None:
-        """Since when so many ranks have ended, each without an error; None while one has not."""
-        ended = [one for one in self.ranks.values() if one.heartbeat.ended]
+        """Return since when `ranks` ranks have ended without an error; None while one has not."""
+        ended = [rank for rank in self.ranks.values() if rank.heartbeat.ended]
         if len(ended) < ranks or self.has_error():
             return None
-        return max(one.unchanged_since_s for one in ended)
+        return max(rank.unchanged_since_s for rank in ended)
 
     def silent_ranks(self, since_s: float) -> list[Heartbeat]:
-        """The ranks that have not ended and have been silent since that time."""
-        return [one.heartbeat for one in self._running() if one.unchanged_since_s <= since_s]
+        """Return the ranks that have not ended and have been silent since that time."""
+        return [rank.heartbeat for rank in self._running() if rank.unchanged_since_s <= since_s]
 
     def first_dead(self, silent_since_s: float) -> Heartbeat | None:
-        """The rank that died first: the others die because of it.
+        """Return the rank that died first: the others die because of it.
 
-        Of the ranks with an error and those silent since that time, it is the one whose last
-        heartbeat is the oldest. A silent rank whose process is known to exist is only slow.
+        Among the ranks with an error and those silent since that time, its last heartbeat is the
+        oldest. A silent rank whose process is known to exist is only slow.
         """
-        dead = [one.heartbeat for one in self.ranks.values() if one.heartbeat.error is not None]
+        heartbeats = [rank.heartbeat for rank in self.ranks.values()]
+        dead = [heartbeat for heartbeat in heartbeats if heartbeat.error is not None]
         silent = self.silent_ranks(silent_since_s)
-        dead += [one for one in silent if not liveness.is_alive(one.process)]
-        return min(dead, key=lambda one: (one.at_s, one.rank), default=None)
+        dead += [heartbeat for heartbeat in silent if not liveness.is_alive(heartbeat.process)]
+        return min(dead, key=lambda heartbeat: (heartbeat.at_s, heartbeat.rank), default=None)
 
     def find_hang(self, limit_s: float, now_s: float) -> Hang | None:
-        """What has made no progress within the limit; None while everything goes on."""
-        oldest = min(
-            self._running(),
-            key=lambda one: (one.unchanged_since_s, one.heartbeat.rank),
-            default=None,
-        )
+        """Return what has made no progress within the limit; None while everything goes on."""
+        running = self._running()
+        ages = [(rank.unchanged_since_s, rank.heartbeat.rank) for rank in running]
+        oldest = self.ranks[min(ages)[1]] if ages else None
         silent_s = now_s - oldest.unchanged_since_s if oldest else 0.0
         if oldest and silent_s > limit_s:
             return Hang(detail=_silence(oldest, silent_s), rank=oldest.heartbeat.rank)
-        no_step_s = now_s - max(
-            (one.no_step_since_s for one in self.ranks.values()), default=self._started_s
-        )
-        started = any(one.heartbeat.steps for one in self.ranks.values())
+        stepped_s = [rank.no_step_since_s for rank in self.ranks.values()]
+        no_step_s = now_s - max(stepped_s, default=self._started_s)
+        started = any(rank.heartbeat.steps for rank in self.ranks.values())
         if no_step_s <= (limit_s if started else max(limit_s, STARTUP_LIMIT_S)):
             return None
         if not self.ranks:
@@ -343,19 +322,16 @@ class HeartbeatMonitor:
         if oldest and silent_s > limit_s / 2:  # the others wait for it and send heartbeats
             detail = f"{detail}; {_silence(oldest, silent_s)}"
             return Hang(detail=detail, rank=oldest.heartbeat.rank)
-        return self._slowest_rank(detail)
-
-    def _slowest_rank(self, detail: str) -> Hang:
-        """A hang with the one rank that is behind all others, if there is one."""
-        ranks = sorted((one.heartbeat for one in self._running()), key=lambda one: one.steps)
-        if len(ranks) < 2 or ranks[0].steps == ranks[1].steps:
+        # A rank that is behind all others is the likely cause.
+        behind = sorted((rank.heartbeat for rank in running), key=lambda beat: beat.steps)[:2]
+        if len(behind) < 2 or behind[0].steps == behind[1].steps:
             return Hang(detail=detail)
-        behind = ranks[0]
-        detail = f"{detail}; rank {behind.rank} is behind all others ({behind.location})"
-        return Hang(detail=detail, rank=behind.rank)
+        slowest = behind[0]
+        detail = f"{detail}; rank {slowest.rank} is behind all others ({slowest.location})"
+        return Hang(detail=detail, rank=slowest.rank)
 
     def _running(self) -> list[RankStatus]:
-        return [one for one in self.ranks.values() if not one.heartbeat.ended]
+        return [rank for rank in self.ranks.values() if not rank.heartbeat.ended]
 
 
 def _silence(rank: RankStatus, lasts_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The identity of processes, and whether a process still exists."""
+"""Whether a process still exists, and the heartbeat of a driver."""
 
 import errno
 import os
@@ -15,56 +15,52 @@ from orchestrator.journal import boundary, files
 from orchestrator.storage import copies
 from orchestrator.values.run import ProcessIdentity
 
-PROC = Path("/proc")
-ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 # The boot time that the system reports moves by up to a second when its clock is adjusted.
-CLOCK_TOLERANCE_S = 2.0
+_CLOCK_TOLERANCE_S = 2.0
 
 
 def this_process() -> ProcessIdentity:
-    """The calling process."""
+    """Return the identity of the calling process."""
     pid = os.getpid()
-    return ProcessIdentity(
-        host=socket.gethostname(),
-        pid=pid,
-        machine=this_machine(),
-        started_s=_started_s(psutil.Process(pid)),
-    )
+    started_s = _started_s(psutil.Process(pid))
+    host, machine = socket.gethostname(), this_machine()
+    return ProcessIdentity(host=host, pid=pid, machine=machine, started_s=started_s)
 
 
 def this_machine() -> str | None:
-    """This boot of this machine, as seen by processes that share its process numbers.
+    """Return this boot of this machine, as processes that share its process numbers see it.
 
     Containers on one machine share the boot but not the numbers: the pid namespace tells them
     apart, which psutil does not report.
     """
     try:
-        boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {(PROC / 'self/ns/pid').readlink()}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return None
 
 
 def is_known(process: ProcessIdentity) -> bool:
-    """Whether this machine is that of the process, and so knows whether it exists."""
+    """Return whether this machine is that of the process, and so knows whether it exists."""
     return process.machine is not None and process.machine == this_machine()
 
 
 def uptime_s() -> float:
-    """Seconds since this machine started, but for those asleep. Processes on it may compare them:
-    adjusting the clock changes none.
+    """Return the seconds since this machine started, without those asleep.
+
+    Processes of the machine may compare them: adjusting the clock changes none.
     """
     return time.monotonic()
 
 
 def is_gone(process: ProcessIdentity) -> bool:
-    """Whether the process is known to have ended; False where this machine cannot know."""
+    """Return whether the process is known to have ended; False where this machine cannot know."""
     if not is_known(process):
         return False
     try:
         current = psutil.Process(process.pid)
-        reused = abs(_started_s(current) - process.started_s) > CLOCK_TOLERANCE_S
-        return reused or current.status() in ENDED
+        reused = abs(_started_s(current) - process.started_s) > _CLOCK_TOLERANCE_S
+        return reused or current.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied:
@@ -72,23 +68,18 @@ def is_gone(process: ProcessIdentity) -> bool:
 
 
 def is_alive(process: ProcessIdentity) -> bool:
-    """Whether the process is known to exist; False where this machine cannot know."""
     return is_known(process) and not is_gone(process)
 
 
 def _started_s(process: psutil.Process) -> float:
-    """Seconds from boot to the start of a process; adjusting the clock does not change it."""
+    """Return the seconds from boot to the start of a process, which no clock changes."""
     return round(process.create_time() - psutil.boot_time(), 2)
 
 
-# The heartbeat of a driver: one small file for each claim, which the driver writes over in
-# place.
+# --- the heartbeat of a driver: one small file for each claim, written over in place
 
-
-MOST_BYTES = 64
-LEAST_S = 1.0
+_LEAST_S = 1.0  # between two heartbeats on a bucket, which takes one for an object a second
 _renewed: dict[Path, float] = {}
-FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -110,25 +101,20 @@ def send(path: Path) -> None:
 
 
 def renew(path: Path) -> bool:
-    """Write a heartbeat where there was one; False where its file is gone."""
+    """Write a heartbeat where there was one; return False where its file is gone."""
     with files.writing(path):
         if storage.is_copy(path):
-            return _renew_copy(path)
+            now_s = time.monotonic()
+            if now_s - _renewed.get(path, -_LEAST_S) < _LEAST_S:
+                return True
+            _renewed[path] = now_s
+            return copies.replace_same(path, _content())
         try:
             opened = boundary.open_file(path, os.O_WRONLY)
         except FileNotFoundError:
             return False
         _write_over(opened)
         return True
-
-
-def _renew_copy(path: Path) -> bool:
-    """Renew a heartbeat on a bucket, which takes one for an object a second."""
-    now_s = time.monotonic()
-    if now_s - _renewed.get(path, -LEAST_S) < LEAST_S:
-        return True
-    _renewed[path] = now_s
-    return copies.replace_same(path, _content())
 
 
 def _content() -> bytes:
@@ -141,7 +127,7 @@ def _write_over(opened: int) -> None:
         files.write_all(opened, _content())
         os.utime(opened)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         os.ftruncate(opened, 0)  # a heartbeat without a content, rather than with an old one
         os.utime(opened)
@@ -157,13 +143,13 @@ def retire(path: Path) -> None:
 
 
 def read(path: Path) -> DriverHeartbeat | None:
-    """The last heartbeat; None while there is none.
+    """Return the last heartbeat; None before the first.
 
     Opening the file makes a shared file system ask its server instead of its cache.
     """
     try:
         with files.reading(path), boundary.reading_file(path) as file:
-            content = file.read(MOST_BYTES)
+            content = file.read(64)
             at_s = os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None

@@ -1,45 +1,44 @@
-"""Who may write a journal: claiming a run as its driver, and writing as its only writer.
+"""Writing a run: creating it, claiming it as its driver, and being its only writer.
 
 Whoever writes an event creates the file of the next number, which only one process can. A driver
 that counted as dead but is alive gets `Superseded` at its next event or heartbeat.
 """
 
 import os
+import re
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.errors import (
     ForeignRun,
     JournalUnreadable,
     JournalUnwritable,
+    RunExists,
     RunHasEnded,
     RunIsLive,
+    SpecError,
     Superseded,
     UnknownRun,
 )
 from orchestrator.journal import boundary, events, files, listing, liveness, steps
-from orchestrator.journal.events import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CancelRequest,
-    CheckpointSaved,
-    Claimed,
-    Ended,
-    Pending,
-    Stopping,
-    encode,
-)
 from orchestrator.journal.heartbeat import primary_heartbeat
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import FIRST_EVENT, as_meant, as_stored, note_of
-from orchestrator.journal.run_state import HEARTBEAT_S, RunState, apply, process_name, violation
+from orchestrator.journal.run_paths import FIRST_EVENT, UNCOMMITTED, RunPaths
+from orchestrator.journal.run_state import (
+    HEARTBEAT_S,
+    RunState,
+    apply,
+    initial,
+    process_name,
+    violation,
+)
 from orchestrator.storage import copies
-from orchestrator.storage.addresses import is_copy
+from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
@@ -50,8 +49,12 @@ from orchestrator.values.run import (
     Run,
     SavedCheckpoint,
     StateReason,
-    TrackedRun,
+    Submission,
 )
+from orchestrator.values.spec import Spec
+
+_REPAIR = "it is repaired when nothing drives it"
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Writer:
@@ -71,7 +74,6 @@ class Writer:
         self._lock = threading.RLock()
 
     def run(self) -> Run:
-        """The run as it is now."""
         return self.journal.run(self._clock)
 
     # --- events
@@ -79,36 +81,34 @@ class Writer:
     def record_pending(self, reason: StateReason) -> None:
         """Record what the run waits for. The same reason again writes nothing."""
         if not (self._state.pending and self._state.pending.reason == reason):
-            self._append(Pending(at_s=self._clock(), reason=reason))
+            self._append(events.Pending(at_s=self._clock(), reason=reason))
 
     def start_attempt(self, plan: Plan, slices: tuple[str, ...] = ()) -> int:
-        """Start the next attempt; returns its number. Its folder is ready for steps and logs."""
+        """Start the next attempt; return its number. Its folder is ready for steps and logs."""
         self.save_plan(plan)
+        paths = self.journal.paths
         with self._lock:
             number = self._state.next_attempt
-            files.make_folder(self.journal.paths.logs(number))
-            files.make_folder(self.journal.paths.heartbeats(number))
+            files.make_folder(paths.logs(number))
+            files.make_folder(paths.heartbeats(number))
+            # A plan's file that was there before stays as it was written.
+            known = self.journal.sums(self._state).get(paths.name_of(paths.plan(plan.digest)))
             self._append(
-                AttemptStarted(
+                events.AttemptStarted(
                     at_s=self._clock(),
                     attempt=number,
                     plan_digest=plan.digest,
                     pods=plan.pods,
                     slices=slices,
-                    plan_sha256=self._sum_of(plan),
+                    plan_sha256=known or events.digest(codec.to_pretty_json(plan).encode()),
                 )
             )
         return number
 
-    def _sum_of(self, plan: Plan) -> str:
-        """The sha256 of the plan's file: one that was there before stays as it was written."""
-        paths = self.journal.paths
-        known = self.journal.sums(self._state).get(paths.name_of(paths.plan(plan.digest)))
-        return known or events.digest(_text(plan))
-
     def record_checkpoint(self, step: int, sha256: str) -> bool:
-        """Record that the attempt saved a checkpoint after so many steps. The same again, or none
-        that is newer, writes nothing. Returns whether it was recorded.
+        """Record that the attempt saved a checkpoint after `step` steps; return whether it was new.
+
+        One that is not newer than the last writes nothing.
         """
         self._check_owner()
         open_attempt = self._state.open_attempt
@@ -116,16 +116,15 @@ class Writer:
             return False
         attempt = open_attempt.number
         saved = SavedCheckpoint(claim=self.number, attempt=attempt, step=step, sha256=sha256)
-        self._append(CheckpointSaved(at_s=self._clock(), checkpoint=saved))
+        self._append(events.CheckpointSaved(at_s=self._clock(), checkpoint=saved))
         return True
 
     def newest_saves(self, most: int) -> tuple[SavedCheckpoint, ...]:
-        """The checkpoints that count, so many at most, the newest last."""
+        """Return the `most` newest checkpoints that count, the newest last."""
         return self._state.saves[-most:]
 
     def record_stopping(self, reason: StateReason) -> None:
-        """Record that the attempt was asked to stop."""
-        self._append(Stopping(at_s=self._clock(), reason=reason))
+        self._append(events.Stopping(at_s=self._clock(), reason=reason))
 
     def end_attempt(
         self, reason: AttemptReason, *, error: str | None = None, first_dead_rank: int | None = None
@@ -133,7 +132,7 @@ class Writer:
         """Record why the attempt ended, once no process of it is left."""
         number = self._state.next_attempt - 1
         self._append(
-            AttemptEnded(
+            events.AttemptEnded(
                 at_s=self._clock(),
                 attempt=number,
                 steps=steps.written_steps(self.journal.path, number),
@@ -144,22 +143,21 @@ class Writer:
         )
 
     def end_run(self, state: EndState, reason: StateReason | None = None) -> None:
-        """Record how the run ended."""
-        self._append(Ended(at_s=self._clock(), state=state, reason=reason))
+        self._append(events.Ended(at_s=self._clock(), state=state, reason=reason))
 
     # --- plans and proofs
 
     def save_plan(self, plan: Plan) -> None:
-        """Store a plan that the run uses."""
-        files.write_once(self.journal.paths.plan(plan.digest), _text(plan))
+        text = codec.to_pretty_json(plan).encode()
+        files.write_once(self.journal.paths.plan(plan.digest), text)
 
     def save_proof(self, proof: Proof) -> None:
-        """Store the proof of a plan."""
-        files.write_once(self.journal.paths.proof(proof.plan_digest), _text(proof))
+        text = codec.to_pretty_json(proof).encode()
+        files.write_once(self.journal.paths.proof(proof.plan_digest), text)
 
     # --- heartbeats
 
-    def heartbeat(self) -> CancelRequest | None:
+    def heartbeat(self) -> events.CancelRequest | None:
         """Send a heartbeat, and return the request to stop that counts.
 
         A driver that waits calls this repeatedly. It gets `Superseded` when another process has
@@ -170,16 +168,12 @@ class Writer:
                 self._reload()
             self._check_owner()
             settled = self._state.settled_requests
-        self._renew()
-        return self.journal.cancel_request(settled)
-
-    def _renew(self) -> None:
         path = self.journal.paths.driver_heartbeat(self.number)
-        if liveness.renew(path):
-            return
-        with suppress(JournalUnreadable), self._lock:
-            self._reload()  # whoever superseded this claim has removed its heartbeat
-        liveness.send(path)
+        if not liveness.renew(path):
+            with suppress(JournalUnreadable), self._lock:
+                self._reload()  # whoever superseded this claim has removed its heartbeat
+            liveness.send(path)
+        return self.journal.cancel_request(settled)
 
     @contextmanager
     def background_heartbeat(self) -> Iterator[None]:
@@ -205,15 +199,15 @@ class Writer:
 
     # --- fencing
 
-    def _append(self, event: AnyEvent) -> None:
+    def _append(self, event: events.AnyEvent) -> None:
         with self._lock:
             self._check_owner()
             if broken := violation(self._state, event):
                 raise ValueError(f"{self.journal.key}: {broken}")
             number = self._state.last + 1
-            content = events.linked(event, self._state.digest)
+            before = self._state.digest
             try:
-                events.append_event(self.journal.paths, number, content)
+                digest = events.append_event(self.journal.paths, number, event, before)
             except FileExistsError as error:
                 self._reload()
                 why = f"another process wrote event {number}"
@@ -221,8 +215,7 @@ class Writer:
             except JournalUnwritable:
                 self._reload()  # the event may be there in spite of the error
                 raise
-            state = apply(self._state, number, event)
-            self._state = replace(state, digest=events.digest(content))
+            self._state = replace(apply(self._state, number, event), digest=digest)
 
     def _reload(self) -> None:
         """Read the events again; `Superseded` when another process has claimed the run."""
@@ -235,6 +228,94 @@ class Writer:
             raise Superseded(f"{self.journal.key}: {owner} has claimed the run")
 
 
+# --- creating a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """The request from which a run is created.
+
+    `plan` is the plan that runs; in a rehearsal it is a small copy of the plan `rehearses`.
+    `documents` are stored unchanged, by name. `folder` is that of the spec, `profile` the range of
+    steps to trace, and `study` the key of the study that the run is a trial of.
+    """
+
+    spec: Spec
+    plan: Plan
+    steps: int
+    rehearsal: bool = False
+    rehearses: Plan | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    folder: str = ""
+    profile: tuple[int, int] | None = None
+    study: str | None = None
+
+
+def check_key(key: str) -> None:
+    if not _KEY.fullmatch(key):
+        raise SpecError(f"run key {key!r}: must be 1 to 100 of letters, digits, . _ and -")
+
+
+def create_run(
+    storage: Path, request: RunRequest, key: str | None = None, clock: Clock = time.time
+) -> Writer:
+    """Create the journal of a run, whole or not at all; `RunExists` when the key is taken.
+
+    By default the key is built from the spec's name, the plan and the next free number.
+    """
+    if key is not None:
+        check_key(key)
+    number = 0
+    with files.building(storage) as prepared:
+        state = _fill(RunPaths(prepared), request, clock)
+        while True:
+            number += 1
+            name = key or f"{request.spec.name}-{codec.short(request.plan.digest)}-{number}"
+            try:
+                files.publish(prepared, storage / name, FIRST_EVENT)
+                break
+            except FileExistsError:
+                if key:
+                    raise RunExists(key, address(storage / name)) from None
+    files.sweep(storage)
+    return Writer(Journal(storage / name), state, clock=clock)
+
+
+def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
+    """Write everything that a run starts from; return the state of the new run."""
+    for folder in paths.folders:
+        files.make_folder(folder)
+    plans = [request.plan, *([request.rehearses] if request.rehearses else [])]
+    contents = {paths.plan(plan.digest): codec.to_pretty_json(plan).encode() for plan in plans}
+    contents[paths.spec] = codec.to_pretty_json(request.spec).encode()
+    contents |= {paths.documents / name: text for name, text in request.documents.items()}
+    for path, content in contents.items():
+        private = path == paths.documents / UNCOMMITTED
+        files.write_once(path, content, mode=0o600 if private else 0o666)
+    submission = Submission(
+        id=uuid.uuid4().hex,
+        name=request.spec.name,
+        rehearsal=request.rehearsal,
+        rehearses=request.rehearses.digest if request.rehearses else None,
+        spec_digest=request.plan.spec_digest,
+        plan_digest=request.plan.digest,
+        pods=request.plan.pods,
+        steps=request.steps,
+        environment=dict(request.environment),
+        submitter=liveness.this_process(),
+        folder=request.folder,
+        profile=request.profile,
+        study=request.study,
+        sums={paths.name_of(path): events.digest(content) for path, content in contents.items()},
+    )
+    submitted = events.Submitted(at_s=clock(), submission=submission)
+    return replace(initial(submitted), digest=events.append_event(paths, 1, submitted, ""))
+
+
+# --- claiming a run
+
+
 def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
     """Become the driver of a run.
 
@@ -242,13 +323,19 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
     to the driver no longer count. `RunIsLive` while another driver is alive, `RunHasEnded` when the
     run has ended and nobody resumes it.
     """
+    paths = journal.paths
     while True:
         before = journal.state()  # before the run: an event in between takes our number
         check_whole(journal, before)
-        _check_claimable(journal.run(clock), resumes=resumes)
-        listing.check_silence(journal, journal.key, before)
-        requests = events.read(journal.paths.requests).last
-        claimed = Claimed(
+        run = journal.run(clock)
+        if run.state in LIVE and (run.driver or resumes):
+            driver = f"{process_name(run.driver)} drives it" if run.driver else None
+            raise RunIsLive(f"run {run.run} is {run.state}: {driver or 'its driver is starting'}")
+        if run.state == "succeeded" or (run.ended_at_s is not None and not resumes):
+            raise RunHasEnded(f"run {run.run} has ended: {run.state}")
+        listing.check_silence(journal, before)
+        requests = events.read(paths.requests).last
+        claimed = events.Claimed(
             at_s=clock(),
             driver=liveness.this_process(),
             heartbeat_s=HEARTBEAT_S,
@@ -256,35 +343,28 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             settled_requests=requests if resumes else before.settled_requests,
             adopted=_unrecorded_save(journal, before),
         )
-        number, content = before.last + 1, events.linked(claimed, before.digest)
+        number = before.last + 1
         with suppress(FileExistsError):  # another process wrote first: look again
-            events.append_event(journal.paths, number, content)
+            digest = events.append_event(paths, number, claimed, before.digest)
             break
-    _check_not_removed(journal, number)
+    if is_copy(paths.root):
+        # A bucket removes a run object by object, the first event first: after that, a claim is of
+        # a run that has been removed.
+        copies.forget(paths.root / FIRST_EVENT)
+        if not events.exists(paths.events, 1):
+            copies.delete(paths.events / events.file_name(number))
+            raise UnknownRun("run", journal.key, [], paths.root.parent)
     with suppress(JournalUnwritable):  # the disk may be full now: the claim stands, and beats again
-        liveness.send(journal.paths.driver_heartbeat(number))
-    liveness.retire(journal.paths.driver_heartbeat(before.writer))
-    for folder in (journal.paths.events, journal.paths.requests):
+        liveness.send(paths.driver_heartbeat(number))
+    liveness.retire(paths.driver_heartbeat(before.writer))
+    for folder in (paths.events, paths.requests):
         files.sweep(folder)
-    state = replace(apply(before, number, claimed), digest=events.digest(content))
+    state = replace(apply(before, number, claimed), digest=digest)
     return Writer(journal, state, clock=clock, before=before)
 
 
-def _check_not_removed(journal: Journal, number: int) -> None:
-    """A bucket removes a run object by object, the first event first: what is claimed after that is
-    no run any more.
-    """
-    path = journal.paths.root
-    if not is_copy(path):
-        return
-    copies.forget(path / FIRST_EVENT)
-    if not events.exists(journal.paths.events, 1):
-        copies.delete(journal.paths.events / events.file_name(number))
-        raise UnknownRun("run", journal.key, [], path.parent)
-
-
 def _unrecorded_save(journal: Journal, before: RunState) -> SavedCheckpoint | None:
-    """The newest checkpoint that the open attempt reported, where its driver did not record it.
+    """Return the newest checkpoint that the open attempt reported and its driver did not record.
 
     It counts with the claim that is about to be written. What is reported later does not.
     """
@@ -306,63 +386,61 @@ def check_whole(journal: Journal, state: RunState) -> None:
 
 def check_checkpoints(journal: Journal, state: RunState) -> None:
     """Refuse to go on where checkpoints were saved and none of them is left."""
-    if state.saves and not any(journal.has_checkpoint(one) for one in state.saves):
+    if state.saves and not any(map(journal.has_checkpoint, state.saves)):
         last = f"the last one had {state.saves[-1].step:,} steps"
         why = f"no checkpoint is left of those that were saved, and {last}"
         raise journal.damaged(journal.paths.checkpoints, why)
 
 
-def _text(value: Plan | Proof) -> bytes:
-    return codec.to_pretty_json(value).encode()
-
-
-def _check_claimable(run: Run, *, resumes: bool) -> None:
-    if run.state in LIVE and (run.driver or resumes):
-        owner = f"{process_name(run.driver)} drives it" if run.driver else "its driver is starting"
-        raise RunIsLive(f"run {run.run} is {run.state}: {owner}")
-    if run.state == "succeeded" or (run.ended_at_s is not None and not resumes):
-        raise RunHasEnded(f"run {run.run} has ended: {run.state}")
-
-
 def request_cancel(
     journal: Journal, *, at_once: bool = False, source: str = "cancel was requested"
-) -> CancelRequest:
+) -> events.CancelRequest:
     """Ask the driver to stop the run, after a last checkpoint or at once."""
     by = liveness.this_process()
-    request = CancelRequest(at_s=time.time(), by=by, at_once=at_once, source=source)
+    request = events.CancelRequest(at_s=time.time(), by=by, at_once=at_once, source=source)
     while True:
         number = events.read(journal.paths.requests).last + 1
         with suppress(FileExistsError):
-            events.append(journal.paths.requests, number, encode(request))
+            events.append(journal.paths.requests, number, events.encode(request))
             return request
 
 
-def track(journal: Journal, tracking: TrackedRun, *, instead: bool = False) -> TrackedRun:
-    """Note where a tracker keeps its record of the run; an earlier note stays and comes back.
+# --- repairing a journal that nothing drives: its events, and files that can be made again
 
-    `instead` replaces the earlier note, for a record that the tracker no longer has.
+
+def repair_events(journal: Journal, clock: Clock = time.time) -> None:
+    """Write an event with which a person goes on without what the others lack.
+
+    What the damaged events said stays lost, and stays a problem of the run.
     """
-    storage = journal.path.parent
-    stored = codec.to_json(as_stored(tracking, storage))
-    path = note_of(journal.paths.root, tracking)
-    if instead:
-        files.replace(path, stored)
-    files.write_once(path, stored)
-    return as_meant(codec.from_json(files.read(path), TrackedRun), storage)
+    listing.check_not_live(journal, _REPAIR, clock)
+    state, newest = journal.state(), events.read_newest(journal.paths)
+    last, previous = state.last, state.digest
+    if isinstance(newest, events.Newest) and newest.number > last:
+        last, previous = newest.number, newest.sha256
+    event = events.Repaired(
+        at_s=clock(), by=liveness.this_process(), faults=tuple(map(str, state.damage))
+    )
+    events.append_event(journal.paths, last + 1, event, previous)
 
 
-# Whose a run is: nothing is sent, and no credential used, for a run of another user.
+def replace_file(journal: Journal, name: str, content: bytes, clock: Clock = time.time) -> None:
+    """Write a file of a run as it was; the damaged one stays in the same folder, never read."""
+    listing.check_not_live(journal, _REPAIR, clock)
+    path = journal.paths.root / name
+    files.set_aside(path, f".damaged-{clock():.0f}")
+    files.write_new(path, content)
+
+
+# --- whose a run is: nothing is sent, and no credential used, for a run of another user
 
 
 def check_made_by_user(journal: Journal) -> None:
     """Refuse a run that another user made: its folder, its spec, its plans and its documents."""
     paths = journal.paths
-    first = paths.events / events.file_name(1)
-    for path in (paths.root, paths.events, first, paths.spec):
-        _check(path, set())
-    for folder in (paths.plans, paths.documents):
-        for path in _with_entries(folder):
-            _check(path, set())
+    single = (paths.root, paths.events, paths.root / FIRST_EVENT, paths.spec)
+    for path in (*single, *_with_entries(paths.plans), *_with_entries(paths.documents)):
+        check_folder_own(path)
 
 
 def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
@@ -371,18 +449,15 @@ def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
     `trusted` are users whose files count as this user's. Anybody may request that a run stops, so
     requests are left out; so are checkpoints and traces, which are never sent.
     """
-    for path in _parts(journal):
-        _check(path, trusted or set())
-
-
-def _parts(journal: Journal) -> Iterator[Path]:
     paths = journal.paths
-    yield from (paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock)
+    for path in (paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock):
+        check_folder_own(path, trusted)
     for folder in (paths.events, paths.plans, paths.proofs, paths.documents):
-        yield from _with_entries(folder)
+        for path in _with_entries(folder):
+            check_folder_own(path, trusted)
     for attempt in _with_entries(paths.attempts):
-        yield attempt
-        yield from (attempt / "steps.jsonl", attempt / "logs")
+        for path in (attempt, attempt / "steps.jsonl", attempt / "logs"):
+            check_folder_own(path, trusted)
 
 
 def _with_entries(folder: Path) -> Iterator[Path]:
@@ -391,25 +466,21 @@ def _with_entries(folder: Path) -> Iterator[Path]:
         yield from (folder / name for name in boundary.names_in(folder))
 
 
-def _check(path: Path, trusted: set[int]) -> None:
+def check_folder_own(path: Path, trusted: set[int] | None = None) -> None:
+    """Refuse a file or folder of a run or a study that another user made."""
     try:
         owner = boundary.status_of(path).st_uid
     except FileNotFoundError:
         return
     except OSError as error:
         raise ForeignRun(f"{path}: {error.strerror}: this run is not trusted") from error
-    if owner not in {os.geteuid(), *trusted}:
+    if owner not in {os.geteuid(), *(trusted or ())}:
         why = f"{path} belongs to user {owner}, and this is user {os.geteuid()}"
         raise ForeignRun(f"not a run of this user: {why}")
 
 
-def check_folder_own(folder: Path) -> None:
-    """Refuse a run or a study whose folder another user made: only its owner removes it."""
-    _check(folder, set())
-
-
 def owner_of(journal: Journal) -> int | None:
-    """The user that a run's folder belongs to."""
+    """Return the user that a run's folder belongs to."""
     try:
         return boundary.status_of(journal.paths.root).st_uid
     except OSError:

@@ -1,37 +1,27 @@
 """Reading a run from its folder. It needs no driver, no cluster and no network."""
 
 import os
+import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from orchestrator.errors import JournalDamaged, JournalUnreadable, OtherVersion
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.outlook import SoFar, outlook
-from orchestrator.journal import events as event_chain
+from orchestrator.journal import boundary, files, liveness
 from orchestrator.journal import events as event_log
-from orchestrator.journal import files, liveness
 from orchestrator.journal import steps as step_log
-from orchestrator.journal.events import (
-    SCHEMA,
-    AnyEvent,
-    CancelRequest,
-    Claimed,
-    Fault,
-    Submitted,
-    decode_event,
-    decode_request,
-)
-from orchestrator.journal.liveness import DriverHeartbeat
-from orchestrator.journal.run_paths import TRACKED_HERE, RunPaths, as_meant
+from orchestrator.journal.events import CancelRequest, Fault, Submitted
+from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, RunPaths, absolute_uri
 from orchestrator.journal.run_state import (
     Observation,
     RunState,
@@ -47,15 +37,23 @@ from orchestrator.values import codec
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import PLAN_SCHEMA, Plan
 from orchestrator.values.proof import PROOF_SCHEMA, Proof
-from orchestrator.values.run import Prediction, Run, SavedCheckpoint, Status, TimedStep, TrackedRun
+from orchestrator.values.run import (
+    LogLine,
+    Prediction,
+    Run,
+    SavedCheckpoint,
+    Status,
+    TimedStep,
+    TrackedRun,
+)
 from orchestrator.values.spec import Spec
 
-# Values in JSON files of a run, and whether this version of orch reads them.
-
-
 T = TypeVar("T")
+Clock = Callable[[], float]
 
-SCHEMAS: dict[type, int] = {Plan: PLAN_SCHEMA, Proof: PROOF_SCHEMA}
+# --- values in JSON files of a run, and whether this version of orch reads them
+
+_SCHEMAS: dict[type, int] = {Plan: PLAN_SCHEMA, Proof: PROOF_SCHEMA}
 
 
 class _Numbered(msgspec.Struct):
@@ -63,20 +61,24 @@ class _Numbered(msgspec.Struct):
 
 
 def read_value(path: Path, kind: type[T]) -> T:
-    """The value in a JSON file; `JournalUnreadable` when it cannot be read."""
-    return decoded(path, content_of(path), kind)
+    """Return the value in a JSON file; `JournalUnreadable` when it cannot be read."""
+    return _value_in(path, _content_of(path), kind)
 
 
-def content_of(path: Path) -> bytes:
+def _content_of(path: Path) -> bytes:
     try:
         return files.read(path)
     except FileNotFoundError as error:
         raise JournalUnreadable(path, f"cannot be read: {error.strerror}") from error
 
 
-def decoded(path: Path, content: bytes, kind: type[T], *, unchanged: bool = False) -> T:
-    """The value. `unchanged`: the file is as it was written, so whoever wrote it had other keys."""
-    written, read = schema_in(content), SCHEMAS.get(kind)
+def _value_in(path: Path, content: bytes, kind: type[T], *, unchanged: bool = False) -> T:
+    """Return the value. An `unchanged` file is as it was written: other keys were its writer's."""
+    try:
+        written = codec.from_json(content, _Numbered).schema
+    except msgspec.DecodeError:
+        written = None
+    read = _SCHEMAS.get(kind)
     other = OtherVersion(path, kind.__name__.lower(), written=written, read=read)
     if None not in (written, read) and written != read:
         raise other
@@ -88,30 +90,256 @@ def decoded(path: Path, content: bytes, kind: type[T], *, unchanged: bool = Fals
         raise JournalUnreadable(path, f"is not a {kind.__name__}: {error}") from error
 
 
-def schema_in(content: bytes) -> int | None:
-    """The number of the schema that a text says it has."""
-    try:
-        return codec.from_json(content, _Numbered).schema
-    except msgspec.DecodeError:
-        return None
+def noted_tracking(
+    folder: Path, names: tuple[str, ...] = (TRACKED, TRACKED_HERE)
+) -> TrackedRun | None:
+    """Return where a tracker keeps its record of a run or study; None while none is noted."""
+    for name in names:
+        path = boundary.settled(folder) / name
+        try:
+            stored = codec.from_json(files.read(path), TrackedRun)
+        except FileNotFoundError:
+            continue
+        except msgspec.DecodeError as error:
+            raise JournalUnreadable(path, str(error)) from error
+        return replace(stored, uri=absolute_uri(stored.uri, folder.parent))
+    return None
 
 
-def check_schema(path: Path, what: str, value: Any, read: int) -> None:
-    """Refuse a value of another version."""
-    if value.schema != read:
-        raise OtherVersion(path, what, written=value.schema, read=read)
+# --- the run
 
 
-# What is left of a run, from its journal. Pure.
+@dataclass(frozen=True)
+class Journal:
+    """The folder of one run. Reading it changes nothing."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        return self.path.absolute().name
+
+    @cached_property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.path)
+
+    def run(self, clock: Clock = time.time) -> Run:
+        """Return the run as it is now; `JournalUnreadable` if this is not the folder of a run."""
+        state = self.state()
+        observed = self._observe(state, clock)
+        return build_run(self.key, address(self.path.absolute()), state, observed)
+
+    def status(self) -> Status:
+        """Return the run with the forecast of its plan."""
+        run = self.run()
+        forecast, left, stage = None, None, None
+        problems = (*run.problems, *self.spec_problems())
+        try:
+            plan = self.plan(run.plan_digest)
+            newest = plan.stage_of(max(run.steps_done - 1, 0))
+            stage, forecast = newest.stage, prediction_of(newest)
+            left = outlook_of(run, plan, self.deadline())
+        except JournalUnreadable as error:
+            problems = (*problems, first_line(str(error)))
+        fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
+        fields |= {"problems": problems, "stage": stage}
+        return Status(**fields, forecast=forecast, outlook=left)
+
+    def steps(self, run: Run) -> list[TimedStep]:
+        """Return every step of the run in order; the last attempt at a step counts."""
+        counted: dict[int, TimedStep] = {}
+        for number in sorted(attempt.number for attempt in run.attempts):
+            done = {
+                timed.step.index: timed for timed in step_log.StepReader(self.path, number).read()
+            }
+            if done:  # an attempt undoes the steps after those that it restored
+                first = min(done)
+                counted = {index: timed for index, timed in counted.items() if index < first} | done
+        return [counted[index] for index in sorted(counted)]
+
+    def damaged(self, place: object, why: str) -> JournalDamaged:
+        command = shlex.join(["orch", "doctor", address(self.path)])
+        return JournalDamaged(place, why, next_command=command)
+
+    # --- what it was made from
+
+    def spec(self) -> Spec:
+        return self._original(self.paths.spec, Spec)
+
+    def deadline(self) -> str | None:
+        """Return when the run should end by its spec; None where that cannot be read."""
+        try:
+            return self.spec().run.deadline
+        except JournalUnreadable:
+            return None
+
+    def spec_problems(self) -> tuple[str, ...]:
+        """Return what is wrong with the spec."""
+        try:
+            self.spec()
+        except JournalUnreadable as error:
+            return (first_line(str(error)),)
+        return ()
+
+    def plan(self, digest: str) -> Plan:
+        """Return a plan that the run has used; `JournalDamaged` when it is not what was written."""
+        return self._original(self.paths.plan(digest), Plan)
+
+    def current_plan(self, run: Run) -> Plan:
+        """Return the plan of the newest attempt, or of the stage that its newest step was of."""
+        return self.plan(run.plan_digest).stage_of(max(run.steps_done - 1, 0))
+
+    def full_plan(self, run: Run) -> Plan:
+        """Return the current plan; for a rehearsal the plan, or its stage, that it is a copy of."""
+        current = self.current_plan(run)
+        if run.rehearses is None:
+            return current
+        return self.plan(run.rehearses).each_stage[current.stage.number - 1 if current.stage else 0]
+
+    def proof(self, plan_digest: str) -> Proof | None:
+        """Return the proof of the plan with that digest; None if it was not proved."""
+        path = self.paths.proof(plan_digest)
+        return self.read_proof(path) if os.path.lexists(path) else None
+
+    def read_proof(self, path: Path) -> Proof:
+        return read_value(path, Proof)
+
+    def has_checkpoint(self, saved: SavedCheckpoint) -> bool:
+        """Return whether anything is left of a checkpoint."""
+        with files.looking(self.paths.checkpoints):
+            copied = copies.names_in(self.paths.checkpoints)
+        if copied is not None:
+            return saved.folder in copied
+        return self.paths.checkpoint(saved).is_dir()
+
+    def sums(self, state: RunState) -> dict[str, str]:
+        """Return the sha256 of each file that the events have: it stays as it was first written."""
+        plans = {self.paths.name_of(self.paths.plan(d)): s for d, s in state.plan_sums.items()}
+        return plans | state.submitted.submission.sums
+
+    def _original(self, path: Path, kind: type[T]) -> T:
+        """Return the value in a file of which an event has the sha256."""
+        folder, name = self.paths.events, self.paths.name_of(path)
+        first = event_log.decoded(folder, event_log.read_one(folder, 1), event_log.decode_event)
+        expected = self._submitted(first).submission.sums.get(name)
+        expected = expected or self.sums(self.state()).get(name)
+        content = _content_of(path)
+        if expected and event_log.digest(content) != expected:
+            raise self.damaged(path, "was changed after it was written")
+        return _value_in(path, content, kind, unchanged=bool(expected))
+
+    # --- its events and requests
+
+    def state(self) -> RunState:
+        """Return what the events say; `JournalUnreadable` if this is not the folder of a run."""
+        folder = self.paths.events
+        newest = event_log.read_newest(self.paths)
+        log = event_log.read(folder)
+        if 1 not in log.contents:
+            why = "; ".join(log.problems) or f"there is no {event_log.fault(folder, 1, '').file}"
+            raise JournalUnreadable(self.path, f"contains no run: {why}")
+        events = event_log.decoded(folder, log.contents, event_log.decode_event)
+        state, faults = initial(self._submitted(events)), list(log.faults)
+        for number, event in islice(events.items(), 1, None):
+            if isinstance(event, Fault):
+                faults.append(event)
+            else:
+                state = apply(state, number, event)
+        faults += event_log.faults(folder, log, events, newest)
+        last = log.contents.get(log.last)
+        digest = event_log.digest(last) if last is not None else ""
+        if isinstance(newest, event_log.Newest) and newest.number == log.last:
+            digest = newest.sha256
+        return replace(
+            state,
+            last=log.last,  # an unreadable event has a number too: nobody may write it again
+            digest=digest,
+            damage=tuple(fault for fault in faults if fault.number > state.repaired),
+            problems=(*log.unexpected, *map(str, faults), *state.problems),
+        )
+
+    def _submitted(self, events: Mapping[int, event_log.AnyEvent | Fault]) -> Submitted:
+        """Return the first event."""
+        first = events.get(1, event_log.fault(self.paths.events, 1, "is missing"))
+        if isinstance(first, Fault):
+            raise JournalUnreadable(self.path, str(first))
+        if not isinstance(first, Submitted):
+            why = str(event_log.fault(self.paths.events, 1, "is not a submission"))
+            raise JournalUnreadable(self.path, why)
+        if first.schema != event_log.SCHEMA:
+            raise OtherVersion(self.path, "journal", written=first.schema, read=event_log.SCHEMA)
+        return first
+
+    def cancel_request(self, settled: int) -> CancelRequest | None:
+        """Return the request to stop that counts, of those after the first `settled`."""
+        return self._requested(settled)[0]
+
+    def _requested(self, settled: int) -> tuple[CancelRequest | None, list[str]]:
+        """Return the request that counts, and what is wrong with others.
+
+        It is the oldest request to stop at once, or else the oldest.
+        """
+        folder = self.paths.requests
+        log = event_log.read(folder)
+        records = event_log.decoded(
+            folder, log.contents, lambda text: codec.from_json(text, CancelRequest)
+        )
+        later = [record for number, record in records.items() if number > settled]
+        problems = [*log.problems, *(str(record) for record in later if isinstance(record, Fault))]
+        requests = [record for record in later if not isinstance(record, Fault)]
+        at_once = (request for request in requests if request.at_once)
+        return next(at_once, requests[0] if requests else None), problems
+
+    # --- what can be seen apart from them
+
+    def _observe(self, state: RunState, clock: Clock) -> Observation:
+        cancel, problems = self._requested(state.settled_requests)
+        steps: dict[int, StepSummary] = {}
+        for attempt in state.attempts:
+            steps[attempt.number], faults = step_log.summarize_steps(self.path, attempt)
+            problems += map(str, faults)
+        try:
+            tracking = noted_tracking(self.path)
+        except JournalUnreadable as error:
+            tracking = None
+            problems.append(f"{Path(str(error.args[0])).name}: {error.why}")
+        claim = state.claim
+        writer = claim.driver if claim else state.submitted.submission.submitter
+        heartbeat = liveness.read(self.paths.driver_heartbeat(state.writer))
+        silent_s = None
+        if claim and heartbeat and heartbeat.uptime_s is not None and liveness.is_known(writer):
+            silent_s = liveness.uptime_s() - heartbeat.uptime_s
+        return Observation(
+            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
+            silent_s=silent_s,
+            writer_is_gone=not state.ended and liveness.is_gone(writer),
+            writer_is_alive=not state.ended and liveness.is_alive(writer),
+            cancel=cancel,
+            tracking=tracking,
+            steps=steps,
+            problems=tuple(problems),
+            now_s=clock(),  # after all that was read, or heartbeats would come from the future
+        )
 
 
-UNITS = {"d": DAY_S, "h": 3600.0}
+# --- what its plan predicts, and what is left of it
+
+
+def prediction_of(plan: Plan) -> Prediction:
+    """Return what a plan predicts for a step."""
+    forecast = plan.forecast
+    return Prediction(
+        chip_profile=plan.chip_profile,
+        step_s=forecast.step_s,
+        mfu=forecast.mfu,
+        mfu_definition=forecast.mfu_definition,
+    )
 
 
 def outlook_of(
     run: Run, plan: Plan, deadline: str | None, median_step_s: float | None = None
 ) -> Outlook | None:
-    """What is left, with the median of all steps, or else of the last ones.
+    """Return what is left, with the median of all steps, or else of the last ones.
 
     The forecast of a rehearsal is about chips unless its plan has a profile of this machine.
     """
@@ -134,258 +362,85 @@ def outlook_of(
 
 
 def deadline_at_s(deadline: str, submitted_at_s: float) -> float:
-    """A date, or a duration since the run was submitted, in seconds since 1970-01-01 UTC."""
+    """Return a date, or a duration since submission, in seconds since 1970-01-01 UTC."""
     if "-" in deadline:
         return datetime.fromisoformat(deadline).replace(tzinfo=UTC).timestamp()
-    return submitted_at_s + float(deadline[:-1]) * UNITS[deadline[-1]]
+    return submitted_at_s + float(deadline[:-1]) * {"d": DAY_S, "h": 3600.0}[deadline[-1]]
 
 
-Clock = Callable[[], float]
+# --- its logs, by attempt and rank: they remain when the cluster is gone
+
+_RANK_LOG = re.compile(r"rank-(\d+)\.log")
+_DRIVER_LOG = re.compile(r"driver-(\d{6,})\.log")
 
 
-@dataclass(frozen=True)
-class Journal:
-    """The folder of one run. Reading it changes nothing."""
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """The log of a rank of an attempt or, without them, of a driver."""
 
     path: Path
+    attempt: int | None = None
+    rank: int | None = None
+    first_dead: bool = False
 
     @property
-    def key(self) -> str:
-        """The name of the run: that of its folder."""
-        return self.path.absolute().name
-
-    @cached_property
-    def paths(self) -> RunPaths:
-        return RunPaths(self.path)
-
-    # --- the run
-
-    def run(self, clock: Clock = time.time) -> Run:
-        """The run as it is now; `JournalUnreadable` when this is not the folder of a run."""
-        state = self.state()
-        observed = self._observe(state, clock)
-        return build_run(self.key, address(self.path.absolute()), state, observed)
-
-    def status(self) -> Status:
-        """The run with the forecast of its plan."""
-        run = self.run()
-        forecast, left, stage = None, None, None
-        problems = (*run.problems, *self.spec_problems())
-        try:
-            plan = self.plan(run.plan_digest)
-            newest = plan.stage_of(max(run.steps_done - 1, 0))
-            stage, forecast = newest.stage, prediction_of(newest)
-            left = outlook_of(run, plan, self.deadline())
-        except JournalUnreadable as error:
-            problems = (*problems, first_line(str(error)))
-        fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        fields |= {"problems": problems, "stage": stage}
-        return Status(**fields, forecast=forecast, outlook=left)
-
-    def steps(self, run: Run) -> list[TimedStep]:
-        """Every step of the run in order; the last attempt at a step counts."""
-        from orchestrator.journal import steps  # noqa: PLC0415  few commands need numpy
-
-        numbers = [attempt.number for attempt in run.attempts]
-        done = {number: step_log.StepReader(self.path, number).read() for number in numbers}
-        return steps.counted_timed_steps(done)
-
-    def damaged(self, place: object, why: str) -> JournalDamaged:
-        """The error that a file is missing or not as it was written."""
-        command = shlex.join(["orch", "doctor", address(self.path)])
-        return JournalDamaged(place, why, next_command=command)
-
-    # --- what it was made from
-
-    def spec(self) -> Spec:
-        """The spec; `JournalDamaged` when it is not what was submitted."""
-        return self._original(self.paths.spec, Spec)
-
-    def deadline(self) -> str | None:
-        """When the run should end by its spec; None where that cannot be read."""
-        try:
-            return self.spec().run.deadline
-        except JournalUnreadable:
-            return None
-
-    def spec_problems(self) -> tuple[str, ...]:
-        """What is wrong with the spec."""
-        try:
-            self.spec()
-        except JournalUnreadable as error:
-            return (first_line(str(error)),)
-        return ()
-
-    def plan(self, digest: str) -> Plan:
-        """The plan with that digest, of those that the run has used; `JournalDamaged` when it is
-        not what was written.
-        """
-        return self._original(self.paths.plan(digest), Plan)
-
-    def current_plan(self, run: Run) -> Plan:
-        """The plan of the newest attempt, or of the stage that its newest step was of."""
-        return self.plan(run.plan_digest).stage_of(max(run.steps_done - 1, 0))
-
-    def full_plan(self, run: Run) -> Plan:
-        """The same; of a rehearsal the plan that it copies, or that stage of it."""
-        current = self.current_plan(run)
-        if run.rehearses is None:
-            return current
-        return self.plan(run.rehearses).each_stage[current.stage.number - 1 if current.stage else 0]
-
-    def has_checkpoint(self, saved: SavedCheckpoint) -> bool:
-        """Whether anything is left of a checkpoint."""
-        with files.looking(self.paths.checkpoints):
-            copied = copies.names_in(self.paths.checkpoints)
-        if copied is not None:
-            return saved.folder in copied
-        return self.paths.checkpoint(saved).is_dir()
-
-    def sums(self, state: RunState) -> dict[str, str]:
-        """The sha256 of each file that an event has it of; a file stays as it was first written."""
-        plans = {self.paths.name_of(self.paths.plan(d)): s for d, s in state.plan_sums.items()}
-        return plans | state.submitted.submission.sums
-
-    def _original(self, path: Path, kind: type[T]) -> T:
-        """The value in a file of which an event has the sha256."""
-        name = self.paths.name_of(path)
-        expected = self._submitted().submission.sums.get(name) or self.sums(self.state()).get(name)
-        content = content_of(path)
-        if expected and event_chain.digest(content) != expected:
-            raise self.damaged(path, "was changed after it was written")
-        return decoded(path, content, kind, unchanged=bool(expected))
-
-    def _submitted(self) -> Submitted:
-        """The first event."""
-        log = event_log.read_one(self.paths.events, 1)
-        return self._initial(_decode(log, decode_event, self.paths.events)).submitted
-
-    def proof(self, plan_digest: str) -> Proof | None:
-        """The proof of the plan with that digest; None if it was not proved."""
-        path = self.paths.proof(plan_digest)
-        return self.read_proof(path) if os.path.lexists(path) else None
-
-    def read_proof(self, path: Path) -> Proof:
-        """The proof in a file of the run."""
-        return read_value(path, Proof)
-
-    # --- its events and requests
-
-    def state(self) -> RunState:
-        """What the events say; `JournalUnreadable` when this is not the folder of a run."""
-        folder = self.paths.events
-        newest = event_chain.read_newest(self.paths)
-        log = event_log.read(folder)
-        if 1 not in log.contents:
-            why = "; ".join(log.problems) or f"there is no {self._first}"
-            raise JournalUnreadable(self.path, f"contains no run: {why}")
-        events = _decode(log.contents, decode_event, folder)
-        state, faults = self._initial(events), list(log.faults)
-        for number, event in islice(events.items(), 1, None):
-            if isinstance(event, Fault):
-                faults.append(event)
-            else:
-                state = apply(state, number, event)
-        faults += event_chain.faults(folder, log, events, newest)
-        return replace(
-            state,
-            last=log.last,  # an unreadable event has a number too: nobody may write it again
-            digest=event_chain.end_of(log, newest),
-            damage=tuple(fault for fault in faults if fault.number > state.repaired),
-            problems=(*log.unexpected, *map(str, faults), *state.problems),
-        )
-
-    def cancel_request(self, settled: int) -> CancelRequest | None:
-        """The request to stop that counts, of those after the first `settled`."""
-        return _strongest(self._requests(settled)[0])
-
-    @property
-    def _first(self) -> str:
-        return event_log.record_name(self.paths.events, 1)
-
-    def _initial(self, events: dict[int, AnyEvent | Fault]) -> RunState:
-        first = events.get(1, event_log.missing(self.paths.events, 1))
-        if not isinstance(first, Submitted):
-            why = f"{first}" if isinstance(first, Fault) else f"{self._first}: is not a submission"
-            raise JournalUnreadable(self.path, why)
-        check_schema(self.path, "journal", first, SCHEMA)
-        return initial(first)
-
-    def _requests(self, settled: int) -> tuple[list[CancelRequest], list[str]]:
-        """The requests after the first `settled`, oldest first, and what is wrong with others."""
-        log = event_log.read(self.paths.requests)
-        decoded = _decode(log.contents, decode_request, self.paths.requests)
-        later = [decoded[number] for number in sorted(decoded) if number > settled]
-        requests = [one for one in later if not isinstance(one, Fault)]
-        return requests, [*log.problems, *(str(one) for one in later if isinstance(one, Fault))]
-
-    # --- what can be seen apart from them
-
-    def _observe(self, state: RunState, clock: Clock) -> Observation:
-        requests, problems = self._requests(state.settled_requests)
-        steps: dict[int, StepSummary] = {}
-        for attempt in state.attempts:
-            steps[attempt.number], more = step_log.summarize_steps(self.path, attempt)
-            problems += map(str, more)
-        claim = state.claim
-        writer = claim.driver if claim else state.submitted.submission.submitter
-        tracking, of_tracking = self._tracking()
-        heartbeat = liveness.read(self.paths.driver_heartbeat(state.writer))
-        return Observation(
-            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
-            silent_s=_silent_s(claim, heartbeat),
-            writer_is_gone=not state.ended and liveness.is_gone(writer),
-            writer_is_alive=not state.ended and liveness.is_alive(writer),
-            cancel=_strongest(requests),
-            tracking=tracking,
-            steps=steps,
-            problems=(*problems, *of_tracking),
-            now_s=clock(),  # after all that was read, or heartbeats would come from the future
-        )
-
-    def _tracking(self) -> tuple[TrackedRun | None, list[str]]:
-        for path in (self.paths.tracking, self.paths.root / TRACKED_HERE):
-            try:
-                stored = codec.from_json(files.read(path), TrackedRun)
-                return as_meant(stored, self.path.parent), []
-            except FileNotFoundError:
-                continue
-            except (msgspec.DecodeError, JournalUnreadable) as error:
-                return None, [f"{path.name}: {error}"]
-        return None, []
+    def empty(self) -> bool:
+        """Whether nothing is written to it yet."""
+        with files.reading(self.path):
+            return boundary.status_of(self.path).st_size == 0
 
 
-def _silent_s(claim: Claimed | None, heartbeat: DriverHeartbeat | None) -> float | None:
-    """Seconds since a heartbeat of this machine; None for one of another."""
-    if not (claim and heartbeat and heartbeat.uptime_s is not None):
-        return None
-    return liveness.uptime_s() - heartbeat.uptime_s if liveness.is_known(claim.driver) else None
+@dataclass(frozen=True, kw_only=True)
+class LogTail:
+    """A log, and the last lines of it or all."""
+
+    log: Log
+    lines: list[LogLine]
 
 
-def prediction_of(plan: Plan) -> Prediction:
-    """What a plan predicts for a step."""
-    forecast = plan.forecast
-    return Prediction(
-        chip_profile=plan.chip_profile,
-        step_s=forecast.step_s,
-        mfu=forecast.mfu,
-        mfu_definition=forecast.mfu_definition,
+def list_logs(path: Path, run: Run, *, attempt: int | None) -> list[Log]:
+    """Return the logs of an attempt, by default the newest.
+
+    The rank that died first comes first, then the other ranks by number, then the newest driver.
+    """
+    paths = RunPaths(path)
+    number = attempt or len(run.attempts)
+    first_dead = next(
+        (each.first_dead_rank for each in run.attempts if each.number == number), None
     )
+    ranks = [
+        Log(path=file, attempt=number, rank=rank, first_dead=rank == first_dead)
+        for rank, file in _numbered_files(paths.logs(number), _RANK_LOG)
+    ]
+    drivers = [Log(path=file) for _, file in _numbered_files(paths.driver_logs, _DRIVER_LOG)]
+    return sorted(ranks, key=lambda log: not log.first_dead) + drivers[-1:]
 
 
-def _decode(
-    contents: dict[int, bytes], decode: Callable[[bytes], T], folder: Path
-) -> dict[int, T | Fault]:
-    """The record in each file, or what is wrong with it."""
-    records: dict[int, T | Fault] = {}
-    for number, text in contents.items():
-        try:
-            records[number] = decode(text)
-        except msgspec.DecodeError as error:
-            records[number] = Fault(event_log.record_name(folder, number), str(error), number)
-    return records
+def _numbered_files(folder: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
+    paths = files.entries(folder)
+    return sorted((int(match[1]), path) for path in paths if (match := name.fullmatch(path.name)))
 
 
-def _strongest(requests: list[CancelRequest]) -> CancelRequest | None:
-    """The oldest request to stop at once, or else the oldest request."""
-    return next((one for one in requests if one.at_once), requests[0] if requests else None)
+class LogReader:
+    """Reads a log as it is written."""
+
+    def __init__(self, log: Log) -> None:
+        self.log, self._offset = log, 0
+
+    def tail(self, max_lines: int) -> list[LogLine]:
+        """Return the last whole lines. A later `read` continues after them."""
+        lines, self._offset = files.last_lines(self.log.path, max_lines)
+        return [self._line(text) for text in lines[-max_lines:]]
+
+    def read(self, *, incomplete: bool = False) -> Iterator[LogLine]:
+        """Yield the whole lines since the last call and, on request, an incomplete last one."""
+        for text in files.lines_from(self.log.path, self._offset):
+            whole = text.endswith(b"\n") or len(text) == files.MAX_LINE_BYTES
+            if not (whole or incomplete):
+                return
+            self._offset += len(text)
+            yield self._line(text.rstrip(b"\n"))
+
+    def _line(self, text: bytes) -> LogLine:
+        line = text.decode(errors="replace")
+        return LogLine(attempt=self.log.attempt, rank=self.log.rank, line=line)

@@ -1,25 +1,15 @@
-"""The state of a run, derived from its events one after another. Pure: no files, no clock.
+"""The state of a run, derived from its events and from signs of life, and whether to try again.
 
-A writer must follow the rules. A reader goes on where a file was damaged: it applies later events
-as far as they make sense, and notes what is wrong.
+Pure: no files, no clock. A writer must follow the rules. A reader goes on where a file was damaged:
+it applies later events as far as they make sense, and notes what is wrong.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from orchestrator.journal.events import (
-    AnyEvent,
-    AttemptEnded,
-    AttemptStarted,
-    CancelRequest,
-    CheckpointSaved,
-    Claimed,
-    Ended,
-    Pending,
-    Repaired,
-    Stopping,
-    Submitted,
-)
+from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
 from orchestrator.values.run import (
     Attempt,
@@ -37,6 +27,23 @@ from orchestrator.values.run import (
     TimedStep,
     TrackedRun,
 )
+from orchestrator.values.run_options import RetryLimits
+
+HEARTBEAT_S = 2.0
+# A driver counts as gone after this many missing heartbeats.
+MISSING_HEARTBEATS = 5
+# A cluster may need this long to start the driver of a submitted run.
+UNCLAIMED_S = 600.0
+_ATTEMPT_ENDS: dict[AttemptReason, str] = {
+    "failure": "failed",
+    "preemption": "was preempted",
+    "resized": "gave way to one with more pods",
+    "hang": "hung",
+    "finished": "finished",
+    "cancelled": "was stopped",
+}
+# Addresses, digests and numbers differ between two occurrences of the same error.
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +55,17 @@ class RunState:
     `damage` lists faults of the events that nobody has accepted.
     """
 
-    submitted: Submitted
+    submitted: events.Submitted
     last: int
     last_at_s: float
     digest: str = ""
-    claim: Claimed | None = None
+    claim: events.Claimed | None = None
     writer: int = 0
     attempts: tuple[Attempt, ...] = ()
     resumed_at: int = 1
-    pending: Pending | None = None
-    stopping: Stopping | None = None
-    ended: Ended | None = None
+    pending: events.Pending | None = None
+    stopping: events.Stopping | None = None
+    ended: events.Ended | None = None
     saves: tuple[SavedCheckpoint, ...] = ()
     plan_sums: dict[str, str] = field(default_factory=dict)
     repaired: int = 0
@@ -67,66 +74,53 @@ class RunState:
 
     @property
     def open_attempt(self) -> Attempt | None:
-        """The attempt that is running."""
         newest = self.attempts[-1] if self.attempts else None
         return newest if newest and newest.reason is None else None
 
     @property
     def next_attempt(self) -> int:
-        """The number of the next attempt."""
         return self.attempts[-1].number + 1 if self.attempts else 1
 
     @property
     def settled_requests(self) -> int:
-        """Requests up to this number no longer count."""
+        """The number up to which requests no longer count."""
         return self.claim.settled_requests if self.claim else 0
 
 
-def initial(submitted: Submitted) -> RunState:
-    """The state after the first event."""
+def initial(submitted: events.Submitted) -> RunState:
     return RunState(submitted=submitted, last=1, last_at_s=submitted.at_s)
 
 
-def violation(state: RunState, event: AnyEvent) -> str | None:
-    """The rule that this event breaks when it comes next; None when it may."""
-    if isinstance(event, Submitted):
+# --- the state after each event
+
+
+def violation(state: RunState, event: events.AnyEvent) -> str | None:
+    """Return the rule that this event breaks when it comes next; None when it may."""
+    if isinstance(event, events.Submitted):
         return "the run was submitted before"
-    if isinstance(event, Claimed | Repaired):
+    if isinstance(event, events.Claimed | events.Repaired):
         return None
     if state.ended:
         return f"the run has ended: {state.ended.state}"
-    open_attempt = state.open_attempt
-    if isinstance(event, CheckpointSaved):
-        return _save_violation(state, event.checkpoint)
-    if isinstance(event, AttemptEnded):
-        number = open_attempt.number if open_attempt else None
-        return None if event.attempt == number else f"attempt {event.attempt} is not running"
-    if isinstance(event, Stopping):
+    running = state.open_attempt.number if state.open_attempt else None
+    if isinstance(event, events.CheckpointSaved) and event.checkpoint.claim != state.writer:
+        return f"claim {event.checkpoint.claim} is superseded by claim {state.writer}"
+    if isinstance(event, events.CheckpointSaved | events.AttemptEnded):
+        place = event if isinstance(event, events.AttemptEnded) else event.checkpoint
+        return None if place.attempt == running else f"attempt {place.attempt} is not running"
+    if isinstance(event, events.Stopping):
         return None
-    if open_attempt:
-        return f"attempt {open_attempt.number} is running"
-    if isinstance(event, AttemptStarted):
-        return _start_violation(state, event)
+    if running is not None:
+        return f"attempt {running} is running"
+    if isinstance(event, events.AttemptStarted) and not state.claim:
+        return "no driver has claimed the run"
+    if isinstance(event, events.AttemptStarted) and event.attempt != state.next_attempt:
+        return f"the next attempt is {state.next_attempt}"
     return None
 
 
-def _save_violation(state: RunState, saved: SavedCheckpoint) -> str | None:
-    """A checkpoint counts only for the newest claim, and while its attempt is running."""
-    if saved.claim != state.writer:
-        return f"claim {saved.claim} is superseded by claim {state.writer}"
-    number = state.open_attempt.number if state.open_attempt else None
-    return None if saved.attempt == number else f"attempt {saved.attempt} is not running"
-
-
-def _start_violation(state: RunState, event: AttemptStarted) -> str | None:
-    if not state.claim:
-        return "no driver has claimed the run"
-    expected = state.next_attempt
-    return None if event.attempt == expected else f"the next attempt is {expected}"
-
-
-def apply(state: RunState, number: int, event: AnyEvent) -> RunState:
-    """The state after one more event.
+def apply(state: RunState, number: int, event: events.AnyEvent) -> RunState:
+    """Return the state after one more event.
 
     An event that breaks a rule is noted. It is applied only if it implies how what came before it
     ended.
@@ -135,52 +129,61 @@ def apply(state: RunState, number: int, event: AnyEvent) -> RunState:
     if broken:
         note = f"event {number} ({event.__struct_config__.tag}) is out of order: {broken}"
         state = replace(state, problems=(*state.problems, note))
-    if broken is None or _stands_alone(state, event):
+    later_start = isinstance(event, events.AttemptStarted) and event.attempt >= state.next_attempt
+    if broken is None or later_start or isinstance(event, events.Ended):
         state = replace(_changed(state, number, event), last_at_s=event.at_s)
     return replace(state, last=number)
 
 
-def _stands_alone(state: RunState, event: AnyEvent) -> bool:
-    if isinstance(event, AttemptStarted):
-        return event.attempt >= state.next_attempt
-    return isinstance(event, Ended)
-
-
-def _changed(state: RunState, number: int, event: AnyEvent) -> RunState:
+def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
+    idle = replace(state, attempts=_closed_attempts(state), pending=None, stopping=None)
     match event:
-        case Claimed():
-            return _after_claim(state, number, event)
-        case Pending():
+        case events.Claimed():
+            if event.adopted and state.open_attempt:
+                state = _with_save(state, event.adopted)
+            return replace(
+                idle,
+                claim=event,
+                writer=number,
+                attempts=_closed_attempts(state),
+                saves=state.saves,
+                resumed_at=state.next_attempt if event.resumes else state.resumed_at,
+                ended=None,
+            )
+        case events.Pending():
             return replace(state, pending=event)
-        case AttemptStarted():
-            return _after_start(state, event)
-        case CheckpointSaved():
+        case events.AttemptStarted():
+            attempt = Attempt(
+                number=event.attempt,
+                plan_digest=event.plan_digest,
+                pods=event.pods,
+                slices=event.slices,
+                started_at_s=event.at_s,
+            )
+            # The first attempt with a plan has written its file.
+            sha256 = state.plan_sums.get(event.plan_digest, event.plan_sha256)
+            plan_sums = state.plan_sums | {event.plan_digest: sha256}
+            attempts = (*idle.attempts, attempt)
+            return replace(idle, attempts=attempts, plan_sums=plan_sums, ended=None)
+        case events.CheckpointSaved():
             return _with_save(state, event.checkpoint)
-        case Stopping():
+        case events.Stopping():
             return replace(state, stopping=event)
-        case AttemptEnded():
-            return _after_attempt(state, event)
-        case Ended():
-            attempts = _closed_attempts(state)
-            return replace(state, attempts=attempts, ended=event, pending=None, stopping=None)
-        case Repaired():
+        case events.AttemptEnded():
+            newest = replace(
+                state.attempts[-1],
+                ended_at_s=event.at_s,
+                reason=event.reason,
+                error=event.error,
+                first_dead_rank=event.first_dead_rank,
+                written=event.steps,
+            )
+            return replace(state, attempts=(*state.attempts[:-1], newest))
+        case events.Ended():
+            return replace(idle, ended=event)
+        case events.Repaired():
             return replace(state, repaired=number)
     return state
-
-
-def _after_claim(state: RunState, number: int, claim: Claimed) -> RunState:
-    if claim.adopted and state.open_attempt:
-        state = _with_save(state, claim.adopted)
-    return replace(
-        state,
-        claim=claim,
-        writer=number,
-        attempts=_closed_attempts(state),
-        resumed_at=state.next_attempt if claim.resumes else state.resumed_at,
-        pending=None,
-        stopping=None,
-        ended=None,
-    )
 
 
 def _with_save(state: RunState, saved: SavedCheckpoint) -> RunState:
@@ -188,58 +191,14 @@ def _with_save(state: RunState, saved: SavedCheckpoint) -> RunState:
     return replace(state, attempts=(*state.attempts[:-1], newest), saves=(*state.saves, saved))
 
 
-def _after_start(state: RunState, event: AttemptStarted) -> RunState:
-    attempt = Attempt(
-        number=event.attempt,
-        plan_digest=event.plan_digest,
-        pods=event.pods,
-        slices=event.slices,
-        started_at_s=event.at_s,
-    )
-    attempts = (*_closed_attempts(state), attempt)
-    plan_sums = state.plan_sums
-    if event.plan_digest not in plan_sums:
-        plan_sums = plan_sums | {event.plan_digest: event.plan_sha256}
-    return replace(
-        state, attempts=attempts, plan_sums=plan_sums, pending=None, stopping=None, ended=None
-    )
-
-
-def _after_attempt(state: RunState, event: AttemptEnded) -> RunState:
-    newest = replace(
-        state.attempts[-1],
-        ended_at_s=event.at_s,
-        reason=event.reason,
-        error=event.error,
-        first_dead_rank=event.first_dead_rank,
-        written=event.steps,
-    )
-    return replace(state, attempts=(*state.attempts[:-1], newest))
-
-
 def _closed_attempts(state: RunState) -> tuple[Attempt, ...]:
-    """The attempts, with a running one `lost`: nobody wrote down how it ended."""
+    """Return the attempts, with a running one `lost`: nobody wrote down how it ended."""
     if not state.open_attempt:
         return state.attempts
     return (*state.attempts[:-1], replace(state.attempts[-1], reason="lost"))
 
 
-# The status of a run, from its events and from signs of life. Pure: no files, no clock.
-
-
-HEARTBEAT_S = 2.0
-# A driver counts as gone after this many missing heartbeats.
-MISSING_HEARTBEATS = 5
-# A cluster may need this long to start the driver of a submitted run.
-UNCLAIMED_S = 600.0
-ATTEMPT_ENDS: dict[AttemptReason, str] = {
-    "failure": "failed",
-    "preemption": "was preempted",
-    "resized": "gave way to one with more pods",
-    "hang": "hung",
-    "finished": "finished",
-    "cancelled": "was stopped",
-}
+# --- the status of the run
 
 
 @dataclass(frozen=True)
@@ -273,32 +232,29 @@ class Observation:
     silent_s: float | None = None
     writer_is_gone: bool = False
     writer_is_alive: bool = False
-    cancel: CancelRequest | None = None
+    cancel: events.CancelRequest | None = None
     tracking: TrackedRun | None = None
     steps: dict[int, StepSummary] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     @property
     def newest_steps(self) -> StepSummary:
-        """The steps of the newest attempt that did one."""
         stepped = [number for number, summary in self.steps.items() if summary.last_steps]
         return self.steps[max(stepped)] if stepped else StepSummary()
 
-    @property
-    def newest_evaluation(self) -> Evaluation | None:
-        """The newest evaluation, of the newest attempt that has one."""
-        of_attempts = [self.steps[number].evaluation for number in sorted(self.steps, reverse=True)]
-        return next((one for one in of_attempts if one), None)
-
 
 def build_run(key: str, journal: str, state: RunState, observed: Observation) -> Run:
-    """The run at the time of the observation."""
+    """Return the run at the time of the observation."""
     submission = state.submitted.submission
     name, reason = current_state(state, observed)
-    attempts = _attempts(state, observed, name)
+    attempts = tuple(_with_steps(attempt, observed.steps) for attempt in state.attempts)
+    if attempts and attempts[-1].reason is None and name in ("lost", "cancelled"):
+        attempts = (*attempts[:-1], replace(attempts[-1], reason="lost"))  # with its driver
     newest = attempts[-1] if attempts else None
     steps = observed.newest_steps
     last = steps.last_steps[-1] if steps.last_steps else None
+    newest_first = sorted(observed.steps.items(), reverse=True)
+    evaluations = (summary.evaluation for _, summary in newest_first)
     return Run(
         run=key,
         id=submission.id,
@@ -320,7 +276,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         steps=submission.steps,
         steps_done=steps.steps_done,
         last_step=last,
-        evaluation=observed.newest_evaluation,
+        evaluation=next(filter(None, evaluations), None),
         since_last_step_s=max(0.0, observed.now_s - last.at_s) if last else None,
         since_last_heartbeat_s=silence_s(state, observed),
         recent=recent_steps(steps.last_steps),
@@ -334,14 +290,6 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     )
 
 
-def _attempts(state: RunState, observed: Observation, name: State) -> tuple[Attempt, ...]:
-    """The attempts with their steps. A running one is lost together with its driver."""
-    attempts = tuple(_with_steps(one, observed.steps) for one in state.attempts)
-    if attempts and attempts[-1].reason is None and name in ("lost", "cancelled"):
-        return (*attempts[:-1], replace(attempts[-1], reason="lost"))
-    return attempts
-
-
 def _with_steps(attempt: Attempt, steps: dict[int, StepSummary]) -> Attempt:
     summary = steps.get(attempt.number, StepSummary())
     restored = summary.startup.steps_done if summary.startup else 0
@@ -349,8 +297,9 @@ def _with_steps(attempt: Attempt, steps: dict[int, StepSummary]) -> Attempt:
 
 
 def recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
-    """Medians over the steps after warm-up; None when there are none. They are of one stage: the
-    newest that has any.
+    """Return medians over the steps after warm-up, if there are any.
+
+    They are of one stage: the newest that has any.
     """
     warm: list[Step] = []
     for timed in reversed(steps):
@@ -373,15 +322,15 @@ def _median(values: list[float | None]) -> float | None:
     return median(known) if known else None
 
 
-# --- the state and its reason
-
-
 def current_state(state: RunState, observed: Observation) -> tuple[State, StateReason | None]:
-    """The state of the run, and what it waits for or why it ended or is lost."""
+    """Return the state of the run, and what it waits for or why it ended or is lost."""
     if state.ended:
         return state.ended.state, state.ended.reason
     if absence := driver_absence(state, observed):
-        return _abandoned(absence, observed)
+        if not (cancel := observed.cancel):
+            return "lost", absence
+        stopped = cancel_reason(cancel, observed.newest_steps.steps_done)
+        return "cancelled", stopped if cancel.at_once else absence
     if state.stopping:
         return "stopping", state.stopping.reason
     if open_attempt := state.open_attempt:
@@ -394,29 +343,16 @@ def current_state(state: RunState, observed: Observation) -> tuple[State, StateR
     if state.claim:
         detail = last_attempt_text(state.attempts)
         return "starting", _reason("after_attempt", detail) if detail else None
-    return "submitted", _unclaimed(state, observed)
-
-
-def _abandoned(absence: StateReason, observed: Observation) -> tuple[State, StateReason]:
-    """The state without a driver: a run that somebody asked to cancel is cancelled."""
-    if not observed.cancel:
-        return "lost", absence
-    if not observed.cancel.at_once:
-        return "cancelled", absence
-    return "cancelled", cancel_reason(observed.cancel, observed.newest_steps.steps_done)
-
-
-def _unclaimed(state: RunState, observed: Observation) -> StateReason:
     waited_s = max(0.0, observed.now_s - state.submitted.at_s)
     if observed.writer_is_alive:
         submitter = process_name(state.submitted.submission.submitter)
         detail = f"orch submit ({submitter}) has been starting its driver for {waited_s:,.0f} s"
-        return _reason("driver_starting", detail)
-    return _reason("unclaimed", f"no driver has claimed it for {waited_s:,.0f} s")
+        return "submitted", _reason("driver_starting", detail)
+    return "submitted", _reason("unclaimed", f"no driver has claimed it for {waited_s:,.0f} s")
 
 
 def driver_absence(state: RunState, observed: Observation) -> StateReason | None:
-    """Why no process drives the run any more; None while one does or still may."""
+    """Return why no process drives the run any more; None while one does or still may."""
     silent_s = silence_s(state, observed)
     submission = state.submitted.submission
     if state.claim:
@@ -434,7 +370,7 @@ def driver_absence(state: RunState, observed: Observation) -> StateReason | None
 
 
 def silence_s(state: RunState, observed: Observation) -> float:
-    """Seconds since the last event or heartbeat of the writer.
+    """Return the seconds since the last event or heartbeat of the writer.
 
     Steps do not count: processes without a driver may go on for a while.
     """
@@ -443,8 +379,10 @@ def silence_s(state: RunState, observed: Observation) -> float:
     return max(0.0, observed.now_s - max(state.last_at_s, observed.heartbeat_at_s or 0.0))
 
 
-def cancel_reason(request: CancelRequest, steps_done: int, *, saved: bool = False) -> StateReason:
-    """Why a cancelled run ended, after how many steps, and whether its checkpoint has them all."""
+def cancel_reason(
+    request: events.CancelRequest, steps_done: int, *, saved: bool = False
+) -> StateReason:
+    """Return why a cancelled run ended: when, and whether its checkpoint has all its steps."""
     when = f"after step {steps_done:,}" if steps_done else "before its first step"
     at_once = ", at once" if request.at_once and steps_done else ""
     checkpoint = "; its checkpoint is saved" if saved else ""
@@ -452,14 +390,14 @@ def cancel_reason(request: CancelRequest, steps_done: int, *, saved: bool = Fals
 
 
 def last_attempt_text(attempts: tuple[Attempt, ...]) -> str | None:
-    """How the newest attempt ended, in one line; None before the first."""
+    """Return how the newest attempt ended, in one line; None before the first."""
     if not attempts:
         return None
     last = attempts[-1]
     if last.reason is None or last.reason == "lost":
         return f"attempt {last.number} was lost with its driver"
     error = first_line(last.error)
-    return f"attempt {last.number} {ATTEMPT_ENDS[last.reason]}" + (f": {error}" if error else "")
+    return f"attempt {last.number} {_ATTEMPT_ENDS[last.reason]}" + (f": {error}" if error else "")
 
 
 def process_name(process: ProcessIdentity) -> str:
@@ -467,9 +405,87 @@ def process_name(process: ProcessIdentity) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """The first line of an error, which says what happened."""
+    """Return the first line of an error, which says what happened."""
     return next(iter((text or "").strip().splitlines()), "")
 
 
 def _reason(code: ReasonCode, detail: str) -> StateReason:
     return StateReason(code=code, detail=detail)
+
+
+# --- whether to start another attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Whether to start another attempt, and why."""
+
+    retry: bool
+    reason: StateReason
+
+
+def decide_retry(run: Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
+    """Decide what to do after the newest attempt, which has ended.
+
+    `repeats` means that every attempt would end with its error: the run ends.
+
+    Failures and hangs count against one budget and preemptions against another, each since the
+    last attempt that got further than all before it. The same error at the same step would come
+    back forever, so it ends the run whatever the budgets are; not so before the first step of an
+    attempt whose plan has done steps before: on many chips two failures in a row strike there. An
+    attempt that was lost with its driver costs nothing: its cause is unknown. Nor does one that
+    gave way to another with more pods.
+    """
+    attempts = run.attempts
+    if not attempts or attempts[-1].reason is None:
+        raise ValueError(f"{run.run}: no attempt has ended")
+    last = attempts[-1]
+    ending = last_attempt_text(attempts) or ""
+    if last.reason in ("finished", "cancelled"):
+        return Decision(retry=False, reason=_reason("not_retried", ending))
+    if run.cancel_requested_at_s is not None:
+        reason = _reason("cancel_requested", f"{ending}; cancel was requested")
+        return Decision(retry=False, reason=reason)
+    if repeats:
+        reason = _reason("repeated_error", f"{ending}; every attempt would end so")
+        return Decision(retry=False, reason=reason)
+    if previous := _previous_occurrence(attempts):
+        ended = _ATTEMPT_ENDS["hang" if last.reason == "hang" else "failure"]
+        when = f"after step {last.steps_done:,}" if last.steps_done else "before the first step"
+        both = f"attempts {previous.number} and {last.number} both {ended} {when}"
+        detail = f"{both}, so the run is not retried: {first_line(last.error)}"
+        return Decision(retry=False, reason=_reason("repeated_error", detail))
+    if last.reason in ("lost", "resized"):
+        return Decision(retry=True, reason=_reason("retried", ending))
+    # The budget for this kind of ending, and the attempts against it since the last progress.
+    preempted = last.reason == "preemption"
+    counted = ("preemption",) if preempted else ("failure", "hang")
+    furthest = used = 0
+    for attempt in attempts:
+        if attempt.steps_done > furthest:
+            furthest, used = attempt.steps_done, 0
+        used += attempt.reason in counted and attempt.number >= run.resumed_at
+    budget = retries.preemptions if preempted else retries.failures
+    kind = "preemption" if preempted else "failure"
+    detail = f"{ending} ({kind} {used} without progress; the limit is {budget})"
+    code: ReasonCode = "retried" if used <= budget else "retries_exhausted"
+    return Decision(retry=used <= budget, reason=_reason(code, detail))
+
+
+def _previous_occurrence(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the previous failure, if the last attempt failed with the same error at that step."""
+    failures = [attempt for attempt in attempts if attempt.reason in ("failure", "hang")]
+    if len(failures) < 2 or failures[-1] is not attempts[-1]:
+        return None
+    previous, last = failures[-2:]
+    if not last.error:
+        return None  # two unexplained deaths may have two causes
+    earlier = attempts[: attempts.index(previous)]
+    plan_has_started = any(
+        attempt.steps_done for attempt in earlier if attempt.plan_digest == last.plan_digest
+    )
+    if not last.steps_done and plan_has_started:
+        return None  # nothing in the plan stops every start
+    same = (previous.reason, previous.steps_done) == (last.reason, last.steps_done)
+    errors = [_VARYING.sub("#", attempt.error or "") for attempt in (previous, last)]
+    return previous if same and errors[0] == errors[1] else None

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -38,13 +37,13 @@ from orchestrator.values.run import (
     WrittenSteps,
 )
 
-SYNC_EVERY_S = 5.0
-RECENT_STEPS = 50
-DECODER = msgspec.json.Decoder(TimedStep)
+_SYNC_EVERY_S = 5.0
+_RECENT_STEPS = 50
+_DECODER = msgspec.json.Decoder(TimedStep)
 # A line is a JSON object that begins with the checksum of the rest of it.
 _CRC = b'{"crc32":"%08x",'
 _CRC_BYTES = len(_CRC % 0)
-MAX_PROBLEMS = 20  # of a reader: a file may have a million damaged lines
+_MAX_PROBLEMS = 20  # of a reader: a file may have a million damaged lines
 
 
 class StepLog:
@@ -67,21 +66,16 @@ class StepLog:
         self._lines.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._lines.__exit__(kind, error, trace)
 
     def append(self, step: Step) -> None:
-        """Write a step. Trainer metrics that are not finite are left out: JSON has none."""
+        """Write a step. Trainer metrics that are not finite are left out: JSON cannot hold them."""
         now_s = self._clock()
         finite = {name: x for name, x in step.trainer_metrics.items() if math.isfinite(x)}
         timed = TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
         self._lines.append(encode(timed))
-        if now_s - self._synced_s >= SYNC_EVERY_S:
+        if now_s - self._synced_s >= _SYNC_EVERY_S:
             self.sync()
 
     def sync(self) -> None:
@@ -91,7 +85,6 @@ class StepLog:
 
 
 def encode(timed: TimedStep) -> bytes:
-    """The line of a step, without its end."""
     rest = msgspec.json.encode(timed)[1:]
     return _CRC % zlib.crc32(rest) + rest
 
@@ -104,107 +97,87 @@ class StepReader:
         self.problems: list[FileFault] = []
 
     def skip(self) -> None:
-        """Pass over the steps that are there."""
         with suppress(FileNotFoundError):
             _, self._offset = files.last_lines(self._path, 1)
 
     def read(self) -> list[TimedStep]:
-        """The steps since the last call; an incomplete last line waits for the next."""
+        """Return the steps since the last call; an incomplete last line waits for the next."""
         return [step for steps in self.in_parts() for step in steps]
 
     def in_parts(self) -> Iterator[list[TimedStep]]:
-        """The same in parts of a bounded size."""
-        try:
+        """Yield the steps since the last call in parts of a bounded size."""
+        with suppress(FileNotFoundError):
             for part in files.whole_lines(self._path, self._offset):
                 self._offset += len(part)
-                steps, problems = decode(self._path, part.split(b"\n")[:-1])
-                self.problems += problems[: max(0, MAX_PROBLEMS - len(self.problems))]
+                steps, problems = _decode(self._path, part.split(b"\n")[:-1])
+                self.problems += problems[: max(0, _MAX_PROBLEMS - len(self.problems))]
                 yield steps
-        except FileNotFoundError:
-            return
 
 
 def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[FileFault]]:
-    """The first and last steps of an attempt, and what is wrong there.
+    """Return the first and last steps of an attempt, and what is wrong there.
 
     The cost does not depend on the number of steps.
     """
     path = RunPaths(run).steps(attempt.number)
-    try:
-        first, (last, end) = files.first_line(path), files.last_lines(path, RECENT_STEPS)
-    except FileNotFoundError:
-        return StepSummary(), _shortfall(path, attempt, StepSummary(), 0)
-    opening, problems = decode(path, [first] if first is not None else [])
-    steps, more_problems = decode(path, last[-RECENT_STEPS:])
-    startup = opening[0].step.startup if opening else None
-    once = {one.step.index: one for one in steps}
-    if len(once) < len(steps):
-        more_problems.append(fault(path, "a step is there twice"))
-    summary = StepSummary(startup=startup, last_steps=tuple(once.values()))
-    problems += [*more_problems, *_shortfall(path, attempt, summary, end)]
+    summary, end = StepSummary(), 0
+    problems: list[FileFault] = []
+    with suppress(FileNotFoundError):
+        first, (last, end) = files.first_line(path), files.last_lines(path, _RECENT_STEPS)
+        opening, problems = _decode(path, [first] if first is not None else [])
+        steps, more_problems = _decode(path, last[-_RECENT_STEPS:])
+        problems += more_problems
+        by_index = {timed.step.index: timed for timed in steps}
+        if len(by_index) < len(steps):
+            problems.append(_fault(path, "a step is there twice"))
+        startup = opening[0].step.startup if opening else None
+        summary = StepSummary(startup=startup, last_steps=tuple(by_index.values()))
+    # The steps that were written and are not in the file, if its ends show that.
+    written, saved = attempt.written, attempt.saved_steps
+    if written and end < written.bytes:
+        left = f"{end:,} of its {written.bytes:,} bytes are left"
+        problems.append(_fault(path, f"steps are missing: {left}"))
+    elif saved and summary.steps_done < saved:
+        done = f"it ends after step {summary.steps_done:,}, and step {saved:,} was saved"
+        problems.append(_fault(path, f"steps are missing: {done}"))
     return summary, list(dict.fromkeys(problems))
 
 
-def _shortfall(path: Path, attempt: Attempt, summary: StepSummary, size: int) -> list[FileFault]:
-    """The steps that were written and are not in the file, if its ends show that."""
-    written = attempt.written
-    if written and size < written.bytes:
-        left = f"{size:,} of its {written.bytes:,} bytes are left"
-        return [fault(path, f"steps are missing: {left}")]
-    if attempt.saved_steps and summary.steps_done < attempt.saved_steps:
-        done = f"it ends after step {summary.steps_done:,}"
-        saved = f"step {attempt.saved_steps:,} was saved"
-        return [fault(path, f"steps are missing: {done}, and {saved}")]
-    return []
-
-
-def fault(path: Path, what: str) -> FileFault:
-    """What is wrong with a file of steps."""
+def _fault(path: Path, what: str) -> FileFault:
     return FileFault(f"{path.parent.name}/{path.name}", what)
 
 
 def written_steps(run: Path, attempt: int) -> WrittenSteps:
-    """What an attempt has written of its steps so far: whole lines."""
-    return _sum_lines(RunPaths(run).steps(attempt), None)
-
-
-def _sum_lines(path: Path, size: int | None) -> WrittenSteps:
-    """The sum of the whole lines of a file, or of so many bytes of it."""
+    """Return what an attempt has written of its steps so far: whole lines."""
     summed, lines, end = hashlib.sha256(), 0, 0
-    try:
-        for part in files.whole_lines(path, size=size):
+    with suppress(FileNotFoundError):
+        for part in files.whole_lines(RunPaths(run).steps(attempt)):
             summed.update(part)
             lines, end = lines + part.count(b"\n"), end + len(part)
-    except FileNotFoundError:
-        pass
     return WrittenSteps(lines=lines, bytes=end, sha256=summed.hexdigest())
 
 
-def decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[FileFault]]:
-    """The steps in the lines of a file, and what is wrong with other lines."""
+def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[FileFault]]:
+    """Return the steps in the lines of a file, and what is wrong with other lines."""
     steps: list[TimedStep] = []
     problems: list[FileFault] = []
     for line in lines:
         try:
             with codec.decoding():
-                step = DECODER.decode(line)
-            why = None if has_checksum(line) else "its checksum is not that of what follows"
-        except msgspec.DecodeError as error:
-            why = str(error)
-        if why is None:
+                step = _DECODER.decode(line)
+            if not _has_checksum(line):
+                raise msgspec.DecodeError("its checksum is not that of what follows")
             steps.append(step)
-        else:
-            problems.append(fault(path, f"a line is not a step: {why}"))
+        except msgspec.DecodeError as error:
+            problems.append(_fault(path, f"a line is not a step: {error}"))
     return steps, problems
 
 
-def has_checksum(line: bytes) -> bool:
-    """Whether a line begins with the checksum of what follows."""
+def _has_checksum(line: bytes) -> bool:
     return line[:_CRC_BYTES] == _CRC % zlib.crc32(memoryview(line)[_CRC_BYTES:])
 
 
-# The steps of an attempt as columns of numbers: a million of them fit in 80 MB.
-
+# --- the steps of an attempt as columns of numbers: a million of them fit in 80 MB
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -272,7 +245,7 @@ class StepTable:
         if chosen.dtype == bool and chosen.all():
             return self
         numbers: Integers = np.asarray(np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
-        columns = {name: getattr(self, name)[numbers] for name in COLUMNS}
+        columns = {name: getattr(self, name)[numbers] for name in _COLUMNS}
         return replace(
             self,
             **columns,
@@ -282,29 +255,29 @@ class StepTable:
 
 
 def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:
-    """What some rows of a table have, by their places among these rows."""
+    """Return what some rows of a table have, by their places among these rows."""
     if not by_row or not len(numbers):
         return {}
     places = np.full(max(int(numbers.max()), *by_row) + 1, -1)
     places[numbers] = np.arange(len(numbers))
-    return {int(places[row]): one for row, one in by_row.items() if places[row] >= 0}
+    return {int(places[row]): value for row, value in by_row.items() if places[row] >= 0}
 
 
 BY_ROW = ("startups", "evaluations")
-COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in BY_ROW)
-OF_STEPS = COLUMNS[1:]  # in the order of a `_Step`
-INTEGERS = ("index", "tokens")
+_COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in BY_ROW)
+_OF_STEPS = _COLUMNS[1:]  # in the order of a `_Step`
+_INTEGERS = ("index", "tokens")
 
 
 def table_of(steps: Sequence[TimedStep]) -> StepTable:
-    """The table of these steps."""
+    """Return the table of these steps."""
     rows = _Rows()
-    rows.add([_line_of(one) for one in steps])
-    return rows.done()
+    rows.add(list(map(_line_of, steps)))
+    return rows.table()
 
 
 def joined(tables: Iterable[StepTable]) -> StepTable:
-    """The rows of several tables, one after another."""
+    """Return the rows of several tables, one after another."""
     parts = list(tables)
     if len(parts) == 1:
         return parts[0]
@@ -315,14 +288,14 @@ def joined(tables: Iterable[StepTable]) -> StepTable:
     before = 0
     for part in parts:
         startups |= {before + row: startup for row, startup in part.startups.items()}
-        evaluations |= {before + row: one for row, one in part.evaluations.items()}
+        evaluations |= {before + row: found for row, found in part.evaluations.items()}
         before += len(part)
-    columns = {name: np.concatenate([getattr(one, name) for one in parts]) for name in COLUMNS}
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
     return StepTable(**columns, startups=startups, evaluations=evaluations)
 
 
 def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[FileFault]]:
-    """The steps of an attempt, and what is wrong with its lines.
+    """Return the steps of an attempt, and what is wrong with its lines.
 
     Where all lines together are those that the attempt's end counted, none is checked by itself.
     """
@@ -334,18 +307,23 @@ def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[FileFault]]
             end = written.bytes
         else:
             rows = _Rows()
-            problems.append(fault(path, "is not what its attempt wrote"))
+            problems.append(_fault(path, "is not what its attempt wrote"))
     with suppress(FileNotFoundError):
         # A process that was still alive somewhere may have written more.
         for text in files.whole_lines(path, end):
-            steps, faults = _checked(path, text)
-            problems += faults[: max(0, MAX_PROBLEMS - len(problems))]
-            rows.add(steps)
-    return rows.done(), problems
+            lines = text[:-1].split(b"\n")
+            if all(map(_has_checksum, lines)):
+                with suppress(msgspec.DecodeError):
+                    rows.add(_decoded(text))
+                    continue
+            steps, faults = _decode(path, lines)  # all but the damaged ones
+            problems += faults[: max(0, _MAX_PROBLEMS - len(problems))]
+            rows.add(list(map(_line_of, steps)))
+    return rows.table(), problems
 
 
 def _add_trusted(rows: "_Rows", path: Path, written: WrittenSteps) -> bool:
-    """Add the steps that an attempt wrote; False where the file does not begin with them."""
+    """Add the steps that an attempt wrote; return False where the file begins with others."""
     summed = hashlib.sha256()
     try:
         for text in files.whole_lines(path, size=written.bytes):
@@ -356,32 +334,24 @@ def _add_trusted(rows: "_Rows", path: Path, written: WrittenSteps) -> bool:
     return summed.hexdigest() == written.sha256
 
 
-def _checked(path: Path, text: bytes) -> tuple[list[_Line], list[FileFault]]:
-    """The steps in some lines, and what is wrong with the others."""
-    lines = text[:-1].split(b"\n")
-    if all(map(has_checksum, lines)):
-        with suppress(msgspec.DecodeError):
-            return _decoded(text), []
-    steps, faults = decode(path, lines)  # all but the damaged ones
-    return [_line_of(one) for one in steps], faults
-
-
 def _decoded(lines: bytes) -> list[_Line]:
     with codec.decoding():
         return _LINES.decode_lines(lines)
 
 
 def _line_of(timed: TimedStep) -> _Line:
-    values = {name: getattr(timed.step, name) for name in OF_STEPS}
     step = timed.step
-    return _Line(timed.at_s, _Step(**values, startup=step.startup, evaluation=step.evaluation))
+    values = {name: getattr(step, name) for name in (*_OF_STEPS, "startup", "evaluation")}
+    return _Line(timed.at_s, _Step(**values))
 
 
 class _Rows:
     """A table that grows by some rows at a time."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+        self._parts: dict[str, list[NDArray[Any]]] = {
+            name: [_column(name, [])] for name in _COLUMNS
+        }
         self._startups: dict[int, Startup] = {}
         self._evaluations: dict[int, Evaluation] = {}
         self._rows = 0
@@ -389,91 +359,60 @@ class _Rows:
     def add(self, lines: Sequence[_Line]) -> None:
         """Add steps after the others."""
         steps = [line.step for line in lines]
-        self._parts["at_s"].append(np.array([line.at_s for line in lines], np.float64))
-        for name in OF_STEPS:
+        self._parts["at_s"].append(_column("at_s", [line.at_s for line in lines]))
+        for name in _OF_STEPS:
             self._parts[name].append(_column(name, list(map(attrgetter(name), steps))))
-        opening = enumerate(map(attrgetter("startup"), steps), self._rows)
-        self._startups |= {row: startup for row, startup in opening if startup}
-        evaluated = enumerate(map(attrgetter("evaluation"), steps), self._rows)
-        self._evaluations |= {
-            row: one
-            for row, one in evaluated
-            if one and one.steps_done == steps[row - self._rows].index + 1
-        }
+        for row, step in enumerate(steps, self._rows):
+            if step.startup:
+                self._startups[row] = step.startup
+            if step.evaluation and step.evaluation.steps_done == step.index + 1:
+                self._evaluations[row] = step.evaluation
         self._rows += len(lines)
 
-    def done(self) -> StepTable:
-        """The table of the rows that were added. Each column takes the place of its parts."""
-        columns = {}
-        for name in COLUMNS:
-            empty = _column(name, [])
-            columns[name] = np.concatenate([empty, *self._parts.pop(name)])
+    def table(self) -> StepTable:
+        """Return the table of the added rows. Each column takes the place of its parts."""
+        columns = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
         return StepTable(**columns, startups=self._startups, evaluations=self._evaluations)
 
 
 def _column(name: str, values: list[Any]) -> NDArray[Any]:
-    """Values of a column; those that are unknown are NaN."""
+    """Return the values of a column; those that are unknown are NaN."""
     if values and values.count(None) == len(values):
         return np.full(len(values), np.nan)
-    return np.array(values, np.int64 if name in INTEGERS else np.float64)
+    return np.array(values, np.int64 if name in _INTEGERS else np.float64)
 
 
-# Which steps of a run count: of each step its last attempt, unless that was undone. Pure.
-
+# --- which steps of a run count: of each step its last attempt, unless that was undone
 
 StepsByAttempt = Mapping[int, StepTable]
 
 
 def counted_rows(steps: StepsByAttempt) -> dict[int, Mask]:
-    """The rows of each attempt that count."""
-    return _counted({number: table.index for number, table in steps.items()})
-
-
-def _counted(indexes: Mapping[int, Integers]) -> dict[int, Mask]:
-    """Which of the steps that each attempt did count: no later attempt began before them.
+    """Return the rows of each attempt that count: no later attempt began before them.
 
     An attempt undoes the steps after those that it restored, also where a superseded attempt does
     some while it runs.
     """
     counted: dict[int, Mask] = {}
     undone_from = np.iinfo(np.int64).max
-    for number in sorted(indexes, reverse=True):
-        index = indexes[number]
-        counted[number] = _last_of_each(index) & (index < undone_from)
+    for number in sorted(steps, reverse=True):
+        index = steps[number].index
+        counted[number] = index < undone_from
+        if not (index[1:] > index[:-1]).all():
+            # An attempt does a step once, unless its file was damaged: then the last row counts.
+            last = {int(step): row for row, step in enumerate(index)}
+            mask = np.zeros(len(index), bool)
+            mask[list(last.values())] = True
+            counted[number] &= mask
         undone_from = min(undone_from, int(index.min(initial=undone_from)))
     return counted
 
 
 def counted_steps(steps: StepsByAttempt, attempts: Container[int] | None = None) -> StepTable:
-    """The steps that count, in order: of all attempts, or of these alone."""
+    """Return the steps that count, in order: of all attempts, or of these only."""
     counted = counted_rows(steps)
     chosen = [number for number in sorted(steps) if attempts is None or number in attempts]
     table = joined(steps[number].rows(counted[number]) for number in chosen)
     if (table.index[1:] > table.index[:-1]).all():
         return table
     return table.rows(np.argsort(table.index, kind="stable"))
-
-
-def counted_timed_steps(steps: Mapping[int, Sequence[TimedStep]]) -> list[TimedStep]:
-    """The steps of all attempts that count, in order."""
-    indexes = {
-        number: np.array([one.step.index for one in done], np.int64)
-        for number, done in steps.items()
-    }
-    counted = [
-        one
-        for number, mask in _counted(indexes).items()
-        for one, counts in zip(steps[number], mask, strict=True)
-        if counts
-    ]
-    return sorted(counted, key=lambda one: one.step.index)
-
-
-def _last_of_each(index: Integers) -> Mask:
-    """The last row of each index: an attempt does a step once, unless its file was damaged."""
-    if (index[1:] > index[:-1]).all():
-        return np.ones(len(index), bool)
-    last = {int(step): row for row, step in enumerate(index)}
-    mask = np.zeros(len(index), bool)
-    mask[list(last.values())] = True
-    return mask

@@ -4,35 +4,42 @@ A study's folder lies next to the folders of its runs. A trial is named before i
 the number of that record is the fence, as for a run's events.
 """
 
-import os
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from orchestrator.errors import JournalUnreadable, LossNotFinite, RunIsLive, SpecError, UnknownRun
+from orchestrator.errors import (
+    JournalUnreadable,
+    LossNotFinite,
+    OtherVersion,
+    RunIsLive,
+    SpecError,
+    UnknownRun,
+)
 from orchestrator.journal import events, files, liveness
 from orchestrator.journal.boundary import settled
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
-from orchestrator.journal.run_journal import Clock, Journal, check_schema, read_value
-from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, as_meant, as_stored, note_of
+from orchestrator.journal.run_journal import Clock, Journal, noted_tracking, read_value
+from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, relative_uri
 from orchestrator.journal.run_state import UNCLAIMED_S, process_name
 from orchestrator.storage import copies
-from orchestrator.storage.addresses import address
+from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
 from orchestrator.values.run import LIVE, Run, TrackedRun
 from orchestrator.values.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
 
-SCHEMA = 3
+_SCHEMA = 3
+_SUBMISSION = "study.json"  # without it there is no study
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRequest:
-    """What a study's journal is created from. The same request has the same journal."""
+    """The request from which a study's journal is created. Equal requests have one journal."""
 
     study: Study
     steps: int | None
@@ -55,26 +62,22 @@ class StudyJournal:
     path: Path
 
     def __post_init__(self) -> None:
-        """Follow the links above the folder, which are the user's own."""
         object.__setattr__(self, "path", settled(self.path))
 
     @property
     def key(self) -> str:
-        """The name of the study: that of its folder."""
-        return self.path.absolute().name
+        return self.path.name
 
     @property
     def storage(self) -> Path:
-        """The directory with the runs of its trials."""
-        return self.path.absolute().parent
+        return self.path.parent
 
     @property
     def submission_path(self) -> Path:
-        return self.path / "study.json"
+        return self.path / _SUBMISSION
 
     @property
     def trials(self) -> Path:
-        """The runs started for the study, numbered."""
         return self.path / "trials"
 
     @property
@@ -82,13 +85,14 @@ class StudyJournal:
         return self.path / "documents"
 
     def submission(self) -> StudySubmission:
-        """What was requested; `JournalUnreadable` when this is not the folder of a study."""
+        """Return what was requested; `JournalUnreadable` if this is not the folder of a study."""
         submission = read_value(self.submission_path, StudySubmission)
-        check_schema(self.path, "study", submission, SCHEMA)
+        if submission.schema != _SCHEMA:
+            raise OtherVersion(self.path, "study", written=submission.schema, read=_SCHEMA)
         return submission
 
     def trial_starts(self) -> list[TrialStart]:
-        """The runs that were started, in order; a record that cannot be read is left out."""
+        """Return the runs that were started, in order, without records that cannot be read."""
         starts = []
         for text in events.read(self.trials).contents.values():
             with suppress(msgspec.DecodeError):
@@ -98,12 +102,12 @@ class StudyJournal:
         return starts
 
     def trial_journal(self, start: TrialStart) -> Journal:
-        """The journal of a trial's run, which may not exist."""
         return Journal(self.storage / start.run)
 
     def trial_run(self, start: TrialStart, clock: Clock = time.time) -> Run | None:
-        """The run of a trial; None where it never started, was removed, or is of no such study:
-        whoever removes or cancels this study must not lose another run.
+        """Return the run of a trial; None where it never started, was removed, or is not of it.
+
+        Whoever removes or cancels this study must not lose another run.
         """
         try:
             run = self.trial_journal(start).run(clock)
@@ -112,11 +116,11 @@ class StudyJournal:
         return run if run.study == self.key else None
 
     def status(self, clock: Clock = time.time) -> StudyStatus:
-        """The state of the study, derived from its runs."""
+        """Return the state of the study, derived from its runs."""
         submission, starts = self.submission(), self.trial_starts()
-        runs = [(one, run) for one in starts if (run := self.trial_run(one, clock))]
+        runs = [(start, run) for start in starts if (run := self.trial_run(start, clock))]
         study = submission.study
-        done = {(one.trial, one.repeat) for one, run in runs if is_settled(study, run)}
+        done = {(start.trial, start.repeat) for start, run in runs if is_settled(study, run)}
         total = len(study.trials) * study.repeats
         ended: StudyState = "succeeded" if len(done) == total else "stopped"
         return StudyStatus(
@@ -126,7 +130,7 @@ class StudyJournal:
             kind=study.kind,
             scaling=study.scaling,
             state="running" if _activity(self, starts, clock) else ended,
-            journal=address(self.path.absolute()),
+            journal=address(self.path),
             submitted_at_s=submission.at_s,
             read_at_s=clock(),
             done=len(done),
@@ -135,24 +139,14 @@ class StudyJournal:
         )
 
     def tracking(self) -> TrackedRun | None:
-        """Where a tracker keeps its record of the study; None while none is noted."""
-        for path in (self.path / TRACKED, self.path / TRACKED_HERE):
-            with files.reading(path):
-                is_noted = os.path.lexists(path)
-            if is_noted:
-                return as_meant(read_value(path, TrackedRun), self.storage)
-        return None
-
-    def track(self, tracking: TrackedRun) -> TrackedRun:
-        """Note where a tracker keeps its record; an earlier note stays and comes back."""
-        path = note_of(self.path.absolute(), tracking)
-        files.write_once(path, codec.to_json(as_stored(tracking, self.storage)))
-        return as_meant(read_value(path, TrackedRun), self.storage)
+        """Return where a tracker keeps its record of the study; None while none is noted."""
+        return noted_tracking(self.path)
 
 
 def is_settled(study: Study, run: Run) -> bool:
-    """Whether a run of a trial need not be repeated: it succeeded or, in a sweep, its loss became
-    infinite or NaN, as it would again.
+    """Return whether a run of a trial need not be repeated.
+
+    It succeeded or, in a sweep, its loss became infinite or NaN, as it would again.
     """
     error = run.attempts[-1].error if run.attempts else None
     diverged = run.state == "failed" and (error or "").startswith(LossNotFinite.__name__)
@@ -162,37 +156,32 @@ def is_settled(study: Study, run: Run) -> bool:
 def open_study(
     storage: Path, request: StudyRequest, documents: dict[str, bytes], clock: Clock = time.time
 ) -> StudyJournal:
-    """The journal of a study: the existing one, or a new one."""
+    """Return the journal of a study: the existing one, or a new one."""
     journal = request.journal_in(storage)
-    with suppress(FileExistsError), files.building(storage) as prepared:
-        _fill(StudyJournal(prepared), request, documents, clock)
-        files.publish(prepared, journal.path, journal.submission_path.name)
+    with suppress(FileExistsError), files.building(storage) as folder:
+        prepared = StudyJournal(folder)
+        for part in (prepared.trials, prepared.documents):
+            files.make_folder(part)
+        for name, text in documents.items():
+            files.write_once(prepared.documents / name, text)
+        submission = StudySubmission(
+            schema=_SCHEMA,
+            id=uuid.uuid4().hex,
+            digest=request.digest,
+            at_s=clock(),
+            study=request.study,
+            steps=request.steps,
+            devices=request.devices,
+            rehearsal=request.rehearsal,
+        )
+        text = codec.to_pretty_json(submission).encode()
+        files.write_once(prepared.submission_path, text)
+        files.publish(folder, journal.path, _SUBMISSION)
     files.sweep(storage)
     if (existing := journal.submission()).digest != request.digest:
         digest = codec.short(existing.digest)
         raise SpecError(f"{journal.path}: is another study, with digest {digest}")
     return journal
-
-
-def _fill(
-    journal: StudyJournal, request: StudyRequest, documents: dict[str, bytes], clock: Clock
-) -> None:
-    """Write everything that a study starts from."""
-    for folder in (journal.trials, journal.documents):
-        files.make_folder(folder)
-    for name, text in documents.items():
-        files.write_once(journal.documents / name, text)
-    submission = StudySubmission(
-        schema=SCHEMA,
-        id=uuid.uuid4().hex,
-        digest=request.digest,
-        at_s=clock(),
-        study=request.study,
-        steps=request.steps,
-        devices=request.devices,
-        rehearsal=request.rehearsal,
-    )
-    files.write_once(journal.submission_path, codec.to_pretty_json(submission).encode())
 
 
 def start_trial(
@@ -203,7 +192,7 @@ def start_trial(
         number = events.read(journal.trials).last + 1
         starts = journal.trial_starts()
         _check_idle(journal, starts, clock)
-        retries = sum(one.trial == trial and one.repeat == repeat for one in starts)
+        retries = sum((start.trial, start.repeat) == (trial, repeat) for start in starts)
         start = TrialStart(
             at_s=clock(),
             trial=trial,
@@ -220,13 +209,30 @@ def remove_study(journal: StudyJournal, clock: Clock = time.time) -> None:
     """Remove a study with all its runs; `RunIsLive` while one of them is active."""
     starts = journal.trial_starts()
     _check_idle(journal, starts, clock)
-    for one in starts:
-        if journal.trial_run(one, clock):
-            remove_run(journal.trial_journal(one), clock)
-    path = journal.path.absolute()
-    if not copies.delete(path, first=journal.submission_path.name):
-        files.delete(files.hide(path))
+    for start in starts:
+        if journal.trial_run(start, clock):
+            remove_run(journal.trial_journal(start), clock)
+    if not copies.delete(journal.path, first=_SUBMISSION):
+        files.delete(files.hide(journal.path))
     files.sweep(journal.storage)
+
+
+def track(
+    journal: Journal | StudyJournal, tracking: TrackedRun, *, instead: bool = False
+) -> TrackedRun:
+    """Note where a tracker keeps its record of a run or study; return the note that was first.
+
+    `instead` replaces the earlier note, for a record that the tracker no longer has.
+    """
+    root = settled(journal.path)
+    uri = relative_uri(tracking.uri, journal.path.parent)
+    # A database next to the copy of a bucket is of this machine, and so is its note.
+    name = TRACKED_HERE if is_copy(root) and uri != tracking.uri else TRACKED
+    stored = codec.to_json(replace(tracking, uri=uri))
+    if instead:
+        files.replace(root / name, stored)
+    files.write_once(root / name, stored)
+    return noted_tracking(journal.path, (name,)) or tracking
 
 
 def _check_idle(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> None:
@@ -235,25 +241,27 @@ def _check_idle(journal: StudyJournal, starts: Sequence[TrialStart], clock: Cloc
 
 
 def _activity(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> str | None:
-    """The run of a study that is live or about to start; None where there is none."""
-    for one in starts:
-        run = journal.trial_run(one, clock)
+    """Say which run of a study is live or about to start; None if no run is."""
+    for start in starts:
+        run = journal.trial_run(start, clock)
         if run and run.state in LIVE:
             return f"its run {run.run} is {run.state}"
-        recent = clock() - one.at_s < UNCLAIMED_S and one.by != liveness.this_process()
-        if run is None and recent and not liveness.is_gone(one.by):
-            return f"{process_name(one.by)} is starting its run {one.run}"
+        recent = clock() - start.at_s < UNCLAIMED_S and start.by != liveness.this_process()
+        if run is None and recent and not liveness.is_gone(start.by):
+            return f"{process_name(start.by)} is starting its run {start.run}"
     return None
 
 
+# --- finding studies, and runs by the name of a study
+
+
 def list_studies(storage: Path) -> list[StudyJournal]:
-    """The journals of all studies, by name."""
     return [StudyJournal(path) for path in folders_in(storage) if _is_study(path)]
 
 
 def _is_study(path: Path) -> bool:
-    """Whether this is the folder of a study that can be read."""
-    if not holds(path, StudyJournal(path).submission_path.name):
+    """Return whether this is the folder of a study that can be read."""
+    if not holds(path, _SUBMISSION):
         return False
     try:
         StudyJournal(path).submission()
@@ -263,21 +271,21 @@ def _is_study(path: Path) -> bool:
 
 
 def keys_in(storage: Path) -> list[str]:
-    """The keys of all studies and runs."""
     studies, runs = list_studies(storage), list_journals(storage)
     return [*(study.key for study in studies), *(run.key for run in runs)]
 
 
 def find_runs(storage: Path, name: str) -> list[Journal]:
-    """The run with that name, or the runs of the study."""
+    """Return the run with that name, or the runs of the study."""
     found = find_run_or_study(storage, name)
     if isinstance(found, Journal):
         return [found]
-    return [found.trial_journal(one) for one in found.trial_starts() if found.trial_run(one)]
+    starts = found.trial_starts()
+    return [found.trial_journal(start) for start in starts if found.trial_run(start)]
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
-    """The run or study with that key, the only one whose key begins so, or that in a folder.
+    """Return the run or study with that key, the only one whose key begins so, or one in a folder.
 
     The keys of a study's trials begin with the study's key: then the study is meant.
     """

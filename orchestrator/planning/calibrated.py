@@ -16,12 +16,13 @@ from orchestrator.goodput.inputs import nothing_fails
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops
 from orchestrator.planning.forecast import Terms, plain, plain_line, write_forecast
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.plan_warnings import (
     forecast_warnings,
     goodput_warnings,
     too_long,
     unknown_rates,
+    unsteady_profile,
 )
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
@@ -38,7 +39,6 @@ from orchestrator.values.plan import (
     Plan,
     PlanWarning,
     plan_digest,
-    plan_warning,
 )
 
 # What is timed. Each has an amount that its seconds grow with.
@@ -157,7 +157,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
 def unsteady(profile: ChipProfile, plan: Plan) -> Iterator[PlanWarning]:
     """The step was measured while something disturbed it."""
     if profile.emulated and not (step := timing_of(profile, "step", plan)).is_steady:
-        yield plan_warning("unsteady_profile", spread=step.spread, others=step.others)
+        yield unsteady_profile(spread=step.spread, others=step.others)
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
@@ -172,7 +172,7 @@ def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
 def write(
     plan: Plan,
-    layout: Layout,
+    layout: Training,
     lines: list[LedgerLine],
     lower_s: float,
     bound: tuple[str, float],
@@ -285,7 +285,9 @@ def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     return replace(made, hidden_s=was.hidden_s)
 
 
-def hidden_transfers_s(plan: Plan, profile: ChipProfile, layout: Layout, between_s: float) -> float:
+def hidden_transfers_s(
+    plan: Plan, profile: ChipProfile, layout: Training, between_s: float
+) -> float:
     """What passes at the measured rates hide of transfers to the host."""
     moved = transfers(layout)
     if not moved.one_way_s:
@@ -333,9 +335,9 @@ def source_of(profile: ChipProfile) -> str:
     return f"profile {codec.short(codec.digest(profile))}"
 
 
-def layout_of(plan: Plan, chip: Chip) -> Layout:
+def layout_of(plan: Plan, chip: Chip) -> Training:
     """The plan's layout, without links."""
-    return Layout(
+    return Training(
         chip=chip,
         model=plan.model,
         precision=plan.precision,

@@ -27,6 +27,7 @@ from orchestrator.planning.layout import (
     DTYPE_BYTES,
     Layout,
     Number,
+    Training,
     copied_matmuls,
     gathered_axis,
     is_of_experts,
@@ -110,7 +111,7 @@ class Exchange:
 # The collectives of gradients: over all devices that hold a parameter.
 
 
-def gradient_exchanges(layout: Layout) -> list[Exchange]:
+def gradient_exchanges(layout: Training) -> list[Exchange]:
     """Gradients over all devices that hold the parameter: first inside a slice where it is
     repeated, and over the slices that share weights, then over its replicas. These scatter over
     `data`, reduce over `pods`, gather back.
@@ -145,7 +146,7 @@ def gradient_exchanges(layout: Layout) -> list[Exchange]:
     ]  # fmt: skip
 
 
-def reduced_at_a_time(layout: Layout, stack: Stack) -> tuple[Number, Number]:
+def reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
     """Layers of a stack whose gradients are reduced at once, and how often that is done in a step.
 
     Each layer on its own where nothing accumulates; all layers at the end otherwise.
@@ -155,12 +156,12 @@ def reduced_at_a_time(layout: Layout, stack: Stack) -> tuple[Number, Number]:
     return stacked, layers // stacked
 
 
-def per_layer(layout: Layout) -> Number:
+def per_layer(layout: Training) -> Number:
     """Whether each layer's gradients are reduced as soon as the backward pass has them."""
     return (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) > 1)
 
 
-def copied_gradients(layout: Layout) -> tuple[Part, ...]:
+def copied_gradients(layout: Training) -> tuple[Part, ...]:
     """Gradients of projections whose kv heads are copied to several devices."""
     size = layout.gradient_bytes / layout.ways(GATHERED)
     return tuple(
@@ -199,7 +200,7 @@ def is_copied(weight: Weight) -> bool:
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
 
 
-def unsplit_gradients(layout: Layout) -> tuple[Part, ...]:
+def unsplit_gradients(layout: Training) -> tuple[Part, ...]:
     """Gradients of matrices that every device of a `tensor` group holds: of routers, and those that
     make latents.
     """
@@ -217,7 +218,7 @@ def is_split_over_tensor(weight: Weight) -> bool:
     return any(set(GROUPS["tensor"]) & {*LOGICAL_AXES[one.axis]} for one in weight.dimensions)
 
 
-def vector_gradients(layout: Layout, chosen: Callable[[Weight], bool]) -> tuple[Part, ...]:
+def vector_gradients(layout: Training, chosen: Callable[[Weight], bool]) -> tuple[Part, ...]:
     """Gradients of those norms and biases that are chosen."""
     wire, network = layout.gradient_bytes, layout.network
     of_blocks = tuple(
@@ -233,7 +234,7 @@ def vector_gradients(layout: Layout, chosen: Callable[[Weight], bool]) -> tuple[
     return (*of_blocks, *ends)
 
 
-def split_vector_exchanges(layout: Layout, exchange: Callable[..., Exchange]) -> list[Exchange]:
+def split_vector_exchanges(layout: Training, exchange: Callable[..., Exchange]) -> list[Exchange]:
     """Gradients of norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are
     copied, over the copies too. Those of experts lie where their experts do.
     """
@@ -255,7 +256,7 @@ def split_vector_exchanges(layout: Layout, exchange: Callable[..., Exchange]) ->
     ]
 
 
-def gradient_buckets(layout: Layout) -> list[Part]:
+def gradient_buckets(layout: Training) -> list[Part]:
     """Elements whose gradients are reduced over replicas as one, filled up to whole tiles.
 
     The weights of a layer are one bucket over `data` where each layer is reduced on its own;
@@ -274,7 +275,7 @@ def gradient_buckets(layout: Layout) -> list[Part]:
     ]
 
 
-def stack_buckets(layout: Layout, stack: Stack, data: Number) -> list[Part]:
+def stack_buckets(layout: Training, stack: Stack, data: Number) -> list[Part]:
     """Those of a stack: what is joined where `data` reduces layer by layer, and each weight."""
     layers, times = reduced_at_a_time(layout, stack)
     joined = per_layer(layout) & (data > 1)
@@ -307,7 +308,7 @@ WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 KV_GATHERS = 2  # forward, and again for the backward pass
 
 
-def exchanges(layout: Layout) -> list[Exchange]:
+def exchanges(layout: Training) -> list[Exchange]:
     """Everything that counts in a step's time; over a single device nothing moves."""
     return [
         *stream_exchanges(layout),
@@ -319,7 +320,7 @@ def exchanges(layout: Layout) -> list[Exchange]:
     ]
 
 
-def stream_exchanges(layout: Layout) -> list[Exchange]:
+def stream_exchanges(layout: Training) -> list[Exchange]:
     """The residual stream, split by position over `tensor`: around sublayers and at both ends.
 
     Latents go in place of the stream to what is made from them.
@@ -363,7 +364,7 @@ def stream_exchanges(layout: Layout) -> list[Exchange]:
     ]  # fmt: skip
 
 
-def weight_exchanges(layout: Layout) -> list[Exchange]:
+def weight_exchanges(layout: Training) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
     The weights of parallel matmuls are gathered as one. A tied table is gathered for each of its
@@ -400,7 +401,7 @@ def weight_exchanges(layout: Layout) -> list[Exchange]:
     return every
 
 
-def expert_exchanges(layout: Layout) -> list[Exchange]:
+def expert_exchanges(layout: Training) -> list[Exchange]:
     """Tokens over `expert`. With a capacity each row goes to its expert and comes back. Without
     one, every device of the group gets all tokens, and adds up what its own experts make of them.
     """
@@ -428,7 +429,7 @@ def expert_exchanges(layout: Layout) -> list[Exchange]:
     ]
 
 
-def block_weights(layout: Layout, *, of_experts: bool) -> "Weights":
+def block_weights(layout: Training, *, of_experts: bool) -> "Weights":
     """The weights of all layers: those of experts, or all others."""
     passes = layout.microbatches
     parts = [
@@ -480,7 +481,7 @@ def weight_exchange(
     return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
 
 
-def key_value_exchanges(layout: Layout) -> list[Exchange]:
+def key_value_exchanges(layout: Training) -> list[Exchange]:
     """Keys and values of whole sequences, gathered forward and backward; their gradients back."""
     ways, compute = layout.ways("length"), layout.activation_type
     parts = [
@@ -502,7 +503,7 @@ def key_value_exchanges(layout: Layout) -> list[Exchange]:
     ]
 
 
-def moment_exchanges(layout: Layout) -> list[Exchange]:
+def moment_exchanges(layout: Training) -> list[Exchange]:
     """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
     if layout.optimizer.name != "muon":
         return []

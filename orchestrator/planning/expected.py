@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.catalog.published import Efficiency, Range
 from orchestrator.network.mesh_axes import DCN_AXES
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.step_work import (
     FORWARD_AND_BACKWARD,
     StepWork,
@@ -103,14 +103,14 @@ def skew_share(work: StepWork, own_s: Number) -> Number:
 
 
 def expected_s(
-    layout: Layout, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
+    layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> Number:
     """Seconds of a step: all parts, or the lower bound where one resource alone takes longer."""
     return np.maximum(sum(step_parts(step_work(layout, lines), efficiency).values()), time.lower_s)
 
 
 def expected_lines(
-    layout: Layout, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
+    layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
     work = step_work(layout, lines)
@@ -123,7 +123,7 @@ def expected_lines(
 
 
 def step_formulas(
-    layout: Layout, work: StepWork, efficiency: Efficiency
+    layout: Training, work: StepWork, efficiency: Efficiency
 ) -> dict[LineKind, tuple[str, dict[str, Number]]]:
     """How each part is computed, with its numbers."""
     own_s = sum(own_step_parts(work, efficiency).values())
@@ -244,7 +244,7 @@ BELOW_ALONE = frozenset({"tokens", "step_s"})
 ROUNDING = 1e-3  # ranges are kept with four digits
 
 
-def axis_values(layout: Layout, work: StepWork, step_s: float) -> dict[str, float]:
+def axis_values(layout: Training, work: StepWork, step_s: float) -> dict[str, float]:
     """Where a step lies on each axis. The shares are of matmuls and attention at their peak."""
     compute_s = work.matmul_s + work.attention_s
     devices = layout.devices / layout.chip.devices
@@ -287,7 +287,7 @@ def extrapolations(
 
 
 def interval(
-    layout: Layout, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
+    layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> tuple[float, float]:
     """The 80 % prediction interval; never below the bound.
 

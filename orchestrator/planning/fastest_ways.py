@@ -1,9 +1,9 @@
 """Of all policies and numbers of microbatches, those with which a mesh may be fastest.
 
-A policy changes four things of a step: what it computes again, the HBM traffic of activations,
-transfers that nothing hides, and a collective over `tensor`. At one number of microbatches the
-policy with the least of them wins; a larger number costs time elsewhere, so it has to win more.
-Two kinds of ways stay beside the winners, since the ranking knows what this does not: the best that
+A policy changes four things of a step: what it recomputes, the HBM traffic of activations, exposed
+transfers to the host, and a collective over `tensor`. At one number of microbatches the policy with
+the least of them wins; a larger number costs time elsewhere, so it has to win more. Two kinds of
+ways stay in addition to the winners, since the ranking knows what this does not: the best that
 offloads nothing, and, where gradients cross slices, the fewest microbatches that accumulate them.
 """
 
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.network.mesh_axes import GROUPS
 from orchestrator.planning import flops
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes, stream_bytes
 from orchestrator.planning.step_work import (
     crosses,
@@ -28,9 +27,9 @@ from orchestrator.planning.time import activation_peak, activation_traffic_bytes
 from orchestrator.planning.torus import Bools, Floats, Ints
 
 # The bottleneck counts twice in the rule, and it is the matmuls, HBM, or something else. The
-# weights of what is computed again and of HBM traffic, in each case.
-WEIGHTS = ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))
-EQUAL = 1e-9  # costs that differ by less, as a share, are the same
+# weights of recomputation and of HBM traffic, in each case.
+_WEIGHTS = ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))
+_EQUAL = 1e-9  # costs that differ by less, as a share, are the same
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,11 @@ class LeastMemory:
     host_bytes: float
 
 
-def fastest_ways(layout: Layout, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
-    """The ways that may be fastest. `layout` has a row for each policy, and a column for each key
-    and number of microbatches, ascending for each key; `margin` is the share of memory left free.
+def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
+    """Return the ways that may be fastest.
+
+    `layout` has a row for each policy, and a column for each key and number of microbatches,
+    ascending for each key; `margin` is the share of memory left free.
     """
     peaks, hosts = np.broadcast_arrays(peak_bytes(layout), host_bytes(layout))
     fits = peaks <= layout.chip.hbm_usable_bytes.value * (1 - margin)
@@ -61,13 +62,18 @@ def fastest_ways(layout: Layout, key: Ints, margin: float) -> tuple[Ways, LeastM
         host_bytes=float(hosts[fits].min(initial=np.inf)),
     )
     fits &= hosts <= host_limit_bytes(layout.chip) * (1 - margin)
-    repeated, traffic, others = costs_of_policy(layout)
-    stay = (place_in_key(key) == 1) & crosses(layout)
+    repeated, traffic, others = _costs_of_policy(layout)
+    place_in_key = np.arange(len(key)) - np.searchsorted(key, key)
+    # The second number of microbatches is the fewest that accumulate gradients.
+    stay = (place_in_key == 1) & crosses(layout)
     chosen = [
-        winners(np.where(some, repeat * repeated + move * traffic + others, np.inf), key, stay)
-        for repeat, move in WEIGHTS
-        for some in (fits, fits & (hosts == 0))
-    ]
+        _winners(
+            np.where(allowed, repeat * repeated + move * traffic + others, np.inf),
+            key, place_in_key, stay,
+        )
+        for repeat, move in _WEIGHTS
+        for allowed in (fits, fits & (hosts == 0))
+    ]  # fmt: skip
     remat, column = np.divmod(np.unique(np.concatenate(chosen)), len(key))
     order = np.lexsort((remat, column))
     remat, column = remat[order], column[order]
@@ -75,35 +81,32 @@ def fastest_ways(layout: Layout, key: Ints, margin: float) -> tuple[Ways, LeastM
 
 
 def joined(parts: Sequence[tuple[Ways, LeastMemory]]) -> tuple[Ways, LeastMemory]:
-    """The ways of parts of all keys, in their order."""
+    """Return the ways of parts of all keys, in their order."""
     ways, least = zip(*parts, strict=True)
     return Ways(
-        key=np.concatenate([one.key for one in ways]),
-        remat=np.concatenate([one.remat for one in ways]),
-        microbatches=np.concatenate([one.microbatches for one in ways]),
+        key=np.concatenate([part.key for part in ways]),
+        remat=np.concatenate([part.remat for part in ways]),
+        microbatches=np.concatenate([part.microbatches for part in ways]),
     ), LeastMemory(
-        hbm_bytes=min(one.hbm_bytes for one in least),
-        host_bytes=min(one.host_bytes for one in least),
+        hbm_bytes=min(part.hbm_bytes for part in least),
+        host_bytes=min(part.host_bytes for part in least),
     )
 
 
-def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
-    """Seconds of a step: what is computed again, HBM traffic of activations, and what else a
-    policy costs, its collective at the rate of a whole torus axis.
+def _costs_of_policy(layout: Training) -> tuple[Number, Number, Number]:
+    """Return seconds of a step: of recomputation, of HBM traffic of activations, and of all else
+    that a policy costs, its collective at the rate of a whole torus axis.
     """
     chip = layout.chip
     repeated_s = flops.blocks_recompute_flops(layout) / device_peak(layout)
     attention_s = flops.attention_recompute_flops(layout) / activation_peak(layout)
+    # Attention's output is scattered over `tensor` again: (1 - 1/n) of it, on two links.
     ways = layout.devices_along(GROUPS["tensor"])
-    scattered = layout.microbatches * layout.over_layers(
+    scatters = layout.microbatches * layout.over_layers(
         lambda block: layout.repeats_output(block.attention)
     )
-    scattered_s = (
-        scattered
-        * stream_bytes(layout)
-        * (1 - 1 / ways)
-        / (2 * chip.ici_link_bytes_per_s.value / chip.devices)
-    )
+    link_bytes_per_s = 2 * chip.ici_link_bytes_per_s.value / chip.devices
+    scattered_s = scatters * stream_bytes(layout) * (1 - 1 / ways) / link_bytes_per_s
     return (
         repeated_s + attention_s,
         activation_traffic_bytes(layout) / hbm_rate(layout),
@@ -111,24 +114,17 @@ def costs_of_policy(layout: Layout) -> tuple[Number, Number, Number]:
     )
 
 
-def winners(costs: Floats, key: Ints, stay: Bools) -> Ints:
-    """The best policy of each column that beats all columns of its key before it or has to `stay`,
-    as places in the flat array; infinite costs never win.
+def _winners(costs: Floats, key: Ints, place_in_key: Ints, stay: Bools) -> Ints:
+    """Return the best policy of each column that beats all columns of its key before it or has to
+    `stay`, as places in the flat array; infinite costs never win.
     """
     best = costs.argmin(axis=0)
-    least = costs[best, np.arange(len(key))]
-    wins = (least < before(least, key) * (1 - EQUAL)) | (stay & np.isfinite(least))
-    return np.asarray((best * len(key) + np.arange(len(key)))[wins])
-
-
-def before(values: Floats, key: Ints) -> NDArray[np.float64]:
-    """For each value the least of those before it with its key; infinite for the first."""
-    place, row = place_in_key(key), key - key[:1]
-    table = np.full((int(row.max(initial=-1)) + 1, int(place.max(initial=-1)) + 2), np.inf)
-    table[row, place + 1] = values
-    return np.asarray(np.minimum.accumulate(table, axis=1)[row, place])
-
-
-def place_in_key(key: Ints) -> Ints:
-    """Which of its key each column is, from zero."""
-    return np.asarray(np.arange(len(key)) - np.searchsorted(key, key))
+    columns = np.arange(len(key))
+    least = costs[best, columns]
+    # For each column the least cost of those before it with its key; infinite for the first.
+    row = key - key[:1]
+    table = np.full((int(row.max(initial=-1)) + 1, int(place_in_key.max(initial=-1)) + 2), np.inf)
+    table[row, place_in_key + 1] = least
+    before = np.minimum.accumulate(table, axis=1)[row, place_in_key]
+    wins = (least < before * (1 - _EQUAL)) | (stay & np.isfinite(least))
+    return np.asarray((best * len(key) + columns)[wins])

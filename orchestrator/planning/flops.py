@@ -21,7 +21,7 @@ from orchestrator.planning.kernels import (
     partial_sums,
     query_keys,
 )
-from orchestrator.planning.layout import Layout, Number, is_of_experts
+from orchestrator.planning.layout import Layout, Number, Training, is_of_experts
 from orchestrator.values.model import Model
 from orchestrator.values.plan import PlannedBatch
 
@@ -117,7 +117,7 @@ def blocks_forward_flops(layout: Layout) -> Number:
     return matmul_flops(layout, layout.multiplied_layer_elements)
 
 
-def expert_padding_flops(layout: Layout) -> Number:
+def expert_padding_flops(layout: Training) -> Number:
     """FLOPs of rows that experts multiply and that no choice fills, forward and backward.
 
     With a capacity these are its empty rows. Without one, a tile of rows that two experts share is
@@ -173,7 +173,7 @@ def copied_heads_flops(layout: Layout) -> Number:
     return matmul_flops(layout, layout.layer_elements_of_a_head) * layout.copied_heads
 
 
-def blocks_recompute_flops(layout: Layout) -> Number:
+def blocks_recompute_flops(layout: Training) -> Number:
     """Matmuls that the backward pass repeats, because the policy did not keep their results; of
     experts with the rows that no choice fills or that others wait for.
     """
@@ -189,7 +189,7 @@ def blocks_recompute_flops(layout: Layout) -> Number:
     return matmul_flops(layout, layout.over_layers(elements))
 
 
-def repeated_elements(layout: Layout, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
+def repeated_elements(layout: Training, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
     """Weights of a sublayer's parallel matmuls that the backward pass multiplies by again."""
     if parallel == (part.output,) and part.after:
         return layout.repeats_output(part) * layout.multiplied_elements(part.output)
@@ -282,12 +282,12 @@ def head_of(attention: Attention, compute_bytes: int) -> int:
     return head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
 
 
-def attention_recompute_flops(layout: Layout) -> Number:
+def attention_recompute_flops(layout: Training) -> Number:
     """The forward kernel again, where the policy did not keep its result."""
     return attention_forward_flops(layout) * layout.remat.share(RESULT, "recompute")
 
 
-def forward_flops(layout: Layout) -> Number:
+def forward_flops(layout: Training) -> Number:
     """All matmuls of a forward pass without a backward pass."""
     passes = 1 + BACKWARD_OVER_FORWARD
     of_experts = expert_padding_flops(layout) + expert_imbalance_flops(layout)

@@ -20,7 +20,7 @@ from orchestrator.planning.expected import (
     extrapolations,
     interval,
 )
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.step_work import host_bytes, host_limit_bytes, step_work, transfers
 from orchestrator.planning.time import StepTime, device_peak, math_lines, step_time, time_lines
@@ -47,7 +47,7 @@ class Terms:
     dollars_per_chip_hour: float | None
 
 
-def forecast(layout: Layout, spec: Spec) -> Forecast:
+def forecast(layout: Training, spec: Spec) -> Forecast:
     """The forecast of one layout of plain numbers."""
     resources = spec.resources
     lines = time_lines(layout)
@@ -75,7 +75,7 @@ def price_of(chip: Chip, resources: Resources) -> float | None:
 
 
 def write_forecast(
-    layout: Layout,
+    layout: Training,
     terms: Terms,
     *,
     memory: tuple[MemoryPhase, ...],
@@ -121,7 +121,7 @@ def write_forecast(
 
 
 def time_and_money(
-    layout: Layout, step_s: Estimate, terms: Terms
+    layout: Training, step_s: Estimate, terms: Terms
 ) -> tuple[GoodputForecast, Estimate, Estimate, Estimate | None]:
     """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
     price is unknown.
@@ -135,7 +135,7 @@ def time_and_money(
     return goodput, scale(total_s, 1 / DAY_S), chip_hours, dollars
 
 
-def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:
+def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
     """What the goodput of a run of this layout follows from."""
     chip, resources = layout.chip, spec.resources
     slice_ = catalog.topology(chip, resources.topology)
@@ -154,7 +154,7 @@ def run_goodput(layout: Layout, spec: Spec) -> GoodputInputs:
     return goodput_inputs(machines, spec.run, state, evaluation_cost(layout, spec.run.evaluation))
 
 
-def evaluation_cost(layout: Layout, options: EvaluationOptions | None) -> EvaluationCost | None:
+def evaluation_cost(layout: Training, options: EvaluationOptions | None) -> EvaluationCost | None:
     """The forward passes of an evaluation, beside the FLOPs of a step."""
     if options is None:
         return None
@@ -171,22 +171,22 @@ def typical(step_s: Estimate) -> float:
     return step_s.unoverlapped if step_s.expected is None else step_s.expected
 
 
-def tokens_per_step(layout: Layout) -> float:
+def tokens_per_step(layout: Training) -> float:
     return float(layout.sequences) * layout.length
 
 
-def mfu(layout: Layout, step_s: Estimate) -> Estimate:
+def mfu(layout: Training, step_s: Estimate) -> Estimate:
     """MFU by its one definition."""
     return mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
 
 
-def mfu_of(layout: Layout, step_s: Estimate, flops_per_token: float) -> Estimate:
+def mfu_of(layout: Training, step_s: Estimate, flops_per_token: float) -> Estimate:
     """MFU for that many FLOPs a token."""
     step_flops = tokens_per_step(layout) * flops_per_token
     return rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
 
-def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Estimate:
+def step_bounds(layout: Training, lines: list[LedgerLine], time: StepTime) -> Estimate:
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
     efficiency = efficiency_of(layout)
@@ -197,7 +197,7 @@ def step_bounds(layout: Layout, lines: list[LedgerLine], time: StepTime) -> Esti
     return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
 
 
-def efficiency_of(layout: Layout) -> catalog.Efficiency | None:
+def efficiency_of(layout: Training) -> catalog.Efficiency | None:
     """What published runs on such chips reach; None where there is none, or none in that type."""
     if layout.precision.compute != layout.activation_type:
         return None
@@ -205,7 +205,7 @@ def efficiency_of(layout: Layout) -> catalog.Efficiency | None:
 
 
 def expected_ledger(
-    layout: Layout, lines: list[LedgerLine], time: StepTime
+    layout: Training, lines: list[LedgerLine], time: StepTime
 ) -> tuple[LedgerLine, ...]:
     efficiency = efficiency_of(layout)
     if efficiency is None:
@@ -214,7 +214,7 @@ def expected_ledger(
 
 
 def extrapolated(
-    layout: Layout, lines: list[LedgerLine], step_s: Estimate
+    layout: Training, lines: list[LedgerLine], step_s: Estimate
 ) -> tuple[Extrapolation, ...]:
     """The axes along which the plan leaves the range of published runs."""
     efficiency = efficiency_of(layout)
@@ -224,7 +224,7 @@ def extrapolated(
     return extrapolations(values, efficiency.ranges)
 
 
-def learned_from(layout: Layout) -> LearnedFrom | None:
+def learned_from(layout: Training) -> LearnedFrom | None:
     """The software for whose runs `expected` speaks."""
     efficiency = efficiency_of(layout)
     if efficiency is None:
@@ -253,7 +253,7 @@ def plain_phase(phase: MemoryPhase) -> MemoryPhase:
     return replace(phase, lines=lines, bytes=plain(phase.bytes))
 
 
-def binding_resource(layout: Layout, time: StepTime) -> tuple[str, float]:
+def binding_resource(layout: Training, time: StepTime) -> tuple[str, float]:
     """The resource that sets the lower bound, and by what fraction it exceeds the next."""
     names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
     busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}

@@ -1,21 +1,20 @@
-"""Why a spec has no plan: reasons with their arithmetic."""
+"""Why a spec has no plan: reasons with their arithmetic, and specs near it that have one."""
 
 import shlex
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
 from orchestrator.formatting import GIB, change_by, dollars, in_memory, lasting, percent, seconds
 from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.network.rematerialization import summary_of
+from orchestrator.notes import sentence
 from orchestrator.planning.feasibility import (
     batch_range,
     model_rules,
@@ -29,93 +28,238 @@ from orchestrator.planning.search import SearchRequest, SearchResult, multiple_o
 from orchestrator.planning.spec_changes import state_bytes
 from orchestrator.planning.step_work import host_limit_bytes
 from orchestrator.planning.torus import Ints
-from orchestrator.values.refusal import Reason, ReasonCode, Refusal, Suggestion
+from orchestrator.values.refusal import Reason, Suggestion
 from orchestrator.values.spec import MeshRequest, Spec
 
-# The text of an infeasible spec, from its reasons and suggestions.
+
+class Infeasible(SpecError):
+    """No plan satisfies a spec: the reasons, and on request specs near it that have a plan."""
+
+    is_prose = True
+
+    def __init__(self, spec: Spec, reasons: tuple[Reason, ...], *, suggests: bool = True) -> None:
+        super().__init__(spec, reasons)
+        self.spec, self.reasons, self.suggests = spec, reasons, suggests
+        self._nearest: tuple[Suggestion, ...] | None = None if suggests else ()
+
+    def of_stage(self, number: int, of: int) -> "Infeasible":
+        """Return the error of a stage. It suggests nothing: that would have to suit all stages."""
+        return Infeasible(self.spec, (_stage(number=number, of=of), *self.reasons), suggests=False)
+
+    @property
+    def message(self) -> str:
+        return infeasible_text(self.reasons, ())
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """Return the nearest specs that have a plan; the first call plans them, in a second."""
+        if self._nearest is None:
+            lacks_memory = any(reason.code in ("memory", "host_memory") for reason in self.reasons)
+            self._nearest = nearest_specs(self.spec, lacks_memory=lacks_memory)
+        return self._nearest
+
+    def all_reasons(self) -> tuple[Reason, ...]:
+        """Return the reasons, and where there are no suggestions the reason for that."""
+        if not self.suggests or self.suggestions():
+            return self.reasons
+        return (*self.reasons, _why_nothing_is_near(self.spec))
+
+    def full_text(self) -> str:
+        """Return the message with suggestions, and the command to type next."""
+        following = f"\n\nNext: {self.next_command}" if self.next_command else ""
+        return infeasible_text(self.all_reasons(), self.suggestions()) + following
 
 
-SENTENCES: dict[ReasonCode, str] = {
-    "stage": "stage {number} of {of} has none on these slices:",
-    "memory": (
-        "memory: each of {placements:,} placements needs {needed_gib:,.2f} GiB a device or more;"
-        " {chip} has {usable_gib:,.2f} GiB"
-    ),
-    "host_memory": (
-        "host: what is offloaded takes {needed_gib:,.2f} GiB a chip or more;"
-        " hosts of {chip} have {usable_gib:,.2f} GiB a chip"
-    ),
-    "more_chips_needed": "a slice needs at least {times:.2f} times as many chips to hold the model",
-    "largest_slice": (
-        "no slice of {chip} has more than {most:,} chips; each slice holds the whole model, unless"
-        " slices share weights (resources.mesh.fsdp_dcn)"
-    ),
-    "largest_domain": (
-        "GPU clusters are not served yet: runs are launched on TPUs, and clusters of {chip} are"
-        " planned only as NVLink domains of {most:,} GPUs that each hold the whole model or share"
-        " weights over the network (resources.mesh.fsdp_dcn)"
-    ),
-    "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
-    "sequences_not_whole": (
-        "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
-    ),
-    "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
-    "no_mesh": "no mesh of that many devices divides what its axes split",
-    "beyond_all_chips": (
-        "no chip of the catalog can serve: parameters and optimizer state take {needed_gib:,.0f}"
-        " GiB, the largest slice that can be rented ({chips:,} {chip} chips) has {usable_gib:,.0f}"
-        " GiB"
-    ),
-    "nothing_near": (
-        "no other mesh, policy, batch, precision, slice or chip of the catalog that is near has a"
-        " plan either"
-    ),
-}
-
-FIRST = ("largest_domain",)  # what no other spec of that kind would mend is said first
-
-
-def infeasible_text(refusal: Refusal) -> str:
-    """The reasons, then the suggestions: lines to paste, each with what it leads to."""
-    first = [one for one in refusal.reasons if one.code in FIRST]
-    others = [one for one in refusal.reasons if one.code not in FIRST]
-    lines = [*map(reason_text, first), "no realizable plan"]
-    lines += [f"  {line}" for reason in others for line in reason_lines(reason)]
-    if refusal.suggestions:
+def infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion, ...]) -> str:
+    """Return the reasons, then the suggestions: lines to paste, each with what it leads to."""
+    # What no other spec of that kind would mend comes first.
+    lines = [reason.text for reason in reasons if reason.code == "largest_domain"]
+    lines.append("no realizable plan")
+    for reason in reasons:
+        if reason.code != "largest_domain":
+            lines += [f"  {line}" for line in reason.text.splitlines()]
+    if suggestions:
         lines += ["", "closest specs that work:"]
-    for one in refusal.suggestions:
-        lines += [f"  {options_text(one)}", f"    {effect_text(one)}"]
+    for nearest in suggestions:
+        options = " ".join(f"--set {shlex.quote(override)}" for override in nearest.overrides)
+        lines += [f"  {options}", f"    {_effect_text(nearest)}"]
     return "\n".join(lines)
 
 
-def reason_lines(reason: Reason) -> list[str]:
-    """The lines of a reason: a sentence, or a table."""
-    if reason.code == "slice_factors":
-        return list(slice_lines(reason))
-    return [reason_text(reason)]
+def _effect_text(nearest: Suggestion) -> str:
+    """Return what the plan takes and costs: what is expected, or the bound where nothing is."""
+    sequences = f"{nearest.sequences:,} sequences"
+    if nearest.batch_change:
+        sequences += f" ({change_by(1 + nearest.batch_change)})"
+    memory = nearest.memory_bytes_per_device / GIB
+    takes = (
+        f"{nearest.chips:,} {nearest.chip} chips",
+        sequences,
+        f"remat {summary_of(nearest.remat)}",
+        f"{memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}",
+    )
+    costs = [
+        f"{seconds(nearest.step_s.likeliest)} a step",
+        f"MFU {percent(nearest.mfu.likeliest)}",
+        lasting(nearest.days.likeliest),
+    ]
+    if nearest.dollars is not None:
+        costs.append(dollars(nearest.dollars.likeliest))
+    known = "at best" if nearest.step_s.expected is None else "expected"
+    return f"{', '.join(takes)}; {', '.join(costs)} {known}"
 
 
-def reason_text(reason: Reason) -> str:
-    """The sentence of a reason."""
-    figures: dict[str, Any] = dict(reason.figures)
-    if reason.code == "batch_not_divisible":
-        return batch_text(**figures)
-    if reason.code == "requested_mesh":
-        return f"mesh {sizes_text(figures)}"
-    if reason.code == "mesh_size":
-        ways, devices, topology = (figures.pop(key) for key in ("ways", "devices", "topology"))
-        return (
-            f"{sizes_text(figures)}: {ways:,} devices, against {devices:,} in a pod of {topology}"
+def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
+    """Return the error for a search without a result."""
+    return Infeasible(spec, tuple(_reasons(request, result)))
+
+
+def _reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
+    undivided = [
+        _pods_not_divisible(pods=request.pods, axis=axis, ways=ways)
+        for axis, ways in sharing(request.mesh).items()
+        if request.pods % ways
+    ]
+    if undivided:
+        yield from undivided
+    elif result.realizable:
+        yield from _memory_reasons(request, result)
+    elif len(meshes := all_meshes(request, request.mesh)):
+        yield _factors_of_slice(request)
+        yield _batch_reason(request, meshes)
+    elif len(all_meshes(request, MeshRequest())):
+        yield from _mesh_reasons(request)
+    else:
+        yield _factors_of_slice(request)
+        yield _no_mesh()
+
+
+@sentence(Reason)
+def _stage(number: int, of: int) -> str:
+    return f"stage {number} of {of} has none on these slices:"
+
+
+@sentence(Reason)
+def _pods_not_divisible(pods: int, axis: str, ways: int) -> str:
+    return f"{pods:,} pods are not divisible by {axis} {ways:,}"
+
+
+# --- memory
+
+
+def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
+    """Yield why every placement needs more memory than a device has, or its host."""
+    chip, needed = request.chip, result.smallest_bytes
+    usable = chip.hbm_usable_bytes.value
+    if needed <= usable:
+        yield _host_memory(
+            needed_bytes=result.smallest_host_bytes,
+            usable_bytes=host_limit_bytes(chip),
+            chip=chip.name,
         )
-    gib = {
-        key.replace("_bytes", "_gib"): float(figures[key]) / GIB
-        for key in figures
-        if key.endswith("_bytes")
+        return
+    yield _memory(
+        placements=result.realizable, needed_bytes=needed, usable_bytes=usable, chip=chip.name
+    )
+    if request.topology.chips * needed <= chip.pod_chips.value * usable:
+        yield _more_chips_needed(times=needed / usable)
+    else:
+        largest = _largest_domain if chip.switched else _largest_slice
+        yield largest(chip=chip.name, most=int(chip.pod_chips.value))
+
+
+@sentence(Reason)
+def _memory(placements: int, needed_bytes: float, usable_bytes: float, chip: str) -> str:
+    return (
+        f"memory: each of {placements:,} placements needs {needed_bytes / GIB:,.2f} GiB a device or"
+        f" more; {chip} has {usable_bytes / GIB:,.2f} GiB"
+    )
+
+
+@sentence(Reason)
+def _host_memory(needed_bytes: float, usable_bytes: float, chip: str) -> str:
+    return (
+        f"host: what is offloaded takes {needed_bytes / GIB:,.2f} GiB a chip or more; hosts of"
+        f" {chip} have {usable_bytes / GIB:,.2f} GiB a chip"
+    )
+
+
+@sentence(Reason)
+def _more_chips_needed(times: float) -> str:
+    return f"a slice needs at least {times:.2f} times as many chips to hold the model"
+
+
+@sentence(Reason)
+def _largest_slice(chip: str, most: int) -> str:
+    return (
+        f"no slice of {chip} has more than {most:,} chips; each slice holds the whole model, unless"
+        " slices share weights (resources.mesh.fsdp_dcn)"
+    )
+
+
+@sentence(Reason)
+def _largest_domain(chip: str, most: int) -> str:
+    return (
+        f"GPU clusters are not served yet: runs are launched on TPUs, and clusters of {chip} are"
+        f" planned only as NVLink domains of {most:,} GPUs that each hold the whole model or share"
+        " weights over the network (resources.mesh.fsdp_dcn)"
+    )
+
+
+def _why_nothing_is_near(spec: Spec) -> Reason:
+    """Return why there is no suggestion: no slice has that much memory, or other rules forbid."""
+    needed = state_bytes(spec.experiment)
+    chips = map(catalog.chip, catalog.chips())
+    usable = {
+        chip.name: prod(chip.largest_slice) * chip.devices * chip.hbm_usable_bytes.value
+        for chip in chips
     }
-    return SENTENCES[reason.code].format(**figures, **gib)
+    roomiest = max(usable, key=lambda name: usable[name])
+    if needed <= usable[roomiest]:
+        return _nothing_near()
+    most = int(catalog.chip(roomiest).pod_chips.value)
+    return _beyond_all_chips(
+        chip=roomiest, chips=most, needed_bytes=needed, usable_bytes=usable[roomiest]
+    )
 
 
-def batch_text(
+@sentence(Reason)
+def _nothing_near() -> str:
+    return (
+        "no other mesh, policy, batch, precision, slice or chip of the catalog that is near has a"
+        " plan either"
+    )
+
+
+@sentence(Reason)
+def _beyond_all_chips(chip: str, chips: int, needed_bytes: float, usable_bytes: float) -> str:
+    return (
+        "no chip of the catalog can serve: parameters and optimizer state take"
+        f" {needed_bytes / GIB:,.0f} GiB, the largest slice that can be rented ({chips:,} {chip}"
+        f" chips) has {usable_bytes / GIB:,.0f} GiB"
+    )
+
+
+# --- the batch
+
+
+def _batch_reason(request: SearchRequest, meshes: Ints) -> Reason:
+    """Return that no mesh divides a batch within the tolerance."""
+    batch = request.experiment.batch
+    multiples = np.unique(multiple_of(request, sizes_by_name(meshes))).tolist()
+    low, high = batch_range(batch)
+    return _batch_not_divisible(
+        sequences=batch.sequences,
+        tolerance=batch.tolerance,
+        low=low,
+        high=high,
+        microbatches=batch.microbatches or 1,
+        divisor=gcd(*multiples),
+        multiples=", ".join(f"{multiple:,}" for multiple in multiples[:8]),
+    )
+
+
+@sentence(Reason)
+def _batch_not_divisible(
     sequences: int, tolerance: float, low: int, high: int, microbatches: int, divisor: int,
     multiples: str,
 ) -> str:  # fmt: skip
@@ -131,53 +275,30 @@ def batch_text(
     return f"meshes split sequences in {multiples}... ways; {size} is not divisible by any"
 
 
-def slice_lines(reason: Reason) -> Iterator[str]:
-    """The prime factors of a slice's devices, and of the sizes that they have to divide."""
-    figures = dict(reason.figures)
-    pods, topology, devices = (figures.pop(key) for key in ("pods", "topology", "devices"))
-    yield f"{pods} x {topology}: {devices:,} devices a pod = {factored(int(devices))}, to split:"
-    for name, size in figures.items():
-        yield f"  {name:10}{size:9,} = {factored(int(size))}"
-
-
-def options_text(suggestion: Suggestion) -> str:
-    """The overrides as options."""
-    return " ".join(f"--set {shlex.quote(override)}" for override in suggestion.overrides)
-
-
-def effect_text(suggestion: Suggestion) -> str:
-    """What the plan takes and costs."""
-    sequences = f"{suggestion.sequences:,} sequences"
-    if suggestion.batch_change:
-        sequences += f" ({change_by(1 + suggestion.batch_change)})"
-    memory, usable = suggestion.memory_bytes_per_device, suggestion.hbm_bytes_per_device
-    takes = (
-        f"{suggestion.chips:,} {suggestion.chip} chips",
-        sequences,
-        f"remat {summary_of(suggestion.remat)}",
-        f"{memory / GIB:.2f} of {in_memory(usable)}",
+def _factors_of_slice(request: SearchRequest) -> Reason:
+    """Return the devices of a slice, and the sizes that they have to divide."""
+    model, batch = request.experiment.model, request.experiment.batch
+    hidden = (COPIED, PADDED) if model.moe else (COPIED, PADDED, EXPERTS)
+    divided = {key: size for axis, key, size in split_sizes(model) if axis not in hidden}
+    return _slice_factors(
+        pods=request.pods,
+        topology=str(request.topology),
+        devices=request.torus.devices,
+        **divided,
+        length=batch.length,
+        sequences=batch.sequences,
     )
-    return f"{', '.join(takes)}; {cost_text(suggestion)}"
 
 
-def cost_text(suggestion: Suggestion) -> str:
-    """The step, MFU, time and dollars that are expected, or the bound where nothing is."""
-    parts = [
-        f"{seconds(suggestion.step_s.likeliest)} a step",
-        f"MFU {percent(suggestion.mfu.likeliest)}",
-        lasting(suggestion.days.likeliest),
-    ]
-    if suggestion.dollars is not None:
-        parts.append(dollars(suggestion.dollars.likeliest))
-    return f"{', '.join(parts)} {'at best' if suggestion.step_s.expected is None else 'expected'}"
-
-
-def sizes_text(sizes: Mapping[str, object]) -> str:
-    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+@sentence(Reason)
+def _slice_factors(pods: int, topology: str, devices: int, **divided: int) -> str:
+    head = f"{pods} x {topology}: {devices:,} devices a pod = {factored(devices)}, to split:"
+    rows = [f"  {name:10}{size:9,} = {factored(size)}" for name, size in divided.items()]
+    return "\n".join([head, *rows])
 
 
 def factored(number: int) -> str:
-    """A number as the product of its primes: 8,960 = 2^8 x 5 x 7."""
+    """Return a number as the product of its primes: 8,960 = 2^8 x 5 x 7."""
     parts, left, prime = [], number, 2
     while left > 1:
         power = 0
@@ -189,175 +310,52 @@ def factored(number: int) -> str:
     return " x ".join(parts) or "1"
 
 
-LACKING: tuple[ReasonCode, ...] = ("memory", "host_memory")
+# --- the mesh
 
 
-class Infeasible(SpecError):
-    """No plan: the reasons, and specs near the requested one that have a plan.
-
-    Suggestions take a second or two of planning; nobody waits for them who does not read them.
-    """
-
-    is_prose = True
-
-    def __init__(self, spec: Spec, reasons: tuple[Reason, ...], *, suggests: bool = True) -> None:
-        super().__init__(spec, reasons)
-        self.spec, self.reasons, self.suggests = spec, reasons, suggests
-
-    def of_stage(self, number: int, of: int) -> "Infeasible":
-        """The same for a stage. Nothing near is suggested: it would have to suit all stages."""
-        return Infeasible(
-            self.spec, (reason("stage", number=number, of=of), *self.reasons), suggests=False
-        )
-
-    def __str__(self) -> str:
-        following = f"\n\nNext: {self.next_command}" if self.next_command else ""
-        return infeasible_text(self.refusal) + following
-
-    @property
-    def message(self) -> str:
-        """The text without suggestions."""
-        return infeasible_text(Refusal(reasons=self.reasons, suggestions=()))
-
-    @cached_property
-    def refusal(self) -> Refusal:
-        """The reasons with suggestions, or with the reason why there are none."""
-        if not self.suggests:
-            return Refusal(reasons=self.reasons, suggestions=())
-        lacks_memory = any(one.code in LACKING for one in self.reasons)
-        suggestions = nearest_specs(self.spec, lacks_memory=lacks_memory)
-        reasons = self.reasons if suggestions else (*self.reasons, nothing_near(self.spec))
-        return Refusal(reasons=reasons, suggestions=suggestions)
-
-
-def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
-    """The error for a search without a result."""
-    return Infeasible(spec, reasons_of(request, result))
-
-
-def reasons_of(request: SearchRequest, result: SearchResult) -> tuple[Reason, ...]:
-    """Why a search has no result."""
-    if undivided := tuple(undivided_pods(request)):
-        return undivided
-    if result.realizable:
-        return memory_too_small(request, result)
-    meshes = all_meshes(request, request.mesh)
-    if len(meshes):
-        return batch_not_divisible(request, meshes)
-    if len(all_meshes(request, MeshRequest())):
-        return mesh_not_realizable(request)
-    return slice_factors(request), reason("no_mesh")
-
-
-def reason(code: ReasonCode, **figures: int | float | str) -> Reason:
-    return Reason(code=code, figures=figures)
-
-
-def undivided_pods(request: SearchRequest) -> Iterator[Reason]:
-    """Slices cannot share weights in groups of that size."""
-    for axis, ways in sharing(request.mesh).items():
-        if request.pods % ways:
-            yield reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
-
-
-def memory_too_small(request: SearchRequest, result: SearchResult) -> tuple[Reason, ...]:
-    """Every placement needs more memory than a device has, or its host."""
-    chip, needed = request.chip, result.smallest_bytes
-    usable = chip.hbm_usable_bytes.value
-    if needed <= usable:
-        return (host_too_small(request, result),)
-    lacking = reason(
-        "memory",
-        placements=result.realizable,
-        needed_bytes=needed,
-        usable_bytes=usable,
-        chip=chip.name,
-    )
-    if request.topology.chips * needed <= chip.pod_chips.value * usable:
-        return lacking, reason("more_chips_needed", times=needed / usable)
-    code: ReasonCode = "largest_domain" if chip.switched else "largest_slice"
-    return lacking, reason(code, chip=chip.name, most=int(chip.pod_chips.value))
-
-
-def host_too_small(request: SearchRequest, result: SearchResult) -> Reason:
-    """Every placement that fits HBM offloads more than its hosts hold."""
-    return reason("host_memory", needed_bytes=result.smallest_host_bytes,
-                  usable_bytes=host_limit_bytes(request.chip), chip=request.chip.name)  # fmt: skip
-
-
-def nothing_near(spec: Spec) -> Reason:
-    """Why there is no suggestion: no chip has slices of that much memory, or other rules forbid."""
-    needed = state_bytes(spec.experiment)
-    pods = {name: memory_of_largest_pod(catalog.chip(name)) for name in catalog.chips()}
-    roomiest = max(pods, key=lambda name: pods[name])
-    if needed <= pods[roomiest]:
-        return reason("nothing_near")
-    chips = int(catalog.chip(roomiest).pod_chips.value)
-    figures = {"needed_bytes": needed, "usable_bytes": pods[roomiest]}
-    return reason("beyond_all_chips", chip=roomiest, chips=chips, **figures)
-
-
-def memory_of_largest_pod(chip: Chip) -> float:
-    """What programs may use of all devices of the largest slice that may be rented."""
-    return prod(chip.largest_slice) * chip.devices * chip.hbm_usable_bytes.value
-
-
-def batch_not_divisible(request: SearchRequest, meshes: Ints) -> tuple[Reason, ...]:
-    """No mesh divides a batch within the tolerance."""
-    batch = request.experiment.batch
-    multiples = np.unique(multiple_of(request, sizes_by_name(meshes)))
-    low, high = batch_range(batch)
-    not_divisible = reason(
-        "batch_not_divisible",
-        sequences=batch.sequences,
-        tolerance=batch.tolerance,
-        low=low,
-        high=high,
-        microbatches=batch.microbatches or 1,
-        divisor=gcd(*map(int, multiples)),
-        multiples=", ".join(f"{one:,}" for one in multiples[:8]),
-    )
-    return slice_factors(request), not_divisible
-
-
-def slice_factors(request: SearchRequest) -> Reason:
-    """The devices of a slice, and the sizes that they have to divide."""
-    model, batch = request.experiment.model, request.experiment.batch
-    hidden = (COPIED, PADDED) if model.moe else (COPIED, PADDED, EXPERTS)
-    divided = {key: size for axis, key, size in split_sizes(model) if axis not in hidden}
-    return reason(
-        "slice_factors",
-        pods=request.pods,
-        topology=str(request.topology),
-        devices=request.torus.devices,
-        **divided,
-        length=batch.length,
-        sequences=batch.sequences,
-    )
-
-
-def mesh_not_realizable(request: SearchRequest) -> tuple[Reason, ...]:
-    """The requested mesh breaks rules: a reason for each."""
+def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
+    """Yield the rules that the requested mesh breaks."""
     sizes = requested_axes(request.mesh)
-    broken = [*broken_rules(request), *wrong_size(request, sizes)]
-    reasons = broken or [slice_factors(request), reason("no_mesh")]
-    return (reason("requested_mesh", **sizes), *reasons)
-
-
-def broken_rules(request: SearchRequest) -> Iterator[Reason]:
-    """Dimensions that the requested sizes do not divide."""
-    row = [[getattr(request.mesh, axis) or 1 for axis in ICI_AXES]]
-    sizes = sizes_by_name(np.array(row, np.int64))
+    yield _requested_mesh(**sizes)
+    broken = []
+    row = [[sizes.get(axis, 1) for axis in ICI_AXES]]
+    by_name = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
-        if not realizable([rule], request.mesh, sizes)[0]:
-            yield reason(rule.code, name=rule.name, total=rule.total, ways=rule.ways)
-
-
-def wrong_size(request: SearchRequest, sizes: dict[str, int]) -> Iterator[Reason]:
-    """Requested sizes whose product does not divide the devices of a pod."""
+        if not realizable([rule], request.mesh, by_name)[0]:
+            say = _sequences_not_whole if rule.is_whole else _dimension_not_divisible
+            broken.append(say(name=rule.name, total=rule.total, ways=rule.ways))
     devices, ways = request.torus.devices, prod(sizes.values())
-    if devices % ways or (
-        len(sizes) >= len(usable_axes(request.experiment.model)) and devices != ways
-    ):
+    every_axis = len(sizes) >= len(usable_axes(request.experiment.model))
+    if devices % ways or (every_axis and devices != ways):
         topology = str(request.topology)
-        yield reason("mesh_size", ways=ways, devices=devices, topology=topology, **sizes)
+        broken.append(_mesh_size(ways=ways, devices=devices, topology=topology, **sizes))
+    yield from broken or [_factors_of_slice(request), _no_mesh()]
+
+
+@sentence(Reason)
+def _requested_mesh(**sizes: int) -> str:
+    return f"mesh {_sizes_text(sizes)}"
+
+
+@sentence(Reason)
+def _dimension_not_divisible(name: str, total: int, ways: str) -> str:
+    return f"{name} {total:,} is not divisible by {ways}"
+
+
+@sentence(Reason)
+def _sequences_not_whole(name: str, total: int, ways: str) -> str:  # noqa: ARG001
+    return f"{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
+
+
+@sentence(Reason)
+def _mesh_size(ways: int, devices: int, topology: str, **sizes: int) -> str:
+    return f"{_sizes_text(sizes)}: {ways:,} devices, against {devices:,} in a pod of {topology}"
+
+
+def _sizes_text(sizes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
+@sentence(Reason)
+def _no_mesh() -> str:
+    return "no mesh of that many devices divides what its axes split"

@@ -108,16 +108,17 @@ def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What is requested (model, types, length), what is chosen, and the links that follow."""
+    """A network laid on a mesh of chips, and the sequences that go through it in one pass.
+
+    It says what lies where, and which links each axis lies on. What is done with it, such as
+    `Training`, is a class of its own that adds its choices.
+    """
 
     chip: Chip
     model: Model
     precision: Precision
-    optimizer: Optimizer
-    remat: Treatments
     length: int
     sequences: Number
-    microbatches: Number
     mesh: Mapping[str, Number]
     links: Links
 
@@ -125,6 +126,10 @@ class Layout:
 
     @cached_property
     def network(self) -> Network:
+        """The layers that a device's stage holds: all of them where there are no stages.
+
+        Every formula sums over these, so a stage is priced as a network of its own segments.
+        """
         return decoder(self.model)
 
     @property
@@ -140,21 +145,6 @@ class Layout:
     def parameter_bytes(self) -> int:
         """Bytes of a parameter as stored."""
         return DTYPE_BYTES[self.precision.parameters]
-
-    @property
-    def moment_bytes(self) -> float:
-        """Bytes of optimizer state for each parameter."""
-        return moment_bytes(self.optimizer, self.precision)
-
-    @property
-    def loss_chunk_tokens(self) -> int:
-        """Tokens that the loss of a device takes at a time, at least."""
-        rate = self.chip.peak_flops_per_s[self.activation_type].value
-        return loss_chunk_tokens(rate, self.chip.hbm_bytes_per_s.value)
-
-    @property
-    def gradient_bytes(self) -> int:
-        return DTYPE_BYTES[self.precision.gradients]
 
     def over_layers(self, of_block: Callable[[Block], Number]) -> Number:
         """The sum over all layers of what one block has."""
@@ -176,13 +166,13 @@ class Layout:
 
     @cached_property
     def step_tokens(self) -> Number:
-        """Tokens of a step that one device works on, together with its `tensor` group."""
+        """Tokens of a pass that one device works on, together with its `tensor` group."""
         return self.sequences / self.ways("batch") * self.length / self.ways("length")
 
-    @cached_property
+    @property
     def tokens(self) -> Number:
-        """The same for one microbatch."""
-        return self.step_tokens / self.microbatches
+        """The same for what a device works on at a time."""
+        return self.step_tokens
 
     # --- what one device holds
 
@@ -246,39 +236,6 @@ class Layout:
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
-    def recomputed(self, matmul: Matmul) -> Number:
-        """One if the backward pass makes the result of a matmul again, else zero: where the policy
-        says so, and where a norm follows, of which the policy keeps what comes out.
-        """
-        name = matmul.output.name
-        return self.remat.share(name, "recompute") | (name in self.normalized)
-
-    @cached_property
-    def normalized(self) -> frozenset[str]:
-        """The results of matmuls that are normalized before they have their name."""
-        blocks = self.network.blocks
-        return frozenset(one.output.name for block in blocks for one in block.attention.normalized)
-
-    def repeats_output(self, part: Sublayer) -> Number:
-        """One if the backward pass makes a sublayer's result again: also where a norm follows,
-        whose backward pass needs what came in.
-        """
-        return 1 if part.after else self.recomputed(part.output)
-
-    def repeated_elements(self, parallel: Sequence[Matmul], *, in_ring: bool = True) -> Number:
-        """Weights of parallel matmuls that the backward pass multiplies by again: those whose
-        results are missing; all of them where they travel round a ring of `tensor` as one.
-        """
-        missing = [self.recomputed(matmul) for matmul in parallel]
-        alone = sum(
-            one * self.multiplied_elements(matmul)
-            for one, matmul in zip(missing, parallel, strict=True)
-        )
-        if not in_ring:
-            return alone
-        together = np.maximum.reduce(missing) * self.total_elements(parallel)
-        return np.where(self.ways("ff") > 1, together, alone)
-
     def block_elements(self, block: Block) -> Number:
         """Matrix elements of a block on a device, gathered for use."""
         return self.total_elements(block.matmuls)
@@ -333,45 +290,6 @@ class Layout:
     def tile(self) -> tuple[int, int]:
         """The tile of the chip. One without a matrix unit is a GPU and does not pad."""
         return TPU_TILE if self.chip.matrix_unit else NO_TILE
-
-    @property
-    def sums_loss_by_chunk(self) -> Number:
-        """Whether each chunk of the loss sums its part of the table's gradient over devices.
-
-        That spares the whole gradient in fp32. It costs no time where sums over all devices of a
-        pod run beside products. The links of a smaller slice do not close, have half the rate, and
-        would let the products wait. A device's rows fill whole tiles of bf16, or they take more.
-        """
-        pod = self.chip.pod_chips.value * self.chip.devices
-        whole_pod = self.devices_along(GROUPS["weights"]) == pod
-        whole_tiles = self.model.d_model % (pod * 2 * self.tile[0]) == 0
-        return whole_pod & whole_tiles & self.sums_beside_products
-
-    @property
-    def table_sums(self) -> Number:
-        """How often a microbatch sums the gradient of the unembedding's table over devices."""
-        if not np.any(self.sums_loss_by_chunk):
-            return 1
-        vocab, _ = self.network.head.dimensions
-        logits = DTYPE_BYTES["fp32"] * self.size(vocab)
-        chunks = loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
-        return np.where(self.sums_loss_by_chunk, chunks, 1)
-
-    @property
-    def sums_beside_products(self) -> Number:
-        """Whether sums of gradients run beside the products that follow them."""
-        return self._has_option("xla_enable_async_all_reduce")
-
-    @property
-    def gathers_beside_products(self) -> Number:
-        """Whether gathers of weights run beside the products before them."""
-        return self._has_option("xla_enable_async_all_gather")
-
-    def _has_option(self, name: str) -> Number:
-        """Whether plans on the chip have a compiler option."""
-        option = self.chip.libtpu.options.get(name) if self.chip.libtpu else None
-        apart = self.devices_along(SHARED_OVER_DCN) == 1
-        return bool(option) & (apart | bool(option and option.between_slices))
 
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
@@ -440,6 +358,107 @@ class Layout:
     def copied_elements(self) -> Number:
         """Stored elements that are copies of another device's."""
         return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Layout):
+    """A training step: forward and backward passes in microbatches, and an update."""
+
+    optimizer: Optimizer
+    remat: Treatments
+    microbatches: Number
+
+    @cached_property
+    def tokens(self) -> Number:
+        """Tokens of a microbatch that one device works on, together with its `tensor` group."""
+        return self.step_tokens / self.microbatches
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of optimizer state for each parameter."""
+        return moment_bytes(self.optimizer, self.precision)
+
+    @property
+    def loss_chunk_tokens(self) -> int:
+        """Tokens that the loss of a device takes at a time, at least."""
+        rate = self.chip.peak_flops_per_s[self.activation_type].value
+        return loss_chunk_tokens(rate, self.chip.hbm_bytes_per_s.value)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return DTYPE_BYTES[self.precision.gradients]
+
+    def recomputed(self, matmul: Matmul) -> Number:
+        """One if the backward pass makes the result of a matmul again, else zero: where the policy
+        says so, and where a norm follows, of which the policy keeps what comes out.
+        """
+        name = matmul.output.name
+        return self.remat.share(name, "recompute") | (name in self.normalized)
+
+    @cached_property
+    def normalized(self) -> frozenset[str]:
+        """The results of matmuls that are normalized before they have their name."""
+        blocks = self.network.blocks
+        return frozenset(one.output.name for block in blocks for one in block.attention.normalized)
+
+    def repeats_output(self, part: Sublayer) -> Number:
+        """One if the backward pass makes a sublayer's result again: also where a norm follows,
+        whose backward pass needs what came in.
+        """
+        return 1 if part.after else self.recomputed(part.output)
+
+    def repeated_elements(self, parallel: Sequence[Matmul], *, in_ring: bool = True) -> Number:
+        """Weights of parallel matmuls that the backward pass multiplies by again: those whose
+        results are missing; all of them where they travel round a ring of `tensor` as one.
+        """
+        missing = [self.recomputed(matmul) for matmul in parallel]
+        alone = sum(
+            one * self.multiplied_elements(matmul)
+            for one, matmul in zip(missing, parallel, strict=True)
+        )
+        if not in_ring:
+            return alone
+        together = np.maximum.reduce(missing) * self.total_elements(parallel)
+        return np.where(self.ways("ff") > 1, together, alone)
+
+    @property
+    def sums_loss_by_chunk(self) -> Number:
+        """Whether each chunk of the loss sums its part of the table's gradient over devices.
+
+        That spares the whole gradient in fp32. It costs no time where sums over all devices of a
+        pod run beside products. The links of a smaller slice do not close, have half the rate, and
+        would let the products wait. A device's rows fill whole tiles of bf16, or they take more.
+        """
+        pod = self.chip.pod_chips.value * self.chip.devices
+        whole_pod = self.devices_along(GROUPS["weights"]) == pod
+        whole_tiles = self.model.d_model % (pod * 2 * self.tile[0]) == 0
+        return whole_pod & whole_tiles & self.sums_beside_products
+
+    @property
+    def table_sums(self) -> Number:
+        """How often a microbatch sums the gradient of the unembedding's table over devices."""
+        if not np.any(self.sums_loss_by_chunk):
+            return 1
+        vocab, _ = self.network.head.dimensions
+        logits = DTYPE_BYTES["fp32"] * self.size(vocab)
+        chunks = loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
+        return np.where(self.sums_loss_by_chunk, chunks, 1)
+
+    @property
+    def sums_beside_products(self) -> Number:
+        """Whether sums of gradients run beside the products that follow them."""
+        return self._has_option("xla_enable_async_all_reduce")
+
+    @property
+    def gathers_beside_products(self) -> Number:
+        """Whether gathers of weights run beside the products before them."""
+        return self._has_option("xla_enable_async_all_gather")
+
+    def _has_option(self, name: str) -> Number:
+        """Whether plans on the chip have a compiler option."""
+        option = self.chip.libtpu.options.get(name) if self.chip.libtpu else None
+        apart = self.devices_along(SHARED_OVER_DCN) == 1
+        return bool(option) & (apart | bool(option and option.between_slices))
 
 
 def gathered_axis(weight: Weight) -> str:

@@ -3,6 +3,15 @@
 Most meshes are out of the question. A step under a policy that costs nothing, on the same links, is
 a bound for each: once some way to run is priced, meshes whose bound is above it need no policies.
 All slices are priced in the same arrays, by the formulas of `search`.
+
+The invariant: a mesh, or one of its placements, is left out only if its bound exceeds REACH times
+the cost of a way that is priced already, of the same slice. Three things keep such a mesh from
+being chosen. (1) The bound is below every way to run it: treatments without cost undercut every
+policy, the best links of its placements undercut each of them, and more microbatches than the
+fewest that may fit save at most BOUND_SLACK. (2) The ranking chooses no candidate whose cost is
+beyond (1 + TIE) x (1 + OFFLOAD_GAIN) times the lowest of its slice. (3) `best` only falls as more
+is priced. So what is priced in the end holds every contender of `ranking`, and in the order of the
+slice's own search: both choose alike (tests/test_offers.py compares them).
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +30,7 @@ from orchestrator.planning.feasibility import (
     replicas_in_pod,
     sizes_by_name,
 )
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, contenders, expected_s_of, pick
 from orchestrator.planning.search import (
@@ -50,12 +59,11 @@ from orchestrator.planning.torus import (
 )
 from orchestrator.values.fields import Treatment
 
-# The meshes of many slices of one chip in one table: with each batch they would take, and
-# placed.
+# The meshes of many slices in one table: each with the batches it would take, and placed.
 
 
 @dataclass(frozen=True)
-class Meshes:
+class _Meshes:
     """Realizable meshes of a slice: the sizes of each once, with the links that none of its
     placements surpasses, and which one a placement has.
     """
@@ -68,7 +76,7 @@ class Meshes:
 
 
 @dataclass(frozen=True)
-class SlicePart:
+class _SlicePart:
     """Meshes with a batch, the keys, and their placements, the rows.
 
     `slice`, `sizes`, `batch`, `pods` and `mesh` are of keys, `mesh` the row in a table's
@@ -87,34 +95,34 @@ class SlicePart:
 
 
 @dataclass(frozen=True)
-class SlicesTable(SlicePart):
-    """The same of many slices, with their placements and links."""
+class _SlicesTable(_SlicePart):
+    """The meshes of all slices, with their placements and links."""
 
     factors: Ints
     links: Links
     best_links: Links
 
 
-def make_table(requests: Sequence[SearchRequest]) -> SlicesTable:
-    """All meshes of the requests with the batches that they would take."""
-    meshes: dict[tuple[int, ...], tuple[Meshes, int, int]] = {}
-    parts: list[SlicePart] = []
+def _make_table(requests: Sequence[SearchRequest]) -> _SlicesTable:
+    """Return all meshes of the requests with the batches that they would take."""
+    meshes: dict[tuple[int, ...], tuple[_Meshes, int, int]] = {}
+    parts: list[_SlicePart] = []
     placed = sized = keys = 0
     for i, request in enumerate(requests):
         shape = request.topology.shape
         if shape not in meshes:
-            mesh = meshes_of(request)
+            mesh = _meshes_of(request)
             meshes[shape] = mesh, placed, sized
             placed, sized = placed + len(mesh.factors), sized + len(mesh.sizes)
-        for part in parts_of(request, i, *meshes[shape], keys):
+        for part in _parts_of(request, i, *meshes[shape], keys):
             parts.append(part)
             keys += len(part.batch)
     every = [mesh for mesh, *_ in meshes.values()]
     columns = {
-        one.name: np.concatenate([getattr(part, one.name) for part in parts])
-        for one in fields(SlicePart)
+        column.name: np.concatenate([getattr(part, column.name) for part in parts])
+        for column in fields(_SlicePart)
     }
-    return SlicesTable(
+    return _SlicesTable(
         **columns,
         factors=np.concatenate([mesh.factors for mesh in every]),
         links=join_links([mesh.links for mesh in every]),
@@ -122,10 +130,10 @@ def make_table(requests: Sequence[SearchRequest]) -> SlicesTable:
     )
 
 
-def parts_of(
-    request: SearchRequest, number: int, mesh: Meshes, first_place: int, first_size: int, keys: int
-) -> Iterator[SlicePart]:
-    """The rows of one slice: meshes with the batch below, and with the one above, if they move."""
+def _parts_of(
+    request: SearchRequest, number: int, mesh: _Meshes, first_place: int, first_size: int, keys: int
+) -> Iterator[_SlicePart]:
+    """Yield the rows of one slice: meshes with the batch below, and with the one above."""
     batch = request.experiment.batch
     multiples = request.pods * replicas_in_pod(sizes_by_name(mesh.sizes))
     sides = batches_next_to(batch, multiples * (batch.microbatches or 1))
@@ -133,22 +141,22 @@ def parts_of(
         exists = sequences > 0
         key = np.cumsum(exists) - 1 + keys
         rows = np.flatnonzero(exists[mesh.key_of_placement])
-        one = np.ones(int(exists.sum()), np.int64)
-        yield SlicePart(
-            slice=number * one,
+        ones = np.ones(int(exists.sum()), np.int64)
+        yield _SlicePart(
+            slice=number * ones,
             sizes=mesh.sizes[exists],
             batch=sequences[exists],
-            pods=request.pods * one,
+            pods=request.pods * ones,
             mesh=np.flatnonzero(exists) + first_size,
             key_of_row=key[mesh.key_of_placement[rows]],
             place=rows + first_place,
             order=rows + side * len(mesh.factors),
         )
-        keys += len(one)
+        keys += len(ones)
 
 
-def meshes_of(request: SearchRequest) -> Meshes:
-    """The realizable meshes of a slice, whatever the number of slices."""
+def _meshes_of(request: SearchRequest) -> _Meshes:
+    """Return the realizable meshes of a slice, whatever the number of slices."""
     batch = request.experiment.batch
     factors = placements(
         request.torus, request.experiment.model, batch.length, request.mesh,
@@ -159,18 +167,18 @@ def meshes_of(request: SearchRequest) -> Meshes:
     code = sizes[:, :-1] @ (request.torus.devices + 1) ** np.arange(sizes.shape[1] - 1)
     _, first, key = np.unique(code, return_index=True, return_inverse=True)
     links = find_links(request.torus, factors)
-    return Meshes(factors, sizes[first], key, links, best_links(links, key, len(first)))
+    return _Meshes(factors, sizes[first], key, links, best_links(links, key, len(first)))
 
 
-ROWS_AT_ONCE = 16_000  # of the arrays, so that they stay in the processor's cache
-COLUMNS_AT_ONCE = 400  # meshes with microbatches, each of which is priced under all policies
-MOST_KEYS = (2, 6, 24, 1_000_000)  # meshes of each slice that are priced, round by round
-# More microbatches may save what fills up tiles of gradients, in small models above all.
-BOUND_SLACK = 0.02
-REACH = (1 + TIE) * (1 + OFFLOAD_GAIN) / (1 - BOUND_SLACK)
+_ROWS_AT_ONCE = 16_000  # of the arrays, so that they stay in the processor's cache
+_COLUMNS_AT_ONCE = 400  # meshes with microbatches, each of which is priced under all policies
+_MOST_KEYS = (2, 6, 24, 1_000_000)  # meshes of each slice that are priced, round by round
+# More microbatches may save padding of gradients, most of all in small models.
+_BOUND_SLACK = 0.02
+_REACH = (1 + TIE) * (1 + OFFLOAD_GAIN) / (1 - _BOUND_SLACK)
 
 
-class FreePolicy:
+class _FreePolicy:
     """Treatments that take neither time nor memory: no policy undercuts them."""
 
     needs_host = False
@@ -180,48 +188,48 @@ class FreePolicy:
 
 
 def best_of_slices(requests: Sequence[SearchRequest]) -> list[Choice | None]:
-    """The choice for each request; None where nothing is realizable or fits.
+    """Return the choice for each request; None where nothing is realizable or fits.
 
-    The requests differ in topology and pods alone, and no mesh is requested.
+    The requests differ only in topology and pods, and no mesh is requested.
     """
     by_shape = sorted(range(len(requests)), key=lambda i: requests[i].topology.shape)
     found: list[Choice | None] = [None] * len(requests)
-    for some in batches_of_slices(requests, by_shape):
-        for i, choice in zip(some, best_of_some([requests[i] for i in some]), strict=True):
+    for some in _batches_of_slices(requests, by_shape):
+        for i, choice in zip(some, _best_of_some([requests[i] for i in some]), strict=True):
             found[i] = choice
     return found
 
 
-def batches_of_slices(
+def _batches_of_slices(
     requests: Sequence[SearchRequest], order: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Requests whose devices suggest so many rows together; those of one topology stay together."""
-    some: list[int] = []
+    """Yield requests in batches of about _ROWS_AT_ONCE devices; topologies stay together."""
+    places: list[int] = []
     weight = 0
     for _, group in groupby(order, key=lambda i: requests[i].topology.shape):
         same = list(group)
-        some += same
+        places += same
         weight += len(same) * requests[same[0]].torus.devices
-        if weight > ROWS_AT_ONCE:
-            yield some
-            some, weight = [], 0
-    if some:
-        yield some
+        if weight > _ROWS_AT_ONCE:
+            yield places
+            places, weight = [], 0
+    if places:
+        yield places
 
 
-def best_of_some(requests: Sequence[SearchRequest]) -> list[Choice | None]:
-    table = make_table(requests)
+def _best_of_some(requests: Sequence[SearchRequest]) -> list[Choice | None]:
+    table = _make_table(requests)
     margins = (MEMORY_MARGIN, 0.0) if requests[0].experiment.remat == AUTO else (0.0,)
     found: dict[int, Choice] = {}
     for margin in margins:
         left = ~np.isin(table.slice, list(found))
         if left.any():
-            found |= SlicesSearch(requests, table, margin).choices(np.flatnonzero(left))
+            found |= _SlicesSearch(requests, table, margin).choices(np.flatnonzero(left))
     return [found.get(i) for i in range(len(requests))]
 
 
 @dataclass(frozen=True)
-class PricedRows:
+class _PricedRows:
     """Candidates, with the slice of each and its row in the table."""
 
     candidates: Candidates
@@ -229,15 +237,15 @@ class PricedRows:
     rows: Ints
 
 
-class SlicesSearch:
-    """The search over one table, with that share of memory left free.
+class _SlicesSearch:
+    """The search over one table, with `margin` as the share of memory left free.
 
-    `bounds` are seconds per token that no way to run a mesh undercuts, `row_bounds` of a placement;
-    `best` are those of the best way yet of each slice.
+    `bounds` are seconds per token that no way to run a mesh undercuts, `row_bounds` those of a
+    placement; `best` are those of the best way yet of each slice.
     """
 
     def __init__(
-        self, requests: Sequence[SearchRequest], table: SlicesTable, margin: float
+        self, requests: Sequence[SearchRequest], table: _SlicesTable, margin: float
     ) -> None:
         self.requests, self.table, self.margin = requests, table, margin
         request = requests[0]
@@ -246,10 +254,10 @@ class SlicesSearch:
         self.bounds = np.full(len(table.slice), np.inf)
         self.row_bounds = np.full(len(table.key_of_row), -np.inf)
         self.best = np.full(len(requests), np.inf)
-        self.parts: list[PricedRows] = []
+        self.parts: list[_PricedRows] = []
 
     def choices(self, keys: Ints) -> dict[int, Choice]:
-        """The choice of each slice that has one among these meshes."""
+        """Return the choice of each slice that has one among these meshes."""
         keys, microbatches = self.may_fit(*self.microbatches_of(keys))
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         fewest = np.zeros(len(self.bounds), np.int64)
@@ -257,20 +265,20 @@ class SlicesSearch:
         open_keys = keys[first]
         links = rows_of_links(self.table.best_links, self.table.mesh[open_keys])
         self.bounds[open_keys] = self.cost_bounds(open_keys, fewest, links)
-        for most in MOST_KEYS:
-            now = likeliest(self.table.slice, self.bounds, open_keys, most)
+        for most in _MOST_KEYS:
+            now = _likeliest(self.table.slice, self.bounds, open_keys, most)
             self.bound_rows(now, fewest)
             self.price(keys, microbatches, self.within_reach(now))
             open_keys = self.within_reach(np.setdiff1d(open_keys, now))
         return self.chosen()
 
     def microbatches_of(self, keys: Ints) -> tuple[Ints, Ints]:
-        """Every number of microbatches of each mesh, ascending; first the mesh."""
+        """Return every number of microbatches of each mesh, ascending; first the mesh."""
         rows = np.column_stack([self.table.sizes[keys], self.table.batch[keys]])
         place, microbatches = splits(self.requests[0], rows, self.table.pods[keys])
         return keys[place], microbatches
 
-    def layout(self, keys: Ints, microbatches: Number, remat: Treatments, links: Links) -> Layout:
+    def layout(self, keys: Ints, microbatches: Number, remat: Treatments, links: Links) -> Training:
         table = self.table
         made = make_layout(
             self.requests[0], sizes_by_name(table.sizes[keys]), table.batch[keys], microbatches,
@@ -279,19 +287,19 @@ class SlicesSearch:
         between = {SLICE_REPLICAS: table.pods[keys], **dict.fromkeys(SHARED_OVER_DCN, 1)}
         return replace(made, mesh={**made.mesh, **between})
 
-    def layout_of_rows(self, rows: Ints, microbatches: Number, remat: Treatments) -> Layout:
+    def layout_of_rows(self, rows: Ints, microbatches: Number, remat: Treatments) -> Training:
         links = rows_of_links(self.table.links, self.table.place[rows])
         return self.layout(self.table.key_of_row[rows], microbatches, remat, links)
 
     def may_fit(self, keys: Ints, microbatches: Ints) -> tuple[Ints, Ints]:
-        """Those that fit if activations took no memory."""
-        layout = self.layout(keys, microbatches, FreePolicy(), NO_LINKS)
+        """Return those that fit if activations took no memory."""
+        layout = self.layout(keys, microbatches, _FreePolicy(), NO_LINKS)
         fits = peak_bytes(layout) <= layout.chip.hbm_usable_bytes.value * (1 - self.margin)
         return keys[fits], microbatches[fits]
 
     def cost_bounds(self, keys: Ints, fewest: Ints, links: Links) -> Floats:
-        """Seconds per token with the fewest microbatches of each mesh and a policy without cost."""
-        layout = self.layout(keys, fewest[keys], FreePolicy(), links)
+        """Return seconds per token with the fewest microbatches and a policy without cost."""
+        layout = self.layout(keys, fewest[keys], _FreePolicy(), links)
         time = step_time(layout, time_lines(layout))
         tokens = layout.sequences * layout.length
         return np.asarray((time.lower_s + time.unoverlapped_s) / 2 / tokens)
@@ -299,30 +307,30 @@ class SlicesSearch:
     def bound_rows(self, keys: Ints, fewest: Ints) -> None:
         """Bound the placements of these meshes, each on its own links."""
         rows = np.flatnonzero(np.isin(self.table.key_of_row, keys))
-        for begin in range(0, len(rows), ROWS_AT_ONCE):
-            some = rows[begin : begin + ROWS_AT_ONCE]
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[begin : begin + _ROWS_AT_ONCE]
             links = rows_of_links(self.table.links, self.table.place[some])
             self.row_bounds[some] = self.cost_bounds(self.table.key_of_row[some], fewest, links)
         self.bounds[keys] = np.inf
         np.minimum.at(self.bounds, self.table.key_of_row[rows], self.row_bounds[rows])
 
     def within_reach(self, keys: Ints) -> Ints:
-        """Meshes of which one may still be chosen."""
-        return keys[self.bounds[keys] <= REACH * self.best[self.table.slice[keys]]]
+        """Return the meshes that may still be chosen."""
+        return keys[self.bounds[keys] <= _REACH * self.best[self.table.slice[keys]]]
 
     def price(self, keys: Ints, microbatches: Ints, now: Ints) -> None:
-        """Price some of the meshes under all policies, on those placements that may be chosen."""
+        """Price some of the meshes under all policies, on the placements that may be chosen."""
         columns = np.isin(keys, now)
         slice_of_row = self.table.slice[self.table.key_of_row]
-        may_win = self.row_bounds <= REACH * self.best[slice_of_row]
+        may_win = self.row_bounds <= _REACH * self.best[slice_of_row]
         rows = np.flatnonzero(may_win & np.isin(self.table.key_of_row, now))
-        for some, microbatches_of_some in in_chunks(keys[columns], microbatches[columns]):
+        for some, microbatches_of_some in _in_chunks(keys[columns], microbatches[columns]):
             of_some = rows[np.isin(self.table.key_of_row[rows], some)]
             self.parts.append(self.priced(some, microbatches_of_some, of_some))
             part = self.parts[-1]
             np.minimum.at(self.best, part.slices, part.candidates.cost_s_per_token)
 
-    def priced(self, keys: Ints, microbatches: Ints, rows: Ints) -> PricedRows:
+    def priced(self, keys: Ints, microbatches: Ints, rows: Ints) -> _PricedRows:
         own, place = np.unique(keys, return_inverse=True)
         layout = self.layout(keys, microbatches, self.treated[:, None], NO_LINKS)
         ways, _ = fastest_ways(layout, place, self.margin)
@@ -331,10 +339,10 @@ class SlicesSearch:
         layout = self.layout_of_rows(rows, ways.microbatches[way], self.treated[remat])
         factors = self.table.factors[self.table.place[rows]]
         made = price_layouts(layout, factors, remat, self.policies)
-        return PricedRows(made, self.table.slice[self.table.key_of_row[rows]], rows)
+        return _PricedRows(made, self.table.slice[self.table.key_of_row[rows]], rows)
 
     def chosen(self) -> dict[int, Choice]:
-        """The choice of each slice, by the rule of the ranking."""
+        """Return the choice of each slice, by the rule of the ranking."""
         if not np.isfinite(self.best).any():
             return {}
         found = self.nearest()
@@ -351,12 +359,12 @@ class SlicesSearch:
             i: candidates.choice(pick(candidates, some, expected[some])) for i, some in near.items()
         }
 
-    def nearest(self) -> PricedRows:
-        """Candidates within reach of the best of their slice, in the order of its own search."""
+    def nearest(self) -> _PricedRows:
+        """Return candidates within reach of the best of their slice, in its own search's order."""
         kept = []
         for part in self.parts:
             cost = part.candidates.cost_s_per_token
-            kept.append(np.flatnonzero(cost <= REACH * self.best[part.slices]))
+            kept.append(np.flatnonzero(cost <= _REACH * self.best[part.slices]))
         pairs = list(zip(self.parts, kept, strict=True))
         candidates = Candidates.join([part.candidates.rows(some) for part, some in pairs])
         slices = np.concatenate([part.slices[some] for part, some in pairs])
@@ -364,21 +372,22 @@ class SlicesSearch:
         order = np.lexsort(
             (candidates.remat, candidates.microbatches, self.table.order[rows], slices)
         )
-        return PricedRows(candidates.rows(order), slices[order], rows[order])
+        return _PricedRows(candidates.rows(order), slices[order], rows[order])
 
 
-def likeliest(slices: Ints, bounds: Floats, keys: Ints, most: int) -> Ints:
-    """Of each slice so many meshes with the least bounds."""
+def _likeliest(slices: Ints, bounds: Floats, keys: Ints, most: int) -> Ints:
+    """Return, for each slice, the `most` meshes with the lowest bound."""
     order = keys[np.lexsort((bounds[keys], slices[keys]))]
-    of = slices[order]
-    return np.sort(order[np.arange(len(order)) - np.searchsorted(of, of) < most])
+    ordered = slices[order]
+    place_in_slice = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return np.sort(order[place_in_slice < most])
 
 
-def in_chunks(keys: Ints, microbatches: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Columns in parts, those of a mesh together."""
+def _in_chunks(keys: Ints, microbatches: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield columns in parts, those of a mesh together."""
     begin = 0
     while begin < len(keys):
-        end = min(begin + COLUMNS_AT_ONCE, len(keys))
+        end = min(begin + _COLUMNS_AT_ONCE, len(keys))
         while end < len(keys) and keys[end] == keys[end - 1]:
             end += 1
         yield keys[begin:end], microbatches[begin:end]

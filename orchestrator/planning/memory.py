@@ -13,7 +13,7 @@ from orchestrator.network.description import MLP, Attention, Block, LatentAttent
 from orchestrator.network.mesh_axes import GROUPS, REPLICA_AXES, SHARED_OVER_DCN, SLICE_REPLICAS
 from orchestrator.planning.flops import partial_sums_of
 from orchestrator.planning.kernels import loss_chunk_bytes
-from orchestrator.planning.layout import Layout, Number, whole
+from orchestrator.planning.layout import Layout, Number, Training, whole
 from orchestrator.planning.optimizers import other_moments
 from orchestrator.values.fields import Treatment
 from orchestrator.values.plan import LedgerLine, LineKind, MemoryPhase
@@ -56,7 +56,7 @@ ROUTED_STAGES, DROPLESS_STAGES = 4, 2
 TURNED_STAGES = 3
 
 
-def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
+def backward_lines(layout: Training, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
     """The phases of a block's backward pass, by name."""
     attention = (named(block, "attention"), attention_lines(layout, block))
     if isinstance(block.mlp, Mixture) and is_dropless(layout):
@@ -71,7 +71,7 @@ def backward_lines(layout: Layout, block: Block) -> tuple[tuple[str, list[Ledger
     )
 
 
-def is_early(layout: Layout, block: Block) -> Number:
+def is_early(layout: Training, block: Block) -> Number:
     """One where the MLP's gradients are made before the attention's backward pass: those of a plain
     MLP, and those of experts whose sums run beside it.
     """
@@ -79,7 +79,7 @@ def is_early(layout: Layout, block: Block) -> Number:
     return (layout.sums_beside_products if is_mixture else 1) * (split_ways(layout) == 1)
 
 
-def is_narrow(layout: Layout) -> Number:
+def is_narrow(layout: Training) -> Number:
     """One where the log-sum-exp of attention that runs again is narrow at once, as sums run beside
     products.
     """
@@ -91,7 +91,7 @@ def is_dropless(layout: Layout) -> bool:
 
 
 def dropless_phases(
-    layout: Layout, block: Block, mixture: Mixture
+    layout: Training, block: Block, mixture: Mixture
 ) -> tuple[tuple[str, list[LedgerLine]], ...]:
     """The backward pass of experts whose rows lie in groups of any size.
 
@@ -128,7 +128,7 @@ def dropless_phases(
     )  # fmt: skip
 
 
-def mlp_lines(layout: Layout, block: Block, stages: Number, products: Number) -> list[LedgerLine]:
+def mlp_lines(layout: Training, block: Block, stages: Number, products: Number) -> list[LedgerLine]:
     """The MLP's backward pass, with all that the attention's will need, and so many stages of the
     stream and inner tensors. Where slices share weights, the MLP's last matrix is there twice: for
     the pass, and as it arrived.
@@ -147,7 +147,7 @@ def mlp_lines(layout: Layout, block: Block, stages: Number, products: Number) ->
     ]  # fmt: skip
 
 
-def attention_before(layout: Layout, block: Block) -> Number:
+def attention_before(layout: Training, block: Block) -> Number:
     """What of the attention is there in the MLP's backward pass.
 
     All of it where its kernel runs again for the MLP's input. Where the result is kept, the rest is
@@ -162,7 +162,7 @@ def attention_before(layout: Layout, block: Block) -> Number:
     return np.where((split_ways(layout) > 1) | is_mixture, whole, ahead)
 
 
-def activation_moment(layout: Layout, block: Block) -> tuple[Number, Number]:
+def activation_moment(layout: Training, block: Block) -> tuple[Number, Number]:
     """Stages of the stream, and inner tensors, while the activation is differentiated.
 
     Around a ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
@@ -179,7 +179,7 @@ def activation_moment(layout: Layout, block: Block) -> tuple[Number, Number]:
     )
 
 
-def ring_phases(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
+def ring_phases(layout: Training, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
     """A ring's exchange of the gradient of the MLP's result, beside what the activation needs.
 
     About half of it is there twice: as it arrives, and where it is whole.
@@ -193,17 +193,17 @@ def ring_phases(layout: Layout, block: Block) -> tuple[tuple[str, list[LedgerLin
     return (("mlp ring", mlp_lines(layout, block, *moment)),)
 
 
-def attention_inputs(layout: Layout, block: Block) -> Number:
+def attention_inputs(layout: Training, block: Block) -> Number:
     """One where the attention's input is gathered again, to make its products; else zero."""
     return np.maximum.reduce([layout.recomputed(one) for one in block.attention.inputs])
 
 
-def joined_products(layout: Layout, block: Block) -> Number:
+def joined_products(layout: Training, block: Block) -> Number:
     """The inner tensors that a ring makes again, as one array."""
     return np.where(inputs_away(layout, block.mlp) > 0, len(block.mlp.inputs), 0)
 
 
-def mlp_products(layout: Layout, block: Block) -> Number:
+def mlp_products(layout: Training, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
     them, and while attention runs again after it.
 
@@ -223,7 +223,7 @@ def mlp_products(layout: Layout, block: Block) -> Number:
     return np.where(split_ways(layout) > 1, inputs + 1, without_ring)
 
 
-def inputs_away(layout: Layout, mlp: MLP) -> Number:
+def inputs_away(layout: Training, mlp: MLP) -> Number:
     """How many of an MLP's inner tensors have to come back for the backward pass."""
     return sum(
         layout.remat.share(one.output.name, treatment)
@@ -232,7 +232,7 @@ def inputs_away(layout: Layout, mlp: MLP) -> Number:
     )
 
 
-def again_lines(layout: Layout, block: Block) -> list[LedgerLine]:
+def again_lines(layout: Training, block: Block) -> list[LedgerLine]:
     """The attention kernel where the backward pass runs it again: its log-sum-exp is copied, the
     gradient of its result is there, and inner tensors of the MLP wait for their products, but where
     these come early.
@@ -272,7 +272,7 @@ def product_bytes(layout: Layout, block: Block) -> Number:
     return layout.compute_bytes * layout.tensor_elements(first)
 
 
-def attention_bytes(layout: Layout, block: Block) -> Number:
+def attention_bytes(layout: Training, block: Block) -> Number:
     """What the attention kernel reads and writes in one layer, keys and values of all positions.
 
     Its log-sum-exp comes as a whole row of fp32 lanes for each query and head, and waits so.
@@ -300,7 +300,7 @@ def statistics_bytes(layout: Layout, block: Block) -> Number:
     return FP32_BYTES * layout.tile[1] * layout.tensor_elements(rows)
 
 
-def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
+def attention_lines(layout: Training, block: Block) -> list[LedgerLine]:
     """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
 
     Keys and values of latent attention are as many, and have gradients too.
@@ -325,7 +325,7 @@ def attention_lines(layout: Layout, block: Block) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def backward_heads(layout: Layout, attention: Attention) -> Number:
+def backward_heads(layout: Training, attention: Attention) -> Number:
     """Numbers of heads that are alive in four copies and once in fp32, as if all were queries."""
     queries, result = map(layout.stored_tensor_elements, (attention.queries, attention.result))
     compute = layout.compute_bytes
@@ -335,7 +335,7 @@ def backward_heads(layout: Layout, attention: Attention) -> Number:
     return alive / (FP32_BYTES + 4 * compute)
 
 
-def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
+def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     """All phases of a step, each with its lines."""
     resting = resting_lines(layout)
     kept, gradients = kept_lines(layout), gradient_lines(layout)
@@ -356,7 +356,7 @@ def phases(layout: Layout) -> tuple[MemoryPhase, ...]:
     )
 
 
-def peak_bytes(layout: Layout) -> Number:
+def peak_bytes(layout: Training) -> Number:
     """The largest phase."""
     return np.maximum.reduce(np.broadcast_arrays(*(phase.bytes for phase in phases(layout))))
 
@@ -365,7 +365,7 @@ def phase(name: str, lines: list[LedgerLine]) -> MemoryPhase:
     return MemoryPhase(name=name, lines=tuple(lines), bytes=sum(line.value for line in lines))
 
 
-def resting_lines(layout: Layout) -> list[LedgerLine]:
+def resting_lines(layout: Training) -> list[LedgerLine]:
     """What a device holds all through the step. Copied kv heads, and rows that fill up the
     vocabulary, have lines of their own.
     """
@@ -386,7 +386,7 @@ def resting_lines(layout: Layout) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def other_moment_lines(layout: Layout) -> list[LedgerLine]:
+def other_moment_lines(layout: Training) -> list[LedgerLine]:
     """Moments that not every parameter has as many of."""
     if layout.optimizer.name == "adamw":
         return []
@@ -394,7 +394,7 @@ def other_moment_lines(layout: Layout) -> list[LedgerLine]:
     return [line("optimizer_state", "other moments", "size x numbers", size=size, numbers=numbers)]
 
 
-def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
+def tensor_bytes(layout: Training, tensor: Tensor) -> Number:
     """An activation of one layer and microbatch, with its fp32 statistics."""
     size = layout.compute_bytes * layout.stored_tensor_elements(tensor)
     if not tensor.statistics:
@@ -403,7 +403,7 @@ def tensor_bytes(layout: Layout, tensor: Tensor) -> Number:
     return size + FP32_BYTES * layout.tensor_elements(statistics)
 
 
-def block_activation_bytes(layout: Layout, treatment: Treatment, block: Block) -> Number:
+def block_activation_bytes(layout: Training, treatment: Treatment, block: Block) -> Number:
     """Activations of a block that the policy keeps, offloads or recomputes."""
     return sum(
         layout.remat.share(tensor.name, treatment) * tensor_bytes(layout, tensor)
@@ -411,12 +411,12 @@ def block_activation_bytes(layout: Layout, treatment: Treatment, block: Block) -
     )
 
 
-def activation_bytes(layout: Layout, treatment: Treatment) -> Number:
+def activation_bytes(layout: Training, treatment: Treatment) -> Number:
     """Those of all layers."""
     return layout.over_layers(partial(block_activation_bytes, layout, treatment))
 
 
-def kept_lines(layout: Layout) -> list[LedgerLine]:
+def kept_lines(layout: Training) -> list[LedgerLine]:
     """The activations that a device holds from a microbatch's forward pass to its backward pass."""
     return [
         line("kept_activations", f"kept {named(block, 'activations')}", "layers x size",
@@ -425,7 +425,7 @@ def kept_lines(layout: Layout) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def copy_line(layout: Layout, elements: Number) -> LedgerLine:
+def copy_line(layout: Training, elements: Number) -> LedgerLine:
     """Matrices in the compute type. The compiler casts those of all layers at once, before the loop
     over layers, wherever parameters and compute differ in type.
     """
@@ -434,7 +434,7 @@ def copy_line(layout: Layout, elements: Number) -> LedgerLine:
                 size=layout.compute_bytes * differ, layers=elements)  # fmt: skip
 
 
-def waiting_copies(layout: Layout) -> Number:
+def waiting_copies(layout: Training) -> Number:
     """Elements of these copies that wait for the backward pass while the loss is computed.
 
     Where slices exchange something in each layer, the compiler takes the first layer out of the
@@ -450,7 +450,7 @@ def waiting_copies(layout: Layout) -> Number:
 # --- the loss
 
 
-def head_line(layout: Layout, name: str, *, by_chunk: Number = False) -> LedgerLine:
+def head_line(layout: Training, name: str, *, by_chunk: Number = False) -> LedgerLine:
     """The gathered unembedding in the compute type, and its gradient: in fp32, or of each chunk in
     the type it travels in.
     """
@@ -459,7 +459,7 @@ def head_line(layout: Layout, name: str, *, by_chunk: Number = False) -> LedgerL
     return line("gathered_weights", name, "size x table", size=size, table=layout.table_elements)
 
 
-def arrival_lines(layout: Layout) -> list[LedgerLine]:
+def arrival_lines(layout: Training) -> list[LedgerLine]:
     """The unembedding as it arrives, before the loss, where the rows of each device do not fill
     sublanes: beside it is the one in which rows follow each other, and the stream.
     """
@@ -477,13 +477,13 @@ def arrival_lines(layout: Layout) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def head_stream_line(layout: Layout) -> LedgerLine:
+def head_stream_line(layout: Training) -> LedgerLine:
     """The gathered stream and its gradient, and the stream that each device keeps its part of."""
     return line("working_activations", "stream", "stages x stream",
                 stages=2 + 1 / split_ways(layout), stream=stream_bytes(layout))  # fmt: skip
 
 
-def loss_lines(layout: Layout) -> list[LedgerLine]:
+def loss_lines(layout: Training) -> list[LedgerLine]:
     """The unembedding gathered, its fp32 gradient, and one chunk of logits."""
     vocab, _ = layout.network.head.dimensions
     of_token = FP32_BYTES * layout.size(vocab)
@@ -495,7 +495,7 @@ def loss_lines(layout: Layout) -> list[LedgerLine]:
     ]
 
 
-def gradient_lines(layout: Layout) -> list[LedgerLine]:
+def gradient_lines(layout: Training) -> list[LedgerLine]:
     """Gradients of the layers and of the unembedding.
 
     Nothing is added to a gradient that is alone: it stays in the type it came in. What replicas of
@@ -516,12 +516,12 @@ def gradient_lines(layout: Layout) -> list[LedgerLine]:
 # --- the end of a step
 
 
-def embedding_lines(layout: Layout) -> list[LedgerLine]:
+def embedding_lines(layout: Training) -> list[LedgerLine]:
     """The gradient of the gathered embedding, in fp32 and in the compute type."""
     return [head_line(layout, "embedding")]
 
 
-def optimizer_lines(layout: Layout) -> list[LedgerLine]:
+def optimizer_lines(layout: Training) -> list[LedgerLine]:
     """All gradients: their fp32 sums, and the copies that replicas exchange."""
     owned, sums = layout.stored_parameter_elements, ACCUMULATION_BYTES * (layout.microbatches == 1)
     return [

@@ -1,4 +1,4 @@
-"""How likely an offer holds a date and a budget, from the intervals of its forecast."""
+"""What one may rent for a spec: each offer with its days, its dollars and its odds."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -7,11 +7,6 @@ from orchestrator.goodput.losses import odds_below
 from orchestrator.planning.forecast import apply
 from orchestrator.values.plan import Estimate, Extrapolation, Plan, PlanWarning
 from orchestrator.values.spec import Remat
-
-# What one may rent for a spec: each offer with its days, its dollars and its odds.
-
-
-PriceKind = Literal["on-demand", "reserved", "spot"]
 
 # Why an offer is not for this spec, or was not planned.
 OfferReasonCode = Literal[
@@ -27,10 +22,10 @@ OfferReasonCode = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class OfferRequest:
-    """What is wanted: at most so many days and dollars, on which chips, at which prices.
+    """What is wanted: the most days and dollars, the chips, and their prices.
 
-    `prices` is a kind of the catalog, or the name of a file. A choice is `sure` where its odds are
-    at least so high.
+    `prices` is a kind of the catalog, or the name of a file. A choice is sure where its odds are at
+    least `sure`.
     """
 
     by_days: float | None = None
@@ -55,8 +50,8 @@ class Odds:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineOdds:
-    """The probability that a run which begins now ends by its `run.deadline`, in so many days;
-    None where nothing is expected.
+    """The probability that a run which begins now ends by its `run.deadline`, `days` from now; None
+    where nothing is expected.
     """
 
     deadline: str
@@ -72,8 +67,9 @@ class PlanWithOdds(Plan):
 
     @classmethod
     def of(cls, plan: Plan, deadline: DeadlineOdds | None) -> "PlanWithOdds":
-        values = {one.name: getattr(plan, one.name) for one in fields(Plan)}
-        return cls(**values, deadline=deadline)
+        return cls(
+            **{each.name: getattr(plan, each.name) for each in fields(Plan)}, deadline=deadline
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +82,7 @@ class OfferReason:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """So many slices of a chip, and the plan of the spec there; or the reason why there is none.
+    """A number of slices of a chip, and the plan of the spec there; or why there is none.
 
     `overrides` make the spec of the offer. `on_frontier`: no other offer is both faster and
     cheaper. `extrapolations` are axes along which it leaves the range of published runs.
@@ -136,7 +132,7 @@ class Offers:
 
 
 def chance(estimate: Estimate, limit: float) -> float | None:
-    """The probability of at most that much; None without an interval. None is below the bound."""
+    """Return the probability of at most the limit; None without an interval, 0 below the bound."""
     known = odds_below(estimate, limit)
     return 0.0 if known is not None and limit < estimate.lower else known
 
@@ -144,16 +140,18 @@ def chance(estimate: Estimate, limit: float) -> float | None:
 def odds_of(
     days: Estimate, dollars: Estimate | None, by_days: float | None, budget: float | None
 ) -> Odds:
-    """The odds of an offer. Dollars grow with days: both limits hold as often as the rarer one."""
+    """Return the odds of an offer. Dollars grow with days: both limits hold as often as the rarer
+    one.
+    """
     by_date = None if by_days is None else chance(days, by_days)
     in_budget = None if budget is None or dollars is None else chance(dollars, budget)
-    asked = [one for one, given in ((by_date, by_days), (in_budget, budget)) if given is not None]
-    known = [one for one in asked if one is not None]
+    asked = [odds for odds, limit in ((by_date, by_days), (in_budget, budget)) if limit is not None]
+    known = [odds for odds in asked if odds is not None]
     both = min(known) if known and len(known) == len(asked) else None
     return Odds(by_date=by_date, in_budget=in_budget, both=both)
 
 
 def deadline_odds(plan: Plan, deadline: str, days: float) -> DeadlineOdds:
-    """The odds that a run that begins now ends within so many days."""
+    """Return the odds that a run that begins now ends within `days` days."""
     steps = apply(plan.forecast.days, lambda all_days: all_days * plan.run_share)
     return DeadlineOdds(deadline=deadline, days=days, odds=chance(steps, days))

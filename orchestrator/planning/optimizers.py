@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.network.description import Weight
 from orchestrator.network.mesh_axes import GATHERED_AXES, PARAMETER_AXES
 from orchestrator.network.mlp import EXPERTS
-from orchestrator.planning.layout import MOMENT_BYTES, Layout, Number
+from orchestrator.planning.layout import MOMENT_BYTES, Number, Training
 
 # fp32 reads of each gradient: Adafactor needs its means before it can scale it.
 GRADIENT_READS = {"adamw": 1, "adafactor": 2, "muon": 1}
@@ -23,7 +23,7 @@ STEPS, LARGE_PRODUCTS, SQUARE_PRODUCTS = 5, 2, 1
 ORTHOGONAL_BYTES = 2  # in bf16
 
 
-def other_moments(layout: Layout) -> tuple[float, Number]:
+def other_moments(layout: Training) -> tuple[float, Number]:
     """The bytes and the count of a device's moments that not every parameter has as many of."""
     if layout.optimizer.name == "adafactor":
         return FACTORED_BYTES, factored_elements(layout)
@@ -33,7 +33,7 @@ def other_moments(layout: Layout) -> tuple[float, Number]:
     return 0, 0
 
 
-def factored_elements(layout: Layout) -> Number:
+def factored_elements(layout: Training) -> Number:
     """Means of a device's rows and columns, and whole moments of its vectors."""
     blocks = layout.over_layers(
         lambda block: sum(factored(layout, one.weight) for one in block.matmuls)
@@ -42,7 +42,7 @@ def factored_elements(layout: Layout) -> Number:
     return blocks + tables + layout.vector_elements
 
 
-def factored(layout: Layout, weight: Weight) -> Number:
+def factored(layout: Training, weight: Weight) -> Number:
     """Those of one matrix, or of as many as there are experts."""
     sizes = {one.axis: layout.stored_size(one) for one in weight.dimensions}
     experts = sizes.pop(EXPERTS, 1)
@@ -51,7 +51,7 @@ def factored(layout: Layout, weight: Weight) -> Number:
     return experts * (rows + columns)
 
 
-def orthogonalization_flops(layout: Layout) -> Number:
+def orthogonalization_flops(layout: Training) -> Number:
     """FLOPs of one device: each matrix is whole on one of the devices that share a copy."""
     if layout.optimizer.name != "muon":
         return 0.0

@@ -1,158 +1,249 @@
 """The warnings of a plan: what a person should know before paying for it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from orchestrator import catalog
+from orchestrator.formatting import (
+    count,
+    counted,
+    in_memory,
+    percent,
+    scaled,
+    seconds,
+    whole_percent,
+    with_unit,
+)
+from orchestrator.notes import sentence
 from orchestrator.planning.kernels import TILE
 from orchestrator.planning.ranking import accumulates_faster
 from orchestrator.planning.search import SearchRequest, SearchResult
-from orchestrator.values.plan import Plan, PlanWarning, plan_warning
+from orchestrator.values.plan import Plan, PlanWarning
 from orchestrator.values.spec import Spec
 
-LANES = TILE[1]  # positions that the attention kernel takes at a time
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
-FEW_STEPS, MANY_YEARS, DAYS_OF_YEAR = 100, 5, 365.25
-# The critical batch of a run of D million tokens is CRITICAL_SEQUENCES x D^CRITICAL_EXPONENT
-# sequences of CRITICAL_LENGTH tokens. It takes CRITICAL_OVERHEAD more tokens than small batches.
-CRITICAL_SEQUENCES, CRITICAL_LENGTH, CRITICAL_EXPONENT = 22.91, 512, 0.47
-CRITICAL_OVERHEAD = 0.2
-CRITICAL_SOURCE = "zhang-critical-batch"
-MILLION = 1e6
+_LANES = TILE[1]  # positions that the attention kernel takes at a time
+_FEW_STEPS, _MANY_YEARS, _DAYS_OF_YEAR = 100, 5, 365.25
+_SHORT_S = 3600  # nobody minds what a shorter run loses
 # Shares of all time: below MOSTLY a run hardly trains; more than BLOCKED, or a gain of more than
 # WORTH_CHANGING, is worth a change.
-MOSTLY, BLOCKED, WORTH_CHANGING = 0.5, 0.05, 0.01
-SHORT_S = 3600  # nobody minds what a shorter run loses
+_MOSTLY, _BLOCKED, _WORTH_CHANGING = 0.5, 0.05, 0.01
+# The critical batch of a run of D million tokens is CRITICAL_SEQUENCES x D^CRITICAL_EXPONENT
+# sequences of CRITICAL_LENGTH tokens. It takes CRITICAL_OVERHEAD more tokens than small batches.
+_CRITICAL_SEQUENCES, _CRITICAL_LENGTH, _CRITICAL_EXPONENT = 22.91, 512, 0.47
+_CRITICAL_OVERHEAD = 0.2
+CRITICAL_SOURCE = "zhang-critical-batch"
 # The largest published batch, DeepSeek-V3's 63M tokens in a run of 14.8T, is 2.3 times critical.
 LARGE_BATCH = 2.35
 
 
-def search_warnings(
-    spec: Spec, request: SearchRequest, result: SearchResult
+def all_warnings(
+    plan: Plan, spec: Spec, request: SearchRequest, result: SearchResult
 ) -> Iterator[PlanWarning]:
-    """About the request and the result of its search."""
-    yield from catalog.rental_warnings(request.chip, request.topology, request.pods)
-    if spec.experiment.remat == "auto" and result.margin == 0:
-        yield plan_warning("no_memory_margin")
-    if spec.experiment.precision.parameters == "bf16":
-        yield plan_warning("bf16_parameters")
-
-
-def accumulation_warnings(
-    plan: Plan, request: SearchRequest, result: SearchResult
-) -> Iterator[PlanWarning]:
-    """Gradients that accumulate spare waits for slices, which the ranking does not see."""
-    step_s, tokens = plan.forecast.step_s.expected, plan.batch.tokens
-    if step_s is None or plan.batch.microbatches > 1:
-        return
-    faster = accumulates_faster(request, result.candidates, step_s / tokens)
-    if faster:
-        microbatches, s_per_token = faster
-        yield plan_warning(
-            "accumulation_faster",
-            microbatches=microbatches,
-            expected_s=s_per_token * tokens,
-            step_s=step_s,
-        )
-
-
-def trainer_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """The forecast is about another trainer's program."""
+    """Yield the warnings of a plan and of the search that found it."""
     if not plan.ledger_describes_trainer:
-        yield plan_warning("other_trainer", ledger=LEDGER_TRAINER, trainer=plan.trainer)
-
-
-def model_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Layers that the model has and the plan leaves out."""
-    if plan.model.mtp_layers:
-        yield plan_warning("mtp_left_out", layers=plan.model.mtp_layers)
-
-
-def host_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """The policy offloads to a host whose memory is unknown."""
+        yield _other_trainer(ledger=LEDGER_TRAINER, trainer=plan.trainer)
     offloaded = plan.forecast.host_memory_bytes_per_chip
     if offloaded and plan.forecast.host_bytes_per_chip is None:
-        yield plan_warning("host_memory_unknown", chip=plan.chip, offloaded_bytes=offloaded)
-
-
-def kernel_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """The attention kernel of the trainer takes whole rows of lanes."""
-    if plan.trainer != LEDGER_TRAINER or catalog.chip_of(plan).switched:
-        return
+        yield _host_memory_unknown(chip=plan.chip, offloaded_bytes=offloaded)
+    if plan.model.mtp_layers:
+        yield _mtp_left_out(layers=plan.model.mtp_layers)
+    yield from catalog.rental_warnings(request.chip, request.topology, request.pods)
+    if spec.experiment.remat == "auto" and result.margin == 0:
+        yield _no_memory_margin()
+    if spec.experiment.precision.parameters == "bf16":
+        yield _bf16_parameters()
+    # Accumulating gradients saves waits for slices, which the ranking does not see.
+    step_s, tokens = plan.forecast.step_s.expected, plan.batch.tokens
+    if step_s is not None and plan.batch.microbatches == 1:
+        faster = accumulates_faster(request, result.candidates, step_s / tokens)
+        if faster:
+            yield _accumulation_faster(
+                microbatches=faster[0], expected_s=faster[1] * tokens, step_s=step_s
+            )
     length, sequence = plan.batch.length, plan.mesh["sequence"]
-    if length % LANES or length // sequence % LANES:
-        yield plan_warning("attention_positions", length=length, sequence=sequence, positions=LANES)
+    on_tpu = plan.trainer == LEDGER_TRAINER and not request.chip.switched
+    if on_tpu and (length % _LANES or length // sequence % _LANES):
+        yield _attention_positions(length=length, sequence=sequence, positions=_LANES)
+    yield from _recipe_warnings(plan)
+    yield from forecast_warnings(plan)
+
+
+@sentence(PlanWarning)
+def _other_trainer(ledger: str, trainer: str) -> str:
+    return (
+        f"memory, time and cost of trainer {trainer} are unknown: all figures of them describe"
+        f" trainer {ledger}"
+    )
+
+
+@sentence(PlanWarning)
+def _host_memory_unknown(chip: str, offloaded_bytes: float) -> str:
+    return (
+        f"{in_memory(offloaded_bytes)} a chip go to the host, and no source has the memory of"
+        f" hosts of {chip}: nothing checks that they fit"
+    )
+
+
+@sentence(PlanWarning)
+def _mtp_left_out(layers: int) -> str:
+    return (
+        f"the model has {layers} layer(s) that predict further tokens (multi-token prediction): the"
+        " plan leaves them out, and so does the trainer"
+    )
+
+
+@sentence(PlanWarning)
+def _no_memory_margin() -> str:
+    return "no plan leaves 5 % of HBM free: this one uses that margin"
+
+
+@sentence(PlanWarning)
+def _bf16_parameters() -> str:
+    return (
+        "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
+        " this way, but few runs train this way"
+    )
+
+
+@sentence(PlanWarning)
+def _accumulation_faster(microbatches: int, expected_s: float, step_s: float) -> str:
+    return (
+        f"{microbatches} microbatches are expected to take {seconds(expected_s)} a step instead of"
+        f" {seconds(step_s)}: slices wait for each other once a step and not in each layer. The"
+        " ranking leaves out waits, and no published run on several slices shows it: --set"
+        f" experiment.batch.microbatches={microbatches}"
+    )
+
+
+@sentence(PlanWarning)
+def _attention_positions(length: int, sequence: int, positions: int) -> str:
+    return (
+        f"the trainer's attention takes {positions} positions at a time on TPUs, and a chip has"
+        f" {length:,} / {sequence}: this runs in a rehearsal alone"
+    )
+
+
+# --- the run as a whole: a stage of it has none of these
 
 
 def run_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
-    """About the run as a whole: a stage of it has none of its own."""
-    return (*recipe_warnings(plan), *too_long(plan))
+    return (*_recipe_warnings(plan), *too_long(plan))
 
 
-def recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Steps, warm-up and batch may be mistyped."""
-    if plan.total_steps < FEW_STEPS:
-        yield plan_warning("few_steps", steps=plan.total_steps)
-    for one in plan.each_stage:
-        steps, warmup = one.schedule_span[1], one.optimizer.warmup_steps
+def _recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """Yield warnings of steps, warm-up and batch, which may be mistyped."""
+    if plan.total_steps < _FEW_STEPS:
+        yield _few_steps(steps=plan.total_steps)
+    for stage in plan.each_stage:
+        steps, warmup = stage.schedule_span[1], stage.optimizer.warmup_steps
         if warmup > steps:
-            yield plan_warning("long_warmup", warmup_steps=warmup, steps=steps)
-    yield from large_batch(max(one.batch.tokens for one in plan.each_stage), plan.tokens)
+            yield _long_warmup(warmup_steps=warmup, steps=steps)
+    yield from batch_warnings(max(stage.batch.tokens for stage in plan.each_stage), plan.tokens)
 
 
-def large_batch(batch_tokens: int, tokens: int) -> Iterator[PlanWarning]:
-    """The batch is beyond what the field trains with, for a run of that many tokens."""
+def batch_warnings(batch_tokens: int, tokens: int) -> Iterator[PlanWarning]:
+    """Warn of a batch beyond those that the field trains with, for a run of that many tokens."""
     critical = critical_batch_tokens(tokens)
     if batch_tokens > LARGE_BATCH * critical:
-        yield plan_warning(
-            "large_batch",
+        yield _large_batch(
             batch_tokens=batch_tokens,
             critical_tokens=critical,
             tokens=tokens,
-            token_factor=1 + CRITICAL_OVERHEAD * batch_tokens / critical,
+            token_factor=1 + _CRITICAL_OVERHEAD * batch_tokens / critical,
             source=CRITICAL_SOURCE,
         )
 
 
 def critical_batch_tokens(tokens: int) -> float:
-    """The batch beyond which more sequences save few steps, for a run of that many tokens.
+    """Return the batch beyond which more sequences save few steps, for a run of `tokens` tokens.
 
     It grows with the tokens of a run, hardly with its model (Zhang et al. 2024). The overhead of
     other batches grows in proportion to them (McCandlish et al. 2018).
     """
-    sequences: float = CRITICAL_SEQUENCES * (tokens / MILLION) ** CRITICAL_EXPONENT
-    return CRITICAL_LENGTH * sequences
+    sequences: float = _CRITICAL_SEQUENCES * (tokens / 1e6) ** _CRITICAL_EXPONENT
+    return _CRITICAL_LENGTH * sequences
+
+
+@sentence(PlanWarning)
+def _few_steps(steps: int) -> str:
+    return (
+        f"all tokens are used up in {counted(steps, 'step')}, too few to train a model: ask for"
+        " more tokens or a smaller batch"
+    )
+
+
+@sentence(PlanWarning)
+def _long_warmup(warmup_steps: int, steps: int) -> str:
+    return (
+        f"the warm-up of {count(warmup_steps)} steps is longer than the run, which ends after"
+        f" {count(steps)}: the learning rate reaches"
+        f" {whole_percent(steps / warmup_steps)} of its peak"
+    )
+
+
+@sentence(PlanWarning)
+def _large_batch(
+    batch_tokens: int, critical_tokens: float, tokens: int, token_factor: float, source: str
+) -> str:
+    where = catalog.sources()[source].where
+    return (
+        f"a batch of {scaled(batch_tokens)} tokens is {batch_tokens / critical_tokens:.2g} times"
+        f" the critical batch of a run of {scaled(tokens)}, about {scaled(critical_tokens, 2)}"
+        f" ({where}): the same loss takes about {token_factor:.1f} times the tokens; lower"
+        " experiment.batch.sequences to spare them"
+    )
+
+
+# --- the forecast: a plan with another forecast has other warnings
 
 
 def forecast_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
-    """About the forecast: a plan with another forecast has other ones."""
-    general = *too_long(plan), *unknown_rates(plan), *goodput_warnings(plan)
-    return (*general, *extrapolations(plan))
+    outside = (
+        extrapolation(axis=each.axis, value=each.value, low=each.low, high=each.high)
+        for each in plan.forecast.extrapolations
+    )
+    return (*too_long(plan), *unknown_rates(plan), *goodput_warnings(plan), *outside)
+
+
+def too_long(plan: Plan) -> Iterator[PlanWarning]:
+    """Warn of a run that takes longer than anybody waits."""
+    years = plan.forecast.days.likeliest / _DAYS_OF_YEAR
+    if years >= _MANY_YEARS:
+        yield _many_years(years=years)
+
+
+def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
+    """Warn if nothing is known of what runs on such chips reach: no figure has an interval."""
+    if plan.forecast.step_s.expected is None:
+        compute = plan.precision.compute
+        narrow = f" in {compute}" if compute in ("int8", "fp8") else ""
+        yield _no_expected(chip=plan.chip + narrow)
 
 
 def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Failures cost much, or saves do; storage or host links cannot keep up with saves."""
+    """Warn if failures cost much, or saves do, or storage or host links cannot keep up with saves.
+
+    A short run, a stated goodput and another trainer's program have no such warnings.
+    """
     goodput, save = plan.forecast.goodput, plan.forecast.goodput.inputs.save
-    if not losses_matter(plan):
+    if not _losses_matter(plan):
         return
     if not goodput.inputs.failures_known:
-        yield plan_warning("failures_unknown", chip=plan.chip)
-    if goodput.best < MOSTLY:
-        yield plan_warning(
-            "mostly_recovering",
-            goodput=goodput.best,
-            failures_per_day=goodput.inputs.failures_per_day.value,
+        yield _failures_unknown(chip=plan.chip)
+    if goodput.best < _MOSTLY:
+        yield _mostly_recovering(
+            goodput=goodput.best, failures_per_day=goodput.inputs.failures_per_day.value
         )
     if save.write_s.value > goodput.every_s:
-        yield plan_warning(
-            "storage_too_slow",
+        yield _storage_too_slow(
             bytes=save.bytes,
             every=goodput.every_steps,
             needed_bytes_per_s=goodput.needed_bytes_per_s,
             storage_bytes_per_s=save.storage_bytes_per_s.value,
         )
-    if save.blocking_s.value > BLOCKED * goodput.every_s:
-        yield plan_warning(
-            "saves_block",
+    if save.blocking_s.value > _BLOCKED * goodput.every_s:
+        yield _saves_block(
             blocking_s=save.blocking_s.value,
             every_s=goodput.every_s,
             bytes=save.host_bytes_per_chip,
@@ -161,11 +252,10 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
 
 
 def interval_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Another interval between saves is worth a change."""
+    """Warn if another interval between saves is worth a change."""
     goodput = plan.forecast.goodput
-    if losses_matter(plan) and goodput.best - goodput.expected > WORTH_CHANGING:
-        yield plan_warning(
-            "checkpoint_interval",
+    if _losses_matter(plan) and goodput.best - goodput.expected > _WORTH_CHANGING:
+        yield _checkpoint_interval(
             every=goodput.every_steps,
             best_every=goodput.best_every_steps,
             goodput=goodput.expected,
@@ -173,31 +263,126 @@ def interval_warnings(plan: Plan) -> Iterator[PlanWarning]:
         )
 
 
-def losses_matter(plan: Plan) -> bool:
-    """Whether a forecast of what trains nothing is about this run, and anybody minds it."""
+def _losses_matter(plan: Plan) -> bool:
     if plan.forecast.goodput.stated or not plan.ledger_describes_trainer:
         return False
-    return plan.run_s(plan.end_step) >= SHORT_S
+    return plan.run_s(plan.end_step) >= _SHORT_S
 
 
-def too_long(plan: Plan) -> Iterator[PlanWarning]:
-    """The run takes longer than anybody waits."""
-    years = plan.forecast.days.likeliest / DAYS_OF_YEAR
-    if years >= MANY_YEARS:
-        yield plan_warning("many_years", years=years)
+@sentence(PlanWarning)
+def _many_years(years: float) -> str:
+    return f"the run would take {years:,.0f} years: ask for more chips or fewer tokens"
 
 
-def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
-    """Nothing is known of what runs on such chips reach: no figure is an end of an interval."""
-    if plan.forecast.step_s.expected is None:
-        compute = plan.precision.compute
-        narrow = f" in {compute}" if compute in ("int8", "fp8") else ""
-        yield plan_warning("no_expected", chip=plan.chip + narrow)
+@sentence(PlanWarning)
+def _no_expected(chip: str) -> str:
+    return (
+        f"what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
+        " take longer"
+    )
 
 
-def extrapolations(plan: Plan) -> Iterator[PlanWarning]:
-    """The plan lies outside the published runs."""
-    for one in plan.forecast.extrapolations:
-        yield plan_warning(
-            "extrapolation", axis=one.axis, value=one.value, low=one.low, high=one.high
-        )
+@sentence(PlanWarning)
+def _failures_unknown(chip: str) -> str:
+    return (
+        f"how often {chip} fails is unknown here: days and dollars are those of a run in which"
+        " nothing fails; resources.failures has room for rates"
+    )
+
+
+@sentence(PlanWarning)
+def _mostly_recovering(goodput: float, failures_per_day: float) -> str:
+    return (
+        f"with {failures_per_day:,.0f} failures a day the run spends most of its time on"
+        f" recovering: {whole_percent(goodput)} of it trains at best"
+    )
+
+
+@sentence(PlanWarning)
+def _storage_too_slow(
+    bytes: float,  # noqa: A002
+    every: int,
+    needed_bytes_per_s: float,
+    storage_bytes_per_s: float,
+) -> str:
+    return (
+        f"a save of {with_unit(bytes, 'B')} every {counted(every, 'step')} needs a storage that"
+        f" takes {with_unit(needed_bytes_per_s, 'B/s')}, and it takes"
+        f" {with_unit(storage_bytes_per_s, 'B/s')}: steps wait for the save before"
+    )
+
+
+@sentence(PlanWarning)
+def _saves_block(blocking_s: float, every_s: float, bytes: float) -> str:  # noqa: A002
+    return (
+        f"steps wait {seconds(blocking_s)} for each save, {whole_percent(blocking_s / every_s)} of"
+        f" the time between two: a chip sends {with_unit(bytes, 'B')} to its host"
+    )
+
+
+@sentence(PlanWarning)
+def _checkpoint_interval(every: int, best_every: int, goodput: float, best_goodput: float) -> str:
+    return (
+        f"with a save every {best_every:,} steps instead of {every:,} the goodput is"
+        f" {percent(best_goodput)} instead of {percent(goodput)}: --set run.checkpoint.every=auto"
+    )
+
+
+# --- what others find out
+
+
+@sentence(PlanWarning)
+def unsteady_profile(spread: float, others: float) -> str:
+    return (
+        f"this machine was busy while it was measured (other programs had {whole_percent(others)}"
+        f" of its cores, repeats of a step differ by {whole_percent(spread)}): the next rehearsal"
+        " measures it again"
+    )
+
+
+@sentence(PlanWarning)
+def input_missing(key: str, path: str) -> str:
+    return f"{key}: {path} does not exist on this machine; every host that trains must have it"
+
+
+# --- where a plan lies outside the published runs
+
+
+# What an axis is called, and how its values are written.
+_AXES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "tokens": ("tokens a chip", count),
+    "length": ("sequence length", count),
+    "attention_share": ("attention of all compute", whole_percent),
+    "microbatches": ("microbatches", count),
+    "fsdp_dcn": ("fsdp_dcn", count),
+    "data": ("data", count),
+    "sequence": ("sequence", count),
+    "tensor": ("tensor", count),
+    "links_share": ("links over compute", whole_percent),
+    "host_share": ("transfers to the host over compute", whole_percent),
+    "chips": ("chips", count),
+    "slices": ("slices", count),
+    "step_s": ("step", "{:.2g} s".format),
+}
+
+
+@sentence(PlanWarning)
+def extrapolation(axis: str, value: float, low: float, high: float) -> str:
+    name, show = _AXES[axis]
+    ends = dict.fromkeys((show(low), show(high)))
+    return f"{name} {show(value)} ({' to '.join(ends)})"
+
+
+def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> list[str]:
+    """Return the sentences of warnings; one for all extrapolations, with or without values."""
+    texts, axes = [], []
+    for warning in warnings:
+        if warning.code != "extrapolation":
+            texts.append(warning.text)
+        else:
+            figures: dict[str, Any] = warning.figures
+            axes.append(warning.text if values else _AXES[figures["axis"]][0])
+    if axes:
+        outside = ", ".join(axes)
+        texts.append(f"expected is an extrapolation; outside published runs: {outside}")
+    return texts

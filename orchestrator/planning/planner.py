@@ -3,28 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from math import prod
-from typing import Any
 
 from orchestrator import catalog
-from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, SHARED_OVER_DCN, in_use
 from orchestrator.planning import flops
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.infeasible import Infeasible, infeasible
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.plan_warnings import (
-    LEDGER_TRAINER,
-    accumulation_warnings,
-    forecast_warnings,
-    host_warnings,
-    kernel_warnings,
-    model_warnings,
-    recipe_warnings,
-    search_warnings,
-    trainer_warnings,
-)
+from orchestrator.planning.layout import Training
+from orchestrator.planning.plan_warnings import LEDGER_TRAINER, all_warnings
 from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
 from orchestrator.planning.search import (
     Choice,
@@ -36,8 +24,7 @@ from orchestrator.planning.search import (
     search_request,
     slice_sizes,
 )
-from orchestrator.planning.stages import joined, placed, stage_spec, stage_specs, whole_plan
-from orchestrator.planning.time import dcn_rate
+from orchestrator.planning.stages import joined, placed, stage_spec, stage_specs
 from orchestrator.planning.torus import spans_of
 from orchestrator.values.model import Model
 from orchestrator.values.plan import (
@@ -51,103 +38,56 @@ from orchestrator.values.plan import (
     experiment_digest,
     plan_digest,
 )
-from orchestrator.values.spec import Batch, Experiment, Pods, Spec
-
-# Where the mesh of a choice lies: the torus axes of each mesh axis, the links of each group.
-
-
-def place_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
-    """Each mesh axis with its link and the torus axes it lies on, outermost first."""
-    factors = factors_of(choice)[0]
-    between = (
-        MeshAxis(name=axis, size=size, link="dcn", spans=())
-        for axis, size in slice_sizes(request).items()
-    )
-    inside = (
-        MeshAxis(
-            name=axis,
-            size=choice.mesh[axis],
-            link="ici",
-            spans=spans_of(request.torus, factors, (axis,)),
-        )
-        for axis in ICI_AXES
-    )
-    return (*between, *inside)
-
-
-def device_groups(request: SearchRequest, choice: Choice, layout: Layout) -> dict[str, DeviceGroup]:
-    """Each set of devices that a collective joins, with its rate; single devices left out."""
-    factors = factors_of(choice)[0]
-    groups = {
-        name: DeviceGroup(
-            axes=in_use(axes, choice.mesh),
-            size=prod(choice.mesh[axis] for axis in axes),
-            link="ici",
-            spans=spans_of(request.torus, factors, axes),
-            bytes_per_s=layout.links.rates[name],
-        )
-        for name, axes in GROUPS.items()
-    }
-    for axis in DCN_AXES:
-        groups[axis] = DeviceGroup(
-            axes=(axis,),
-            size=layout.mesh[axis],
-            link="dcn",
-            spans=(),
-            bytes_per_s=dcn_rate(request.chip),
-        )
-    if layout.model.moe is None:
-        del groups["expert"], groups["experts"]
-    if layout.model.moe is None or not layout.model.moe.biases:
-        del groups["expert_replicas"]
-    return {name: group for name, group in groups.items() if group.size > 1}
+from orchestrator.values.spec import Batch, Pods, Spec
 
 
 def make_plan(spec: Spec) -> Plan:
-    """The fastest realizable plan of a spec; `Infeasible` says why there is none."""
+    """Return the fastest realizable plan of a spec; `Infeasible` says why there is none."""
     return make_plans(spec, 1)[0]
 
 
 def make_plans(spec: Spec, most: int) -> list[Plan]:
-    """The plan of a spec and its runners-up, best first, each of another kind. With stages there
-    are no runners-up.
+    """Return the plan of a spec and its runners-up, best first, each of another kind. With stages
+    there are no runners-up.
     """
     if spec.experiment.stages:
-        return [whole_plan(spec, list(stage_plans(spec)))]
+        return [joined(spec, placed(spec, list(_stage_plans(spec))))]
     request = search_request(spec)
     result = search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:
         raise infeasible(spec, request, result)
-    return [write_plan(spec, request, result, one) for one in ranked]
+    return [_write_plan(spec, request, result, choice) for choice in ranked]
 
 
 def make_stage_plans(spec: Spec, number: int, most: int) -> list[Plan]:
-    """The plan of one stage in its place in the run, and its runners-up."""
-    alone = stage_spec(spec, number)
-    others, before = list(stage_plans(spec)), number - 1
-    runs = ([*others[:before], one, *others[number:]] for one in make_plans(alone, most))
+    """Return the plan of one stage in its place in the run, and its runners-up."""
+    others, before = list(_stage_plans(spec)), number - 1
+    runs = (
+        [*others[:before], plan, *others[number:]]
+        for plan in make_plans(stage_spec(spec, number), most)
+    )
     return [placed(spec, plans)[before] for plans in runs]
 
 
-def stage_plans(spec: Spec) -> Iterator[Plan]:
-    """A plan for each stage, as if it ran alone."""
+def _stage_plans(spec: Spec) -> Iterator[Plan]:
+    """Yield a plan for each stage, as if it were the only one."""
     specs = stage_specs(spec)
-    for number, one in enumerate(specs, start=1):
+    for number, stage in enumerate(specs, start=1):
         try:
-            yield make_plan(one)
+            yield make_plan(stage)
         except Infeasible as error:
             raise error.of_stage(number, len(specs)) from error
 
 
-def write_plan(
+def _write_plan(
     spec: Spec, request: SearchRequest, result: SearchResult, ranked: RankedChoice
 ) -> Plan:
-    """One choice written out, with its forecast and digest."""
+    """Write one choice out, with its forecast and digest."""
     choice = ranked.choice
     layout = layout_of_choice(request, choice)
     experiment, pods = spec.experiment, request.pods
-    replicas = int(layout.ways("batch"))
+    model, batch = experiment.model, experiment.batch
     plan = Plan(
         schema=PLAN_SCHEMA,
         digest="",
@@ -157,20 +97,27 @@ def write_plan(
         spec_digest=experiment_digest(experiment),
         overrides=spec.overrides,
         model=PlannedModel(
-            **fields_of(experiment.model),
-            parameters=flops.parameters(experiment.model),
-            active_parameters=flops.active_parameters(experiment.model),
+            **{field.name: getattr(model, field.name) for field in fields(Model)},
+            parameters=flops.parameters(model),
+            active_parameters=flops.active_parameters(model),
         ),
         tokens=experiment.tokens,
         run_steps=spec.run.steps,
-        batch=planned_batch(experiment, choice, replicas),
+        batch=PlannedBatch(
+            sequences=choice.sequences,
+            length=batch.length,
+            tokens=choice.sequences * batch.length,
+            requested_sequences=batch.sequences,
+            sequences_per_replica=choice.sequences // int(layout.ways("batch")),
+            microbatches=choice.microbatches,
+        ),
         optimizer=experiment.optimizer,
         precision=experiment.precision,
         remat=choice.remat,
         data=experiment.data,
         start=experiment.start,
         seed=experiment.seed,
-        compiler_options=compiler_options(request.chip, layout, experiment),
+        compiler_options=_compiler_options(request, layout),
         chip=request.chip.name,
         chip_definition=spec.resources.chip_definition,
         topology=str(request.topology),
@@ -179,8 +126,8 @@ def write_plan(
         devices=prod(layout.mesh.values()),
         hosts=pods * catalog.hosts(request.chip, request.topology),
         mesh={axis: layout.mesh[axis] for axis in AXES},
-        axes=place_axes(request, choice),
-        groups=device_groups(request, choice, layout),
+        axes=_place_axes(request, choice),
+        groups=_device_groups(request, choice, layout),
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
         loss_chunk_tokens=layout.loss_chunk_tokens,
         loss_gradient="per_chunk" if layout.sums_loss_by_chunk else "at_end",
@@ -195,59 +142,80 @@ def write_plan(
         ),
         warnings=(),
     )
-    warnings = (
-        *trainer_warnings(plan),
-        *host_warnings(plan),
-        *model_warnings(plan),
-        *search_warnings(spec, request, result),
-        *accumulation_warnings(plan, request, result),
-        *kernel_warnings(plan),
-        *recipe_warnings(plan),
-        *forecast_warnings(plan),
-    )
+    warnings = tuple(all_warnings(plan, spec, request, result))
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
 
 
-def compiler_options(
-    chip: Chip, layout: Layout, experiment: Experiment
-) -> dict[str, bool | int | float | str]:
-    """The chip's options, and those of the spec, which come first."""
-    share = layout.devices_along(SHARED_OVER_DCN) > 1
-    of_chip = chip.libtpu.options.items() if chip.libtpu else ()
-    chosen = {name: one.value for name, one in of_chip if one.between_slices or not share}
-    return chosen | experiment.compiler_options
-
-
-def fields_of(model: Model) -> dict[str, Any]:
-    """The fields of a model by name, sections as they are."""
-    return {field.name: getattr(model, field.name) for field in fields(Model)}
-
-
-def planned_batch(experiment: Experiment, choice: Choice, replicas: int) -> PlannedBatch:
-    return PlannedBatch(
-        sequences=choice.sequences,
-        length=experiment.batch.length,
-        tokens=choice.sequences * experiment.batch.length,
-        requested_sequences=experiment.batch.sequences,
-        sequences_per_replica=choice.sequences // replicas,
-        microbatches=choice.microbatches,
+def _place_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
+    """Return each mesh axis with its link and the torus axes it lies on, outermost first."""
+    factors = factors_of(choice)[0]
+    between = (
+        MeshAxis(name=axis, size=size, link="dcn", spans=())
+        for axis, size in slice_sizes(request).items()
     )
+    inside = (
+        MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
+                 spans=spans_of(request.torus, factors, (axis,)))
+        for axis in ICI_AXES
+    )  # fmt: skip
+    return (*between, *inside)
+
+
+def _device_groups(
+    request: SearchRequest, choice: Choice, layout: Training
+) -> dict[str, DeviceGroup]:
+    """Return each set of devices that a collective joins, with its rate; single devices left
+    out.
+    """
+    factors, moe = factors_of(choice)[0], layout.model.moe
+    groups = {
+        name: DeviceGroup(
+            axes=in_use(axes, choice.mesh),
+            size=prod(choice.mesh[axis] for axis in axes),
+            link="ici",
+            spans=spans_of(request.torus, factors, axes),
+            bytes_per_s=layout.links.bytes_per_s(name),
+        )
+        for name, axes in GROUPS.items()
+    }
+    for axis in DCN_AXES:
+        groups[axis] = DeviceGroup(
+            axes=(axis,), size=layout.mesh[axis], link="dcn", spans=(),
+            bytes_per_s=layout.links.bytes_per_s(axis),
+        )  # fmt: skip
+    if moe is None:
+        del groups["expert"], groups["experts"]
+    if moe is None or not moe.biases:
+        del groups["expert_replicas"]
+    return {name: group for name, group in groups.items() if group.size > 1}
+
+
+def _compiler_options(
+    request: SearchRequest, layout: Training
+) -> dict[str, bool | int | float | str]:
+    """Return the chip's options, and those of the spec, which come first."""
+    share = layout.devices_along(SHARED_OVER_DCN) > 1
+    of_chip = request.chip.libtpu.options if request.chip.libtpu else {}
+    chosen = {
+        name: option.value for name, option in of_chip.items() if option.between_slices or not share
+    }
+    return chosen | request.experiment.compiler_options
 
 
 # How far the batch may move if no mesh of that many pods divides it.
-TOLERANCES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+_TOLERANCES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 
 def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
-    """The plan on that many pods, with the same batch if a mesh divides it, by more accumulation
-    than was requested; otherwise with the nearest batch that has a plan.
+    """Return the plan on `pods` pods, with the same batch if a mesh divides it, by more
+    accumulation than was requested; otherwise with the nearest batch that has a plan.
     """
     if pods == plan.pods:
         return plan
     if plan.stages:
         pairs = zip(stage_specs(spec), plan.stages, strict=True)
-        return joined(spec, [plan_on(one, stage, pods) for one, stage in pairs])
-    for tolerance in TOLERANCES:
+        return joined(spec, [plan_on(own_spec, stage, pods) for own_spec, stage in pairs])
+    for tolerance in _TOLERANCES:
         batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length, tolerance=tolerance)
         changed = replace(
             spec,
@@ -259,12 +227,8 @@ def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
         except SpecError as error:
             last_error = error
         else:
-            return _with_identity_of(plan, other)
+            # It is the same experiment and stage, and the batch that was requested.
+            requested = replace(other.batch, requested_sequences=plan.batch.requested_sequences)
+            other = replace(other, spec_digest=plan.spec_digest, batch=requested, stage=plan.stage)
+            return replace(other, digest=plan_digest(other))
     raise last_error
-
-
-def _with_identity_of(plan: Plan, other: Plan) -> Plan:
-    """The other plan, naming the same experiment, its stage, and the batch that was requested."""
-    batch = replace(other.batch, requested_sequences=plan.batch.requested_sequences)
-    renamed = replace(other, spec_digest=plan.spec_digest, batch=batch, stage=plan.stage)
-    return replace(renamed, digest=plan_digest(renamed))

@@ -10,7 +10,7 @@ from orchestrator import catalog
 from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning.expected import expected_s
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.search import Candidates, Choice, SearchRequest, layout_of_rows
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import Bools, Floats, Ints, axis_sizes
@@ -29,7 +29,7 @@ RULE = (
     f" below {OFFLOAD_GAIN:.0%}; of plans within {TIE:.0%}, the batch nearest to the requested one,"
     " then the best expected time, then the fewest axes"
 )
-WITHIN_LAYERS = (*LOGICAL_AXES["heads"], *LOGICAL_AXES["experts"])
+_WITHIN_LAYERS = (*LOGICAL_AXES["heads"], *LOGICAL_AXES["experts"])
 
 
 @dataclass(frozen=True)
@@ -44,100 +44,87 @@ class RankedChoice:
 
 
 def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
-    """The best choice, then the best of each other kind, by RULE."""
-    return [one.choice for one in ranked_choices(request, candidates, most)]
+    """Return the best choice, then the best of each other kind, by RULE."""
+    return [ranked.choice for ranked in ranked_choices(request, candidates, most)]
 
 
 def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[RankedChoice]:
-    """The same, each with the number of meshes like it. The last may be one that accumulates
-    gradients, where it is expected to be faster than the first.
+    """Return the best choices of each kind, with the number of meshes like it.
+
+    The last may be one that accumulates gradients, where it is expected to be faster than the
+    first.
     """
     kinds = kinds_of(candidates)
+
+    def same_kind(row: int) -> Bools:
+        return np.asarray((kinds == kinds[row]).all(axis=1))
+
     remaining = np.ones(len(candidates), bool)
     rows: list[int] = []
     while remaining.any() and len(rows) < most:
-        rows.append(best_row(request, candidates, remaining))
-        remaining &= ~alike_kinds(kinds, rows[-1])
+        among = contenders(request, candidates, remaining)
+        expected = expected_s_per_token(request, candidates, among)
+        rows.append(pick(candidates, among, expected))
+        remaining &= ~same_kind(rows[-1])
     if len(rows) > 1:
-        rows = with_accumulation(request, candidates, rows)
-    return [
-        RankedChoice(
-            candidates.choice(row),
-            meshes_alike(request, candidates, row, alike_kinds(kinds, row)),
-        )
-        for row in rows
-    ]
-
-
-def alike_kinds(kinds: Ints, row: int) -> Bools:
-    """The rows of the same kind."""
-    return np.asarray((kinds == kinds[row]).all(axis=1))
-
-
-def with_accumulation(request: SearchRequest, candidates: Candidates, rows: list[int]) -> list[int]:
-    """The rows; the last is replaced where none has the microbatches that are expected to win."""
-    [s_per_token] = expected_s_per_token(request, candidates, np.array(rows[:1]))
-    faster = accumulating_row(request, candidates, float(s_per_token))
-    shown = candidates.microbatches[rows]
-    if faster is None or shown[0] > 1 or candidates.microbatches[faster] in shown:
-        return rows
-    return [*rows[:-1], faster]
-
-
-def kinds_of(candidates: Candidates) -> Ints:
-    """What tells one kind of plan from another: the sizes of axes that split layers, policy and
-    microbatches.
-    """
-    sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in WITHIN_LAYERS]]
-    return np.column_stack([sizes, candidates.remat, candidates.microbatches])
-
-
-def meshes_alike(request: SearchRequest, candidates: Candidates, row: int, same: Bools) -> int:
-    """Other meshes of the same kind within the spread of the forecast."""
+        [s_per_token] = expected_s_per_token(request, candidates, np.array(rows[:1]))
+        faster = _accumulating_row(request, candidates, float(s_per_token))
+        shown = candidates.microbatches[rows]
+        if faster is not None and shown[0] == 1 and candidates.microbatches[faster] not in shown:
+            rows[-1] = faster
+    # Costs within the spread of the forecast are alike.
     efficiency = catalog.efficiency(request.chip.name)
     factor = exp(efficiency.spread.value) if efficiency else 1 + TIE
     cost = candidates.cost_s_per_token
-    near = same & (cost <= cost[row] * factor)
-    return len(np.unique(axis_sizes(candidates.factors[near]), axis=0)) - 1
+    ranked = []
+    for row in rows:
+        near = same_kind(row) & (cost <= cost[row] * factor)
+        meshes = np.unique(axis_sizes(candidates.factors[near]), axis=0)
+        ranked.append(RankedChoice(candidates.choice(row), len(meshes) - 1))
+    return ranked
 
 
-def best_row(request: SearchRequest, candidates: Candidates, among: Bools) -> int:
-    """The row that RULE picks; of equal rows the cheapest, then the first enumerated."""
-    rows = contenders(request, candidates, among)
-    return pick(candidates, rows, expected_s_per_token(request, candidates, rows))
+def kinds_of(candidates: Candidates) -> Ints:
+    """Return what tells one kind of plan from another: the sizes of axes that split layers, policy
+    and microbatches.
+    """
+    sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in _WITHIN_LAYERS]]
+    return np.column_stack([sizes, candidates.remat, candidates.microbatches])
 
 
 def contenders(request: SearchRequest, candidates: Candidates, among: Bools) -> Ints:
-    """The rows between which the expected time decides."""
+    """Return the rows between which the expected time decides."""
     cost = candidates.cost_s_per_token
     on_chip = among & ~candidates.offloads
     if cost[on_chip].min(initial=np.inf) <= cost[among].min() * (1 + OFFLOAD_GAIN):
         among = on_chip
     rows = np.flatnonzero(among & (cost <= cost[among].min() * (1 + TIE)))
-    return least(rows, np.abs(candidates.sequences[rows] - request.experiment.batch.sequences))
+    return _least(rows, np.abs(candidates.sequences[rows] - request.experiment.batch.sequences))
 
 
 def pick(candidates: Candidates, rows: Ints, expected: Floats) -> int:
-    """Of contenders the best, with the expected seconds per token of each."""
-    rows = least(rows, expected, SAME)
-    rows = least(rows, (axis_sizes(candidates.factors[rows]) > 1).sum(axis=1))
+    """Return the best of contenders, by the expected seconds per token of each: of equal ones the
+    cheapest, then the first enumerated.
+    """
+    rows = _least(rows, expected, SAME)
+    rows = _least(rows, (axis_sizes(candidates.factors[rows]) > 1).sum(axis=1))
     return int(rows[np.argmin(candidates.cost_s_per_token[rows])])
 
 
-def least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
-    """The rows with the least value, or within a share of it."""
+def _least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
+    """Return the rows with the least value, or within a share of it."""
     return np.asarray(rows[values <= values.min() * (1 + within)])
 
 
 def expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: Ints) -> Floats:
-    """What a run is expected to take; the same for all rows where no such run is known."""
+    """Return what a run is expected to take; 1 for all rows where no such run is known."""
     if catalog.efficiency(request.chip.name) is None:
         return np.ones(len(rows))
     return expected_s_of(layout_of_rows(request, candidates, rows))
 
 
-def expected_s_of(layout: Layout) -> Floats:
-    """The same for layouts."""
+def expected_s_of(layout: Training) -> Floats:
+    """Return the expected seconds per token of layouts; 1 where no run on such chips is known."""
     efficiency = catalog.efficiency(layout.chip.name)
     if efficiency is None:
         return np.ones(len(layout.sequences))
@@ -149,31 +136,31 @@ def expected_s_of(layout: Layout) -> Floats:
 def accumulates_faster(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> tuple[int, float] | None:
-    """Microbatches with which a step is expected to be faster than a plan's, and its seconds for a
-    token; None if there are none.
+    """Return the microbatches with which a step is expected to be faster than a plan's, and its
+    seconds per token; None if there are none.
     """
-    row = accumulating_row(request, candidates, s_per_token)
+    row = _accumulating_row(request, candidates, s_per_token)
     if row is None:
         return None
     [expected] = expected_s_per_token(request, candidates, np.array([row]))
     return int(candidates.microbatches[row]), float(expected)
 
 
-def accumulating_row(
+def _accumulating_row(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> int | None:
-    """The row that accumulates gradients and is expected to be faster by more than the forecast
-    knows.
+    """Return the row that accumulates gradients and is expected to be faster by more than the
+    forecast knows.
 
-    With one microbatch slices wait for each other in every layer, with more once a step. Such waits
-    are learned from runs; the rule counts work alone.
+    With one microbatch slices wait for each other in every layer, with more once per step. Such
+    waits are learned from runs; the rule counts only work.
     """
     efficiency = catalog.efficiency(request.chip.name)
     if request.pods == 1 or efficiency is None or not len(candidates):
         return None
     cost, numbers = candidates.cost_s_per_token, np.unique(candidates.microbatches)
     rows = np.array(
-        [np.where(candidates.microbatches == one, cost, np.inf).argmin() for one in numbers]
+        [np.where(candidates.microbatches == number, cost, np.inf).argmin() for number in numbers]
     )
     expected = expected_s_per_token(request, candidates, rows)
     best = int(expected.argmin())
@@ -182,7 +169,7 @@ def accumulating_row(
     return int(rows[best]) if faster and numbers[best] > 1 else None
 
 
-# `waits`: it accumulates gradients to wait less, and the ranking counts work alone. `offload`: it
+# `waits`: it accumulates gradients to wait less, and the ranking counts only work. `offload`: it
 # offloads for less than the forecast knows. `batch`: as fast by the rule, but further from the
 # requested batch. `work`: its work takes longer by the rule.
 Reason = Literal["waits", "offload", "batch", "work"]
@@ -192,7 +179,7 @@ def passed_over(plan: Plan, other: Plan) -> Reason | None:
     """Return the part of the ranking's rule that puts a plan before one that is expected to be
     faster; None where that other is not expected to be faster.
     """
-    if not expects_more(other, plan):
+    if (other.forecast.mfu.expected or 0.0) <= (plan.forecast.mfu.expected or 0.0):
         return None
     if other.batch.microbatches > plan.batch.microbatches:
         return "waits"
@@ -202,17 +189,12 @@ def passed_over(plan: Plan, other: Plan) -> Reason | None:
     return "batch" if change <= TIE else "work"
 
 
-def expects_more(plan: Plan, than: Plan) -> bool:
-    return (plan.forecast.mfu.expected or 0.0) > (than.forecast.mfu.expected or 0.0)
-
-
 def loss(plan: Plan, other: Plan) -> float:
     """Return the share by which another takes longer for a token, as the ranking counts it."""
+
+    def ranked_s(ranked: Plan) -> float:
+        step_s = ranked.forecast.step_s
+        unhidden_s = step_s.unoverlapped - ranked.forecast.hidden_s
+        return (step_s.lower + unhidden_s) / 2 / ranked.batch.tokens
+
     return ranked_s(other) / ranked_s(plan) - 1
-
-
-def ranked_s(plan: Plan) -> float:
-    """Return the seconds per token by which plans are ranked."""
-    step_s = plan.forecast.step_s
-    unhidden_s = step_s.unoverlapped - plan.forecast.hidden_s
-    return (step_s.lower + unhidden_s) / 2 / plan.batch.tokens

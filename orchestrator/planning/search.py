@@ -1,4 +1,4 @@
-"""The search: prices every realizable way to run, and chooses the fastest."""
+"""The search: price every realizable way to run, under each policy of rematerialization."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block, LatentAttention, Network, Tensor
+from orchestrator.network.description import Block, LatentAttention, Network
 from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
 from orchestrator.network.rematerialization import (
     AUTO,
@@ -34,7 +34,7 @@ from orchestrator.planning.feasibility import (
     sizes_by_name,
     usable_axes,
 )
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.step_work import knows_host, transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
@@ -56,15 +56,12 @@ from orchestrator.values.fields import Treatment
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Experiment, MeshRequest, Remat, Spec
 
-# Policies of rematerialization as arrays, and those that a search goes through.
-
-
 TREATMENTS: tuple[Treatment, ...] = ("keep", "offload", "recompute")
 
 
 @dataclass(frozen=True)
 class PolicyArray:
-    """A policy at each place of an array; `treated` has a tensor's treatments, by their number."""
+    """A policy at each place of an array; `treated` has each tensor's treatments, as numbers."""
 
     treated: dict[str, NDArray[np.int8]]
 
@@ -80,17 +77,15 @@ class PolicyArray:
 
 
 def policy_array(policies: Sequence[Policy], model: Model) -> PolicyArray:
-    """These policies, one after another."""
     treated = {
-        tensor.name: np.array([TREATMENTS.index(one.treatment(tensor.name)) for one in policies],
-                              np.int8)
+        tensor.name: [TREATMENTS.index(each.treatment(tensor.name)) for each in policies]
         for tensor in decoder(model).tensors
-    }  # fmt: skip
-    return PolicyArray(treated)
+    }
+    return PolicyArray({name: np.array(numbers, np.int8) for name, numbers in treated.items()})
 
 
 def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
-    """The policies that a request allows: its own, or all where it leaves them to the search."""
+    """Return the policies that a request allows: its own, or all where the search chooses."""
     if experiment.remat != AUTO:
         return (policy(experiment.remat),)
     return all_policies(experiment.model, offloads=knows_host(chip))
@@ -98,74 +93,65 @@ def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
 
 @cache
 def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
-    """Every way to treat the tensors of a block, but for two that come to nothing new.
+    """Return every way to treat the tensors of a block, but for those that gain nothing.
 
     Queries, keys and values are treated alike: keys and values are small. So are all latents. Of
-    the MLP's inputs, which are of one size, the first is never treated better than the next.
+    the MLP's inputs, which are of one size, the first is never treated better than the next. The
+    block's input is never recomputed.
     """
     network = decoder(model)
-    treatments = [one for one in TREATMENTS if offloads or one != "offload"]
-    inputs = [one for one in treatments if one != "recompute"]
-    first, *others, of_mlp = tensor_groups(network)
-    groups = [first, *others]
-    mlp = list(combinations_with_replacement(treatments[::-1], len(of_mlp)))
-    groups += [(name,) for name in of_mlp]
-    found = (
-        policy_of(groups, (of_input, *chosen, *inside))
-        for of_input in inputs
-        for chosen in product(treatments, repeat=len(others))
-        for inside in mlp[::-1]
-    )
+    treatments = [each for each in TREATMENTS if offloads or each != "offload"]
+    *groups, mlp_inputs = _tensor_groups(network)
+    groups += [(name,) for name in mlp_inputs]
+    mlp_treatments = list(combinations_with_replacement(treatments[::-1], len(mlp_inputs)))[::-1]
+    others = len(groups) - len(mlp_inputs) - 1
+
+    def treated(each: Policy) -> tuple[Treatment, ...]:
+        return tuple(each.treatment(tensor.name) for tensor in network.tensors)
+
     # An MLP without a gate has fewer tensors, and policies with the names of those with one.
-    names = {treatments_of(known, network): known for known in POLICIES.values()}
-    return tuple(names.get(treatments_of(one, network), one) for one in found)
-
-
-def treatments_of(one: Policy, network: Network) -> tuple[Treatment, ...]:
-    """How a policy treats the tensors of a network, in their order."""
-    return tuple(one.treatment(tensor.name) for tensor in network.tensors)
-
-
-def tensor_groups(network: Network) -> list[tuple[str, ...]]:
-    """Tensors of blocks that are treated alike: the input, the latents if attention has them, its
-    inputs, its result, the stream after it; and the inputs of the MLP, each of which is treated for
-    itself.
-    """
-    alike = zip(*map(tensors_by_place, network.blocks), strict=True)
-    return [tuple(dict.fromkeys(one.name for one in chain(*groups))) for groups in alike]
-
-
-def tensors_by_place(block: Block) -> list[list[Tensor]]:
-    attention, mlp = block.attention, block.mlp
-    latents = attention.latents if isinstance(attention, LatentAttention) else ()
-    return [
-        [block.input],
-        *([[one.output for one in latents]] if latents else []),
-        [one.output for one in attention.inputs],
-        [attention.result],
-        [attention.output.output],
-        [one.output for one in mlp.inputs],
-    ]
-
-
-def policy_of(groups: list[tuple[str, ...]], chosen: tuple[Treatment, ...]) -> Policy:
-    """The policy that treats each group as chosen."""
-    kept, offloaded = (
-        frozenset(
-            name
-            for group, one in zip(groups, chosen, strict=True)
-            if one == treatment
-            for name in group
+    named = {treated(known): known for known in POLICIES.values()}
+    found = []
+    for first, *middle, mlp in product(
+        [each for each in treatments if each != "recompute"],
+        *[treatments] * others,
+        mlp_treatments,
+    ):
+        chosen = list(zip(groups, (first, *middle, *mlp), strict=True))
+        keep, offload = (
+            frozenset(chain(*(group for group, treatment in chosen if treatment == wanted)))
+            for wanted in ("keep", "offload")
         )
-        for treatment in ("keep", "offload")
-    )
-    return Policy(keep=kept, offload=offloaded)
+        made = Policy(keep=keep, offload=offload)
+        found.append(named.get(treated(made), made))
+    return tuple(found)
 
 
-# `remat: auto` leaves this share of HBM, and of the host's memory, free: so far the forecast may be
-# off (docs/proof-bench.md).
+def _tensor_groups(network: Network) -> list[tuple[str, ...]]:
+    """Names of tensors that are treated alike in all blocks: the input, the latents if attention
+    has them, its inputs, its result, the stream after it; last, the inputs of the MLP.
+    """
+
+    def tensors(block: Block) -> list[list[str]]:
+        attention, mlp = block.attention, block.mlp
+        latents = attention.latents if isinstance(attention, LatentAttention) else ()
+        return [
+            [block.input.name],
+            *([[latent.output.name for latent in latents]] if latents else []),
+            [projection.output.name for projection in attention.inputs],
+            [attention.result.name],
+            [attention.output.output.name],
+            [projection.output.name for projection in mlp.inputs],
+        ]
+
+    by_place = zip(*map(tensors, network.blocks), strict=True)
+    return [tuple(dict.fromkeys(chain(*blocks))) for blocks in by_place]
+
+
+# `remat: auto` leaves this share of HBM, and of the host's memory, free: the forecast may be off by
+# that much (docs/proof-bench.md).
 MEMORY_MARGIN = 0.05
-CELLS = 2**18  # of an array that is priced at once: more of them leave the processor's cache
+_CELLS = 2**18  # of an array that is priced at once, so that it stays in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -182,7 +168,7 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run: factors of a placement (torus axes x ICI_AXES), batch and remat."""
+    """One way to run: factors of a placement (torus axes x ICI_AXES), batch and policy."""
 
     factors: tuple[tuple[int, ...], ...]
     sequences: int
@@ -198,9 +184,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """One row a candidate: factors of its placement, what it runs, and what it costs.
+    """Ways to run, one per row: factors of the placement, what runs there, and what it costs.
 
-    `remat` is a place in `policies`; `hidden` is what computation hides of transfers to the host.
+    `remat` is a place in `policies`; `hidden` is the part of transfers to the host during which the
+    device computes.
     """
 
     factors: Ints
@@ -217,43 +204,42 @@ class Candidates:
 
     @property
     def cost_s_per_token(self) -> Floats:
-        """What the ranking begins with."""
+        """The mean of the lower and the unoverlapped time: the first criterion of the ranking."""
         overlapping = self.unoverlapped_s_per_token - self.hidden_s_per_token
         return (self.lower_s_per_token + overlapping) / 2
 
     @property
     def offloads(self) -> Bools:
-        """Whether a row offloads anything to the host."""
-        return np.array([one.needs_host for one in self.policies], bool)[self.remat]
+        """Whether each row offloads anything to the host."""
+        return np.array([each.needs_host for each in self.policies], bool)[self.remat]
 
     def rows(self, rows: Ints) -> "Candidates":
-        """Some of the rows, in that order."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in ROWS})
+        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
     @staticmethod
     def join(several: Sequence["Candidates"]) -> "Candidates":
-        """The rows of several searches with the same policies, one after another."""
-        joined: dict[str, Any] = {
-            name: np.concatenate([getattr(one, name) for one in several]) for name in ROWS
+        """Return the rows of several searches with the same policies, one after another."""
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(each, name) for each in several]) for name in _COLUMNS
         }
-        return replace(several[0], **joined)
+        return replace(several[0], **columns)
 
     def choice(self, row: int) -> Choice:
         return Choice(
-            factors=tuple(tuple(int(f) for f in axis) for axis in self.factors[row]),
+            factors=tuple(map(tuple, self.factors[row].tolist())),
             sequences=int(self.sequences[row]),
             microbatches=int(self.microbatches[row]),
             remat=remat_of(self.policies[self.remat[row]]),
         )
 
 
-ROWS = tuple(one.name for one in fields(Candidates) if one.name != "policies")
+_COLUMNS = tuple(each.name for each in fields(Candidates) if each.name != "policies")
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search went through. `smallest_bytes` is the least peak of any realizable plan,
-    `smallest_host_bytes` the least memory of the host for one chip where HBM suffices.
+    """What a search went through. `smallest_bytes` is the lowest peak of any realizable plan,
+    `smallest_host_bytes` the least memory of the host per chip where HBM suffices.
 
     `margin` is the share of memory that the candidates leave free.
     """
@@ -267,7 +253,6 @@ class SearchResult:
 
 
 def search_request(spec: Spec) -> SearchRequest:
-    """What a spec asks for."""
     chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
     return SearchRequest(
@@ -287,9 +272,9 @@ def make_layout(
     microbatches: Number,
     remat: Treatments,
     group_links: Links,
-) -> Layout:
-    """Meshes and what they run; plain numbers make one layout, arrays many."""
-    return Layout(
+) -> Training:
+    """Return meshes and what they run; plain numbers make one layout, arrays many."""
+    return Training(
         chip=request.chip,
         model=request.experiment.model,
         precision=request.experiment.precision,
@@ -304,7 +289,7 @@ def make_layout(
 
 
 def slice_sizes(request: SearchRequest) -> dict[str, int]:
-    """Sizes of the mesh axes that join slices."""
+    """Return the sizes of the mesh axes that join slices."""
     shared = sharing(request.mesh)
     return {SLICE_REPLICAS: max(request.pods // prod(shared.values()), 1), **shared}
 
@@ -313,8 +298,8 @@ def factors_of(choice: Choice) -> Ints:
     return np.array([choice.factors], np.int64)
 
 
-def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
-    """The layout of one choice, as plain numbers."""
+def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
+    """Return the layout of one choice, as plain numbers."""
     return make_layout(
         request,
         choice.mesh,
@@ -325,8 +310,8 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Layout:
     )
 
 
-def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Layout:
-    """The layouts of some candidates, as arrays."""
+def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Training:
+    """Return the layouts of some candidates, as arrays."""
     factors = candidates.factors[rows]
     treated = policy_array(candidates.policies, request.experiment.model)
     return make_layout(
@@ -342,23 +327,27 @@ def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -
 def search(request: SearchRequest) -> SearchResult:
     """Price everything that is realizable and fits; first with the margin, then without."""
     experiment = request.experiment
+    batch = experiment.batch
+    # Replicas within a pod that the largest batch can feed.
+    most_replicas = max(batch_range(batch)[1] // (request.pods * (batch.microbatches or 1)), 1)
     realizable = placements(
-        request.torus, experiment.model, experiment.batch.length, request.mesh,
-        most_replicas(request),
-    )  # fmt: skip
+        request.torus, experiment.model, batch.length, request.mesh, most_replicas
+    )
     if request.pods % prod(sharing(request.mesh).values()):
         realizable = realizable[:0]
-    rows, batch = with_batches(request, realizable)
-    factors = realizable[rows]
+    # Each placement once with the batch below the requested one, and once with the batch above.
+    multiples = multiple_of(request, sizes_by_name(axis_sizes(realizable)))
+    sequences = np.concatenate(batches_next_to(batch, multiples))
+    rows = np.tile(np.arange(len(realizable)), 2)[sequences > 0]
+    sequences = sequences[sequences > 0]
     auto = experiment.remat == AUTO
     margin = MEMORY_MARGIN if auto else 0.0
-    candidates, least = price(request, factors, batch, margin)
+    candidates, least = _price(request, realizable[rows], sequences, margin)
     if auto and not len(candidates):
         margin = 0.0
-        candidates, least = price(request, factors, batch, margin)
-    count = count_placements(request.torus, usable_axes(experiment.model))
+        candidates, least = _price(request, realizable[rows], sequences, margin)
     return SearchResult(
-        enumerated=count,
+        enumerated=count_placements(request.torus, usable_axes(experiment.model)),
         realizable=len(np.unique(rows)),
         smallest_bytes=least.hbm_bytes,
         smallest_host_bytes=least.host_bytes,
@@ -367,37 +356,26 @@ def search(request: SearchRequest) -> SearchResult:
     )
 
 
-def most_replicas(request: SearchRequest) -> int:
-    """Replicas within a pod that the largest batch can feed."""
-    batch = request.experiment.batch
-    return max(batch_range(batch)[1] // (request.pods * (batch.microbatches or 1)), 1)
-
-
 def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
-    """What the batch of each mesh is a multiple of: replicas times requested microbatches."""
+    """Return what each mesh's batch is a multiple of: replicas times requested microbatches."""
     return request.pods * replicas_in_pod(sizes) * (request.experiment.batch.microbatches or 1)
 
 
-def with_batches(request: SearchRequest, factors: Ints) -> tuple[Ints, Ints]:
-    """Places of placements, each with each batch that it would take."""
-    multiples = multiple_of(request, sizes_by_name(axis_sizes(factors)))
-    below, above = batches_next_to(request.experiment.batch, multiples)
-    batch = np.concatenate([below, above])
-    exists = batch > 0
-    places = np.arange(len(factors))
-    return np.concatenate([places, places])[exists], batch[exists]
-
-
-def price(
+def _price(
     request: SearchRequest, factors: Ints, batch: Ints, margin: float
 ) -> tuple[Candidates, LeastMemory]:
-    """Each row under the policies, and with the microbatches, that may be its fastest."""
+    """Price each row under the policies, and with the microbatches, that may be its fastest."""
     policies = searched_policies(request.chip, request.experiment)
-    keys, key_of_row = meshes_with_batch(factors, batch)
-    key, microbatches = splits(request, keys, request.pods)
     treated = policy_array(policies, request.experiment.model)
+    # Memory depends on no link: what fits is found once for each mesh and batch, the keys.
+    meshes = np.column_stack([axis_sizes(factors), batch])
+    keys, key_of_row = np.unique(meshes, axis=0, return_inverse=True)
+    key, microbatches = splits(request, keys, request.pods)
+    # Columns are priced in parts of about a size, all columns of a key in the same part.
+    starts = np.searchsorted(key, key[:: max(_CELLS // len(policies), 1)]).tolist()
+    ends = pairwise(sorted({*starts, len(key)}))
     parts = []
-    for part in parts_of_keys(key, max(CELLS // len(policies), 1)):
+    for part in [slice(*pair) for pair in ends] or [slice(0, 0)]:
         key_of_column = key[part]
         layout = make_layout(
             request, sizes_by_name(keys[key_of_column]), keys[key_of_column, -1],
@@ -405,7 +383,7 @@ def price(
         )  # fmt: skip
         parts.append(fastest_ways(layout, key_of_column, margin))
     ways, least = joined(parts)
-    row, way = matching(key_of_row, ways.key)
+    row, way = matching(key_of_row.reshape(-1), ways.key)
     remat = ways.remat[way]
     links = rows_of_links(find_links(request.torus, factors), row)
     layout = make_layout(
@@ -415,35 +393,20 @@ def price(
     return price_layouts(layout, factors[row], remat, policies), least
 
 
-def meshes_with_batch(factors: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    """Each mesh and batch once, and which of them a row has: memory depends on no link."""
-    rows = np.column_stack([axis_sizes(factors), batch])
-    keys, key_of_row = np.unique(rows, axis=0, return_inverse=True)
-    return keys, key_of_row.reshape(-1)
-
-
 def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints]:
-    """Every number of microbatches of each mesh and batch, or the requested one, ascending; first
-    the place of its key.
+    """Return every number of microbatches of each mesh and batch, or the requested one, ascending;
+    first the place of its key.
     """
     requested = request.experiment.batch.microbatches
     per_replica = keys[:, -1] // (pods * replicas_in_pod(sizes_by_name(keys)))
-    counts = {
-        int(k): [requested] if requested else divisors(int(k)) for k in np.unique(per_replica)
-    }
-    key = np.repeat(np.arange(len(keys)), [len(counts[int(k)]) for k in per_replica])
-    listed = [counts[int(k)] for k in per_replica]
-    return key, np.array([n for numbers in listed for n in numbers], np.int64)
-
-
-def parts_of_keys(key: Ints, size: int) -> list[slice]:
-    """Columns in parts of about a size, each with all columns of its keys."""
-    starts = np.searchsorted(key, key[::size]).tolist()
-    return [slice(*ends) for ends in pairwise(sorted({*starts, len(key)}))] or [slice(0, 0)]
+    counts = {n: [requested] if requested else divisors(n) for n in np.unique(per_replica).tolist()}
+    listed = [counts[n] for n in per_replica.tolist()]
+    key = np.repeat(np.arange(len(keys)), list(map(len, listed)))
+    return key, np.array(list(chain(*listed)), np.int64)
 
 
 def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:
-    """Pairs of a row and a way to run it; ways are in the order of their keys."""
+    """Return all pairs of a row and a way to run it; ways are in the order of their keys."""
     first, last = (np.searchsorted(key_of_way, key_of_row, side) for side in ("left", "right"))
     row = np.repeat(np.arange(len(key_of_row)), last - first)
     before = np.repeat(np.cumsum(last - first) - (last - first), last - first)
@@ -451,9 +414,9 @@ def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:
 
 
 def price_layouts(
-    layout: Layout, factors: Ints, remat: Ints, policies: tuple[Policy, ...]
+    layout: Training, factors: Ints, remat: Ints, policies: tuple[Policy, ...]
 ) -> Candidates:
-    """The cost of each row per token of the batch."""
+    """Return the cost of each row per token of the batch."""
     time = step_time(layout, time_lines(layout))
     tokens = layout.sequences * layout.length
     return Candidates(

@@ -13,13 +13,7 @@ from orchestrator.planning.feasibility import sharing
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.planning.ranking import best_choices
-from orchestrator.planning.search import (
-    Choice,
-    SearchRequest,
-    layout_of_choice,
-    search,
-    search_request,
-)
+from orchestrator.planning.search import SearchRequest, layout_of_choice, search, search_request
 from orchestrator.values.refusal import Suggestion
 from orchestrator.values.spec import Experiment, MeshRequest, Pods, Spec
 
@@ -30,35 +24,34 @@ PRICE = "resources.dollars_per_chip_hour"
 MESH, REMAT, SEQUENCES = "resources.mesh", "experiment.remat", "experiment.batch.sequences"
 MICROBATCHES = "experiment.batch.microbatches"
 MOMENTS, PARAMETERS = "experiment.precision.optimizer", "experiment.precision.parameters"
-MOST_PODS, MOST_SEQUENCES = 10_000, 10_000_000  # what a spec may ask for
+_MOST_PODS, _MOST_SEQUENCES = 10_000, 10_000_000  # what a spec may ask for
 
 
 def overrides(change: Change) -> tuple[str, ...]:
-    """What is typed after `--set`."""
+    """Return what is typed after `--set`."""
     return tuple(f"{key}={value}" for key, value in change.items())
 
 
 def changed(spec: Spec, change: Change) -> Spec:
-    """The spec that these overrides lead to."""
-    for key, value in change.items():
-        spec = _with(spec, key.split("."), _meaning(key, value))
+    """Return the spec that these overrides lead to."""
+
+    def with_value(part: Any, keys: list[str], value: Any) -> Any:
+        first, *rest = keys
+        inner = with_value(getattr(part, first), rest, value) if rest else value
+        return replace(part, **{first: inner})
+
+    for key, typed in change.items():
+        value: Any = typed
+        if key == PODS:
+            value = Pods(min=value, max=value)
+        elif key == MESH:
+            value = MeshRequest()
+        elif value == AUTO and (key == MICROBATCHES or key.startswith(f"{MESH}.")):
+            value = None
+        spec = with_value(spec, key.split("."), value)
     if CHIP in change:
         return replace(spec, resources=replace(spec.resources, chip_definition=None))
     return spec
-
-
-def _meaning(key: str, value: Any) -> Any:
-    if key == PODS:
-        return Pods(min=value, max=value)
-    if key == MESH:
-        return MeshRequest()
-    chosen = key == MICROBATCHES or key.startswith(f"{MESH}.")
-    return None if value == AUTO and chosen else value
-
-
-def _with(part: Any, keys: list[str], value: Any) -> Any:
-    first, *rest = keys
-    return replace(part, **{first: _with(getattr(part, first), rest, value) if rest else value})
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class ChangeResult:
 
 @dataclass
 class Budget:
-    """How many candidates may still be priced: nobody waits long for a refusal."""
+    """How many candidates may still be priced, so that nobody waits long for a refusal."""
 
     left: int = 250_000
 
@@ -96,25 +89,29 @@ class Nearby:
         return changed(self.spec, self.base)
 
     def attempt(self, change: Change) -> ChangeResult:
-        """A further change."""
+        """Plan a further change."""
         if self.budget.left <= 0:
             return ChangeResult(None, searched=False)
-        made = attempt(self.spec, {**self.base, **change})
-        self.budget.left -= made.priced
-        return made
-
-    def plan(self, change: Change) -> Suggestion | None:
-        return self.attempt(change).suggestion
+        result = _attempt(self.spec, {**self.base, **change})
+        self.budget.left -= result.priced
+        return result
 
     def planned(self, changes: Iterable[Change], most: int = 1) -> Iterator[Suggestion]:
-        """The first of further changes that have a plan."""
-        return islice(filter(None, map(self.plan, changes)), most)
+        """Return the first of further changes that have a plan."""
+        found = (self.attempt(change).suggestion for change in changes)
+        return islice(filter(None, found), most)
 
 
-def attempt(spec: Spec, change: Change) -> ChangeResult:
+def _attempt(spec: Spec, change: Change) -> ChangeResult:
     """Plan a changed spec."""
     other = changed(spec, change)
-    if not is_legal(other):
+    batch = other.experiment.batch
+    # Whether a file may say so: its tokens fill a batch, its numbers are in range.
+    if (
+        not 1 <= batch.sequences <= _MOST_SEQUENCES
+        or batch.sequences * batch.length > other.experiment.tokens
+        or other.resources.pods.max > _MOST_PODS
+    ):
         return ChangeResult(None, searched=False)
     request = search_request(other)
     # What follows saves the search of what it would refuse too.
@@ -127,17 +124,9 @@ def attempt(spec: Spec, change: Change) -> ChangeResult:
         usable = request.chip.hbm_usable_bytes.value
         times = result.smallest_bytes / usable if result.realizable else 0.0
         return ChangeResult(None, times, priced=result.realizable)
-    suggestion = suggested(spec, other, change, request, choices[0])
-    return ChangeResult(suggestion, priced=len(result.candidates))
-
-
-def suggested(
-    spec: Spec, other: Spec, change: Change, request: SearchRequest, choice: Choice
-) -> Suggestion:
-    """The best choice of the other spec, to which a change leads, in figures."""
-    layout = layout_of_choice(request, choice)
-    predicted = forecast(layout, other)
-    return Suggestion(
+    choice = choices[0]
+    predicted = forecast(layout_of_choice(request, choice), other)
+    suggestion = Suggestion(
         overrides=overrides(change),
         chip=request.chip.name,
         topology=str(request.topology),
@@ -154,20 +143,11 @@ def suggested(
         days=predicted.days,
         dollars=predicted.dollars,
     )
-
-
-def is_legal(spec: Spec) -> bool:
-    """Whether a file may say so: its tokens fill a batch, its numbers are in range."""
-    batch = spec.experiment.batch
-    return (
-        1 <= batch.sequences <= MOST_SEQUENCES
-        and batch.sequences * batch.length <= spec.experiment.tokens
-        and spec.resources.pods.max <= MOST_PODS
-    )
+    return ChangeResult(suggestion, priced=len(result.candidates))
 
 
 def state_bytes(experiment: Experiment) -> float:
-    """Parameters and optimizer state of one copy: no plan needs less."""
+    """Return the bytes of parameters and optimizer state of one replica: no plan needs less."""
     each: float = DTYPE_BYTES[experiment.precision.parameters]
     each += moment_bytes(experiment.optimizer, experiment.precision)
     return each * flops.parameters(experiment.model)
@@ -187,6 +167,6 @@ def divides(request: SearchRequest) -> bool:
 
 
 def memory_that_shares(request: SearchRequest) -> float:
-    """What programs may use of all devices that share one copy of the weights."""
+    """Return what programs may use of all devices that share one replica of the weights."""
     devices = request.torus.devices * prod(sharing(request.mesh).values())
     return devices * request.chip.hbm_usable_bytes.value

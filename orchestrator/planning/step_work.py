@@ -15,7 +15,7 @@ from orchestrator.catalog.chips import Chip
 from orchestrator.network.description import MLP, Block, LatentAttention, Mixture
 from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
 from orchestrator.planning import flops
-from orchestrator.planning.layout import Layout, Number, whole
+from orchestrator.planning.layout import Layout, Number, Training, whole
 from orchestrator.planning.memory import activation_bytes
 from orchestrator.planning.time import activation_peak, device_peak, host_lines
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
@@ -28,7 +28,7 @@ def knows_host(chip: Chip) -> bool:
     return chip.host_link_bytes_per_s is not None and chip.host_bytes is not None
 
 
-def host_bytes(layout: Layout) -> Number:
+def host_bytes(layout: Training) -> Number:
     """Memory of the host for one chip: the offloaded activations of a microbatch."""
     return layout.chip.devices * activation_bytes(layout, "offload")
 
@@ -66,7 +66,7 @@ class Transfers:
         return 2 * self.one_way_s - self.hidden_s(matmul, attention, between_s)
 
 
-def transfers(layout: Layout) -> Transfers:
+def transfers(layout: Training) -> Transfers:
     """What a step sends to the host and fetches again, beside the passes that hide it."""
     both_ways_s = sum(line.value for line in host_lines(layout))
     blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
@@ -135,7 +135,7 @@ class StepWork:
         return self.reductions * (self.slices - 1)
 
 
-def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
+def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     """The lines of a ledger by kind, with the passes that it leaves out."""
     attention_s = total(line.value for line in lines if line.kind in ATTENTION_LINES)
     links = [line for line in lines if line.resource not in ALONE]
@@ -153,7 +153,7 @@ def step_work(layout: Layout, lines: list[LedgerLine]) -> StepWork:
             reached_s(line, line.value if line.kind in WHOLE else line.serial_s) for line in links
         ),
         reductions=reductions(layout),
-        reductions_by_layer=layout.model.layers * crosses(layout),
+        reductions_by_layer=layout.network.layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
     )
 
@@ -192,14 +192,14 @@ def hbm_rate(layout: Layout) -> float:
     return layout.chip.hbm_bytes_per_s.value / layout.chip.devices
 
 
-def pass_bytes(layout: Layout) -> Number:
+def pass_bytes(layout: Training) -> Number:
     """HBM traffic of operations between the matmuls, as if none were fused with another."""
     touched = layout.over_layers(partial(touched_elements, layout))
     logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
     return layout.step_tokens * (layout.compute_bytes * touched + logits)
 
 
-def touched_elements(layout: Layout, block: Block) -> Number:
+def touched_elements(layout: Training, block: Block) -> Number:
     """Elements of a token that a block's operations between its matmuls read and write."""
     attention, mlp = block.attention, block.mlp
     query, key, _ = (matmul.output for matmul in attention.inputs)
@@ -232,16 +232,16 @@ def hidden_elements(layout: Layout, mlp: MLP) -> Number:
     return (len(mlp.inputs) + 1) * numbers
 
 
-def reductions(layout: Layout) -> Number:
+def reductions(layout: Training) -> Number:
     """How often slices wait for each other: once a layer, or once a step where gradients
     accumulate. Slices that share weights wait in each layer of each microbatch.
     """
     shared = layout.devices_along(SHARED_OVER_DCN) > 1
     by_layer = shared | (layout.microbatches == 1)
-    each = np.where(by_layer, layout.model.layers * layout.microbatches, 1)
+    each = np.where(by_layer, layout.network.layers * layout.microbatches, 1)
     return each * crosses(layout)
 
 
-def crosses(layout: Layout) -> Number:
+def crosses(layout: Training) -> Number:
     """Whether gradients go between slices at all."""
     return layout.devices_along(DCN_AXES) > 1

@@ -15,10 +15,10 @@ from orchestrator.errors import SpecError, UnknownName
 from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.planning import flops
 from orchestrator.planning.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
-from orchestrator.planning.layout import Layout, Number
+from orchestrator.planning.layout import Layout, Number, Training
 from orchestrator.planning.memory import ACCUMULATION_BYTES, activation_bytes
 from orchestrator.planning.optimizers import GRADIENT_READS, orthogonalization_flops
-from orchestrator.planning.torus import HOP_S, HOP_SOURCE
+from orchestrator.planning.torus import HOP_SOURCE
 from orchestrator.values.plan import LedgerLine, LineKind
 
 
@@ -34,7 +34,7 @@ def device_peak(layout: Layout) -> float:
     return peak(layout.chip, layout.precision.compute).value / layout.chip.devices
 
 
-def time_lines(layout: Layout) -> list[LedgerLine]:
+def time_lines(layout: Training) -> list[LedgerLine]:
     """All lines of a step."""
     sent = exchanges(layout)
     return [
@@ -56,7 +56,7 @@ OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "
                                   "matmul_recompute")  # fmt: skip
 
 
-def math_lines(layout: Layout) -> list[LedgerLine]:
+def math_lines(layout: Training) -> list[LedgerLine]:
     """Executed FLOPs over the peak of the compute type: matrices of blocks in their own, attention
     and logits in that of activations.
     """
@@ -92,7 +92,7 @@ def math_lines(layout: Layout) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def hbm_lines(layout: Layout) -> list[LedgerLine]:
+def hbm_lines(layout: Training) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
     rate = layout.chip.hbm_bytes_per_s
     weights = layout.layer_elements + ENDS * layout.table_elements
@@ -115,13 +115,13 @@ def hbm_lines(layout: Layout) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def activation_traffic_bytes(layout: Layout) -> Number:
+def activation_traffic_bytes(layout: Training) -> Number:
     """HBM traffic of activations: each is written and read, and twice if it is offloaded."""
     kept, offloaded = (activation_bytes(layout, what) for what in ("keep", "offload"))
     return 2 * layout.microbatches * (kept + 2 * offloaded)
 
 
-def host_lines(layout: Layout) -> list[LedgerLine]:
+def host_lines(layout: Training) -> list[LedgerLine]:
     """What the policy offloads goes to the host and comes back."""
     if not layout.remat.needs_host:
         return []
@@ -167,13 +167,10 @@ def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> Ledge
 
 def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
-    moved = exchange.moved_bytes
-    if link_of(exchange.axes) == "dcn":
-        link, rate = layout.chip.dcn_bytes_per_s, dcn_rate(layout.chip)
-    else:
-        rates = layout.links
-        by_group = rates.exchange_rates if exchange.kind == ALL_TO_ALL else rates.rates
-        link, rate = layout.chip.ici_link_bytes_per_s, by_group[exchange.group]
+    moved, chip = exchange.moved_bytes, layout.chip
+    between = link_of(exchange.axes) == "dcn"
+    link = chip.dcn_bytes_per_s if between else chip.ici_link_bytes_per_s
+    rate = layout.links.bytes_per_s(exchange.group, all_to_all=exchange.kind == ALL_TO_ALL)
     return LedgerLine(
         kind=exchange.line,
         name=exchange.name,
@@ -188,11 +185,6 @@ def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     )
 
 
-def dcn_rate(chip: Chip) -> float:
-    """Bytes per second that a device sends over the data-center network."""
-    return chip.dcn_bytes_per_s.value / chip.devices
-
-
 def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
     """Hops of every collective in a slice, one after another; a line for each group."""
     calls: dict[str, Number] = {}
@@ -204,7 +196,7 @@ def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
         LedgerLine(
             kind="latency",
             name=f"{group} latency",
-            value=count * layout.links.hops[group] * HOP_S,
+            value=layout.links.latency_s(group, count),
             unit="s",
             formula="calls x hops x 1 us",
             inputs={"calls": count, "hops": layout.links.hops[group]},
@@ -243,7 +235,7 @@ class StepTime:
 DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
 
 
-def step_time(layout: Layout, lines: list[LedgerLine]) -> StepTime:
+def step_time(layout: Training, lines: list[LedgerLine]) -> StepTime:
     """Add up a ledger. Collectives that use the same torus axis take turns on it.
 
     Serial collectives wait for the matmuls, but not for each other: one bucket of gradients may

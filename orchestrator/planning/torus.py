@@ -8,14 +8,14 @@ so one function serves a search over thousands and a single plan.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.catalog.chips import Chip, Topology
-from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, RING_AXES
+from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, ICI_AXES, RING_AXES
 from orchestrator.values.plan import TorusSpan
 
 Ints = NDArray[np.int64]
@@ -46,6 +46,7 @@ class Torus:
     axes: tuple[TorusAxis, ...]
     devices_per_chip: int
     switched: bool
+    cluster_bytes_per_s: float  # of each device, to other slices
 
     @property
     def devices(self) -> int:
@@ -63,7 +64,12 @@ def make_torus(chip: Chip, topology: Topology) -> Torus:
     if chip.devices > 1:
         assert chip.die_link_bytes_per_s is not None
         axes.append(TorusAxis(DIE_AXIS, chip.devices, False, 2 * chip.die_link_bytes_per_s.value))
-    return Torus(tuple(axes), chip.devices, chip.switched)
+    return Torus(tuple(axes), chip.devices, chip.switched, cluster_rate(chip))
+
+
+def cluster_rate(chip: Chip) -> float:
+    """Return the bytes per second that a device sends over the network between slices."""
+    return chip.dcn_bytes_per_s.value / chip.devices
 
 
 def factor_rows(length: int, axes: Sequence[str]) -> Ints:
@@ -217,14 +223,28 @@ def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Links:
-    """For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use;
-    for EXCHANGING bytes per second of an all-to-all.
+    """What joins the devices of each group: a domain inside the slice (a torus, or a switch), and
+    the cluster network between slices. Formulas ask for `bytes_per_s` and `latency_s`.
+
+    For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use; for
+    EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster network.
     """
 
     rates: dict[str, Any]
     exchange_rates: dict[str, Any]
     hops: dict[str, Any]
     uses: dict[str, Any]
+    cluster_bytes_per_s: float = inf
+
+    def bytes_per_s(self, group: str, *, all_to_all: bool = False) -> Any:
+        """Return the bytes per second at which each device of a group receives."""
+        if group in DCN_AXES:
+            return self.cluster_bytes_per_s
+        return self.exchange_rates[group] if all_to_all else self.rates[group]
+
+    def latency_s(self, group: str, calls: Any) -> Any:
+        """Return the seconds of collectives without payload; unknown, and 0, between slices."""
+        return 0.0 if group in DCN_AXES else calls * self.hops[group] * HOP_S
 
 
 NO_LINKS = Links({}, {}, {}, {})
@@ -240,6 +260,7 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
         },
         hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
         uses={name: group_uses(factors, axes) for name, axes in groups},
+        cluster_bytes_per_s=slice_torus.cluster_bytes_per_s,
     )
 
 
@@ -250,6 +271,7 @@ def rows_of_links(links: Links, rows: Ints) -> Links:
         exchange_rates={name: rate[rows] for name, rate in links.exchange_rates.items()},
         hops={name: hops[rows] for name, hops in links.hops.items()},
         uses={name: uses[rows] for name, uses in links.uses.items()},
+        cluster_bytes_per_s=links.cluster_bytes_per_s,
     )
 
 
@@ -274,6 +296,7 @@ def best_links(links: Links, key: Ints, keys: int) -> Links:
         },
         hops={name: of_all(np.minimum, one, np.inf) for name, one in links.hops.items()},
         uses={name: spread(one) for name, one in links.uses.items()},
+        cluster_bytes_per_s=links.cluster_bytes_per_s,
     )
 
 
@@ -286,7 +309,8 @@ def join_links(several: Sequence[Links]) -> Links:
             for group in getattr(several[0], name)
         }
 
-    return Links(*map(joined, ("rates", "exchange_rates", "hops", "uses")))
+    rates, exchange_rates, hops, uses = map(joined, ("rates", "exchange_rates", "hops", "uses"))
+    return Links(rates, exchange_rates, hops, uses, several[0].cluster_bytes_per_s)
 
 
 def plain_links(slice_torus: Torus, factors: Ints) -> Links:
@@ -297,6 +321,7 @@ def plain_links(slice_torus: Torus, factors: Ints) -> Links:
         exchange_rates={name: float(rate[0]) for name, rate in rows.exchange_rates.items()},
         hops={name: float(hops[0]) for name, hops in rows.hops.items()},
         uses={name: uses[0] for name, uses in rows.uses.items()},
+        cluster_bytes_per_s=rows.cluster_bytes_per_s,
     )
 
 

@@ -16,8 +16,8 @@ from orchestrator import catalog
 from orchestrator.catalog.published import shared_efficiency
 from orchestrator.errors import OrchError, ProofUnavailable, SpecError
 from orchestrator.planning.step_work import ICI_RATE
-from orchestrator.planning.time import dcn_rate, peak
-from orchestrator.planning.torus import HOP_S, make_torus
+from orchestrator.planning.time import peak
+from orchestrator.planning.torus import HOP_S, cluster_rate, make_torus
 from orchestrator.processes import deepen_compiler_stacks, without_device_settings
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.values import codec
@@ -82,7 +82,7 @@ def schedule_rates(plan: Plan) -> ScheduleRates | None:
         transfers=TransferRates(
             hbm_bytes_per_s=chip.hbm_bytes_per_s.value / chip.devices,
             host_bytes_per_s=host.value / chip.devices if host else None,
-            dcn_bytes_per_s=dcn_rate(chip),
+            dcn_bytes_per_s=cluster_rate(chip),
         ),
         torus=SliceTorus(
             lengths=tuple(axis.length for axis in torus.axes),

@@ -1,6 +1,6 @@
-"""Specs to start from: a commented one, and the examples that travel with orch.
+"""Writes specs: a loaded one as YAML, a commented one to start from, the examples, the schemas.
 
-A new spec gets the JSON Schema beside it, and names it by a relative path: editors then check it
+A new spec gets the JSON Schema next to it, and names it by a relative path: editors then check it
 offline, in every checkout and on every machine that the folder is copied to.
 """
 
@@ -17,7 +17,7 @@ import yaml
 from orchestrator import catalog
 from orchestrator.errors import OrchError, SpecError, UnknownName, Usage, refuse_options
 from orchestrator.processes import resource
-from orchestrator.reading.checks import SCHEDULE
+from orchestrator.reading.checks import SCHEDULE, SECTIONS
 from orchestrator.reading.expectations import is_legal, must
 from orchestrator.reading.load import load
 from orchestrator.reading.nodes import NO_NAMES, ambiguous
@@ -32,15 +32,14 @@ from orchestrator.storage.addresses import is_address
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Pods, Spec, TrainingStage
 
-# Values as YAML: a loaded spec as the text of a file that loads as the same spec.
-
-
-LINE = 10_000  # a text is never wrapped
-COMPUTED_KEYS = ("chip_definition", "overrides")
+SCHEMA, STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
+_NAME = re.compile(r"^name: (\S+)$", re.MULTILINE)
+_LINE = 10_000  # a text is never wrapped
+_COMPUTED_KEYS = ("chip_definition", "overrides")
 
 
 def spec_text(spec: Spec) -> str:
-    """The YAML of a spec. A known model and equal pods are short; what is a default is left out.
+    """Return a spec as YAML that loads as the same spec, without defaults.
 
     A chip of one's own has a file of its own, which one text cannot hold.
     """
@@ -50,8 +49,8 @@ def spec_text(spec: Spec) -> str:
 
 
 def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Documents as YAML, in the order of their keys."""
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=LINE)
+    """Return documents as YAML, in the order of their keys."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -70,22 +69,22 @@ _Dumper.add_representer(str, _text)
 
 
 def _section(value: Any) -> dict[str, Any]:
-    """The keys of a section that are not its defaults."""
+    """Return the keys of a section that are not its defaults."""
+
+    def default(key: Field[Any]) -> Any:
+        return key.default if key.default_factory is MISSING else key.default_factory()
+
     return {
         KEYS_IN_FILES.get(key.name, key.name): _written(key.name, getattr(value, key.name))
         for key in fields(value)
-        if key.name not in COMPUTED_KEYS and getattr(value, key.name) != _default(key)
+        if key.name not in _COMPUTED_KEYS and getattr(value, key.name) != default(key)
     }
 
 
-def _stages(stages: Sequence[TrainingStage]) -> list[dict[str, Any]]:
-    """Every stage with what changes in it; the first is as the experiment."""
-    return [_stage(one, stages[max(n - 1, 0)]) for n, one in enumerate(stages)]
-
-
 def _stage(stage: TrainingStage, before: TrainingStage) -> dict[str, Any]:
+    """Return a stage with what changes in it; the first is as the experiment."""
     written: dict[str, Any] = {"tokens": stage.tokens}
-    for section in ("batch", "optimizer", "data"):
+    for section in SECTIONS:
         now, earlier = getattr(stage, section), getattr(before, section)
         keys = [
             key.name for key in fields(now) if getattr(now, key.name) != getattr(earlier, key.name)
@@ -99,14 +98,8 @@ def _stage(stage: TrainingStage, before: TrainingStage) -> dict[str, Any]:
     return written
 
 
-def _default(key: Field[Any]) -> Any:
-    if key.default_factory is not MISSING:
-        return key.default_factory()
-    return key.default
-
-
 def _written(key: str, value: Any) -> Any:
-    """A value as a file has it."""
+    """Return a value as a file has it."""
     if isinstance(value, Model) and value.name in catalog.models():
         known = catalog.model(value.name)
         return value.name if known == value else _section(value)
@@ -114,30 +107,35 @@ def _written(key: str, value: Any) -> Any:
         return value.max
     if is_dataclass(value):
         return _section(value)
-    if isinstance(value, tuple):
-        return _stages(value) if key == "stages" else list(value)
+    if key == "stages":
+        return [_stage(stage, value[max(n - 1, 0)]) for n, stage in enumerate(value)]
     if value is None:  # a default is left out: only what a plan chooses is written so
         return AUTO
+    if isinstance(value, tuple):
+        return list(value)
     return f"{value:g}s" if key in KEYS_IN_FILES else value
 
 
-STARTER = "starter.yaml"
-SCHEMA, STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
-NAME = re.compile(r"^name: (\S+)$", re.MULTILINE)
+# Specs to start from: a commented one, and the examples that travel with orch.
 
 
 def examples() -> dict[str, str]:
-    """The examples by name, each with the first sentence of its opening comment."""
-    return {path.stem: _summary(path) for path in sorted(resource("examples").glob("*.yaml"))}
+    """Return the examples by name, each with the first sentence of its opening comment."""
+    summaries = {}
+    for path in sorted(resource("examples").glob("*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+        opening = " ".join(line.strip("# ") for line in takewhile(lambda line: line != "#", lines))
+        summaries[path.stem] = opening.removesuffix(".")
+    return summaries
 
 
 def create(
     path: Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the starter, an example or another spec as a spec of that name, with its schema beside
-    it. With overrides its text is made anew: it has them, and no comments.
+    """Write the starter, an example or another spec as a spec of that name, with its schema.
 
-    An existing spec is never overwritten. Without a path it is named after its example.
+    With overrides its text is made anew: it has them, and no comments. An existing spec is never
+    overwritten. Without a path it is named after its example.
     """
     if path is None and example is None:
         raise Usage("name the file to write, for example my-run.yaml")
@@ -145,10 +143,15 @@ def create(
     if example is None:
         refuse_options({"--set": overrides}, "--from")
         text = starter(path)
-    elif overrides or example not in examples():
-        text = _changed(_source(example), path, overrides)
+    elif example not in examples() and not example.endswith((".yaml", ".yml")):
+        raise UnknownName("example", example, list(examples()))
+    elif example not in examples():
+        text = _changed(Path(example), path, overrides)
+    elif overrides:
+        text = _changed(resource("examples", f"{example}.yaml"), path, overrides)
     else:
-        text = _example(example, path)
+        text = resource("examples", f"{example}.yaml").read_text(encoding="utf-8")
+        text = _named(text, path).replace(f"specs/{example}.yaml", str(path))
     try:
         write_schema(path.parent)
         with path.open("x", encoding="utf-8") as file:
@@ -161,7 +164,7 @@ def create(
 
 
 def write_schema(folder: Path) -> None:
-    """The schemas that the specs and studies of a folder name in their first line."""
+    """Write the schemas that the specs and studies of a folder name in their first line."""
     for name, text in ((SCHEMA, schema_text()), (STUDY_SCHEMA, study_schema_text())):
         file = folder / name
         file.parent.mkdir(exist_ok=True)
@@ -169,50 +172,28 @@ def write_schema(folder: Path) -> None:
 
 
 def starter(path: Path) -> str:
-    """A small commented spec for that file, named after it; it loads and plans as it stands."""
-    text = resource("reading", STARTER).read_text(encoding="utf-8")
+    """Return a small commented spec, named after its file, that loads and plans as it stands."""
+    text = resource("reading", "starter.yaml").read_text(encoding="utf-8")
     return _named(text, path).replace("my-run.yaml", str(path))
 
 
-def _example(name: str, path: Path) -> str:
-    if name not in examples():
-        raise UnknownName("example", name, list(examples()))
-    text = resource("examples", f"{name}.yaml").read_text(encoding="utf-8")
-    return _named(text, path).replace(f"specs/{name}.yaml", str(path))
-
-
-def _source(example: str) -> Path:
-    """The file of an example, or of another spec."""
-    if example in examples():
-        return resource("examples", f"{example}.yaml")
-    if not example.endswith((".yaml", ".yml")):
-        raise UnknownName("example", example, list(examples()))
-    return Path(example)
-
-
 def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
-    """The text of a spec with overrides. What it names by a path is found from its new place."""
+    """Return the text of a spec with overrides, whose path of data is found from its new place."""
     spec = load(source, overrides)
     data = spec.experiment.data
     if data.path and not is_address(data.path) and not Path(data.path).is_absolute():
         there = Path(os.path.relpath(source.parent / data.path, path.parent))
         moved = replace(data, path=there.as_posix())
         spec = replace(spec, experiment=replace(spec.experiment, data=moved))
-    made_by = " ".join(["from", source.name, *(f"--set {one}" for one in overrides)])
+    made_by = " ".join(["from", source.name, *(f"--set {override}" for override in overrides)])
     head = f"# yaml-language-server: $schema={SCHEMA}\n# {made_by}\n"
     return head + _named(spec_text(spec), path)
 
 
 def _named(text: str, path: Path) -> str:
-    """The text with the name of its file."""
-    name, wanted = path.stem.replace("_", "-"), schema_field(("name",)) or {}
+    """Return the text with the name of its file."""
+    name, wanted = path.stem.replace("_", "-"), schema_field("name")
     if not is_legal(name, wanted):
         raise SpecError(f"{path.stem!r} cannot name a spec: it must be {must(wanted)}")
     quoted = ambiguous(name, name) or name in NO_NAMES
-    return NAME.sub(f'name: "{name}"' if quoted else f"name: {name}", text, count=1)
-
-
-def _summary(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    opening = " ".join(line.strip("# ") for line in takewhile(lambda line: line != "#", lines))
-    return opening.removesuffix(".")
+    return _NAME.sub(f'name: "{name}"' if quoted else f"name: {name}", text, count=1)

@@ -1,130 +1,87 @@
 """The schema in words: what a field must hold, and what to write instead of a wrong value."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
-from orchestrator.reading.nodes import Mapping, Misread, Node, Scalar, as_written, respellings
+from orchestrator.errors import UnknownName
+from orchestrator.reading.nodes import Mapping, Node, Scalar, as_written, respellings
 from orchestrator.reading.problems import SHOWN_VALUE, Correction, shortened
 from orchestrator.reading.schema import (
+    Misread,
     Schema,
     alternatives,
     constants,
+    fits,
     homes,
-    kind,
     meaning,
+    member,
     properties,
     resolved,
     scalar_types,
-    validator,
+    spec_schema,
 )
 
-# Each is looked for among the legal keys of the place where it stands.
-SYNONYMS: dict[str, tuple[str, ...]] = {
-    "batch_size": ("sequences",),
-    "global_batch_size": ("sequences",),
-    "train_batch_size": ("sequences",),
-    "seq_len": ("length",),
-    "seq_length": ("length",),
-    "sequence_length": ("length",),
-    "max_seq_len": ("length",),
-    "context_length": ("length",),
-    "microbatch": ("microbatches",),
-    "num_microbatches": ("microbatches",),
-    "grad_accum": ("microbatches",),
-    "accumulation_steps": ("microbatches",),
-    "gradient_accumulation": ("microbatches",),
-    "gradient_accumulation_steps": ("microbatches",),
-    "lr": ("peak_lr",),
-    "learning_rate": ("peak_lr",),
-    "max_lr": ("peak_lr",),
-    "min_lr": ("end_lr",),
-    "warmup": ("warmup_steps",),
-    "schedule": ("decay",),
-    "lr_schedule": ("decay",),
-    "wd": ("weight_decay",),
-    "eps": ("epsilon", "norm_epsilon"),
-    "rms_norm_eps": ("norm_epsilon",),
-    "grad_clip": ("clip_norm",),
-    "clip_grad": ("clip_norm",),
-    "max_grad_norm": ("clip_norm",),
-    "gradient_clipping": ("clip_norm",),
-    "b1": ("beta1",),
-    "b2": ("beta2",),
-    "dp": ("data",),
-    "data_parallel": ("data",),
-    "replica": ("data",),
-    "tp": ("tensor",),
-    "model": ("tensor",),
-    "tensor_parallel": ("tensor",),
-    "sp": ("sequence",),
-    "cp": ("sequence",),
-    "context": ("sequence",),
-    "dcn_fsdp": ("fsdp_dcn",),
-    "zero": ("fsdp",),
-    "num_layers": ("layers",),
-    "n_layers": ("layers",),
-    "num_hidden_layers": ("layers",),
-    "depth": ("layers",),
-    "dim": ("d_model",),
-    "hidden_size": ("d_model",),
-    "hidden_dim": ("d_model",),
-    "embed_dim": ("d_model",),
-    "n_embd": ("d_model",),
-    "ffn_dim": ("d_ff",),
-    "mlp_dim": ("d_ff",),
-    "intermediate_size": ("d_ff",),
-    "num_heads": ("heads",),
-    "n_heads": ("heads",),
-    "num_attention_heads": ("heads",),
-    "n_kv_heads": ("kv_heads",),
-    "num_kv_heads": ("kv_heads",),
-    "num_key_value_heads": ("kv_heads",),
-    "vocab_size": ("vocab",),
-    "tie_word_embeddings": ("tied",),
-    "tie_embeddings": ("tied",),
-    "slices": ("pods",),
-    "num_slices": ("pods",),
-    "replicas": ("pods",),
-    "accelerator": ("chip",),
-    "accelerator_type": ("topology",),
-    "tpu": ("chip",),
-    "gpu": ("chip",),
-    "shape": ("topology",),
-    "price": ("dollars_per_chip_hour",),
-    "cost": ("dollars_per_chip_hour",),
-    "max_steps": ("steps",),
-    "num_steps": ("steps",),
-    "train_steps": ("steps",),
-    "output_dir": ("storage",),
-    "checkpoints": ("checkpoint",),
-    "env": ("secrets",),
-    "timeout": ("hang_limit",),
-    "interval": ("every",),
-    "save_every": ("every",),
-    "remat_policy": ("remat",),
-    "checkpointing": ("remat",),
-    "gradient_checkpointing": ("remat",),
-    "activation_checkpointing": ("remat",),
-    "dtype": ("precision", "compute"),
-    "params": ("parameters",),
-    "weights": ("parameters",),
-    "activations": ("compute",),
-    "grads": ("gradients",),
-    "moments": ("optimizer",),
-    "xla_flags": ("compiler_options",),
-    "dataset": ("data",),
-    "tokens": ("path",),
-    "manifest": ("path",),
-    "files": ("path",),
-    "tracking_uri": ("uri",),
-    "mlflow": ("tracking", "uri"),
-    "ray": ("cluster", "address"),
-    "ray_address": ("address",),
+SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
+# Our keys, and what other programs call them. Each is looked for where the unknown key stands;
+# where a name is in several rows, the first key that is legal there is meant.
+_NAMES_OF_OTHERS = {
+    "sequences": "batch_size global_batch_size train_batch_size",
+    "length": "seq_len seq_length sequence_length max_seq_len context_length",
+    "microbatches": "microbatch num_microbatches grad_accum accumulation_steps"
+    " gradient_accumulation gradient_accumulation_steps",
+    "peak_lr": "lr learning_rate max_lr",
+    "end_lr": "min_lr",
+    "warmup_steps": "warmup",
+    "decay": "schedule lr_schedule",
+    "weight_decay": "wd",
+    "epsilon": "eps",
+    "norm_epsilon": "eps rms_norm_eps",
+    "clip_norm": "grad_clip clip_grad max_grad_norm gradient_clipping",
+    "beta1": "b1",
+    "beta2": "b2",
+    "data": "dp data_parallel replica dataset",
+    "tensor": "tp model tensor_parallel",
+    "sequence": "sp cp context",
+    "fsdp_dcn": "dcn_fsdp",
+    "fsdp": "zero",
+    "layers": "num_layers n_layers num_hidden_layers depth",
+    "d_model": "dim hidden_size hidden_dim embed_dim n_embd",
+    "d_ff": "ffn_dim mlp_dim intermediate_size",
+    "heads": "num_heads n_heads num_attention_heads",
+    "kv_heads": "n_kv_heads num_kv_heads num_key_value_heads",
+    "vocab": "vocab_size",
+    "tied": "tie_word_embeddings tie_embeddings",
+    "pods": "slices num_slices replicas",
+    "chip": "accelerator tpu gpu",
+    "topology": "accelerator_type shape",
+    "dollars_per_chip_hour": "price cost",
+    "steps": "max_steps num_steps train_steps",
+    "storage": "output_dir",
+    "checkpoint": "checkpoints",
+    "secrets": "env",
+    "hang_limit": "timeout",
+    "every": "interval save_every",
+    "remat": "remat_policy checkpointing gradient_checkpointing activation_checkpointing",
+    "precision": "dtype",
+    "compute": "dtype activations",
+    "parameters": "params weights",
+    "gradients": "grads",
+    "optimizer": "moments",
+    "compiler_options": "xla_flags",
+    "path": "tokens manifest files",
+    "tracking": "mlflow",
+    "uri": "tracking_uri mlflow",
+    "cluster": "ray",
+    "address": "ray ray_address",
 }
-
-
+SYNONYMS: dict[str, list[str]] = {}
+for _key, _names in _NAMES_OF_OTHERS.items():
+    for _name in _names.split():
+        SYNONYMS.setdefault(_name, []).append(_key)
 # Values, looked for among the legal ones of their key.
-VALUE_SYNONYMS = {
+_VALUE_SYNONYMS = {
     "trillium": "v6e",
     "ironwood": "tpu7x",
     "tpu7": "tpu7x",
@@ -137,72 +94,44 @@ VALUE_SYNONYMS = {
     "save_qkv_proj": "keep_qkv",
     "qkv_proj_offloaded": "offload_qkv",
 }
-
-
-AS_LIKELY = 0.05  # a name that is so much less similar than the nearest is not meant
-FEW = 3  # so many names are suggested
-
-
-def values_meant(text: str, legal: list[str]) -> list[str]:
-    """The legal values that others call so, the likeliest first: those that begin so, or the most
-    similar. A path such as meta-llama/Llama-3.1-8B ends with the name.
-    """
-    name = text.lower().strip().rpartition("/")[2]
-    if known := VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_")):
-        return [known] if known in legal else []
-    begun = [one for one in legal if name and one.startswith(name)]
-    close = get_close_matches(name, begun or legal, FEW, cutoff=0.0 if begun else 0.6)
-    similar = [SequenceMatcher(None, one, name).ratio() for one in close]
-    return [
-        one
-        for one, ratio in zip(close, similar, strict=True)
-        if begun or ratio > similar[0] - AS_LIKELY
-    ]
-
-
-def synonym(key: str, legal: list[str]) -> str | None:
-    """The legal key that another program calls so."""
-    plain = key.lower().replace("-", "_")
-    return next((one for one in SYNONYMS.get(plain, ()) if one in legal), None)
-
-
-BOUNDS = {
+_BOUNDS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
     "maximum": "at most",
     "exclusiveMaximum": "below",
 }
-NOUNS = {
+_NOUNS = {
     "boolean": "true or false",
     "string": "text",
     "integer": "a whole number",
     "number": "a number",
     "array": "a list",
 }
-ALMOST_EQUAL = 0.9  # a key beside it that is this similar is likelier than the same key elsewhere
-MANY = 10  # a longer list is not repeated where the nearest names are suggested
-SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
+_AS_LIKELY = 0.05  # a name that is less similar than the nearest by more is not meant
+_ALMOST_EQUAL = 0.9  # a key of this section that is so similar is likelier than one elsewhere
+_SUGGESTED = 3  # names at most
+_MANY = 10  # a longer list is not repeated where the nearest names are suggested
 
 
 def must(schema: Schema, *, brief: bool = False) -> str:
-    """What a field must hold; where it is to be brief, without a long list of names."""
+    """Return what a field must hold; `brief` leaves out a long list of names."""
     whole = resolved(schema)
     if "title" in whole:
         return str(whole["title"])
     if "anyOf" in whole:
-        return " or ".join(must(one, brief=brief) for one in alternatives(whole))
+        return " or ".join(must(choice, brief=brief) for choice in alternatives(whole))
     if listed := constants(whole):
-        if brief and len(listed) > MANY:
+        if brief and len(listed) > _MANY:
             return "a known name"
         return ("one of " if len(listed) > 1 else "") + ", ".join(map(plain, listed))
     if whole.get("type") == "object":
         return f"a mapping of {', '.join(properties(whole)) or 'names to values'}"
-    bounds = [f"{words} {whole[key]:,}" for key, words in BOUNDS.items() if key in whole]
-    return ", ".join(filter(None, (NOUNS[whole["type"]], " and ".join(bounds))))
+    bounds = [f"{words} {whole[key]:,}" for key, words in _BOUNDS.items() if key in whole]
+    return ", ".join(filter(None, (_NOUNS[whole["type"]], " and ".join(bounds))))
 
 
 def shown(node: Node, schema: Schema) -> str:
-    """What a field holds, as a message repeats it; what may be a secret is not repeated."""
+    """Return what a field holds, as a message repeats it, without what may be a secret."""
     if not isinstance(node, Scalar):
         return "a mapping" if isinstance(node, Mapping) else "a list"
     if schema.get("writeOnly"):
@@ -210,64 +139,86 @@ def shown(node: Node, schema: Schema) -> str:
     return shortened(node.text) if node.plain else f'"{shortened(node.text)}"'
 
 
-def suggestion(
-    path: tuple[str | int, ...], schema: Schema, node: Node | None = None
-) -> Correction | None:
-    """A legal value instead of an illegal or missing one: what was meant, or an example."""
-    if isinstance(node, Scalar) and not schema.get("writeOnly"):
-        meant = likely(schema, node)
-        if meant:
-            quoted = meant[0] == node.text and not node.plain
-            return Correction("unquoted" if quoted else "meant", meant[0], tuple(meant[1:]))
+def plain(value: Any) -> str:
+    """Return a JSON value as a spec has it on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {plain(inside)}" for key, inside in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(plain, value))}]"
+    return str(value)
+
+
+def suggestion(key: object, schema: Schema, node: Node | None = None) -> Correction | None:
+    """Return a legal value instead of an illegal or missing one: what was meant, or an example."""
+    if isinstance(node, Scalar) and not schema.get("writeOnly") and (meant := likely(schema, node)):
+        quoted = meant[0] == node.text and not node.plain
+        return Correction("unquoted" if quoted else "meant", meant[0], tuple(meant[1:]))
     value = example(schema)
-    key = f"{path[-1]}: " if path and isinstance(path[-1], str) else ""
-    return None if value is None else Correction("example", f"{key}{plain(value)}")
+    named = f"{key}: " if isinstance(key, str) else ""
+    return None if value is None else Correction("example", f"{named}{plain(value)}")
 
 
 def likely(schema: Schema, node: Scalar) -> list[str]:
-    """The legal values that were probably meant, the likeliest first."""
+    """Return the legal values that were probably meant, the likeliest first."""
     if not 0 < len(node.text) <= SHOWN_VALUE:
         return []
-    listed = [value for one in alternatives(schema) for value in map(plain, constants(one))]
-    if listed and (meant := values_meant(node.text, listed)):
+    listed = [plain(value) for choice in alternatives(schema) for value in constants(choice)]
+    if listed and (meant := _names_meant(node.text, listed)):
         return meant
     return [text for text in respellings(node.text) if is_legal(text, schema)][:1]
 
 
+def _names_meant(text: str, legal: list[str]) -> list[str]:
+    """Return the names that others write so: those that begin so, or else the most similar.
+
+    A path such as meta-llama/Llama-3.1-8B ends with the name.
+    """
+    name = text.lower().strip().rpartition("/")[2]
+    if known := _VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_")):
+        return [known] if known in legal else []
+    begun = [value for value in legal if name and value.startswith(name)]
+    close = get_close_matches(name, begun or legal, _SUGGESTED, cutoff=0.0 if begun else 0.6)
+    similar = {value: SequenceMatcher(None, value, name).ratio() for value in close}
+    least = 0.0 if begun else max(similar.values(), default=0.0) - _AS_LIKELY
+    return [value for value in close if begun or similar[value] > least]
+
+
 def is_legal(text: str, schema: Schema) -> bool:
-    """Whether a field could hold this text, without quotes."""
+    """Return whether a field could hold this text, without quotes."""
     types = scalar_types(schema)
     value = as_written(text, types)
     if may_mean_either(types) and isinstance(value, str):
         return False  # it needs quotes, or no other spelling
-    if not text.isprintable() or not validator().evolve(schema=schema).is_valid(value):
+    if not text.isprintable() or not fits(value, schema):
         return False
     try:
-        meaning(value, kind(schema))
+        meaning(value, schema)
     except Misread:
         return False
     return True
 
 
 def may_mean_either(types: set[str]) -> bool:
-    """Whether a field holds text as well as truth values, so that text may be mistaken for one."""
+    """Return whether a field holds text as well as truth values, which look alike."""
     return types >= {"boolean", "string"}
 
 
 def example(schema: Schema) -> Any:
-    """A legal value; None when the schema suggests none."""
+    """Return a legal value; None when the schema suggests none."""
     whole = resolved(schema)
-    several = [value for one in whole.get("anyOf", ()) if (value := example(one)) is not None]
+    several = [value for part in whole.get("anyOf", ()) if (value := example(part)) is not None]
     candidates = [*whole.get("examples", ())]
     candidates += [whole[key] for key in ("default", "minimum") if key in whole]
     candidates += [*constants(whole), *several]
-    inside = {key: example(one) for key, one in properties(whole).items()}
+    inside = {key: example(part) for key, part in properties(whole).items()}
     required = {key: inside[key] for key in whole.get("required", ())}
     return candidates[0] if candidates else required or inside or None
 
 
 def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Correction:
-    """What to write instead of an unknown key; in a spec, it may belong elsewhere."""
+    """Return what to write instead of an unknown key; in a spec, it may belong elsewhere."""
     if key.isdigit():
         return Correction("commas")
     if key in SECTIONS and key not in legal:
@@ -277,28 +228,75 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
     elsewhere = homes(key) if in_spec else []
     if key in elsewhere:
         return Correction("top")
-    beside = get_close_matches(key.lower(), legal, 1, cutoff=ALMOST_EQUAL)
-    meant = [synonym(key, legal), *beside, *elsewhere, meant_key(key, legal)]
-    return next((Correction("meant", one) for one in meant if one), Correction("remove"))
+    near = get_close_matches(key.lower(), legal, 1, cutoff=_ALMOST_EQUAL)
+    meant = [synonym(key, legal), *near, *elsewhere, meant_key(key, legal)]
+    return next((Correction("meant", name) for name in meant if name), Correction("remove"))
+
+
+def synonym(key: str, legal: list[str]) -> str | None:
+    """Return the legal key that another program calls so."""
+    names = SYNONYMS.get(key.lower().replace("-", "_"), ())
+    return next((name for name in names if name in legal), None)
 
 
 def meant_key(key: str, legal: list[str]) -> str | None:
-    """The legal key that was probably meant."""
+    """Return the legal key that was probably meant."""
     if len(key) > SHOWN_VALUE:
         return None
-    if known := synonym(key, legal):
-        return known
     close = get_close_matches(key.lower(), legal, 1)
-    longer = [one for one in legal if one.startswith(key.lower())]
-    return next(iter(close + longer), None)
+    longer = [name for name in legal if name.startswith(key.lower())]
+    return synonym(key, legal) or next(iter(close + longer), None)
 
 
-def plain(value: Any) -> str:
-    """A JSON value as a spec has it on one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {plain(inside)}" for key, inside in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(plain, value))}]"
-    return str(value)
+# What the keys of a spec mean, must be, and are when left out.
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyHelp:
+    """A key with its dots, what it is, what it must be, and its default as it is written."""
+
+    key: str
+    about: str
+    must: str
+    default: str | None
+    required: bool
+
+
+def keys_of_specs() -> list[KeyHelp]:
+    """Return every key of a spec, in order."""
+    return list(dict.fromkeys(_keys(spec_schema(), "")))
+
+
+def help_about(key: str) -> list[KeyHelp]:
+    """Return a key and those below it; raise `UnknownName` for another name."""
+    every = keys_of_specs()
+    found = [row for row in every if row.key == key or row.key.startswith((f"{key}.", f"{key}["))]
+    if not found:
+        raise UnknownName("key", key, [*dict.fromkeys(row.key.split(".")[0] for row in every)])
+    return found
+
+
+def _keys(schema: Schema, prefix: str) -> Iterator[KeyHelp]:
+    """Yield each key that holds a value. The keys of a section stand for it."""
+    for choice in alternatives(schema):
+        needed = (*choice.get("required", ()), *choice.get("then", {}).get("required", ()))
+        for key in properties(choice):
+            inside = member(choice, key) or {}
+            if inside.get("type") != "object" or "default" in inside:
+                yield _help(prefix + key, inside, key in needed)
+            yield from _keys(inside, f"{prefix}{key}.")
+            if inside.get("type") == "array" and "$ref" in inside.get("items", {}):
+                entry = resolved(inside["items"])
+                for name in properties(entry):  # sections are as in the experiment
+                    part = member(entry, name) or {}
+                    if part.get("type") != "object":
+                        yield _help(
+                            f"{prefix}{key}[].{name}", part, name in entry.get("required", ())
+                        )
+
+
+def _help(key: str, schema: Schema, required: bool) -> KeyHelp:
+    default = plain(schema["default"]) if "default" in schema else None
+    return KeyHelp(
+        key=key, about=schema["description"], must=must(schema), default=default, required=required
+    )

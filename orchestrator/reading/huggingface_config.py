@@ -5,7 +5,6 @@ network.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from math import isclose
 from pathlib import Path
@@ -20,21 +19,20 @@ from orchestrator.reading.huggingface_families import (
     FAMILIES,
     LAYER_TYPES,
     SIZES,
-    ExpertKeys,
     Family,
 )
 from orchestrator.reading.huggingface_rope import LATENT_KEYS, SCALINGS, with_growth
 from orchestrator.reading.inputs import CONFIG
 from orchestrator.reading.nodes import read
 from orchestrator.reading.problems import SpecProblems, SpecText
-from orchestrator.values.model import MixtureOfExperts, Model
+from orchestrator.values.model import Model
 
-SAME = 1e-8  # of two scales, relative: less than float32 tells apart
-TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_SAME = 1e-8  # of two scales, relative: less than float32 tells apart
+_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
-    """The config of a model that was trained with sequences of that length."""
+    """Return the config of a model that was trained with sequences of that length."""
     for family in FAMILIES:
         if family.section:
             continue  # it describes more than a text model
@@ -42,10 +40,11 @@ def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
             "architectures": [family.architecture],
             "model_type": family.model_type,
             "max_position_embeddings": length,
-            "torch_dtype": TYPES[dtype],
-            **values_of(family, model),
+            "torch_dtype": _TYPES[dtype],
+            **_values_of(family, model),
         }
-        if is_of(config, model):
+        text = tuple(json.dumps(config, indent=2).split("\n"))
+        if _describes(SpecText("config.json", text), model):
             return config
     raise SpecError(
         f"{model.name}: no architecture of Hugging Face that is known computes the same"
@@ -53,77 +52,65 @@ def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
 
 
 def same_config(folder: Path, model: Model) -> dict[str, Any] | None:
-    """The config.json of a folder if it describes this model; it may say more than ours."""
+    """Return the config.json of a folder if it describes this model; it may say more than ours."""
     try:
         source = read(folder / CONFIG)
-        if not same_network(text_model(source, model.name), model):
-            return None
     except SpecProblems:
+        return None
+    if not _describes(source, model):
         return None
     config: dict[str, Any] = json.loads("\n".join(source.lines))
     return config
 
 
-def is_of(config: dict[str, Any], model: Model) -> bool:
-    """Whether a config describes the same network."""
-    text = SpecText("config.json", tuple(json.dumps(config, indent=2).split("\n")))
+def _describes(source: SpecText, model: Model) -> bool:
+    """Return whether a config describes the same network. Scales that it rounds are close."""
     try:
-        return same_network(text_model(text, model.name), model)
+        theirs = text_model(source, model.name)
     except SpecProblems:
         return False
+    pairs = zip(_scales(theirs), _scales(model), strict=True)
+    same = decoder(_without_scales(theirs)) == decoder(_without_scales(model))
+    return same and all(isclose(*pair, rel_tol=_SAME) for pair in pairs)
 
 
-def same_network(one: Model, other: Model) -> bool:
-    """Whether two models compute the same; scales that a config says otherwise are rounded."""
-    pairs = zip(scales(one), scales(other), strict=True)
-    return all(isclose(*pair, rel_tol=SAME) for pair in pairs) and (
-        decoder(without_scales(one)) == decoder(without_scales(other))
-    )
-
-
-def scales(model: Model) -> tuple[float, float]:
-    """What multiplies scores, over the usual, and YaRN's factor of turned vectors."""
+def _scales(model: Model) -> tuple[float, float]:
+    """Return what multiplies scores, over the usual, and YaRN's factor of turned vectors."""
     scores, scaling = (model.attention_scale or 0) * model.head_dim**0.5, model.rope_scaling
     if scaling is None or scaling.kind != "yarn":
         return scores or 1.0, 1.0
     return scores or 1.0, scaling.attention_factor or yarn_growth(scaling.factor)
 
 
-def without_scales(model: Model) -> Model:
+def _without_scales(model: Model) -> Model:
     scaling = model.rope_scaling and replace(model.rope_scaling, attention_factor=None)
     return replace(model, attention_scale=None, rope_scaling=scaling)
 
 
-def values_of(family: Family, model: Model) -> dict[str, Any]:
-    """The keys of a family with the values of a model."""
+def _values_of(family: Family, model: Model) -> dict[str, Any]:
+    """Return the keys of a family with the values of a model."""
     values = {
         key: value
         for key, (field, *_) in {**SIZES, **family.keys}.items()
-        if (value := value_of(key, field, model)) is not None
+        if (value := _value_of(key, field, model)) is not None
     }
     if "hidden_activation" not in values and family.defaults.get("hidden_act"):
         values["hidden_activation"] = values.get("hidden_act")
-    values |= dict(rope_values(model)) | window_values(family, model)
+    values |= _rope_values(model) | _window_values(family, model)
     if model.moe is not None and family.experts is not None:
-        values |= expert_values(family.experts, model.moe)
+        known = {key: getattr(model.moe, field) for key, field in family.experts.keys.items()}
+        values |= {key: value for key, value in known.items() if value is not None}
+        for key, words in family.experts.choices.items():
+            for word, fields in words.items():
+                if all(getattr(model.moe, field) == value for field, value in fields.items()):
+                    values.setdefault(key, word)
     if model.latent is not None and family.latent:
         del values["head_dim"]  # the sum of two keys; here the key would say another width
         values |= {key: getattr(model.latent, field) for key, field in LATENT_KEYS.items()}
     return values
 
 
-def expert_values(experts: ExpertKeys, moe: MixtureOfExperts) -> dict[str, Any]:
-    """The keys of a family's experts, and the words that stand for several fields."""
-    known = {key: getattr(moe, field) for key, field in experts.keys.items()}
-    values = {key: value for key, value in known.items() if value is not None}
-    for key, words in experts.choices.items():
-        for word, fields in words.items():
-            if all(getattr(moe, field) == value for field, value in fields.items()):
-                values.setdefault(key, word)
-    return values
-
-
-def value_of(key: str, field: str, model: Model) -> Any:
+def _value_of(key: str, field: str, model: Model) -> Any:
     value = getattr(model, field)
     if key == "hidden_act":
         meant = value or ("silu" if model.gated else "gelu")
@@ -134,22 +121,22 @@ def value_of(key: str, field: str, model: Model) -> Any:
     return value
 
 
-def rope_values(model: Model) -> Iterator[tuple[str, Any]]:
-    """How RoPE is stretched, in the form that every release reads."""
+def _rope_values(model: Model) -> dict[str, Any]:
+    """Return how RoPE is stretched, in the form that every release reads."""
     scaling = model.rope_scaling
-    if scaling is not None:
-        keys = SCALINGS[scaling.kind].items()
-        known = {theirs: getattr(scaling, ours) for theirs, ours in keys}
-        given = {key: value for key, value in known.items() if value is not None}
-        scores, turned = scales(model)
-        if model.latent and scaling.kind == "yarn" and not isclose(scores, 1, rel_tol=SAME):
-            given.pop("attention_factor", None)
-            given |= with_growth(scaling.factor, turned, scores**0.5)
-        yield "rope_scaling", {"rope_type": scaling.kind, **given}
+    if scaling is None:
+        return {}
+    known = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[scaling.kind].items()}
+    given = {key: value for key, value in known.items() if value is not None}
+    scores, turned = _scales(model)
+    if model.latent and scaling.kind == "yarn" and not isclose(scores, 1, rel_tol=_SAME):
+        given.pop("attention_factor", None)
+        given |= with_growth(scaling.factor, turned, scores**0.5)
+    return {"rope_scaling": {"rope_type": scaling.kind, **given}}
 
 
-def window_values(family: Family, model: Model) -> dict[str, Any]:
-    """The window and its layers; without one, what switches a family's own window off."""
+def _window_values(family: Family, model: Model) -> dict[str, Any]:
+    """Return the window and its layers; without one, what switches a family's own window off."""
     if not family.window_pattern:
         return {}
     if model.window is None:

@@ -1,4 +1,4 @@
-"""Checks that the data of a spec are token sets, where this machine has them."""
+"""The files that a run reads: checks of those that this machine has, and which are missing."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -6,104 +6,93 @@ from pathlib import Path
 
 from orchestrator.network.decoder import decoder
 from orchestrator.reading import huggingface
-from orchestrator.reading.instance import ResolvedSpec
+from orchestrator.reading.instance import SpecInstance
 from orchestrator.reading.problems import FileReference, Problem, SpecProblems, named_by
 from orchestrator.storage.addresses import has_input, input_path, is_address
-from orchestrator.values.model import Model
 from orchestrator.values.spec import Spec
 
-MANIFEST = "manifest.json"
+CONFIG = "config.json"
+_START = "experiment.start.huggingface"
 
 
-def check_data(spec: Spec, resolved: ResolvedSpec, folder: Path) -> None:
-    """Raise `SpecProblems` if a path names text, or the folder of a set.
+def check_inputs(spec: Spec, file: SpecInstance, folder: Path) -> None:
+    """Raise `SpecProblems` where weights are of another model, or data are no token set.
 
     What this machine does not have, or a bucket has, is for the hosts that train to find.
     """
-    if problems := [*_problems(spec, resolved, folder)]:
+    problems = [*_start_problems(spec, file, folder)] or [*_data_problems(spec, file, folder)]
+    if problems:
         raise SpecProblems(problems)
 
 
-def _problems(spec: Spec, resolved: ResolvedSpec, folder: Path) -> Iterator[Problem]:
-    for key, path in data_paths(spec):
-        if is_address(path):
-            continue
-        found = folder / path
-        is_set = (found / MANIFEST).is_file()
-        if found.is_dir() or (found.is_file() and found.suffix != ".json"):
-            place = resolved.place(tuple(int(n) if n.isdigit() else n for n in key.split(".")))
-            fields = {"path": path, "found": found, "manifest": Path(path) / MANIFEST}
-            yield place.problem(
-                "folder-of-a-set" if is_set else "no-token-set", key, None, **fields
-            )
-
-
-def data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Every path of tokens, with its key."""
-    stages, evaluation = spec.experiment.stages or (), spec.run.evaluation
-    if stages:
-        sources = [(f"experiment.stages.{n}.data", one.data) for n, one in enumerate(stages)]
-    else:
-        sources = [("experiment.data", spec.experiment.data)]
-    yield from ((f"{key}.path", one.path) for key, one in sources if one.path)
-    if evaluation and evaluation.path:
-        yield "run.evaluation.path", evaluation.path
-
-
-# Checks that the weights a spec starts from are those of its model.
-
-
-KEY = "experiment.start.huggingface"
-CONFIG = "config.json"
-
-
-def check_start(spec: Spec, resolved: ResolvedSpec, folder: Path) -> None:
-    """Raise `SpecProblems` if the folder of the weights describes another model.
-
-    A folder that this machine does not have, or a bucket has, is for the hosts that train to read.
-    """
-    start = spec.experiment.start
+def _start_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:
+    start, model = spec.experiment.start, spec.experiment.model
     if start is None or is_address(start.huggingface) or not (folder / start.huggingface).exists():
         return
-    place = resolved.place(tuple(KEY.split(".")))
+    place = file.place(_START)
     config = folder / start.huggingface / CONFIG
     try:
-        theirs = huggingface.model_of(config, spec.experiment.model.name)
+        theirs = huggingface.model_of(config, model.name)
     except SpecProblems as error:
-        raise SpecProblems(named_by(FileReference(place, KEY), error.problems)) from None
+        yield from named_by(FileReference(place, _START), error.problems)
+        return
     if not any(config.parent.glob("*.safetensors")):
-        raise SpecProblems([place.problem("no-weights", KEY)])
-    if decoder(theirs) != decoder(spec.experiment.model):
-        names = ", ".join(differing(theirs, spec.experiment.model))
-        written = f"{start.huggingface}/{CONFIG}"
-        raise SpecProblems([place.problem("other-model", KEY, names=names, config=written)])
+        message = "has no safetensors, must be a folder with the weights of a model"
+        yield place.problem("no-weights", _START, message)
+    elif decoder(theirs) != decoder(model):
+        ours = asdict(model)
+        names = ", ".join(key for key, value in asdict(theirs).items() if value != ours[key])
+        message = f"has weights of another model, must be this one's: {names} differ"
+        hint = f"for example model: {{huggingface: {start.huggingface}/{CONFIG}}}"
+        yield place.problem("other-model", _START, message, hint)
 
 
-def differing(one: Model, other: Model) -> list[str]:
-    """The keys whose values differ."""
-    values = asdict(other)
-    return [key for key, value in asdict(one).items() if value != values[key]]
+def _data_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:
+    for key, path in _data_paths(spec):
+        found, manifest = folder / path, Path(path) / "manifest.json"
+        is_text = found.is_file() and found.suffix != ".json"
+        if is_address(path) or not (found.is_dir() or is_text):
+            continue
+        if (folder / manifest).is_file():
+            code = "folder-of-a-set"
+            message = "is the folder of a token set, must be its manifest"
+            hint = f"for example path: {manifest}"
+        else:
+            code = "no-token-set"
+            message = f"is {path}, which holds text, must be the manifest of a token set"
+            pack = f"orch data pack tokens {found} --tokenizer tokenizer.json makes one"
+            hint = f"{pack}; then write path: tokens/manifest.json"
+        yield file.place(key).problem(code, key, message, hint, found=found)
 
 
-# Files that a spec names and this machine lacks: hosts that train may have them.
+def _data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield every path of tokens, with its key."""
+    sources = {"experiment.data": spec.experiment.data}
+    if stages := spec.experiment.stages:
+        sources = {f"experiment.stages.{n}.data": stage.data for n, stage in enumerate(stages)}
+    yield from ((f"{key}.path", data.path) for key, data in sources.items() if data.path)
+    if spec.run.evaluation and spec.run.evaluation.path:
+        yield "run.evaluation.path", spec.run.evaluation.path
 
 
 def missing_inputs(spec: Spec, folder: Path) -> Iterator[tuple[str, str]]:
-    """The key and the path of each, relative to the folder of the spec. Buckets are not asked."""
-    for key, path in input_paths(spec):
+    """Yield the key and path of each file that this machine lacks: hosts that train may have it.
+
+    Paths are relative to the folder of the spec. Buckets are not asked.
+    """
+    for key, path in _input_paths(spec):
         if not is_address(path) and not (folder / path).exists():
             yield key, path
 
 
 def absent_objects(spec: Spec) -> Iterator[tuple[str, str]]:
-    """The key and the address of each that its bucket does not have; they are asked."""
-    for key, path in input_paths(spec):
+    """Yield the key and address of each input that its bucket does not have; buckets are asked."""
+    for key, path in _input_paths(spec):
         if is_address(path) and not has_input(input_path(Path(), path)):
             yield key, path
 
 
-def input_paths(spec: Spec) -> Iterator[tuple[str, str]]:
-    """The key and the path of whatever a run reads."""
+def _input_paths(spec: Spec) -> Iterator[tuple[str, str]]:
     if start := spec.experiment.start:
-        yield KEY, start.huggingface
-    yield from data_paths(spec)
+        yield _START, start.huggingface
+    yield from _data_paths(spec)

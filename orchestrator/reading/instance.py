@@ -1,12 +1,14 @@
-"""Reads nodes as JSON values by their schema, as an editor with the same schema does."""
+"""A file as values: reads its nodes by a schema, and places everything that is wrong in the text.
+
+The values are those of an editor with the same schema, and then what they mean.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import ValidationError
 
-from orchestrator.reading import schema as schemas
 from orchestrator.reading.expectations import (
     key_suggestion,
     likely,
@@ -19,7 +21,6 @@ from orchestrator.reading.expectations import (
 from orchestrator.reading.nodes import (
     Broken,
     Mapping,
-    Misread,
     Node,
     Scalar,
     SequenceNode,
@@ -28,13 +29,31 @@ from orchestrator.reading.nodes import (
     as_written,
 )
 from orchestrator.reading.problems import Correction, Problem, SpecPosition, shortened
-from orchestrator.reading.schema import Schema, meaning
+from orchestrator.reading.schema import (
+    Misread,
+    Schema,
+    alternatives,
+    chip_schema,
+    chosen,
+    default_of,
+    meaning,
+    member,
+    properties,
+    resolved,
+    scalar_types,
+    schema_field,
+    violations,
+)
 
 KeyPath = tuple[str | int, ...]
+_Located = tuple[KeyPath, Problem]
+_ABSENT = object()
+# Keys of earlier versions, with another way to do the same.
+_REMOVED = {("study", "draws"), ("study", "seed"), ("study", "stop")}
 
 
 @dataclass(frozen=True)
-class Field:
+class _Field:
     """One key of a file: its place, its node, and the schema of its value (None: unknown)."""
 
     key_place: SpecPosition
@@ -42,14 +61,31 @@ class Field:
     schema: Schema | None
 
 
-@dataclass
 class SpecInstance:
-    """A file as JSON values; `rejected` are the paths whose values are wrong, and None here."""
+    """A file as JSON values (`value`), and as what they mean (`values`): base units, and without
+    what is wrong. `rejected` are the paths whose values are wrong, and None in `value`.
+    """
 
-    value: Any = None
-    fields: dict[KeyPath, Field] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    rejected: set[KeyPath] = field(default_factory=set)
+    def __init__(self, root: Node, schema: Schema) -> None:
+        self.fields: dict[KeyPath, _Field] = {}
+        self.problems: list[Problem] = []
+        self.rejected: set[KeyPath] = set()
+        self.value = self._value((), _Field(root.place, root, schema))
+        for error in violations(self.value, schema):
+            for path, problem in self._violation(error):
+                if not self.is_rejected(path):
+                    self.reject(path, problem)
+        self.values = self._meanings(self.value, ())
+
+    def __getitem__(self, key: str) -> Any:
+        """Return what a dotted key means, or its default; None where it is wrong or has neither."""
+        path = tuple(key.split("."))
+        if self.is_rejected(path):
+            return None
+        value = self.values
+        for part in path:
+            value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
+        return default_of(schema_field(*path)) if value is _ABSENT else value
 
     def is_rejected(self, path: KeyPath) -> bool:
         return any(path[:length] in self.rejected for length in range(len(path) + 1))
@@ -63,257 +99,180 @@ class SpecInstance:
             place.source.hidden.append((place.line, place.col, len(here.node.text) + quotes))
         self.problems.append(problem)
 
+    def report(
+        self, key: str, code: str, message: str, hint: str | Correction = "", **fields: Any
+    ) -> None:
+        """Add a problem of a dotted key."""
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        self.reject(path, self.place(key).problem(code, key, message, hint, **fields))
 
-def instance_of(root: Node, root_schema: Schema | None = None) -> SpecInstance:
-    """The values of a file, key by key; it is a spec unless another schema is given."""
-    instance = SpecInstance()
-    schema = schemas.spec_schema() if root_schema is None else root_schema
-    instance.value = _value(instance, (), Field(root.place, root, schema))
-    return instance
+    def place(self, key: str) -> SpecPosition:
+        """Return where the value of a dotted key stands, or else the nearest key above it."""
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        if path in self.fields:
+            return self.fields[path].node.place
+        above = next(path[:n] for n in range(len(path) - 1, -1, -1) if path[:n] in self.fields)
+        return self.fields[above].key_place
 
+    # The JSON values.
 
-def _value(instance: SpecInstance, path: KeyPath, here: Field) -> Any:
-    instance.fields[path] = here
-    node, schema = here.node, here.schema
-    if isinstance(node, Broken):
-        instance.rejected.add(path)
-    if isinstance(node, Broken) or schema is None:
+    def _value(self, path: KeyPath, here: _Field) -> Any:
+        self.fields[path] = here
+        node, schema = here.node, here.schema
+        if isinstance(node, Broken):
+            self.rejected.add(path)
+        if isinstance(node, Broken) or schema is None:
+            return None
+        if isinstance(node, Scalar):
+            return self._scalar(path, node, schema)
+        index = chosen(schema, node)
+        if index is None:
+            return [] if isinstance(node, SequenceNode) else {}
+        inside = alternatives(schema)[index]
+        if isinstance(node, Mapping):
+            return {
+                key: self._value((*path, key), _Field(at.key_place, at.node, member(inside, key)))
+                for key, at in node.entries.items()
+            }
+        entry = resolved(inside.get("items", {}))
+        return [
+            self._value((*path, i), _Field(item.place, item, entry))
+            for i, item in enumerate(node.items)
+        ]
+
+    def _scalar(self, path: KeyPath, node: Scalar, schema: Schema) -> Value | None:
+        types = scalar_types(schema)
+        value = as_written(node.text, types) if node.plain else node.text
+        if node.empty:
+            code, what = "empty-value", "is empty"
+        elif not node.text.isprintable():
+            code, what = "unprintable", "has line breaks or unprintable characters"
+        elif node.plain and may_mean_either(types) and ambiguous(node.text, value):
+            code, what = "ambiguous", f"is {shown(node, schema)}, which may be read in two ways"
+        else:
+            return value
+        hint: str | Correction | None = suggestion(path[-1:] and path[-1], schema, node)
+        if code == "ambiguous":
+            other = "".join(f"{text}, or " for text in likely(schema, node)[:1])
+            hint = f'write {other}"{node.text}" if it is text'
+        message = f"{what}, must be {must(schema)}"
+        self.reject(path, node.place.problem(code, dotted(path), message, hint))
         return None
-    if isinstance(node, Scalar):
-        return _scalar(instance, path, here, node)
-    index = schemas.chosen(schema, node)
-    if index is None:
-        return [] if isinstance(node, SequenceNode) else {}
-    inside = schemas.alternatives(schema)[index]
-    if isinstance(node, Mapping):
-        return _members(instance, path, node, inside)
-    item = schemas.resolved(inside["items"])
-    fields = [Field(one.place, one, item) for one in node.items]
-    return [_value(instance, (*path, i), one) for i, one in enumerate(fields)]
 
+    # What violates the schema.
 
-def _members(
-    instance: SpecInstance, path: KeyPath, node: Mapping, inside: Schema
-) -> dict[str, Any]:
-    return {
-        key: _value(
-            instance,
-            (*path, key),
-            Field(entry.key_place, entry.node, schemas.member(inside, key)),
-        )
-        for key, entry in node.entries.items()
-    }
+    def _violation(self, error: ValidationError) -> Iterator[_Located]:
+        path: KeyPath = tuple(error.absolute_path)
+        here = self.fields[path]
+        # jsonschema types these as possibly unset, and always sets them on the errors it finds
+        value: Any = error.instance
+        schema: Any = error.schema
+        if "propertyNames" in error.relative_schema_path:
+            yield self._illegal_name(path, value)
+        elif error.validator == "anyOf":
+            index = chosen(here.schema or {}, here.node)
+            if index is None:
+                yield _illegal(path, here)
+            for inner in error.context or ():  # the alternative that a mapping or list shows
+                if inner.relative_schema_path[0] == index:
+                    yield from self._violation(inner)
+        elif error.validator == "additionalProperties":
+            known = list(schema["properties"])
+            yield from (self._unknown((*path, key), known) for key in value if key not in known)
+        elif error.validator == "required":
+            # a condition inside a mapping demands keys without their schemas
+            whole = resolved(schema if "properties" in schema else here.schema or {})
+            yield from _missing(path, here, schema["required"], whole, value)
+        elif error.validator == "uniqueItems":
+            yield from self._repeated(path, value)
+        else:
+            yield _illegal(path, here)
 
+    def _unknown(self, path: KeyPath, known: list[str]) -> _Located:
+        in_spec = self.fields[()].schema is not chip_schema()
+        hint: str | Correction = key_suggestion(str(path[-1]), known, in_spec=in_spec)
+        if path in _REMOVED:
+            hint = "docs/studies.md shows random values and early stops with Optuna"
+        code = "removed-key" if path in _REMOVED else "unknown-key"
+        name = dotted((*path[:-1], shortened(str(path[-1]))))
+        message = f"is unknown, must be one of {', '.join(known)}"
+        return path, self.fields[path].key_place.problem(code, name, message, hint)
 
-def _scalar(instance: SpecInstance, path: KeyPath, here: Field, node: Scalar) -> Value | None:
-    schema = here.schema or {}
-    types = schemas.scalar_types(schema)
-    value = as_written(node.text, types) if node.plain else node.text
-    if node.empty or not node.text.isprintable():
-        code, fields = "empty-value" if node.empty else "unprintable", {}
-        meant: Correction | None = suggestion(path, schema, node)
-    elif node.plain and may_mean_either(types) and ambiguous(node.text, value):
-        code, meant = "ambiguous", None
-        alternative = "".join(f"{one}, or " for one in likely(schema, node)[:1])
-        fields = {"value": shown(node, schema), "text": node.text, "alternative": alternative}
-    else:
-        return value
-    problem = node.place.problem(code, dotted(path), meant, expected=must(schema), **fields)
-    instance.reject(path, problem)
-    return None
+    def _illegal_name(self, path: KeyPath, name: str) -> _Located:
+        expected = resolved((self.fields[path].schema or {})["propertyNames"])
+        place = self.fields[*path, name].key_place
+        hint = suggestion(None, expected, Scalar(place, name, plain=True))
+        message = f"is no legal key, must be {must(expected)}"
+        key = dotted((*path, shortened(name)))
+        return (*path, name), place.problem("illegal-key", key, message, hint)
+
+    def _repeated(self, path: KeyPath, items: list[object]) -> Iterator[_Located]:
+        for index, item in enumerate(items):
+            if item in items[:index]:
+                inside = (*path, index)
+                here = self.fields[inside]
+                message = f"is {shown(here.node, here.schema or {})}, must be given once"
+                key = dotted(inside)
+                yield inside, here.node.place.problem("repeated-value", key, message, "remove it")
+
+    # What the values mean.
+
+    def _meanings(self, value: Any, path: KeyPath) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: self._meanings(value[key], (*path, key))
+                for key in value
+                if not self.is_rejected((*path, key))
+            }
+        if isinstance(value, list):
+            return [self._meanings(item, (*path, i)) for i, item in enumerate(value)]
+        here = self.fields[path]
+        schema = here.schema or {}
+        try:
+            return meaning(value, schema)
+        except Misread as error:
+            hint = suggestion(path[-1], schema)
+            place = here.node.place
+            self.reject(path, place.problem(error.code, dotted(path), error.message, hint))
+            return None
 
 
 def dotted(path: KeyPath) -> str:
-    """A path as people write it."""
+    """Return a path as people write it."""
     return ".".join(map(str, path))
 
 
-# Validates a file against its schema, and places every problem in the text.
-
-
-Located = tuple[KeyPath, Problem]
-
-# Keys of earlier versions, with another way to do the same.
-REMOVED = {("study", "draws"), ("study", "seed"), ("study", "stop")}
-
-
-def validate(spec: SpecInstance, validator: Draft202012Validator | None = None) -> None:
-    """Add every violation of the schema to the problems of a file."""
-    for error in (validator or schemas.validator()).iter_errors(spec.value):
-        for path, problem in _problems(spec, error):
-            if not spec.is_rejected(path):
-                spec.reject(path, problem)
-
-
-def _problems(spec: SpecInstance, error: ValidationError) -> Iterator[Located]:
-    path: KeyPath = tuple(error.absolute_path)
-    here, instance, schema = spec.fields[path], _any(error.instance), _any(error.schema)
-    if "propertyNames" in error.relative_schema_path:
-        yield _illegal_name(spec, path, instance)
-    elif error.validator == "anyOf":
-        yield from _in_alternative(spec, path, error)
-    elif error.validator == "additionalProperties":
-        known = list(schema["properties"])
-        yield from (_unknown(spec, path, key, known) for key in instance if key not in known)
-    elif error.validator == "required":
-        whole = schemas.resolved(_whole(here.schema or {}, schema))
-        missing = _missing_keys(schema["required"], whole, instance)
-        yield from (_missing(path, here, key, whole) for key in missing)
-    elif error.validator == "uniqueItems":
-        yield from _repeated(spec, path, instance)
-    else:
-        yield _illegal(path, here)
-
-
-def _any(value: object) -> Any:
-    """What `jsonschema` types as possibly unset, and always sets on the errors it finds."""
-    return value
-
-
-def _in_alternative(spec: SpecInstance, path: KeyPath, error: ValidationError) -> Iterator[Located]:
-    """What is wrong with the alternative that was meant, when a mapping or list shows which."""
-    here = spec.fields[path]
-    index = schemas.chosen(here.schema or {}, here.node)
-    if index is None:
-        yield _illegal(path, here)
-        return
-    for inner in error.context or ():
-        if inner.relative_schema_path[0] == index:
-            yield from _problems(spec, inner)
-
-
-def _illegal(path: KeyPath, here: Field) -> Located:
+def _illegal(path: KeyPath, here: _Field) -> _Located:
     schema = here.schema or {}
-    # A file that holds one text is no spec, whatever it is: its text is not repeated.
+    # The text of a file that holds one text is not repeated: it is no spec, whatever it is.
     value = shown(here.node, schema) if path or not isinstance(here.node, Scalar) else "text"
-    hint = suggestion(path, schema, here.node)
-    brief = hint is not None and hint.kind == "meant"
-    fields = {"value": value, "expected": must(schema, brief=brief)}
-    if is_data(path):
-        return path, here.node.place.problem("text-as-data", dotted(path), None, **fields)
-    return path, here.node.place.problem("illegal-value", dotted(path), hint, **fields)
+    hint = suggestion(path[-1:] and path[-1], schema, here.node)
+    message = f"is {value}, must be {must(schema, brief=hint is not None and hint.kind == 'meant')}"
+    place, key = here.node.place, dotted(path)
+    is_data = path[:1] == ("experiment",) and (
+        path[-1:] == ("data",) or path[-2:] == ("data", "kind")
+    )
+    if not is_data:
+        return path, place.problem("illegal-value", key, message, hint)
+    # text may have been named there as what is trained on
+    pack = "orch data pack tokens FILES --tokenizer tokenizer.json packs it"
+    return path, place.problem(
+        "text-as-data",
+        key,
+        f"{message}: text is packed into tokens before a run",
+        f"{pack}; then write kind: tokens and path: tokens/manifest.json",
+    )
 
 
-def is_data(path: KeyPath) -> bool:
-    """Whether text may have been named there as what is trained on."""
-    return path[:1] == ("experiment",) and (path[-1:] == ("data",) or path[-2:] == ("data", "kind"))
-
-
-def _unknown(spec: SpecInstance, path: KeyPath, key: str, known: list[str]) -> Located:
-    inside = (*path, key)
-    place = spec.fields[inside].key_place
-    name = dotted((*path, shortened(key)))
-    if inside in REMOVED and key not in known:
-        return inside, place.problem("removed-key", name, expected=", ".join(known))
-    in_spec = spec.fields[()].schema is not schemas.chip_schema()
-    hint = key_suggestion(key, known, in_spec=in_spec)
-    return inside, place.problem("unknown-key", name, hint, expected=", ".join(known))
-
-
-def _missing(path: KeyPath, here: Field, key: str, schema: schemas.Schema) -> Located:
-    inside = (*path, key)
-    expected = schemas.member(schema, key) or {}
-    hint = suggestion(inside, expected)
-    problem = here.key_place.problem("missing-key", dotted(inside), hint, expected=must(expected))
-    return inside, problem
-
-
-def _whole(here: schemas.Schema, demand: schemas.Schema) -> schemas.Schema:
-    """The mapping's own schema, where the demand is a condition inside it."""
-    return demand if "properties" in demand else here
-
-
-def _missing_keys(
-    required: list[str], schema: schemas.Schema, instance: dict[str, Any]
-) -> list[str]:
-    """The keys that are missing, but for those that an unknown key was meant to be."""
-    known = list(schema["properties"])
-    misspelt = {meant_key(key, known) for key in instance if key not in known}
-    return [key for key in required if key not in instance and key not in misspelt]
-
-
-def _illegal_name(spec: SpecInstance, path: KeyPath, name: str) -> Located:
-    inside = (*path, name)
-    expected = schemas.resolved((spec.fields[path].schema or {})["propertyNames"])
-    place = spec.fields[inside].key_place
-    hint = suggestion((), expected, Scalar(place, name, plain=True))
-    key = dotted((*path, shortened(name)))
-    return inside, place.problem("illegal-key", key, hint, expected=must(expected))
-
-
-def _repeated(spec: SpecInstance, path: KeyPath, items: list[object]) -> Iterator[Located]:
-    for index, item in enumerate(items):
-        inside = (*path, index)
-        if item in items[:index]:
-            here = spec.fields[inside]
-            value = shown(here.node, here.schema or {})
-            yield inside, here.node.place.problem("repeated-value", dotted(inside), value=value)
-
-
-# What a spec means, key by key: base units, defaults filled in, wrong values absent.
-
-
-ABSENT = object()
-
-
-class ResolvedSpec:
-    """A validated spec, in meanings. Checks read it, and report problems at their place."""
-
-    def __init__(self, spec: SpecInstance) -> None:
-        self._spec = spec
-        self.values = _meanings(spec, spec.value, ())
-
-    def __getitem__(self, key: str) -> Any:
-        """The value of a dotted key, or its default; None where it is wrong or has neither."""
-        path = tuple(key.split("."))
-        if self._spec.is_rejected(path):
-            return None
-        value = self.values
-        for part in path:
-            value = value.get(part, ABSENT) if isinstance(value, dict) else ABSENT
-        return default(schemas.schema_field(path) or {}) if value is ABSENT else value
-
-    def report(self, key: str, code: str, **fields: Any) -> None:
-        """Add a problem of a dotted key."""
-        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
-        self._spec.reject(path, self.place(path).problem(code, key, **fields))
-
-    def place(self, path: KeyPath) -> SpecPosition:
-        """Where a value stands, or would stand: at the nearest key above it."""
-        fields = self._spec.fields
-        if path in fields:
-            return fields[path].node.place
-        above = next(path[:n] for n in range(len(path) - 1, -1, -1) if path[:n] in fields)
-        return fields[above].key_place
-
-
-def default(schema: Schema) -> Any:
-    """What a key means that is left out; None when it has no default."""
-    value = schema.get("default")
-    return meaning(value, schemas.kind(schema)) if isinstance(value, str) else value
-
-
-def _meanings(spec: SpecInstance, value: Any, path: KeyPath) -> Any:
-    """A value without its rejected parts, every number and share as a number."""
-    if isinstance(value, dict):
-        inside = {key: (*path, key) for key in value}
-        return {
-            key: _meanings(spec, value[key], inside[key])
-            for key in value
-            if not spec.is_rejected(inside[key])
-        }
-    if isinstance(value, list):
-        return [_meanings(spec, one, (*path, i)) for i, one in enumerate(value)]
-    return _meaning(spec, value, path)
-
-
-def _meaning(spec: SpecInstance, value: Any, path: KeyPath) -> Any:
-    here = spec.fields[path]
-    schema = here.schema or {}
-    try:
-        return meaning(value, schemas.kind(schema))
-    except Misread as error:
-        hint = suggestion(path, schema)
-        problem = here.node.place.problem(error.code, dotted(path), hint, **error.fields)
-        spec.reject(path, problem)
-        return None
+def _missing(
+    path: KeyPath, here: _Field, required: list[str], schema: Schema, value: dict[str, Any]
+) -> Iterator[_Located]:
+    """Yield the missing keys, but for those that an unknown key was meant to be."""
+    known = list(properties(schema))
+    misspelt = {meant_key(key, known) for key in value if key not in known}
+    for key in required:
+        if key not in value and key not in misspelt:
+            inside, expected = (*path, key), member(schema, key) or {}
+            message = f"is missing, must be {must(expected)}"
+            hint = suggestion(key, expected)
+            yield inside, here.key_place.problem("missing-key", dotted(inside), message, hint)

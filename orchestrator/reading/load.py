@@ -1,33 +1,18 @@
-"""Loads a file as a Spec."""
+"""Loads a file as a Spec, with the files that it names: a model's config, a chip of one's own."""
 
-import pathlib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
-from orchestrator.reading.checks import (
-    SECTIONS,
-    check,
-    check_stages,
-    check_topology,
-    has_scheme,
-    written_out,
-)
-from orchestrator.reading.inputs import check_data, check_start
-from orchestrator.reading.instance import (
-    KeyPath,
-    ResolvedSpec,
-    SpecInstance,
-    default,
-    instance_of,
-    validate,
-)
+from orchestrator.reading.checks import SECTIONS, check, check_topology, has_scheme, written_out
+from orchestrator.reading.inputs import check_inputs
+from orchestrator.reading.instance import KeyPath, SpecInstance, dotted
 from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
 from orchestrator.reading.overrides import apply
 from orchestrator.reading.problems import (
@@ -38,114 +23,40 @@ from orchestrator.reading.problems import (
     SpecText,
     named_by,
 )
-from orchestrator.reading.schema import KEYS_IN_FILES, chip_schema, chip_validator, schema_field
+from orchestrator.reading.schema import (
+    AUTO,
+    KEYS_IN_FILES,
+    chip_schema,
+    default_of,
+    schema_field,
+    spec_schema,
+)
 from orchestrator.values.model import Model
 from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
 
-# Reads a chip from a TOML file of the user's own, and says everything that is wrong with it.
-
-
-HEADER = re.compile(r"\s*\[([\w.-]+)\]")
-KEY = re.compile(r"\s*([\w-]+)\s*=\s*")
-NEEDED_PEAKS = ("bf16", "fp32")
-
-
-def read_chip(path: pathlib.Path) -> tuple[Chip, dict[str, Any]]:
-    """The chip of a file, named after it, and the file's content."""
-    source = read(path)
-    try:
-        content = tomllib.loads("\n".join(source.lines))
-    except tomllib.TOMLDecodeError as error:
-        raise SpecProblems([_not_toml(source, str(error))]) from None
-    file = instance_of(_mapping(content, (), _positions(source)), chip_schema())
-    validate(file, chip_validator())
-    if not file.problems:
-        _check(file, path.stem)
-    if file.problems:
-        raise SpecProblems(file.problems)
-    return catalog.defined(path.stem, content), content
-
-
-def _not_toml(source: SpecText, message: str) -> Problem:
-    """Its place is a part of the parser's message, unless it is the end of the file."""
-    reason, _, position = message.partition(" (at ")
-    numbers = [int(number) for number in re.findall("[0-9]+", position)]
-    line, col = numbers if len(numbers) == 2 else (len(source.lines), 1)
-    return SpecPosition(source, line, col).problem("not-toml", reason=reason)
-
-
-def _check(file: SpecInstance, name: str) -> None:
-    """Add what the schema cannot say."""
-    if name in catalog.chips():
-        file.reject((), file.fields[()].node.place.problem("chip-name", name=name))
-    for peak in NEEDED_PEAKS:
-        if peak not in file.value["peak_flops_per_s"]:
-            place = file.fields["peak_flops_per_s",].key_place
-            key = f"peak_flops_per_s.{peak}"
-            file.reject((key,), place.problem("chip-peak", key, peak=peak))
-    axes = file.value["torus_axes"]
-    shapes: list[tuple[KeyPath, list[int]]] = [(("largest_slice",), file.value["largest_slice"])]
-    for index, shape in enumerate(file.value["slices"]["listed"]):
-        shapes.append((("slices", "listed", index), shape))
-    for path, shape in shapes:
-        if len(shape) != axes:
-            key = ".".join(map(str, path))
-            place = file.fields[path].node.place
-            fields = {"dimensions": len(shape), "axes": axes, "example": [1] * axes}
-            file.reject(path, place.problem("chip-dimensions", key, **fields))
-
-
-Positions = dict[tuple[str, ...], SpecPosition]
-
-
-def _positions(source: SpecText) -> Positions:
-    """Where each key at the beginning of a line stands."""
-    positions: Positions = {(): SpecPosition(source, 1, 1)}
-    section: tuple[str, ...] = ()
-    for number, line in enumerate(source.lines, start=1):
-        if header := HEADER.match(line):
-            section = tuple(header[1].split("."))
-            positions[section] = SpecPosition(source, number, header.start(1) + 1)
-        elif key := KEY.match(line):
-            positions[*section, key[1]] = SpecPosition(source, number, key.start(1) + 1)
-    return positions
-
-
-def _mapping(table: dict[str, Any], path: tuple[str, ...], positions: Positions) -> Mapping:
-    entries = {}
-    for key, value in table.items():
-        inside = (*path, key)
-        positions.setdefault(inside, positions[path])
-        entries[key] = Entry(positions[inside], _node(value, inside, positions))
-    return Mapping(positions[path], entries)
-
-
-def _node(value: Any, path: tuple[str, ...], positions: Positions) -> Node:
-    """A value of TOML as the loader of specs has it: a text at its place."""
-    place = positions[path]
-    if isinstance(value, dict):
-        return _mapping(value, path, positions)
-    if isinstance(value, list):
-        return SequenceNode(place, [_node(item, path, positions) for item in value])
-    if isinstance(value, str):
-        return Scalar(place, value, plain=False)
-    return Scalar(place, str(value).lower() if isinstance(value, bool) else str(value), plain=True)
-
-
-HUGGINGFACE = "huggingface"
-CONFIG, CHIP_FILE = f"experiment.model.{HUGGINGFACE}", "resources.chip.file"
+_T = TypeVar("_T")
+_CONFIG, _CHIP_FILE = "experiment.model.huggingface", "resources.chip.file"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
-    """The spec of a file with `--set` overrides; `SpecProblems` has everything that is wrong."""
+    """Return the spec of a file with `--set` overrides; `SpecProblems` has all that is wrong."""
     root, problems = parse(read(path))
-    _refuse_study(root)
+    if isinstance(root, Mapping):  # a study, or one without its section, is one mistake
+        if study := root.entries.get("study"):
+            message = "makes it a study, must be a spec"
+            hint = "orch plan, orch submit and orch report take studies"
+            raise SpecProblems([study.key_place.problem("is-a-study", "study", message, hint)])
+        if vary := root.entries.get("vary"):
+            message = "belongs to a study, must be below study"
+            hint = "for example study: {kind: sweep, base: my-run.yaml, vary: ...}"
+            code = "study-without-study"
+            raise SpecProblems([vary.key_place.problem(code, "vary", message, hint)])
     problems += apply(root, overrides)
     return spec_of(root, problems, path.parent, tuple(overrides))
 
 
 def is_study(path: Path) -> bool:
-    """Whether a file is about a study; a file that cannot be read is for the loader to refuse."""
+    """Return whether a file is a study; one that cannot be read is for the loader to refuse."""
     try:
         root, _ = parse(read(path))
     except SpecProblems:
@@ -153,83 +64,89 @@ def is_study(path: Path) -> bool:
     return isinstance(root, Mapping) and "study" in root.entries
 
 
-def _refuse_study(root: Node) -> None:
-    """Report a study in place of a spec, or one without its section, as one mistake."""
-    if not isinstance(root, Mapping):
-        return
-    for key, code in (("study", "is-a-study"), ("vary", "study-without-study")):
-        if key in root.entries:
-            raise SpecProblems([root.entries[key].key_place.problem(code, key)])
-
-
 def spec_of(
     root: Node, problems: Sequence[Problem], folder: Path, overrides: tuple[str, ...]
 ) -> Spec:
-    """The spec of nodes, whose paths are relative to the folder; `problems` come with the nodes."""
-    file = instance_of(root)
-    validate(file)
-    resolved = ResolvedSpec(file)
-    check(resolved)
-    check_stages(resolved)
-    chip, definition, in_chip = _chip(resolved, folder)
+    """Return the spec of nodes, whose paths are relative to the folder, or raise `SpecProblems`.
+
+    `problems` come with the nodes.
+    """
+    file = SpecInstance(root, spec_schema())
+    check(file)
+    chip, definition, elsewhere = _chip(file, folder)
     if chip:
-        check_topology(resolved, chip)
-    configured, in_config = _config_model(resolved, folder)
-    all_problems = [*problems, *file.problems, *in_config, *in_chip]
-    if all_problems or chip is None:
-        raise SpecProblems(all_problems)
-    resolved.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
-    spec = _spec(resolved.values, configured, overrides)
-    check_start(spec, resolved, folder)
-    check_data(spec, resolved, folder)
+        check_topology(file, chip)
+    model = file["experiment.model"]
+    if isinstance(model, dict) and "huggingface" in model:
+        name = model.get("name")
+        model, wrong = _named_file(file, _CONFIG, lambda path: _config_model(folder / path, name))
+        elsewhere = [*wrong, *elsewhere]
+    if found := [*problems, *file.problems, *elsewhere]:
+        raise SpecProblems(found)
+    assert chip is not None
+    if isinstance(model, str):
+        model = catalog.model(model)
+    file.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
+    spec = _spec(file.values, msgspec.to_builtins(model), overrides)
+    check_inputs(spec, file, folder)
     return spec
 
 
 def _chip(
-    resolved: ResolvedSpec, folder: Path
+    file: SpecInstance, folder: Path
 ) -> tuple[Chip | None, dict[str, Any] | None, list[Problem]]:
-    """The chip, with the content of its file if it has its own; or what is wrong with that file."""
-    chip = resolved["resources.chip"]
+    """Return the chip, the content of its file if it has its own, and that file's problems."""
+    chip = file["resources.chip"]
     if isinstance(chip, str):
         return catalog.chip(chip), None, []
     if not isinstance(chip, dict) or "file" not in chip:
         return None, None, []
-    if has_scheme(chip["file"]):
-        return None, None, [_not_a_path(resolved, CHIP_FILE)]
+    found, wrong = _named_file(file, _CHIP_FILE, lambda path: read_chip(folder / path))
+    return *(found or (None, None)), wrong
+
+
+def _named_file(
+    file: SpecInstance, key: str, reader: Callable[[str], _T]
+) -> tuple[_T | None, list[Problem]]:
+    """Return what a file is that a key names, or what is wrong with it."""
+    path, place = file[key], file.place(key)
+    if has_scheme(path):
+        message = (
+            "is an address, must be a path: it is read when the spec is, which opens no connection"
+        )
+        return None, [
+            place.problem("no-file-system", key, message, "copy the file beside the spec")
+        ]
     try:
-        return *read_chip(folder / chip["file"]), []
+        return reader(path), []
     except SpecProblems as error:
-        return None, None, named_by(_reference(resolved, CHIP_FILE), error.problems)
+        return None, named_by(FileReference(place, key), error.problems)
 
 
-def _config_model(resolved: ResolvedSpec, folder: Path) -> tuple[Model | None, list[Problem]]:
-    """The model of a config.json, or what is wrong with that file."""
-    model = resolved["experiment.model"]
-    if not isinstance(model, dict) or HUGGINGFACE not in model:
-        return None, []
-    if has_scheme(model[HUGGINGFACE]):
-        return None, [_not_a_path(resolved, CONFIG)]
+def _config_model(path: Path, name: str | None) -> Model:
     from orchestrator.reading import huggingface  # noqa: PLC0415  most specs name a model
 
-    try:
-        return huggingface.model_of(folder / model[HUGGINGFACE], model.get("name")), []
-    except SpecProblems as error:
-        return None, named_by(_reference(resolved, CONFIG), error.problems)
+    return huggingface.model_of(path, name)
 
 
-def _not_a_path(resolved: ResolvedSpec, key: str) -> Problem:
-    return _reference(resolved, key).place.problem("no-file-system", key)
-
-
-def _reference(resolved: ResolvedSpec, key: str) -> FileReference:
-    return FileReference(resolved.place(tuple(key.split("."))), key)
-
-
-def _spec(values: dict[str, Any], configured: Model | None, overrides: tuple[str, ...]) -> Spec:
-    """Legal values as a Spec, with what the file abbreviates written out."""
+def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, ...]) -> Spec:
+    """Return legal values as a Spec, with what the file abbreviates written out."""
+    experiment, resources = dict(values["experiment"]), dict(values["resources"])
+    experiment["model"] = {"name": default_of(schema_field("experiment", "model", "name")), **model}
+    if "stages" in experiment:  # the experiment's own sections are those of the first
+        stages = written_out(experiment)
+        experiment |= {name: stages[0][name] for name in SECTIONS} | {"stages": stages}
+        experiment["tokens"] = sum(stage["tokens"] for stage in stages)
+    pods, mesh = resources.get("pods"), resources.get("mesh", AUTO)
+    if isinstance(pods, int):
+        resources["pods"] = {"min": pods, "max": pods}
+    sizes = {} if mesh == AUTO else mesh
+    resources["mesh"] = {axis: None if size == AUTO else size for axis, size in sizes.items()}
+    resources["topology"] = str(resources.get("topology", AUTO_TOPOLOGY))
+    resources["failures"] = _renamed(resources.get("failures", {}))
     sections = {
-        "experiment": _experiment(values["experiment"], configured),
-        "resources": _resources(values["resources"]),
+        "experiment": experiment,
+        "resources": resources,
         "run": _renamed(values.get("run", {})),
         "overrides": overrides,
     }
@@ -237,41 +154,83 @@ def _spec(values: dict[str, Any], configured: Model | None, overrides: tuple[str
     return msgspec.convert(given | sections, Spec)
 
 
-def _experiment(experiment: dict[str, Any], configured: Model | None) -> dict[str, Any]:
-    model = experiment["model"]
-    if isinstance(model, str):
-        model = msgspec.to_builtins(catalog.model(model))
-    elif configured:
-        model = msgspec.to_builtins(configured)
-    unnamed = {"name": default(schema_field(("experiment", "model", "name")) or {})}
-    return experiment | _stages(experiment) | {"model": unnamed | model}
-
-
-def _stages(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The stages written out. The experiment's own sections are those of the first."""
-    if "stages" not in experiment:
-        return {}
-    stages = written_out(experiment)
-    tokens = sum(one["tokens"] for one in stages)
-    first = {name: stages[0][name] for name in SECTIONS}
-    return {**first, "tokens": tokens, "stages": stages}
-
-
-def _resources(resources: dict[str, Any]) -> dict[str, Any]:
-    pods, mesh = resources.get("pods"), resources.get("mesh", "auto")
-    long_form: dict[str, Any] = {"topology": str(resources.get("topology", AUTO_TOPOLOGY))}
-    if isinstance(pods, int):
-        long_form["pods"] = {"min": pods, "max": pods}
-    long_form["mesh"] = {} if mesh == "auto" else {axis: _axis_size(n) for axis, n in mesh.items()}
-    long_form["failures"] = _renamed(resources.get("failures", {}))
-    return resources | long_form
-
-
-def _axis_size(size: int | str) -> int | None:
-    return None if isinstance(size, str) else size
-
-
 def _renamed(section: dict[str, Any]) -> dict[str, Any]:
-    """A section of a file with the keys of its value."""
+    """Return a section of a file with the keys of its value."""
     keys = {in_file: key for key, in_file in KEYS_IN_FILES.items()}
     return {keys.get(key, key): value for key, value in section.items()}
+
+
+# Reads a chip from a TOML file of the user's own, and says everything that is wrong with it.
+
+_HEADER = re.compile(r"\s*\[([\w.-]+)\]")
+_KEY = re.compile(r"\s*([\w-]+)\s*=\s*")
+_Positions = dict[KeyPath, SpecPosition]
+
+
+def read_chip(path: Path) -> tuple[Chip, dict[str, Any]]:
+    """Return the chip of a file, named after it, and the file's content."""
+    source = read(path)
+    try:
+        content = tomllib.loads("\n".join(source.lines))
+    except tomllib.TOMLDecodeError as error:
+        # its place is a part of the parser's message, unless it is the end of the file
+        reason, _, position = str(error).partition(" (at ")
+        numbers = [int(number) for number in re.findall("[0-9]+", position)]
+        line, col = numbers if len(numbers) == 2 else (len(source.lines), 1)
+        place = SpecPosition(source, line, col)
+        raise SpecProblems([place.problem("not-toml", "", f"is not TOML: {reason}")]) from None
+    file = SpecInstance(_toml_node(content, (), _positions(source)), chip_schema())
+    if not file.problems:
+        _check_chip(file, path.stem)
+    if file.problems:
+        raise SpecProblems(file.problems)
+    return catalog.defined(path.stem, content), content
+
+
+def _check_chip(file: SpecInstance, name: str) -> None:
+    """Add what the schema cannot say."""
+    if name in catalog.chips():
+        message = f"is called {name}, must not be called like a chip of the catalog"
+        place = file.fields[()].node.place
+        file.reject((), place.problem("chip-name", "", message, "rename the file"))
+    for peak in ("bf16", "fp32"):
+        if peak not in file.value["peak_flops_per_s"]:
+            key, place = f"peak_flops_per_s.{peak}", file.fields["peak_flops_per_s",].key_place
+            hint = f'for example {peak} = {{ value = 1e14, source = "datasheet" }}'
+            file.reject((key,), place.problem("chip-peak", key, "is missing, must be a rate", hint))
+    axes, listed = file.value["torus_axes"], file.value["slices"]["listed"]
+    shapes: dict[KeyPath, list[int]] = {("largest_slice",): file.value["largest_slice"]}
+    shapes |= {("slices", "listed", index): shape for index, shape in enumerate(listed)}
+    for path, shape in shapes.items():
+        if len(shape) != axes:
+            message = f"has {len(shape)} dimensions, must have as many as torus_axes: {axes}"
+            file.report(dotted(path), "chip-dimensions", message, f"for example {[1] * axes}")
+
+
+def _positions(source: SpecText) -> _Positions:
+    """Return where each key at the beginning of a line stands."""
+    positions: _Positions = {(): SpecPosition(source, 1, 1)}
+    section: tuple[str, ...] = ()
+    for number, line in enumerate(source.lines, start=1):
+        if header := _HEADER.match(line):
+            section = tuple(header[1].split("."))
+            positions[section] = SpecPosition(source, number, header.start(1) + 1)
+        elif key := _KEY.match(line):
+            positions[*section, key[1]] = SpecPosition(source, number, key.start(1) + 1)
+    return positions
+
+
+def _toml_node(value: Any, path: KeyPath, positions: _Positions) -> Node:
+    """Return a value of TOML as the loader of specs has it: a text at its place."""
+    place = positions[path]
+    if isinstance(value, dict):
+        entries = {}
+        for key, inside in value.items():
+            at = positions.setdefault((*path, key), place)
+            entries[key] = Entry(at, _toml_node(inside, (*path, key), positions))
+        return Mapping(place, entries)
+    if isinstance(value, list):
+        return SequenceNode(place, [_toml_node(item, path, positions) for item in value])
+    if isinstance(value, str):
+        return Scalar(place, value, plain=False)
+    return Scalar(place, str(value).lower() if isinstance(value, bool) else str(value), plain=True)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
-from orchestrator.reading import schema as schemas
-from orchestrator.reading.instance import SpecInstance, instance_of, validate
+from orchestrator.reading.instance import SpecInstance
 from orchestrator.reading.load import load, spec_of
 from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
 from orchestrator.reading.overrides import FLAG, apply, put
@@ -23,111 +21,69 @@ from orchestrator.reading.problems import (
     SpecText,
     named_by,
 )
+from orchestrator.reading.schema import study_schema
 from orchestrator.values.spec import Spec
 from orchestrator.values.study import Study, StudyKind, Trial
 
-# The keys that a study varies, and their values in its file.
-
-
-MOST_TRIALS = 1_000
-SECTIONS = ("experiment", "resources", "run")
-FIXED = {"run.storage": "their runs lie beside the study"}
+_MOST_TRIALS = 1_000
+_SECTIONS = ("experiment", "resources", "run")
+_FIXED = {"run.storage": "their runs lie beside the study"}
+_PODS, _SEQUENCES = "resources.pods", "experiment.batch.sequences"
+# What makes a trial larger: a study that varies one of these is about scaling.
+_SIZES = (_PODS, "resources.topology")
+_EXAMPLE = "for example vary: {resources.pods: [1, 2, 4]}"
 
 
 @dataclass(frozen=True)
-class VariedKey:
+class _VariedKey:
     """A key that is varied, where it stands, and its values."""
 
     key: str
     place: SpecPosition
     values: tuple[Node, ...]
 
-    def is_of_key(self, problem: Problem) -> bool:
-        """Whether it is the key that is wrong, and not a value of it."""
-        col = problem.col - self.place.col
-        return problem.line == self.place.line and 0 <= col < len(self.key)
 
-
-def varied_keys(vary: Entry) -> tuple[list[VariedKey], list[Problem]]:
-    """The keys with their values, and what is wrong with their form."""
-    if not isinstance(vary.node, Mapping) or not vary.node.entries:
-        return [], [vary.key_place.problem("vary-form", "study.vary")]
-    varied, faults = [], []
-    for key, entry in vary.node.entries.items():
-        place, node = entry.key_place, entry.node
-        if key in FIXED:
-            faults.append(place.problem("vary-fixed", f"study.vary.{key}", reason=FIXED[key]))
-        elif not all(key.split(".")) or key.split(".")[0] not in SECTIONS:
-            sections = ", ".join(SECTIONS)
-            faults.append(place.problem("vary-key", f"study.vary.{key}", expected=sections))
-        elif isinstance(node, SequenceNode) and node.items:
-            faults += _repeated(key, tuple(node.items))
-            varied.append(VariedKey(key, place, tuple(node.items)))
-        else:
-            faults.append(node.place.problem("vary-values", f"study.vary.{key}"))
-    trials = prod(len(one.values) for one in varied)
-    if trials > MOST_TRIALS:
-        fields: dict[str, Any] = {"trials": trials, "most": MOST_TRIALS}
-        faults.append(vary.key_place.problem("too-many-trials", "study.vary", **fields))
-        return [], faults
-    return varied, faults
-
-
-def _repeated(key: str, values: tuple[Node, ...]) -> list[Problem]:
-    texts = [text_of(value) for value in values]
-    return [
-        value.place.problem("repeated-value", f"study.vary.{key}", value=text)
-        for i, (value, text) in enumerate(zip(values, texts, strict=True))
-        if text in texts[:i]
-    ]
-
-
-def text_of(node: Node) -> str:
-    """A value as it is written on one line."""
-    if isinstance(node, Scalar):
-        return node.text
-    if isinstance(node, Mapping):
-        inside = (f"{key}: {text_of(entry.node)}" for key, entry in node.entries.items())
-        return f"{{{', '.join(inside)}}}"
-    return f"[{', '.join(map(text_of, node.items))}]" if isinstance(node, SequenceNode) else ""
-
-
-PODS, SEQUENCES = "resources.pods", "experiment.batch.sequences"
-# What makes a trial larger: a study that varies one of these is about scaling.
-SIZES = (PODS, "resources.topology")
-Point = list[tuple[VariedKey, Node]]  # the keys of a trial with their values
-# A legal value in place of the keys to vary, which are validated as keys of a spec.
-PLACEHOLDER = {"any": [0]}
+_Point = list[tuple[_VariedKey, Node]]  # the keys of a trial with their values
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """The study of a file, its base changed by `--set`; `SpecProblems` has all that is wrong."""
+    """Return the study of a file, its base changed by `--set`; `SpecProblems` has all problems."""
     applied = tuple(overrides)
     root, problems = parse(read(path))
     vary = _take_vary(root)
-    varied, form_problems = varied_keys(vary) if vary else ([], [])
-    file = _validated(root, vary)
+    varied, form_problems = _varied_keys(vary) if vary else ([], [])
+    file = SpecInstance(root, study_schema())
     problems += [*form_problems, *file.problems, *_overridden(varied, applied)]
     base, spec = _load_base(file, path.parent, applied, problems)
-    section, kind = file.value["study"], _kind(file, varied)
-    problems += _of_another_kind(file, varied, kind, form_problems)
-    weak_problems: list[Problem] = []
-    if weak := kind == "scaling" and section.get("scaling") == "weak":
-        place = file.fields["study", "scaling"].node.place
-        weak_problems = _weak_problems(varied, spec, place)
-    grown = spec if weak and not weak_problems else None
-    grid = [] if form_problems else product(*(one.values for one in varied))
+    section = file.value["study"]
+    # What the study compares: as it says, or as the keys that are given and varied show.
+    has_size = any(varied_key.key in _SIZES for varied_key in varied)
+    is_scaling = "scaling" in section or has_size
+    kind: StudyKind = section.get("kind") or ("scaling" if is_scaling else "sweep")
+    scaling = section.get("scaling", "strong") if kind == "scaling" else None
+    if kind == "sweep" and "scaling" in section:
+        message = "goes with a study of scaling, must be left out of a sweep"
+        place = file.fields["study", "scaling"].key_place
+        problems.append(place.problem("of-scaling", "study.scaling", message, "remove it"))
+    if kind == "scaling" and scaling != "weak" and not form_problems and not has_size:
+        sizes = " or ".join(_SIZES)
+        message = f"compares trials of different sizes, must go with {sizes}"
+        place = file.place("study.scaling" if "scaling" in section else "study.kind")
+        hint = "write kind: sweep to compare losses"
+        problems.append(place.problem("scaling-without-size", "study.scaling", message, hint))
+    weak_problems = _weak_problems(file, varied, spec) if scaling == "weak" else []
+    grown = spec if scaling == "weak" and not weak_problems else None
+    grid = [] if form_problems else product(*(varied_key.values for varied_key in varied))
     points = [list(zip(varied, values, strict=True)) for values in grid]
     trials, trial_problems = _trials(base, applied, points, grown)
-    if not form_problems and not _wrong_keys(varied, trial_problems):
+    if not form_problems and not any(_is_of_key(varied, problem) for problem in trial_problems):
         problems += weak_problems  # else the misspelt key may be the one for weak scaling
     if found := [*problems, *trial_problems]:
         raise SpecProblems(found)
-    scaling = section.get("scaling", "strong") if kind == "scaling" else None
     return Study(
         name=file.value.get("name", f"{spec.name[:56]}-{scaling or kind}"),
         scaling=scaling,
-        vary=tuple(one.key for one in varied),
+        vary=tuple(varied_key.key for varied_key in varied),
         repeats=section.get("repeats", 1),
         after_failure=section.get("after_failure", "stop"),
         trials=trials,
@@ -135,145 +91,168 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     )
 
 
-def _kind(file: SpecInstance, varied: list[VariedKey]) -> StudyKind:
-    """What the study compares: as it says, or as the keys that are given and varied show."""
-    section = file.value["study"]
-    is_scaling = "scaling" in section or any(one.key in SIZES for one in varied)
-    kind: StudyKind = section.get("kind") or ("scaling" if is_scaling else "sweep")
-    return kind
-
-
-def _of_another_kind(
-    file: SpecInstance, varied: list[VariedKey], kind: StudyKind, form_problems: list[Problem]
-) -> list[Problem]:
-    """The keys that go with the other kind of study, and scaling without a size that varies."""
-    is_given = "scaling" in file.value["study"]
-    if kind == "sweep":
-        place = file.fields["study", "scaling"].key_place if is_given else None
-        return [place.problem("of-scaling", "study.scaling")] if place else []
-    weak = file.value["study"].get("scaling") == "weak"
-    if not weak and not form_problems and not any(one.key in SIZES for one in varied):
-        place = file.fields["study", "scaling" if is_given else "kind"].node.place
-        return [place.problem("scaling-without-size", "study.scaling")]
-    return []
-
-
 def _take_vary(root: Node) -> Entry | None:
-    """The keys to vary, taken out of the file: the schema of a spec applies to their values."""
+    """Return the keys to vary, validated as keys of a spec; a legal value takes their place."""
     study = root.entries.get("study") if isinstance(root, Mapping) else None
-    inside = study.node if study else None
-    return inside.entries.pop("vary", None) if isinstance(inside, Mapping) else None
+    if study is None or not isinstance(study.node, Mapping) or "vary" not in study.node.entries:
+        return None
+    vary = study.node.entries["vary"]
+    place = vary.key_place
+    values = SequenceNode(place, [Scalar(place, "0", plain=True)])
+    study.node.entries["vary"] = Entry(place, Mapping(place, {"any": Entry(place, values)}))
+    return vary
 
 
-def _validated(root: Node, vary: Entry | None) -> SpecInstance:
-    """The rest of the file, checked against the schema of a study."""
-    file = instance_of(root, schemas.study_schema())
-    if vary and "study" in file.value:
-        file.value["study"]["vary"] = PLACEHOLDER
-    validate(file, schemas.study_validator())
-    return file
+def _varied_keys(vary: Entry) -> tuple[list[_VariedKey], list[Problem]]:
+    """Return the keys with their values, and what is wrong with their form."""
+    if not isinstance(vary.node, Mapping) or not vary.node.entries:
+        message = "must be a mapping of dotted keys to lists of values"
+        return [], [vary.key_place.problem("vary-form", "study.vary", message, _EXAMPLE)]
+    varied, faults = [], []
+    for name, entry in vary.node.entries.items():
+        place, node, key = entry.key_place, entry.node, f"study.vary.{name}"
+        if name in _FIXED:
+            message = f"cannot be varied, must be the same for all trials: {_FIXED[name]}"
+            faults.append(place.problem("vary-fixed", key, message, _EXAMPLE))
+        elif not all(name.split(".")) or name.split(".")[0] not in _SECTIONS:
+            message = f"cannot be varied, must begin with one of {', '.join(_SECTIONS)}"
+            faults.append(place.problem("vary-key", key, message, _EXAMPLE))
+        elif isinstance(node, SequenceNode) and node.items:
+            texts = [_text_of(value) for value in node.items]
+            for number, text in enumerate(texts):
+                if text in texts[:number]:
+                    at, message = node.items[number].place, f"is {text}, must be given once"
+                    faults.append(at.problem("repeated-value", key, message, "remove it"))
+            varied.append(_VariedKey(name, place, tuple(node.items)))
+        else:
+            message = "must be a list of at least one value"
+            hint = f"{_EXAMPLE}; docs/studies.md shows random values"
+            faults.append(node.place.problem("vary-values", key, message, hint))
+    trials = prod(len(varied_key.values) for varied_key in varied)
+    if trials > _MOST_TRIALS:
+        message = f"makes {trials:,} trials, must make at most {_MOST_TRIALS:,}"
+        hint = "give fewer values"
+        faults.append(vary.key_place.problem("too-many-trials", "study.vary", message, hint))
+        return [], faults
+    return varied, faults
+
+
+def _text_of(node: Node) -> str:
+    """Return a value as it is written on one line."""
+    if isinstance(node, Scalar):
+        return node.text
+    if isinstance(node, Mapping):
+        inside = (f"{key}: {_text_of(entry.node)}" for key, entry in node.entries.items())
+        return f"{{{', '.join(inside)}}}"
+    return f"[{', '.join(map(_text_of, node.items))}]" if isinstance(node, SequenceNode) else ""
 
 
 def _load_base(
     file: SpecInstance, folder: Path, overrides: tuple[str, ...], problems: list[Problem]
 ) -> tuple[Path, Spec]:
-    """The base and its spec; an error holds the problems of the study with those of the base."""
+    """Return the base and its spec; an error holds the problems of the study and of the base."""
     study = file.value.get("study") if isinstance(file.value, dict) else None
     named = isinstance(study, dict) and study.get("base") is not None
     if not named or file.is_rejected(("study", "base")):
         raise SpecProblems(problems)
     base = folder / file.value["study"]["base"]
-    reference = FileReference(file.fields["study", "base"].node.place, "study.base")
     try:
         return base, load(base, overrides)
     except SpecProblems as error:
-        inside = [one for one in error.problems if one.file == str(base)]
-        others = [one for one in error.problems if one.file != str(base)]
+        inside = [problem for problem in error.problems if problem.file == str(base)]
+        others = [problem for problem in error.problems if problem.file != str(base)]
+        reference = FileReference(file.place("study.base"), "study.base")
         raise SpecProblems([*problems, *named_by(reference, inside), *others]) from None
 
 
-def _wrong_keys(varied: list[VariedKey], problems: list[Problem]) -> bool:
-    """Whether a key to vary is wrong, and not only one of its values."""
-    return any(one.is_of_key(problem) for one in varied for problem in problems)
-
-
-def _overridden(varied: list[VariedKey], overrides: tuple[str, ...]) -> list[Problem]:
-    """What `--set` would change and every trial then sets otherwise."""
+def _overridden(varied: list[_VariedKey], overrides: tuple[str, ...]) -> list[Problem]:
+    """Return what is wrong where `--set` would change a key that every trial then sets."""
     source = SpecText(FLAG, overrides)
-    keys = [(line, text.partition("=")[0]) for line, text in enumerate(overrides, start=1)]
+    keys = {line: text.partition("=")[0] for line, text in enumerate(overrides, start=1)}
+    message = "is varied, must be left to the study"
+    hint = "change its values in the study's vary"
     return [
-        SpecPosition(source, line, 1).problem("override-of-varied", key)
-        for line, key in keys
-        if any(f"{key}.".startswith(f"{one.key}.") for one in varied)
+        SpecPosition(source, line, 1).problem("override-of-varied", key, message, hint)
+        for line, key in keys.items()
+        if any(f"{key}.".startswith(f"{varied_key.key}.") for varied_key in varied)
     ]
 
 
-def _weak_problems(varied: list[VariedKey], base: Spec, place: SpecPosition) -> list[Problem]:
-    """In weak scaling the batch follows the pods, and only them."""
-    keys, pods = [one.key for one in varied], base.resources.pods
-    faults = {
-        "weak-without-pods": PODS not in keys,
-        "weak-with-sequences": SEQUENCES in keys,
-        "weak-with-a-range": pods.min != pods.max,
-    }
-    return [place.problem(code, "study.scaling") for code, holds in faults.items() if holds]
+def _weak_problems(file: SpecInstance, varied: list[_VariedKey], base: Spec) -> list[Problem]:
+    """Return what is wrong with weak scaling: the batch follows the pods, and only them."""
+    keys, pods = [varied_key.key for varied_key in varied], base.resources.pods
+    place, found = file.place("study.scaling"), []
+    if _PODS not in keys:
+        message = f"is weak, must go with {_PODS} among the keys that are varied"
+        found.append(place.problem("weak-without-pods", "study.scaling", message, _EXAMPLE))
+    if _SEQUENCES in keys:
+        message, hint = f"is weak, must leave {_SEQUENCES} to follow the pods", "or write strong"
+        found.append(place.problem("weak-with-sequences", "study.scaling", message, hint))
+    if pods.min != pods.max:
+        message = "is weak, must have a base with one number of pods: its batch belongs to that"
+        hint = "for example resources.pods: 4"
+        found.append(place.problem("weak-with-a-range", "study.scaling", message, hint))
+    return found
+
+
+def _is_of_key(varied: list[_VariedKey], problem: Problem) -> bool:
+    """Return whether a key to vary is wrong, and not only a value of it."""
+    return any(
+        problem.line == varied_key.place.line
+        and 0 <= problem.col - varied_key.place.col < len(varied_key.key)
+        for varied_key in varied
+    )
 
 
 def _trials(
-    base: Path,
-    overrides: tuple[str, ...],
-    points: list[Point],
-    weak: Spec | None,
+    base: Path, overrides: tuple[str, ...], points: list[_Point], weak: Spec | None
 ) -> tuple[tuple[Trial, ...], list[Problem]]:
-    """Every trial as a spec, and all problems of all of them, each once."""
+    """Return every trial as a spec, and all problems of all of them, each once."""
     source = read(base)
     trials: list[Trial] = []
     problems: dict[tuple[str, int, int, str, str], Problem] = {}
     for number, point in enumerate(points, start=1):
         try:
-            trials.append(_trial(number, base.parent, source, overrides, point, weak))
+            settings, spec = _trial(base.parent, source, overrides, point, weak)
+            trials.append(Trial(number=number, settings=settings, spec=spec))
         except SpecProblems as error:
-            problems |= {_identity(problem): problem for problem in error.problems}
+            for found in error.problems:
+                problems[found.file, found.line, found.col, found.key, found.message] = found
     return tuple(trials), list(problems.values())
 
 
-def _identity(problem: Problem) -> tuple[str, int, int, str, str]:
-    return problem.file, problem.line, problem.col, problem.key, problem.message
-
-
 def _trial(
-    number: int,
-    folder: Path,
-    source: SpecText,
-    overrides: tuple[str, ...],
-    point: Point,
-    weak: Spec | None,
-) -> Trial:
+    folder: Path, source: SpecText, overrides: tuple[str, ...], point: _Point, weak: Spec | None
+) -> tuple[dict[str, str], Spec]:
+    """Return the settings of a trial and its spec; in weak scaling the batch grows with pods."""
     root, problems = parse(source)
     problems += apply(root, overrides)
-    settings = {one.key: text_of(value) for one, value in point}
-    for one, value in point:
-        if weak and one.key == PODS:
+    settings = {varied_key.key: _text_of(value) for varied_key, value in point}
+    for varied_key, value in point:
+        if weak and varied_key.key == _PODS:
             try:
                 batch = _grown(value, weak)
             except SpecProblems as error:
                 problems += error.problems
                 continue
-            settings[SEQUENCES] = batch.text
-            problems += put(root, SEQUENCES.split("."), one.place, batch)
-        problems += put(root, one.key.split("."), one.place, value)
+            settings[_SEQUENCES] = batch.text
+            problems += put(root, _SEQUENCES.split("."), varied_key.place, batch)
+        problems += put(root, varied_key.key.split("."), varied_key.place, value)
     applied = (*overrides, *(f"{key}={text}" for key, text in settings.items()))
-    return Trial(number=number, settings=settings, spec=spec_of(root, problems, folder, applied))
+    return settings, spec_of(root, problems, folder, applied)
 
 
 def _grown(pods: Node, base: Spec) -> Scalar:
-    """The batch of so many pods, each with as many sequences as a pod of the base."""
-    text = pods.text if isinstance(pods, Scalar) else ""
-    section, of = base.experiment.batch.sequences, base.resources.pods.max
+    """Return the batch of so many pods, each with as many sequences as a pod of the base."""
+    text, key = pods.text if isinstance(pods, Scalar) else "", f"study.vary.{_PODS}"
+    sequences, base_pods = base.experiment.batch.sequences, base.resources.pods.max
     if not text.isdecimal() or int(text) < 1:
-        raise SpecProblems([pods.place.problem("weak-pods", f"study.vary.{PODS}")])
-    if section * int(text) % of:
-        fields: dict[str, Any] = {"pods": text, "sequences": section, "base_pods": of}
-        fields["batch"] = section * int(text) / of
-        raise SpecProblems([pods.place.problem("weak-batch", f"study.vary.{PODS}", **fields)])
-    return Scalar(pods.place, str(section * int(text) // of), plain=True)
+        message = "must be a whole number of pods in weak scaling"
+        raise SpecProblems([pods.place.problem("weak-pods", key, message, "for example 4")])
+    if sequences * int(text) % base_pods:
+        grown = f"{sequences * int(text) / base_pods:,g} on {text}"
+        message = f"{sequences:,} sequences on {base_pods} pods are {grown}"
+        message = f"is {text}, must give a whole batch: {message}"
+        hint = "change the batch of the base with --set"
+        raise SpecProblems([pods.place.problem("weak-batch", key, message, hint)])
+    return Scalar(pods.place, str(sequences * int(text) // base_pods), plain=True)

@@ -9,13 +9,13 @@ from functools import cache
 from typing import Annotated, Any
 
 import msgspec
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 from msgspec import Meta
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.reading.nodes import MOST, Mapping, Misread, Node, SequenceNode, Value
+from orchestrator.reading.nodes import MOST, Mapping, Node, SequenceNode, Value
 from orchestrator.values.fields import (
     AxisSize,
     Microbatches,
@@ -36,11 +36,15 @@ from orchestrator.values.spec import (
 )
 from orchestrator.values.study import AfterFailure, Scaling, StudyKind
 
-# The forms in which a spec names another file: a model's config, a chip of one's own.
+Schema = dict[str, Any]
 
+# Forms that a file has and a Spec has not: other files, stages that leave out what stays, a study.
 
-Sequences = Annotated[int, Meta(ge=1, le=10_000_000)]
-Length = Annotated[int, Meta(ge=1, le=100_000_000)]
+_Sequences = Annotated[int, Meta(ge=1, le=10_000_000)]
+_Length = Annotated[
+    Annotated[int, Meta(ge=1, le=100_000_000)] | None,
+    about("The number of tokens in a sequence; as before when left out.", 8192),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +72,10 @@ class StageBatch:
     """The batch of a stage; a key that is left out is as before."""
 
     sequences: Annotated[
-        Sequences | None,
+        _Sequences | None,
         about("The number of sequences in a step, over all pods; as before when left out.", 1024),
     ] = None
-    length: Annotated[
-        Length | None, about("The number of tokens in a sequence; as before when left out.", 8192)
-    ] = None
+    length: _Length = None
     tolerance: Annotated[
         float | None,
         about(
@@ -107,444 +109,9 @@ class StageEntry:
             notation="stage_batch",
         ),
     ] = None
-    length: Annotated[
-        Length | None, about("The number of tokens in a sequence; as before when left out.", 8192)
-    ] = None
+    length: _Length = None
     optimizer: Optimizer = field(default_factory=Optimizer)
     data: DataSource = field(default_factory=DataSource)
-
-
-# The forms in which a file may give a value: 15T, 10%, 10m, auto, a name of the catalog.
-
-
-DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-SECONDS = {"s": 1, "m": 60, "h": 3600}
-AUTO = "auto"
-SIZES = [one.name for one in fields(Model) if one.default is MISSING and one.name != "name"]
-
-
-Form = Any  # a type; or a tuple of names, of which a file gives one
-
-
-@dataclass(frozen=True)
-class Notation:
-    """What a file may hold instead of a value, what text there means, and how a default looks."""
-
-    forms: tuple[Form, ...]
-    title: str | None = None
-    meaning: Callable[[str], Value | None] | None = None
-    written: Callable[[Any], Any] = lambda value: value
-
-
-def _count(text: str) -> int:
-    exact = Fraction(text[:-1]) * DECIMAL[text[-1]]
-    if exact.denominator != 1:
-        raise Misread("not-whole", number=float(exact))
-    if exact > MOST:
-        raise Misread("too-great", number=int(exact), most=MOST)
-    return int(exact)
-
-
-def _share(text: str) -> float:
-    return float(Fraction(text.rstrip("% ")) / 100)
-
-
-def _seconds(text: str) -> float:
-    return float(Fraction(text[:-1]) * SECONDS[text[-1]])
-
-
-def _duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    unit = max((u for u, s in SECONDS.items() if seconds % s == 0), key=lambda u: SECONDS[u])
-    return f"{seconds / SECONDS[unit]:g}{unit}"
-
-
-def _deadline(text: str) -> str:
-    """The text itself, where it names a day of the calendar or a duration."""
-    if "-" in text:
-        try:
-            date.fromisoformat(text)
-        except ValueError:
-            raise Misread("no-such-date", text=text) from None
-    return text
-
-
-def _auto(_: object) -> str:
-    return AUTO
-
-
-def _searched(_: object) -> None:
-    """A value that is chosen when a plan is made."""
-
-
-def _steps(text: str) -> int | None:
-    return None if text == AUTO else _count(text)
-
-
-COUNT = "^(?=.*[1-9])[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$"
-NOTATIONS = {
-    "count": Notation(
-        (
-            Annotated[int, Meta(ge=1, le=MOST)],
-            Annotated[str, Meta(pattern=COUNT)],
-        ),
-        title="a whole number, at least 1; 15T, 1.5B, 20M and 2K will do",
-        meaning=_count,
-    ),
-    "count_or_zero": Notation(
-        (
-            Annotated[int, Meta(ge=0, le=MOST)],
-            Annotated[str, Meta(pattern="^[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$")],
-        ),
-        title="a whole number, at least 0; 2K will do",
-        meaning=_count,
-    ),
-    "tolerance": Notation(
-        (
-            Annotated[float, Meta(ge=0, le=0.5)],
-            Annotated[str, Meta(pattern="^([0-4]?[0-9]([.][0-9]{1,9})?|50([.]0{1,9})?) ?%$")],
-        ),
-        title="a share from 0 to 50 %, such as 10% or 0.1",
-        meaning=_share,
-    ),
-    "share": Notation(
-        (
-            Annotated[float, Meta(gt=0, le=1)],
-            Annotated[
-                str,
-                Meta(pattern="^(?=.*[1-9])([0-9]?[0-9]([.][0-9]{1,9})?|100([.]0{1,9})?) ?%$"),
-            ],
-        ),
-        title="a share above 0 and up to 100 %, such as 90% or 0.9",
-        meaning=_share,
-    ),
-    "rate": Notation(
-        (
-            Annotated[float, Meta(ge=0, le=1)],
-            Annotated[str, Meta(pattern="^([0-9]?[0-9]([.][0-9]{1,9})?|100([.]0{1,9})?) ?%$")],
-        ),
-        title="a share from 0 to 100 %, such as 0.08% or 0.0008",
-        meaning=_share,
-    ),
-    "duration": Notation(
-        (Annotated[str, Meta(pattern="^(?=.*[1-9])[0-9]{1,9}([.][0-9]{1,9})?[smh]$")],),
-        title="a duration above 0 with its unit, such as 90s, 10m or 2h",
-        meaning=_seconds,
-        written=_duration,
-    ),
-    "deadline": Notation(
-        (
-            Annotated[
-                str,
-                Meta(
-                    pattern="^(20[0-9]{2}-[0-9]{2}-[0-9]{2}"
-                    "|(?=.*[1-9])[0-9]{1,6}([.][0-9]{1,9})?[hd])$"
-                ),
-            ],
-        ),
-        title="a date such as 2027-03-01, or a duration such as 30d or 36h",
-        meaning=_deadline,
-    ),
-    "option": Notation(
-        (
-            Annotated[
-                bool | int | float | Annotated[str, Meta(min_length=1, max_length=4096)],
-                about("The value of an XLA option.", True),
-            ],
-        ),
-        title="true, false, a number or text",
-    ),
-    "topology": Notation(
-        (Annotated[str, Meta(min_length=1, max_length=100)], Annotated[int, Meta(ge=1)]),
-        title="the shape of a slice, or an accelerator type",
-    ),
-    "axis": Notation(((AUTO,), AxisSize), written=_auto),
-    "microbatches": Notation(((AUTO,), Microbatches), meaning=_searched, written=_auto),
-    "every": Notation(
-        (
-            (AUTO,),
-            Annotated[int, Meta(ge=1, le=MOST)],
-            Annotated[str, Meta(pattern=COUNT)],
-        ),
-        title="a whole number of steps, at least 1, or auto",
-        meaning=_steps,
-    ),
-    "mesh": Notation(((AUTO,), MeshRequest), written=_auto),
-    "pods": Notation((PodCount, Pods), written=lambda pods: pods["max"]),
-    "stages": Notation(
-        (Annotated[tuple[StageEntry, ...], Meta(min_length=1, max_length=100)],),
-        title="a list of stages, each {tokens, batch, length, optimizer, data}",
-        written=_searched,
-    ),
-    "stage_batch": Notation(
-        (Sequences, StageBatch),
-        title="a number of sequences, or a mapping {sequences, length, tolerance, microbatches}",
-    ),
-    "remat": Notation(((AUTO, *POLICIES), TensorTreatments)),
-    "chip": Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
-    "model": Notation(
-        (
-            catalog.models(),
-            Annotated[Model, Meta(title=f"a mapping {{{', '.join(SIZES)}}}")],
-            Annotated[HuggingFaceModel, Meta(title="{huggingface: config.json}")],
-        )
-    ),
-}
-
-
-def meaning(value: Value, notation: str) -> Value | None:
-    """What a legal value means, in base units."""
-    read = NOTATIONS[notation].meaning if notation in NOTATIONS else None
-    return read(value) if read and isinstance(value, str) else value
-
-
-Schema = dict[str, Any]
-
-VERSION = 1
-DEFS = "#/$defs/"
-# Where a file and its value use another key.
-KEYS_IN_FILES = {"hang_limit_s": "hang_limit", "restart_s": "restart", "repair_s": "repair"}
-ANNOTATIONS = ("description", "title", "examples")
-HIDDEN = ("notation", "unless")
-INNER = ("additionalProperties", "items")
-NULL: Schema = {"type": "null"}
-VERSION_KEY: Schema = {
-    "description": "Version of this schema that the file was written for.",
-    "title": f"a version of the schema that is known: {VERSION}",
-    "enum": [VERSION],
-    "default": VERSION,
-}
-
-
-@cache
-def spec_schema() -> Schema:
-    """The schema of a spec."""
-    return _document(Spec, "spec", NOTATIONS)
-
-
-@cache
-def study_schema() -> Schema:
-    """The schema of a study. A spec is loaded without its types."""
-
-    return _document(StudyFile, "study", {})
-
-
-@cache
-def chip_schema() -> Schema:
-    """The schema of a chip's file."""
-    return _document(Chip, "chip", {})
-
-
-@cache
-def schema_text() -> str:
-    """The schema of a spec, as editors read it."""
-    return _text(spec_schema())
-
-
-@cache
-def study_schema_text() -> str:
-    """The schema of a study, as editors read it."""
-    return _text(study_schema())
-
-
-@cache
-def validator() -> Draft202012Validator:
-    return Draft202012Validator(spec_schema())
-
-
-@cache
-def study_validator() -> Draft202012Validator:
-    return Draft202012Validator(study_schema())
-
-
-@cache
-def chip_validator() -> Draft202012Validator:
-    return Draft202012Validator(chip_schema())
-
-
-def _text(schema: Schema) -> str:
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-
-
-def _document(root: type, name: str, notations: dict[str, Notation]) -> Schema:
-    """The schema of a file: its root's keys, and a definition for each section and notation."""
-    forms = [form for one in notations.values() for form in one.forms]
-    types = [root, *(form for form in forms if not isinstance(form, tuple))]
-    schemas, sections = msgspec.json.schema_components(types, ref_template=DEFS + "{name}")
-    of_types = iter(schemas[1:])
-    defs = {key: _section(section) for key, section in sections.items()}
-    for key, notation in notations.items():
-        defs[key] = _choice(notation, of_types)
-    top = defs.pop(root.__name__)
-    text = json.dumps([top, defs])
-    defs = {key: one for key, one in defs.items() if f'"{DEFS}{key}"' in text}
-    if root is not Chip:
-        top["properties"] = {"schema": VERSION_KEY} | top["properties"]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:orch:schema:{name}:{VERSION}",
-        **top,
-        "$defs": defs,
-    }
-
-
-def _section(generated: Schema) -> Schema:
-    """The keys of a mapping as a file has them."""
-    keys = {
-        KEYS_IN_FILES.get(key, key): _key(schema)
-        for key, schema in generated["properties"].items()
-        if "computed" not in schema
-    }
-    required = [
-        key for key in generated.get("required", ()) if key in keys and "default" not in keys[key]
-    ]
-    spared = {
-        key: s["unless"] for key in required if "unless" in (s := generated["properties"][key])
-    }
-    always = [key for key in required if key not in spared]
-    return {
-        "description": " ".join(generated["description"].split()),
-        "type": "object",
-        "additionalProperties": False,
-        **({"required": always} if always else {}),
-        **_required_unless(spared),
-        "properties": keys,
-    }
-
-
-def _required_unless(spared: dict[str, str]) -> Schema:
-    """That some keys are needed where another one is not there."""
-    if not spared:
-        return {}
-    [other] = set(spared.values())
-    return {"if": {"not": {"required": [other]}}, "then": {"required": list(spared)}}
-
-
-def _key(generated: Schema) -> Schema:
-    """What a file may hold under a key: in its notation, and never null."""
-    schema = {key: value for key, value in generated.items() if key not in HIDDEN}
-    if "notation" in generated:
-        schema = {key: schema[key] for key in ANNOTATIONS if key in schema}
-        schema["$ref"] = DEFS + generated["notation"]
-    if "propertyNames" in schema:
-        schema["propertyNames"] = {"type": "string"} | schema["propertyNames"]
-    schema |= {key: _key(schema[key]) for key in INNER if isinstance(schema.get(key), dict)}
-    if NULL in schema.get("anyOf", ()):
-        [branch] = [one for one in schema.pop("anyOf") if one != NULL]
-        schema = branch | schema
-    default = _default(generated)
-    schema.pop("default", None)
-    return schema if default is None else schema | {"default": default}
-
-
-def _default(generated: Schema) -> Any:
-    """A default as a file has it; None for a section, whose keys have their own."""
-    default = generated.get("default")
-    if "notation" in generated and "default" in generated:
-        default = NOTATIONS[generated["notation"]].written(default)
-    elif "$ref" in generated:
-        return None
-    if isinstance(default, tuple):
-        return list(default)
-    return int(default) if isinstance(default, float) and default.is_integer() else default
-
-
-def _choice(notation: Notation, of_types: Iterator[Schema]) -> Schema:
-    """The forms of a notation; `of_types` are the schemas of those that are types."""
-    title = {} if notation.title is None else {"title": notation.title}
-    forms = [
-        {"enum": list(form)} if isinstance(form, tuple) else next(of_types)
-        for form in notation.forms
-    ]
-    return title | (forms[0] if len(forms) == 1 else {"anyOf": forms})
-
-
-def definition(name: str) -> Schema:
-    """A named part of a schema. No two schemas give a name to different parts."""
-    for schema in (spec_schema, chip_schema, study_schema):
-        if name in (parts := schema()["$defs"]):
-            return resolved(parts[name])
-    raise KeyError(name)
-
-
-def resolved(schema: Schema) -> Schema:
-    """The schema with its reference filled in; `$ref` stays, as the name of its kind."""
-    reference = schema.get("$ref")
-    return schema if reference is None else definition(reference.removeprefix(DEFS)) | schema
-
-
-def kind(schema: Schema) -> str:
-    """The name of the definition that a schema refers to; empty when it refers to none."""
-    return str(schema.get("$ref", "")).removeprefix(DEFS)
-
-
-def alternatives(schema: Schema) -> list[Schema]:
-    """What a value may be: the branches of `anyOf`, or the schema alone."""
-    return [resolved(branch) for branch in resolved(schema).get("anyOf", [schema])]
-
-
-def chosen(schema: Schema, node: Node) -> int | None:
-    """The alternative that a mapping or list is meant to be; None when there is none."""
-    kind_of_node = {Mapping: "object", SequenceNode: "array"}.get(type(node))
-    fits = [i for i, one in enumerate(alternatives(schema)) if one.get("type") == kind_of_node]
-    if kind_of_node is None or not fits:
-        return None
-    keys = set(node.entries) if isinstance(node, Mapping) else set()
-    return max(fits, key=lambda i: len(keys & set(properties(alternatives(schema)[i]))))
-
-
-def properties(schema: Schema) -> dict[str, Schema]:
-    """The keys of a mapping that have a name in the schema."""
-    keys: dict[str, Schema] = resolved(schema).get("properties", {})
-    return keys
-
-
-def member(schema: Schema, key: str) -> Schema | None:
-    """What stands under a key of a mapping; None when the key is unknown."""
-    others = schema.get("additionalProperties")
-    inside = properties(schema).get(key, others if isinstance(others, dict) else None)
-    return None if inside is None else resolved(inside)
-
-
-def schema_field(path: tuple[str, ...]) -> Schema | None:
-    """The schema of a key by its path, through whichever alternative has it."""
-    schema: Schema | None = spec_schema()
-    for key in path:
-        inside = [member(one, key) for one in alternatives(schema or {})]
-        schema = next((one for one in inside if one is not None), None)
-    return schema
-
-
-def homes(key: str) -> list[str]:
-    """Where in a spec a key of that name belongs, as dotted paths."""
-    return [".".join(path) for path in _paths(spec_schema()) if path[-1] == key]
-
-
-def _paths(schema: Schema) -> Iterator[tuple[str, ...]]:
-    for one in alternatives(schema):
-        for key, inside in properties(one).items():
-            yield (key,)
-            yield from ((key, *path) for path in _paths(inside))
-
-
-def scalar_types(schema: Schema) -> set[str]:
-    """The JSON types that a single value may have."""
-    all_types: set[str] = set()
-    for one in alternatives(schema):
-        types = one.get("type", [])
-        all_types |= {types} if isinstance(types, str) else set(types)
-        all_types |= {"string" if isinstance(value, str) else "integer" for value in constants(one)}
-    return all_types - {"object", "array"}
-
-
-def constants(schema: Schema) -> list[Any]:
-    """The values that a schema lists."""
-    listed: list[Any] = schema.get("enum", [])
-    return [schema["const"]] if "const" in schema else listed
-
-
-# The keys of a study's file. Its schema is generated from them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -607,3 +174,393 @@ class StudyFile:
         ),
     ] = None
     study: StudySection
+
+
+# The forms in which a file may give a value: 15T, 10%, 10m, auto, a name of the catalog.
+
+AUTO = "auto"
+_DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_COUNT = "^(?=.*[1-9])[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$"
+_COUNT_OR_ZERO = _COUNT.replace("(?=.*[1-9])", "")
+_SHARE = "^([0-9]?[0-9]([.][0-9]{1,9})?|100([.]0{1,9})?) ?%$"
+
+
+class Misread(ValueError):
+    """A value of legal form that means nothing legal: the code and message of the problem."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code, self.message = code, message
+        super().__init__(code)
+
+
+@dataclass(frozen=True)
+class _Notation:
+    """What a file may hold instead of a value, what text there means, and how a default looks.
+
+    A form is a type, or a tuple of names, of which a file gives one.
+    """
+
+    forms: tuple[Any, ...]
+    title: str | None = None
+    meaning: Callable[[str], Value | None] | None = None
+    written: Callable[[Any], Any] = lambda value: value
+
+
+def _number(kind: type, **bounds: Any) -> Any:
+    return Annotated[kind, Meta(**bounds)]
+
+
+def _pattern(pattern: str) -> Any:
+    return Annotated[str, Meta(pattern=pattern)]
+
+
+def _count(text: str) -> int:
+    exact = Fraction(text[:-1]) * _DECIMAL[text[-1]]
+    if exact.denominator != 1:
+        raise Misread("not-whole", f"comes to {float(exact):,}, must be a whole number")
+    if exact > MOST:
+        raise Misread("too-great", f"comes to {int(exact):,}, must be at most {MOST:,}")
+    return int(exact)
+
+
+def _share(text: str) -> float:
+    return float(Fraction(text.rstrip("% ")) / 100)
+
+
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    unit = max((u for u, s in _SECONDS.items() if seconds % s == 0), key=lambda u: _SECONDS[u])
+    return f"{seconds / _SECONDS[unit]:g}{unit}"
+
+
+def _deadline(text: str) -> str:
+    """Return the text itself, where it names a day of the calendar or a duration."""
+    try:
+        if "-" in text:
+            date.fromisoformat(text)
+    except ValueError:
+        message = f"is {text}, must be a day of the calendar"
+        raise Misread("no-such-date", message) from None
+    return text
+
+
+def _auto(_: object) -> str:
+    return AUTO
+
+
+def _none(_: object) -> None:
+    """Return the value of what is chosen when a plan is made."""
+
+
+_SIZES = [key.name for key in fields(Model) if key.default is MISSING and key.name != "name"]
+_NOTATIONS = {
+    "count": _Notation(
+        (_number(int, ge=1, le=MOST), _pattern(_COUNT)),
+        title="a whole number, at least 1; 15T, 1.5B, 20M and 2K will do",
+        meaning=_count,
+    ),
+    "count_or_zero": _Notation(
+        (_number(int, ge=0, le=MOST), _pattern(_COUNT_OR_ZERO)),
+        title="a whole number, at least 0; 2K will do",
+        meaning=_count,
+    ),
+    "tolerance": _Notation(
+        (
+            _number(float, ge=0, le=0.5),
+            _pattern("^([0-4]?[0-9]([.][0-9]{1,9})?|50([.]0{1,9})?) ?%$"),
+        ),
+        title="a share from 0 to 50 %, such as 10% or 0.1",
+        meaning=_share,
+    ),
+    "share": _Notation(
+        (_number(float, gt=0, le=1), _pattern(_SHARE.replace("^", "^(?=.*[1-9])"))),
+        title="a share above 0 and up to 100 %, such as 90% or 0.9",
+        meaning=_share,
+    ),
+    "rate": _Notation(
+        (_number(float, ge=0, le=1), _pattern(_SHARE)),
+        title="a share from 0 to 100 %, such as 0.08% or 0.0008",
+        meaning=_share,
+    ),
+    "duration": _Notation(
+        (_pattern("^(?=.*[1-9])[0-9]{1,9}([.][0-9]{1,9})?[smh]$"),),
+        title="a duration above 0 with its unit, such as 90s, 10m or 2h",
+        meaning=lambda text: float(Fraction(text[:-1]) * _SECONDS[text[-1]]),
+        written=_duration,
+    ),
+    "deadline": _Notation(
+        (_pattern("^(20[0-9]{2}-[0-9]{2}-[0-9]{2}|(?=.*[1-9])[0-9]{1,6}([.][0-9]{1,9})?[hd])$"),),
+        title="a date such as 2027-03-01, or a duration such as 30d or 36h",
+        meaning=_deadline,
+    ),
+    "option": _Notation(
+        (
+            Annotated[
+                bool | int | float | Annotated[str, Meta(min_length=1, max_length=4096)],
+                about("The value of an XLA option.", True),
+            ],
+        ),
+        title="true, false, a number or text",
+    ),
+    "topology": _Notation(
+        (Annotated[str, Meta(min_length=1, max_length=100)], _number(int, ge=1)),
+        title="the shape of a slice, or an accelerator type",
+    ),
+    "axis": _Notation(((AUTO,), AxisSize), written=_auto),
+    "microbatches": _Notation(((AUTO,), Microbatches), meaning=_none, written=_auto),
+    "every": _Notation(
+        ((AUTO,), _number(int, ge=1, le=MOST), _pattern(_COUNT)),
+        title="a whole number of steps, at least 1, or auto",
+        meaning=lambda text: None if text == AUTO else _count(text),
+    ),
+    "mesh": _Notation(((AUTO,), MeshRequest), written=_auto),
+    "pods": _Notation((PodCount, Pods), written=lambda pods: pods["max"]),
+    "stages": _Notation(
+        (Annotated[tuple[StageEntry, ...], Meta(min_length=1, max_length=100)],),
+        title="a list of stages, each {tokens, batch, length, optimizer, data}",
+        written=_none,
+    ),
+    "stage_batch": _Notation(
+        (_Sequences, StageBatch),
+        title="a number of sequences, or a mapping {sequences, length, tolerance, microbatches}",
+    ),
+    "remat": _Notation(((AUTO, *POLICIES), TensorTreatments)),
+    "chip": _Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
+    "model": _Notation(
+        (
+            catalog.models(),
+            Annotated[Model, Meta(title=f"a mapping {{{', '.join(_SIZES)}}}")],
+            Annotated[HuggingFaceModel, Meta(title="{huggingface: config.json}")],
+        )
+    ),
+}
+
+
+def meaning(value: Any, schema: Schema) -> Any:
+    """Return what a legal value of a field means, in base units, or raise `Misread`."""
+    notation = _NOTATIONS.get(str(schema.get("$ref", "")).removeprefix(_DEFS))
+    if notation is None or notation.meaning is None or not isinstance(value, str):
+        return value
+    return notation.meaning(value)
+
+
+# The schemas.
+
+_VERSION = 1
+_DEFS = "#/$defs/"
+# Where a file and its value use another key.
+KEYS_IN_FILES = {"hang_limit_s": "hang_limit", "restart_s": "restart", "repair_s": "repair"}
+_NULL: Schema = {"type": "null"}
+_VERSION_KEY: Schema = {
+    "description": "Version of this schema that the file was written for.",
+    "title": f"a version of the schema that is known: {_VERSION}",
+    "enum": [_VERSION],
+    "default": _VERSION,
+}
+
+
+@cache
+def spec_schema() -> Schema:
+    return _document(Spec, "spec", _NOTATIONS)
+
+
+@cache
+def study_schema() -> Schema:
+    """Return the schema of a study. A spec is loaded without its types."""
+    return _document(StudyFile, "study", {})
+
+
+@cache
+def chip_schema() -> Schema:
+    return _document(Chip, "chip", {})
+
+
+def schema_text() -> str:
+    """Return the schema of a spec, as editors read it."""
+    return json.dumps(spec_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def study_schema_text() -> str:
+    """Return the schema of a study, as editors read it."""
+    return json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(spec_schema())
+
+
+def violations(value: Any, schema: Schema) -> Iterator[ValidationError]:
+    """Yield every violation of the schema of a file."""
+    is_spec = schema is spec_schema()
+    validator = _validator() if is_spec else Draft202012Validator(schema)
+    return validator.iter_errors(value)
+
+
+def fits(value: Any, schema: Schema) -> bool:
+    """Return whether a part of the schema of specs allows a value."""
+    return bool(_validator().evolve(schema=schema).is_valid(value))
+
+
+def _document(root: type, name: str, notations: dict[str, _Notation]) -> Schema:
+    """Return the schema of a file: its root's keys, and each section and notation it uses."""
+    forms = [form for notation in notations.values() for form in notation.forms]
+    types = [root, *(form for form in forms if not isinstance(form, tuple))]
+    schemas, sections = msgspec.json.schema_components(types, ref_template=_DEFS + "{name}")
+    of_types = iter(schemas[1:])
+    defs = {key: _section(section) for key, section in sections.items()}
+    for key, notation in notations.items():
+        choice = [
+            {"enum": list(form)} if isinstance(form, tuple) else next(of_types)
+            for form in notation.forms
+        ]
+        title = {} if notation.title is None else {"title": notation.title}
+        defs[key] = title | (choice[0] if len(choice) == 1 else {"anyOf": choice})
+    top = defs.pop(root.__name__)
+    text = json.dumps([top, defs])
+    if root is not Chip:
+        top["properties"] = {"schema": _VERSION_KEY} | top["properties"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:orch:schema:{name}:{_VERSION}",
+        **top,
+        "$defs": {key: part for key, part in defs.items() if f'"{_DEFS}{key}"' in text},
+    }
+
+
+def _section(generated: Schema) -> Schema:
+    """Return the keys of a mapping as a file has them."""
+    published = {k: part for k, part in generated["properties"].items() if "computed" not in part}
+    keys = {KEYS_IN_FILES.get(key, key): _key(part) for key, part in published.items()}
+    needed = [
+        key for key in generated.get("required", ()) if key in keys and "default" not in keys[key]
+    ]
+    section: Schema = {
+        "description": " ".join(generated["description"].split()),
+        "type": "object",
+        "additionalProperties": False,
+    }
+    if always := [key for key in needed if "unless" not in published[key]]:
+        section["required"] = always
+    if spared := [key for key in needed if "unless" in published[key]]:
+        [other] = {published[key]["unless"] for key in spared}
+        section["if"], section["then"] = {"not": {"required": [other]}}, {"required": spared}
+    return section | {"properties": keys}
+
+
+def _key(generated: Schema) -> Schema:
+    """Return what a file may hold under a key: in its notation, and never null.
+
+    A section has no default: its keys have their own.
+    """
+    schema = {key: part for key, part in generated.items() if key not in ("notation", "unless")}
+    default = schema.pop("default", None)
+    if "notation" in generated:
+        schema = {key: schema[key] for key in ("description", "title", "examples") if key in schema}
+        schema["$ref"] = _DEFS + generated["notation"]
+        if "default" in generated:
+            default = _NOTATIONS[generated["notation"]].written(default)
+    elif "$ref" in generated:
+        default = None
+    if "propertyNames" in schema:
+        schema["propertyNames"] = {"type": "string"} | schema["propertyNames"]
+    for inner in ("additionalProperties", "items"):
+        if isinstance(schema.get(inner), dict):
+            schema[inner] = _key(schema[inner])
+    if _NULL in schema.get("anyOf", ()):
+        [branch] = [part for part in schema.pop("anyOf") if part != _NULL]
+        schema = branch | schema
+    if isinstance(default, tuple):
+        default = list(default)
+    if isinstance(default, float) and default.is_integer():
+        default = int(default)
+    return schema if default is None else schema | {"default": default}
+
+
+# How to walk a schema.
+
+
+def definition(name: str) -> Schema:
+    """Return a named part of a schema. No two schemas give a name to different parts."""
+    for schema in (spec_schema, chip_schema, study_schema):
+        if name in (parts := schema()["$defs"]):
+            return resolved(parts[name])
+    raise KeyError(name)
+
+
+def resolved(schema: Schema) -> Schema:
+    """Return the schema with its reference filled in; `$ref` stays, as the name of its kind."""
+    reference = schema.get("$ref")
+    return schema if reference is None else definition(reference.removeprefix(_DEFS)) | schema
+
+
+def alternatives(schema: Schema) -> list[Schema]:
+    """Return what a value may be: the branches of `anyOf`, or only the schema."""
+    return [resolved(branch) for branch in resolved(schema).get("anyOf", [schema])]
+
+
+def chosen(schema: Schema, node: Node) -> int | None:
+    """Return the index of the alternative that a mapping or list is meant to be, if any."""
+    kind = {Mapping: "object", SequenceNode: "array"}.get(type(node))
+    choices = alternatives(schema)
+    indices = [i for i, choice in enumerate(choices) if kind and choice.get("type") == kind]
+    keys = set(node.entries) if isinstance(node, Mapping) else set()
+    return max(indices, key=lambda i: len(keys & set(properties(choices[i]))), default=None)
+
+
+def properties(schema: Schema) -> dict[str, Schema]:
+    """Return the keys of a mapping that have a name in the schema."""
+    keys: dict[str, Schema] = resolved(schema).get("properties", {})
+    return keys
+
+
+def member(schema: Schema, key: str) -> Schema | None:
+    """Return the schema of a key of a mapping; None for an unknown key."""
+    others = schema.get("additionalProperties")
+    inside = properties(schema).get(key, others if isinstance(others, dict) else None)
+    return None if inside is None else resolved(inside)
+
+
+def schema_field(*path: str) -> Schema:
+    """Return the schema of a key of specs by its path, through whichever alternative has it."""
+    schema = spec_schema()
+    for key in path:
+        inside = [member(choice, key) for choice in alternatives(schema)]
+        schema = next((part for part in inside if part is not None), {})
+    return schema
+
+
+def default_of(schema: Schema) -> Any:
+    """Return what a key means that is left out; None when it has no default."""
+    return meaning(schema.get("default"), schema)
+
+
+def homes(key: str) -> list[str]:
+    """Return where in a spec a key of that name belongs, as dotted paths."""
+
+    def paths(schema: Schema) -> Iterator[tuple[str, ...]]:
+        for choice in alternatives(schema):
+            for name, inside in properties(choice).items():
+                yield (name,)
+                yield from ((name, *path) for path in paths(inside))
+
+    return [".".join(path) for path in paths(spec_schema()) if path[-1] == key]
+
+
+def scalar_types(schema: Schema) -> set[str]:
+    """Return the JSON types that a single value may have."""
+    all_types: set[str] = set()
+    for choice in alternatives(schema):
+        types = choice.get("type", [])
+        all_types |= {types} if isinstance(types, str) else set(types)
+        listed = constants(choice)
+        all_types |= {"string" if isinstance(value, str) else "integer" for value in listed}
+    return all_types - {"object", "array"}
+
+
+def constants(schema: Schema) -> list[Any]:
+    """Return the values that a schema lists."""
+    listed: list[Any] = schema.get("enum", [])
+    return [schema["const"]] if "const" in schema else listed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.journal import files
-from orchestrator.journal.creation import RunRequest
 from orchestrator.journal.listing import shared_marker
+from orchestrator.journal.ownership import RunRequest
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, RunNeeds, find_backend
 from orchestrator.launch.provenance import ARCHIVE

@@ -21,7 +21,7 @@ import psutil
 from orchestrator import plugins
 from orchestrator.errors import JournalUnreadable, OrchError, install_command
 from orchestrator.formatting import GIB
-from orchestrator.journal import creation, events, files
+from orchestrator.journal import events, files, ownership
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_state import RunState
@@ -246,9 +246,9 @@ def run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.t
         for finding in repaired:
             if finding.kind == "event":
                 if journal.state().damage:  # one repair is for all events
-                    creation.repair_events(journal, clock)
+                    ownership.repair_events(journal, clock)
             elif (content := _remade(journal, journal.state(), finding.file)) is not None:
-                creation.replace_file(journal, finding.file, content, clock)
+                ownership.replace_file(journal, finding.file, content, clock)
         found = list(_findings(journal))
     return RunHealth(run=journal.key, findings=tuple(found), repaired=tuple(repaired))
 

@@ -10,8 +10,7 @@ from orchestrator.errors import RunIsLive, UnknownName
 from orchestrator.evidence.report import make_report
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.ownership import check_folder_own, request_cancel
-from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_logs import Log, LogReader, LogTail, list_logs
+from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run.next_commands import RUNS, run_command
 from orchestrator.run.progress import NotConfirmed, Notice, Progress, RunUpdate, silent

@@ -14,10 +14,10 @@ from orchestrator.planning.planner import make_plans, make_stage_plans
 from orchestrator.planning.stages import stage_spec
 from orchestrator.proving.proof_folder import has_plan
 from orchestrator.reading.examples import create
+from orchestrator.reading.expectations import KeyHelp, help_about
 from orchestrator.reading.load import is_study as describes_study
 from orchestrator.reading.load import load as load_spec
 from orchestrator.reading.offer_options import days_to_deadline, deadline_ahead, offer_request
-from orchestrator.reading.overrides import KeyHelp, help_about
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from orchestrator.errors import NotAnswered, SpecError
 from orchestrator.evidence.studies import forecast_of
-from orchestrator.journal.creation import RunRequest
+from orchestrator.journal.ownership import RunRequest
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.study_journal import StudyJournal, StudyRequest, is_settled, open_study
 from orchestrator.launch.backend import ClusterClient

@@ -20,14 +20,16 @@ from orchestrator.errors import (
     SpecError,
     Superseded,
 )
-from orchestrator.journal.creation import RunRequest, check_key, create_run
 from orchestrator.journal.files import check_writable
 from orchestrator.journal.listing import find_run, is_run
 from orchestrator.journal.ownership import (
+    RunRequest,
     Writer,
     check_checkpoints,
+    check_key,
     check_made_by_user,
     check_whole,
+    create_run,
 )
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_paths import UNCOMMITTED

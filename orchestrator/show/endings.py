@@ -2,41 +2,32 @@
 
 from orchestrator.formatting import count, counted, elapsed
 from orchestrator.show.parts import fit
-from orchestrator.values.run import LIVE, ProcessIdentity, Run
+from orchestrator.values.run import LIVE, Run
 from orchestrator.values.run_options import Proposal
 from orchestrator.values.study import StudyStatus
 
 
 def cancelled_text(run: str, changes: list[tuple[Run, Run]], *, at_once: bool) -> str:
     """Return what a request to cancel does, for each run before and after it."""
-    texts = [fit(cancel_text(before, after, at_once=at_once)) for before, after in changes]
+    texts = [fit(_cancel_text(before, after, at_once=at_once)) for before, after in changes]
     return "\n".join(texts or [f"{run}: no run is active. Nothing to cancel."]) + "\n"
 
 
-def cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
-    """Return what a request to cancel a run does."""
+def _cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
     if before.ended_at_s is not None:
         return f"{before.run}: already {before.state}. Nothing was requested."
     text = f"{before.run}: stop requested" + (", at once." if at_once else ".")
     if before.cancel_requested_at_s is not None:
         ago = elapsed(before.read_at_s - before.cancel_requested_at_s)
         text += f" A stop was requested {ago} ago already."
-    return f"{text}\n{cancel_effect(after, at_once=at_once)}"
-
-
-def cancel_effect(run: Run, *, at_once: bool) -> str:
-    """Return what happens after a request to cancel."""
-    if run.state not in LIVE:
-        return f"No driver runs it any more: {run.detail}. It counts as cancelled."
-    if run.driver is None:
-        return "Its driver has not started yet; it will stop before it takes a chip."
+    if after.state not in LIVE:
+        return f"{text}\nNo driver runs it any more: {after.detail}. It counts as cancelled."
+    if after.driver is None:
+        return f"{text}\nIts driver has not started yet; it will stop before it takes a chip."
+    effect = "finishes the current step, saves a checkpoint and stops."
     if at_once:
-        return f"{driver_name(run.driver)} stops it; steps since the last checkpoint are lost."
-    return f"{driver_name(run.driver)} finishes the current step, saves a checkpoint and stops."
-
-
-def driver_name(process: ProcessIdentity) -> str:
-    return f"Its driver (process {process.pid} on {process.host})"
+        effect = "stops it; steps since the last checkpoint are lost."
+    return f"{text}\nIts driver (process {after.driver.pid} on {after.driver.host}) {effect}"
 
 
 def submission_question(proposal: Proposal) -> str:
@@ -64,6 +55,6 @@ def removed_text(removed: Run | StudyStatus) -> str:
 def removed_fields(removed: Run | StudyStatus) -> dict[str, object]:
     """Return what `--json` says of what was removed."""
     if isinstance(removed, StudyStatus):
-        runs = [one.run for one in removed.runs]
+        runs = [run.run for run in removed.runs]
         return {"study": removed.study, "runs": runs, "removed": True}
     return {"run": removed.run, "journal": removed.journal, "removed": True}

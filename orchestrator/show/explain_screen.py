@@ -10,23 +10,18 @@ from typing import Any
 from orchestrator.evidence.explain.formula import (
     BatchDifference,
     BoundDifference,
-    Citation,
     ComputedValue,
     DaysDifference,
-    Derivation,
     DerivationSection,
-    ExpectedPart,
     ExpectedStep,
     Explanation,
     ExplanationSummary,
-    Input,
     LinkDifference,
     MemoryDifference,
     MeshDifference,
     PlanDifferences,
     QuestionCode,
     QuotedFigure,
-    QuotedFigures,
     RecomputeDifference,
     RentingDifference,
     TensorDifference,
@@ -45,7 +40,7 @@ from orchestrator.formatting import (
     with_unit,
 )
 from orchestrator.network.rematerialization import text_of
-from orchestrator.planning.infeasible import factored, reason_text
+from orchestrator.planning.infeasible import factored
 from orchestrator.show.parts import (
     NO_BREAK,
     Command,
@@ -63,8 +58,8 @@ from orchestrator.values.plan import DeviceGroup, TorusSpan, WarningCode
 # The sentences of an explanation: its answers, the differences of the plan, its summary.
 
 
-NO_PLAN = "no realizable plan"
-QUESTIONS: dict[QuestionCode, str] = {
+_NO_PLAN = "no realizable plan"
+_QUESTIONS: dict[QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
     "sequence_for_every_chip": "Is there a sequence for every chip?",
     "fsdp_bound": "Is pure FSDP compute-bound?",
@@ -79,11 +74,11 @@ QUESTIONS: dict[QuestionCode, str] = {
 def summary_text(summary: ExplanationSummary) -> str:
     """Return the whole explanation in one line."""
     forecast = summary.forecast
-    planned = f"planned {likely(forecast.days, lasting)}" if forecast else NO_PLAN
-    return f"Answer: {by_hand(summary)}, {planned}."
+    planned = f"planned {likely(forecast.days, lasting)}" if forecast else _NO_PLAN
+    return f"Answer: {_by_hand(summary)}, {planned}."
 
 
-def by_hand(summary: ExplanationSummary) -> str:
+def _by_hand(summary: ExplanationSummary) -> str:
     """Return what the derivation says without a plan."""
     days = f"{lasting(summary.days)} at {assumed(summary.mfu)}"
     if summary.mixed_times is None:
@@ -101,58 +96,36 @@ def bound_by(times: float) -> str:
     return f"compute-bound by {times:.3g} x" if times > 1 else f"comms-bound by {1 / times:.3g} x"
 
 
-# --- answers
-
-
 def answer_text(verdict: Verdict) -> str:
     """Return the answer to a section's question."""
     figures: dict[str, Any] = verdict.figures
     match verdict.question:
         case "pod_holds_it":
-            return pod_holds_it(holds=verdict.holds, **figures)
+            by_d, by_6f, chips = figures["by_d"], figures["by_6f"], figures["chips"]
+            return (
+                f"{'yes' if verdict.holds else 'no'}: it takes {by_d:,.0f} chips by [B, D] and"
+                f" {by_6f:,.0f} by 6F, of {chips:,.0f}; the outputs of two of the three big matmuls"
+                " are [B, F], so counting [B, D] alone is too little"
+            )
         case "sequence_for_every_chip":
-            return sequence_for_every_chip(**figures)
+            sequences, chips, idle = figures["sequences"], figures["chips"], figures["idle"]
+            if not idle:
+                return f"yes, {four_digits(sequences / chips)} a chip"
+            return f"no: {sequences:,.0f} sequences leave {idle:,.0f} of {chips:,.0f} chips idle"
         case "tensor_reach":
-            return tensor_reach(**figures)
+            ways, power_of_two = four_digits(figures["below"]), figures["power_of_two"]
+            if power_of_two < 2:
+                return f"not at all: it takes fewer than {ways} ways"
+            return f"below {ways} ways, whatever the batch: {power_of_two} as a power of two"
         case "mlp_bound":
             return bound_by(figures["times"])
-        case "dcn_bound":
-            return tokens_bound("pod", **figures)
-        case _:
-            return mixed_bound(**figures)
-
-
-def pod_holds_it(by_d: float, by_6f: float, chips: float, *, holds: bool) -> str:
-    return (
-        f"{'yes' if holds else 'no'}: it takes {by_d:,.0f} chips by [B, D] and {by_6f:,.0f} by 6F,"
-        f" of {chips:,.0f}; the outputs of two of the three big matmuls are [B, F], so counting"
-        " [B, D] alone is too little"
-    )
-
-
-def sequence_for_every_chip(sequences: float, chips: float, idle: float) -> str:
-    if not idle:
-        return f"yes, {four_digits(sequences / chips)} a chip"
-    return f"no: {sequences:,.0f} sequences leave {idle:,.0f} of {chips:,.0f} chips idle"
-
-
-def tensor_reach(below: float, power_of_two: int) -> str:
-    if power_of_two < 2:
-        return f"not at all: it takes fewer than {four_digits(below)} ways"
-    ways = f"below {four_digits(below)} ways, whatever the batch"
-    return f"{ways}: {power_of_two} as a power of two"
-
-
-def mixed_bound(*, tensor_pays: bool = True, flips: bool = False, **figures: float) -> str:
-    """Return the bound of FSDP, alone or with tensor."""
-    answer = tokens_bound("chip", **figures)
-    if not tensor_pays:
-        answer = f"tensor does not pay, as X_opt exceeds the chips; pure FSDP is {answer}"
-    return f"{answer}: the answer flips" if flips else answer
-
-
-def tokens_bound(of: str, times: float, tokens: float, least: float) -> str:
-    return f"{bound_by(times)}: {four_digits(tokens)} tokens a {of}, it takes {four_digits(least)}"
+        case _:  # FSDP, alone or with tensor, or data parallelism over DCN
+            of = "pod" if verdict.question == "dcn_bound" else "chip"
+            tokens, least = four_digits(figures["tokens"]), four_digits(figures["least"])
+            answer = f"{bound_by(figures['times'])}: {tokens} tokens a {of}, it takes {least}"
+            if not figures.get("tensor_pays", True):
+                answer = f"tensor does not pay, as X_opt exceeds the chips; pure FSDP is {answer}"
+            return f"{answer}: the answer flips" if figures.get("flips") else answer
 
 
 # The words of an explanation about its plan: what was derived, what is planned, and why.
@@ -225,7 +198,7 @@ def why_changed(it: BatchDifference) -> str:
         f"{' '.join(one.overrides)} (MFU {percent(one.mfu.likeliest)})" for one in it.nearest
     )
     within = f"of those within {percent(it.tolerance)} the plan takes the fastest"
-    return f"{reason_text(it.reason)}; nearest: {nearest}; {within}"
+    return f"{it.reason.text}; nearest: {nearest}; {within}"
 
 
 def tensor(it: TensorDifference) -> DifferenceText:
@@ -330,146 +303,161 @@ def renting(it: RentingDifference) -> DifferenceText:
     )
 
 
+# The screen: formulas with their numbers.
+
+
 # A name, but neither a function nor the exponent of a number.
-SYMBOL = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
-PREFIXES = {9: "G", 12: "T"}
-SHORT = {3: "K", 6: "M"}
-NAMES = 32  # columns for the name of a line
-LABELS = 10
-MOST_RUNS = 10  # that are listed by name; more are counted
+_SYMBOL = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
+_PREFIXES = {9: "G", 12: "T"}
+_SHORT = {3: "K", 6: "M"}
+_NAMES = 32  # columns for the name of a line
+_LABELS = 10
+_MOST_RUNS = 10  # that are listed by name; more are counted
 
 
 def explain_screen(sheet: Explanation, next_command: str) -> Screen:
     """Return inputs, derivations, published figures, the plan's differences, and sources."""
-    return screen(
-        [text("", headline(sheet), style="bold")],
-        indent(verdict_lines(sheet.summary)),
-        [*inputs(sheet.inputs), text("  MFU counts ", sheet.mfu_definition)],
-        *(section(entry) for entry in sheet.sections),
-        *(quotes(entry) for entry in sheet.quotes),
-        realized(sheet),
-        expected(sheet.expectation) if sheet.expectation else [],
-        section(sheet.goodput) if sheet.goodput else [],
-        sources(sheet.sources),
-        [text("", summary_text(sheet.summary), style="bold"), *next_step(next_command)],
-    )
-
-
-def verdict_lines(summary: ExplanationSummary) -> list[Part]:
-    """Return the plan's five lines, and what the derivation says; it alone without a plan."""
-    derived = [("by hand", by_hand(summary))]
-    if summary.forecast is None:
-        return [Table(rows=[("plan", NO_PLAN), *derived], columns="<w", row_styles={0: "red"})]
-    return [verdict_table(summary.forecast, summary.tokens, derived)]
-
-
-def text(start: str, words: str, hang: int | None = None, style: str = "") -> Text:
-    """Return a paragraph that may break at any space, as formulas have a number in every word."""
-    return Text(text=words, start=start, hang=hang, style=style, keep_numbers=False)
-
-
-def labelled(label: str, words: str) -> Text:
-    return text(f"    {label:{LABELS}}", words)
-
-
-def headline(sheet: Explanation) -> str:
     slices = f"{counted(sheet.pods, 'pod')} of {sheet.topology}"
     changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
     chips = counted(sheet.chips, f"{sheet.chip} chip")
-    return f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
+    headline = f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
+
+    by_hand = [("by hand", _by_hand(sheet.summary))]
+    verdict = Table([("plan", _NO_PLAN), *by_hand], "<w", row_styles={0: "red"})
+    if sheet.summary.forecast is not None:
+        verdict = verdict_table(sheet.summary.forecast, sheet.summary.tokens, by_hand)
+
+    inputs = [
+        (given.symbol, number(given.value), given.meaning, _cite(given.source or "spec"))
+        for given in sheet.inputs
+    ]
+    # The differences between the derivation and the plan, or why there is no plan.
+    realized: list[Part] = [_title("Where the realizable plan differs")]
+    for words in difference_texts(sheet.differences) if sheet.differences else ():
+        realized.append(Command(f"  {words.about}"))
+        realized += [_labelled("by hand", words.derived), _labelled("plan", words.planned)]
+        realized.append(_labelled("why", words.why))
+    if sheet.no_plan is not None:
+        realized = [*sheet.no_plan.splitlines()]
+    sources = (
+        _text(f"  {_cite(source.key)} ", f"{source.title}; {source.where}; {source.date}", 6)
+        for source in sheet.sources
+    )
+    return screen(
+        [_title(headline)],
+        indent([verdict]),
+        [
+            "Inputs",
+            *indent([Table(inputs, "<><<")]),
+            _text("  MFU counts ", sheet.mfu_definition),
+        ],
+        *map(_section, sheet.sections),
+        *(
+            [
+                _text("Published: ", quotes.title, style="bold"),
+                *(part for figure in quotes.figures for part in _quote(figure)),
+            ]
+            for quotes in sheet.quotes
+        ),
+        realized,
+        _expected(sheet.expectation) if sheet.expectation else [],
+        _section(sheet.goodput) if sheet.goodput else [],
+        [_title("Sources"), *sources],
+        [_title(summary_text(sheet.summary)), *next_step(next_command)],
+    )
 
 
-def inputs(entries: tuple[Input, ...]) -> list[Part]:
-    rows = [(e.symbol, number(e.value), e.meaning, cite(e.source or "spec")) for e in entries]
-    return ["Inputs", *indent([Table(rows=rows, columns="<><<")])]
+def _text(start: str, words: str, hang: int | None = None, style: str = "") -> Text:
+    """Return a paragraph that may break at any space, as formulas have a number in every word."""
+    return Text(words, start=start, hang=hang, style=style, keep_numbers=False)
 
 
-def cite(source: str) -> str:
+def _title(words: str) -> Text:
+    return _text("", words, style="bold")
+
+
+def _labelled(label: str, words: str) -> Text:
+    return _text(f"    {label:{_LABELS}}", words)
+
+
+def _cite(source: str) -> str:
     return f"[{source}]"
 
 
-def section(entry: DerivationSection) -> list[Part]:
-    parts: list[Part] = [text("", entry.title, style="bold")]
+def _section(entry: DerivationSection) -> list[Part]:
+    """Return formulas, below each the same with numbers, the value, and the sources; then answers
+    to questions.
+    """
+    parts: list[Part] = [_title(entry.title)]
     for line in entry.lines:
-        parts += derivation(line)
+        value = _result(line.computed, line.unit)
+        cited = "".join(f" {_cite(source)}" for source in line.sources)
+        formula = f"{line.symbol} = {_written(line.computed.formula)}"
+        parts.append(_text(f"  {line.name:{_NAMES - 2}}", formula))
+        parts.append(_text(" " * _NAMES + "= ", f"{put_in(line.computed)} {value}{cited}"))
     for verdict in entry.verdicts:
         answer = answer_text(verdict)
-        question = QUESTIONS[verdict.question]
-        parts.append(text("  -> ", f"{question} {answer[0].upper()}{answer[1:]}."))
+        question = _QUESTIONS[verdict.question]
+        parts.append(_text("  -> ", f"{question} {answer[0].upper()}{answer[1:]}."))
     return parts
 
 
-def derivation(line: Derivation) -> list[Part]:
-    """Return the formula; below it the same with numbers, the value, and the sources."""
-    formula = f"{line.symbol} = {written(line.computed.formula)}"
-    value = f"{put_in(line.computed)} {result(with_its_unit(line.computed.value, line.unit))}"
-    cited = "".join(f" {cite(source)}" for source in line.sources)
-    return [text(f"  {line.name:{NAMES - 2}}", formula), text(" " * NAMES + "= ", value + cited)]
+def _result(computed: ComputedValue, unit: str) -> str:
+    """Return the value of a formula with its unit, in one piece."""
+    value = computed.value
+    text = f"{number(value)} {unit}".rstrip()
+    if unit in ("bytes", "B/s"):
+        text = with_unit(value, unit.replace("bytes", "B"), 4)
+    elif unit == "s":
+        text = seconds(value)
+    elif unit == "MFU":
+        text = f"{percent(value)} MFU"
+    return f"= {text}".replace(" ", NO_BREAK)
 
 
-def result(value: str) -> str:
-    """Return the value of a formula in one piece."""
-    return f"= {value}".replace(" ", NO_BREAK)
-
-
-def quotes(entry: QuotedFigures) -> list[Part]:
-    parts: list[Part] = [text("Published: ", entry.title, style="bold")]
-    for figure in entry.figures:
-        parts += quote(figure)
-    return parts
-
-
-def quote(figure: QuotedFigure) -> list[Part]:
+def _quote(figure: QuotedFigure) -> list[Part]:
     """Return a published figure, what reproduces it, the exact value, and why they differ."""
+
+    def equation(computed: ComputedValue, unit: str) -> str:
+        """Return symbols, numbers and value; a lone symbol or a number needs no middle step."""
+        formula = _written(computed.formula)
+        if not computed.formula.isidentifier() and computed.inputs:
+            formula += f" = {put_in(computed)}"
+        return f"{formula} {_result(computed, unit)}"
+
     printed = f"{figure.about}: {as_printed(figure.printed, figure.unit)}"
     agreement = "" if figure.agreement == "rounded" else f", {figure.agreement}"
-    exact = "the same"
-    if figure.exact != figure.reproduced:
-        exact = equation(figure.exact, figure.unit)
-    parts: list[Part] = [
-        text("  ", f"{printed}  {cite(figure.source)}", 4),
-        labelled("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
-        labelled("exact", exact),
-    ]
-    parts += [
-        labelled("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")
-        for remark in figure.asides
-    ]
-    return [*parts, *([labelled("why", figure.why)] if figure.why else [])]
-
-
-def equation(computed: ComputedValue, unit: str) -> str:
-    """Return symbols, numbers and value; a lone symbol or a plain number needs no middle step."""
-    value = with_its_unit(computed.value, unit)
-    if computed.formula.isidentifier() or not computed.inputs:
-        return f"{written(computed.formula)} {result(value)}"
-    return f"{written(computed.formula)} = {put_in(computed)} {result(value)}"
-
-
-def realized(sheet: Explanation) -> list[Part]:
-    """Return the differences between the derivation and the plan, or why there is no plan."""
-    if sheet.no_plan is not None:
-        return [*sheet.no_plan.splitlines()]
-    parts: list[Part] = [text("", "Where the realizable plan differs", style="bold")]
-    for words in difference_texts(sheet.differences) if sheet.differences else ():
-        parts += compared(words)
-    return parts
-
-
-def compared(words: DifferenceText) -> list[Part]:
+    is_same = figure.exact == figure.reproduced
+    exact = "the same" if is_same else equation(figure.exact, figure.unit)
     return [
-        Command(text=f"  {words.about}"),
-        labelled("by hand", words.derived),
-        labelled("plan", words.planned),
-        labelled("why", words.why),
+        _text("  ", f"{printed}  {_cite(figure.source)}", 4),
+        _labelled("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
+        _labelled("exact", exact),
+        *(
+            _labelled("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")
+            for remark in figure.asides
+        ),
+        *([_labelled("why", figure.why)] if figure.why else []),
     ]
 
 
-def expected(step: ExpectedStep) -> list[Part]:
-    """Return each part of the expected step, and its interval."""
-    parts: list[Part] = [text("", "The expected step, from published runs", style="bold")]
+def _expected(step: ExpectedStep) -> list[Part]:
+    """Return the formula of each part of the expected step, the same with numbers, the runs behind
+    its constants, and the interval.
+    """
+    parts: list[Part] = [_title("The expected step, from published runs")]
     for entry in step.parts:
-        parts += expected_part(entry, step.source)
+        value = f"{put_in(entry.computed)} {_result(entry.computed, 's')}"
+        parts.append(_text(f"  {entry.name:{_NAMES - 2}}= ", _written(entry.computed.formula)))
+        parts.append(_text(" " * _NAMES + "= ", value))
+        for constant in entry.constants:
+            # A few runs by name, and the number of many; JSON has all names.
+            are_few = len(constant.rows) <= _MOST_RUNS
+            names = f": {', '.join(constant.rows)}" if are_few else ""
+            runs = counted(len(constant.rows), "run") + names
+            error = f", standard error {percent(constant.unsure)}" if constant.unsure else ""
+            learned = f"{constant.symbol} fitted to {runs}{error} {_cite(step.source)}"
+            parts.append(_text(" " * _NAMES + "  ", learned))
     total = " + ".join(seconds(entry.computed.value) for entry in step.parts)
     ends = span(seconds(step.low_s), seconds(step.high_s))
     interval = (
@@ -478,39 +466,12 @@ def expected(step: ExpectedStep) -> list[Part]:
     )
     return [
         *parts,
-        labelled("step", f"{total} = {seconds(step.expected_s)}"),
-        labelled("interval", f"{interval} {cite(step.source)}"),
+        _labelled("step", f"{total} = {seconds(step.expected_s)}"),
+        _labelled("interval", f"{interval} {_cite(step.source)}"),
     ]
 
 
-def expected_part(entry: ExpectedPart, source: str) -> list[Part]:
-    """Return the formula, the same with numbers, and the runs behind its constants."""
-    value = f"{put_in(entry.computed)} {result(seconds(entry.computed.value))}"
-    parts: list[Part] = [
-        text(f"  {entry.name:{NAMES - 2}}= ", written(entry.computed.formula)),
-        text(" " * NAMES + "= ", value),
-    ]
-    for one in entry.constants:
-        error = f", standard error {percent(one.unsure)}" if one.unsure else ""
-        learned = f"{one.symbol} fitted to {runs(one.rows)}{error} {cite(source)}"
-        parts.append(text(" " * NAMES + "  ", learned))
-    return parts
-
-
-def runs(rows: tuple[str, ...]) -> str:
-    """Return a few runs by name, and the number of many; JSON has all names."""
-    names = f": {', '.join(rows)}" if len(rows) <= MOST_RUNS else ""
-    return counted(len(rows), "run") + names
-
-
-def sources(cited: tuple[Citation, ...]) -> list[Part]:
-    return [
-        text("", "Sources", style="bold"),
-        *(text(f"  {cite(one.key)} ", f"{one.title}; {one.where}; {one.date}", 6) for one in cited),
-    ]
-
-
-def written(formula: str) -> str:
+def _written(formula: str) -> str:
     """Return `2 * alpha**2` as 2 x alpha^2."""
     return formula.replace("**", "^").replace(" * ", " x ")
 
@@ -518,7 +479,7 @@ def written(formula: str) -> str:
 def put_in(computed: ComputedValue) -> str:
     """Return the formula with a number for each symbol."""
     values = computed.inputs
-    return written(SYMBOL.sub(lambda symbol: number(values[symbol[0]]), computed.formula))
+    return _written(_SYMBOL.sub(lambda symbol: number(values[symbol[0]]), computed.formula))
 
 
 def number(value: float) -> str:
@@ -532,25 +493,14 @@ def number(value: float) -> str:
     return four_digits(value)
 
 
-def with_its_unit(value: float, unit: str) -> str:
-    """Return a computed value with its unit."""
-    if unit in ("bytes", "B/s"):
-        return with_unit(value, unit.replace("bytes", "B"), 4)
-    if unit == "s":
-        return seconds(value)
-    if unit == "MFU":
-        return f"{percent(value)} MFU"
-    return f"{number(value)} {unit}".rstrip()
-
-
 def as_printed(digits: str, unit: str) -> str:
     """Return a published figure with its published digits: 20.9 TB, 435 years, 43 %."""
     mantissa, _, power = digits.partition("e")
     exponent = int(power or 0)
     if unit == "bytes":
-        return f"{mantissa} {PREFIXES[exponent]}B"
+        return f"{mantissa} {_PREFIXES[exponent]}B"
     if unit == "MFU":
         return f"{Decimal(digits).scaleb(2):f} % MFU"
-    if exponent in SHORT:
-        return f"{mantissa}{SHORT[exponent]} {unit}"
+    if exponent in _SHORT:
+        return f"{mantissa}{_SHORT[exponent]} {unit}"
     return f"{digits if power else f'{Decimal(digits):,}'} {unit}"

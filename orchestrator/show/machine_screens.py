@@ -1,12 +1,14 @@
-"""Show a chip profile: the rate of each operation."""
+"""Show what a machine can do, what MLflow has, what was exported, and the keys of a spec."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.formatting import count, counted, percent, with_unit
-from orchestrator.planning.calibrated import ChipProfile, Operation, Timing
+from orchestrator.planning.calibrated import ChipProfile, Operation
+from orchestrator.reading.expectations import KeyHelp
 from orchestrator.show.parts import (
     Command,
     Part,
+    Row,
     Screen,
     Table,
     Title,
@@ -28,13 +30,11 @@ from orchestrator.values.run import (
     ViewLink,
 )
 
-UNITS: dict[Operation, str] = {
-    "matmul": "FLOP/s",
-    "attention": "FLOP/s",
-    "copy": "B/s",
-}
-EXAMPLE = "specs/tiny_2pod.yaml"
-HEAD = ("", "type", "small", "large", "spread")
+_UNITS: dict[Operation, str] = {"matmul": "FLOP/s", "attention": "FLOP/s", "copy": "B/s"}
+_EXAMPLE = "specs/tiny_2pod.yaml"
+_SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
+_LEADING = "llama3_8b_v6e_2slice"  # the README's example
+_MANY = 12  # keys that a person reads one by one
 
 
 def calibration_screen(profile: ChipProfile, path: str) -> Screen:
@@ -42,151 +42,111 @@ def calibration_screen(profile: ChipProfile, path: str) -> Screen:
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     what = f"{machine.device_kind}: {machine.cores} cores of {machine.processor}"
-    rows = [rate_row(one) for one in profile.timings if one.operation in UNITS]
+    rows: list[Row] = [("", "type", "small", "large", "spread")]
+    for timing in profile.timings:
+        if unit := _UNITS.get(timing.operation):
+            heads = f" with heads of {timing.head_dim}" if timing.head_dim else ""
+            ends = timing.points[0], timing.points[-1]  # the smallest and the largest amount
+            rates = (with_unit(amount / taken_s, unit) for amount, taken_s in ends)
+            spread = percent(timing.spread)
+            rows.append((f"{timing.operation}{heads}", timing.dtype, *rates, spread))
     digest = codec.short(codec.digest(profile))
     use = "orch submit" if profile.emulated else f"orch plan --profile {digest}"
     return screen(
-        [Title(left=what, right=f"profile {digest}")],
+        [Title(what, f"profile {digest}")],
         [f"  measured on {profile.measured_on} with {versions}"],
-        indent([Table(rows=[HEAD, *rows], columns="<<>>>")]),
-        [Command(text=f"stored in {path}"), *next_step(f"{use} {EXAMPLE}")],
+        indent([Table(rows, "<<>>>")]),
+        [Command(f"stored in {path}"), *next_step(f"{use} {_EXAMPLE}")],
     )
 
 
-def rate_row(timing: Timing) -> tuple[str, ...]:
-    """Return the rate for the smallest and the largest amount."""
-    unit = UNITS[timing.operation]
-    name = f"{timing.operation} with heads of {timing.head_dim}"
-    ends = timing.points[0], timing.points[-1]
-    return (
-        name if timing.head_dim else timing.operation,
-        timing.dtype,
-        *(with_unit(amount / taken_s, unit) for amount, taken_s in ends),
-        percent(timing.spread),
-    )
-
-
-# Show the health of this machine, and of the files of a run, as tables.
-
-
-SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
+# The health of this machine, and of the files of a run.
 
 
 def doctor_screen(report: HealthReport) -> Screen:
     """Return each finding, with advice below those that are not good."""
-    signs = max(len(SIGNS[one.health]) for one in report.findings)
-    names = max(len(one.name) for one in report.findings)
+    signs = max(len(_SIGNS[finding.health]) for finding in report.findings)
+    names = max(len(finding.name) for finding in report.findings)
     lines: list[Part] = []
-    for one in report.findings:
-        cells = (f"{SIGNS[one.health]:{signs}}", f"{one.name:{names}}", one.detail)
-        lines.append(Table(rows=[cells], columns="<<w"))
-        if one.advice:
-            lines.append(f"    {one.advice}")
-    return screen([heading("this machine")], indent(lines), verdict(report))
+    for finding in report.findings:
+        start = (f"{_SIGNS[finding.health]:{signs}}", f"{finding.name:{names}}")
+        lines.append(Table([(*start, finding.detail)], "<<w"))
+        if finding.advice:
+            lines.append(f"    {finding.advice}")
 
-
-def verdict(report: HealthReport) -> list[Part]:
+    limits = [finding.name for finding in report.findings if finding.health == "limited"]
     if report.broken:
         checks = f"{report.broken} of {len(report.findings)} checks failed"
-        return closing(f"Doctor: {checks}; fix these first.")
-    limits = sum(finding.health == "limited" for finding in report.findings)
-    has_extras = all(one.health != "limited" for one in report.findings if one.name == "extras")
-    abilities, command = ("plan and run", "orch submit specs/tiny_2pod.yaml")
-    if not has_extras:
-        abilities, command = "plan", "orch init my-run.yaml"
-    with_limits = f", with {counted(limits, 'limit')}" if limits else ""
-    return closing(f"Doctor: this machine can {abilities}{with_limits}.", command)
+        ending = closing(f"Doctor: {checks}; fix these first.")
+    else:
+        abilities, command = ("plan and run", f"orch submit {_EXAMPLE}")
+        if "extras" in limits:
+            abilities, command = "plan", "orch init my-run.yaml"
+        with_limits = f", with {counted(len(limits), 'limit')}" if limits else ""
+        ending = closing(f"Doctor: this machine can {abilities}{with_limits}.", command)
+    return screen([heading("this machine")], indent(lines), ending)
 
 
 def run_doctor_screen(health: RunHealth, repair_command: str) -> Screen:
     """Return what is wrong with the files of a run, what was repaired, and what to do next."""
-    return screen(
-        section("repaired", _file_lines(health.repaired)) if health.repaired else [],
-        section("files", _file_lines(health.findings)) if health.findings else [],
-        _run_verdict(health, repair_command),
-    )
 
+    def lines(findings: Sequence[FileFinding]) -> list[Part]:
+        texts = ((f"{found.file}: {found.what}", f"    {found.advice}") for found in findings)
+        return [text for pair in texts for text in pair]
 
-def _file_lines(findings: Sequence[FileFinding]) -> list[Part]:
-    lines: list[Part] = []
-    for one in findings:
-        lines += [f"{one.file}: {one.what}", f"    {one.advice}"]
-    return lines
-
-
-def _run_verdict(health: RunHealth, repair_command: str) -> list[Part]:
-    if not health.findings:
-        return closing(f"Doctor: the files of {health.run} are as they were written.")
     wrong = counted(len(health.findings), "file")
     can = "cannot go on" if health.stops else "can go on"
     verdict = f"Doctor: {wrong} of {health.run} not as written; the run {can}."
-    repairable = any(one.repairable for one in health.findings)
-    return closing(verdict, repair_command if repairable else None)
+    if not health.findings:
+        verdict = f"Doctor: the files of {health.run} are as they were written."
+    is_repairable = any(finding.repairable for finding in health.findings)
+    return screen(
+        section("repaired", lines(health.repaired)),
+        section("files", lines(health.findings)),
+        closing(verdict, repair_command if is_repairable else None),
+    )
 
 
-# Show which runs MLflow has, and where to look at them.
+# Runs in MLflow, and weights that were written.
 
 
 def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) -> Screen:
     """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
         nothing = f"No runs in {storage} that are this user's"
-        return screen([Command(text=nothing), *next_step("orch submit SPEC")])
-    rows = [
-        (one.run, one.recorded.state, count(one.recorded.steps), one.run_id or "")
-        for one in results
-        if one.recorded
+        return screen([Command(nothing), *next_step("orch submit SPEC")])
+    rows: list[Row] = [("RUN", "STATE", "STEPS", "MLFLOW RUN")]
+    experiments: dict[str, dict[str, None]] = {}  # of each database or server
+    lines: list[Part] = [
+        warning(f"{result.run}: {result.problem}") for result in results if result.problem
     ]
-    table = Table(rows=[("RUN", "STATE", "STEPS", "MLFLOW RUN"), *rows], columns="<<><")
-    return screen(
-        [table] if rows else [], [*problems(results), *sync_verdict(results, next_command)]
-    )
-
-
-def problems(results: Sequence[SyncResult]) -> list[Part]:
-    return [
-        *(warning(f"{one.run}: {one.problem}") for one in results if one.problem),
-        *(f"{one.run}: recorded by its own driver" for one in results if one.by_driver),
-    ]
-
-
-def sync_verdict(results: Sequence[SyncResult], next_command: str) -> list[Part]:
-    missing = sum(one.problem is not None for one in results)
-    if missing:
-        lost = "Nothing is lost: the journals have what was trained. orch sync tries again."
-        return [f"Sync: {missing} of {len(results)} runs not recorded. {lost}"]
-    where = ", ".join(destinations([one for one in results if one.recorded or one.by_driver]))
-    recorded = f"Sync: {counted(len(results), 'run')} recorded in {where}."
-    return [Command(text=recorded), *next_step(next_command)]
-
-
-def destinations(results: Sequence[SyncResult]) -> list[str]:
-    """Return each database or server once, with its experiments."""
-    experiments: dict[str, dict[str, None]] = {}
-    for one in results:
-        if where := one.destination:
+    for result in results:
+        if recorded := result.recorded:
+            steps = count(recorded.steps)
+            rows.append((result.run, recorded.state, steps, result.run_id or ""))
+        if result.by_driver:
+            lines.append(f"{result.run}: recorded by its own driver")
+        if (recorded or result.by_driver) and (where := result.destination):
             experiments.setdefault(where.label, {})[where.experiment] = None
-    return [f"{label} ({', '.join(names)})" for label, names in experiments.items()]
+    if missing := sum(result.problem is not None for result in results):
+        lost = "Nothing is lost: the journals have what was trained. orch sync tries again."
+        lines.append(f"Sync: {missing} of {len(results)} runs not recorded. {lost}")
+    else:
+        places = ", ".join(f"{label} ({', '.join(of)})" for label, of in experiments.items())
+        verdict = f"Sync: {counted(len(results), 'run')} recorded in {places}."
+        lines += [Command(verdict), *next_step(next_command)]
+    return screen([Table(rows, "<<><")] if rows[1:] else [], lines)
 
 
 def mlflow_links(
     address: str, shown: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
 ) -> Screen:
     """Return where the MLflow UI shows the runs and their comparisons."""
-    return screen(
-        [Command(text=f"MLflow at {address}, showing {shown}", style="bold")],
-        *(
-            section(f"experiment {name}", [Table(rows=links(views), columns="<<")])
-            for name, views in experiments
-        ),
-    )
-
-
-def links(views: Sequence[ViewLink]) -> list[tuple[str, str]]:
-    return [(view.name, view.url) for view in views]
-
-
-# The screen of weights that were written.
+    blocks: list[list[Part]] = [[Command(f"MLflow at {address}, showing {shown}", style="bold")]]
+    for name, views in experiments:
+        rows = [(view.name, view.url) for view in views]
+        blocks.append(section(f"experiment {name}", [Table(rows, "<<")]))
+    return screen(*blocks)
 
 
 def weights_screen(weights: ExportedWeights) -> str:
@@ -197,3 +157,38 @@ def weights_screen(weights: ExportedWeights) -> str:
         f" {weights.step:,}, {weights.dtype}, {files}\n"
         f"Next: {loads}  # {weights.architecture}\n"
     )
+
+
+# Specs that one can start from, and their keys.
+
+
+def examples_screen(examples: Mapping[str, str]) -> Screen:
+    """Return the examples, each with what it is about."""
+    copied = next_step(f"orch init --from {_LEADING} my-run.yaml")
+    return screen([Table(list(examples.items()), "<w")], copied)
+
+
+def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[str]:
+    """Yield where an imported spec differs from its source, then the keys that do not matter."""
+    for note in notes:
+        yield f"note: {note}"
+    if irrelevant:
+        yield f"not needed for a plan: {', '.join(irrelevant)}"
+
+
+def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> Screen:
+    """Return what each key means, must be, and is when it is left out; of many keys, what each
+    below the first means.
+    """
+
+    def whole(key: KeyHelp) -> list[Part]:
+        absent = "required" if key.required else f"default: {key.default or 'none'}"
+        return [heading(key.key), *indent([key.about, f"must be: {key.must}", absent])]
+
+    if len(keys) <= _MANY:
+        return screen(*map(whole, keys), next_step(next_command))
+    is_above = keys[1].key.startswith(f"{keys[0].key}.")
+    below = keys[1:] if is_above else keys
+    rows = Table([(key.key, key.about) for key in below], "<w")
+    first = whole(keys[0]) if is_above else []
+    return screen(first, [rows], next_step(f"orch schema --key {below[0].key}"))

@@ -1,33 +1,33 @@
 """Show offers: the two to choose from, the frontier as a table, and why others are not there."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from math import floor
 
 from orchestrator.formatting import count, counted, dollars, lasting, scaled, time_limit, to_digits
 from orchestrator.planning.odds import Offer, OfferReasonCode, Offers
+from orchestrator.planning.plan_warnings import extrapolation, warning_texts
 from orchestrator.show.parts import (
     WIDTH,
     Detail,
     Part,
+    Row,
     Screen,
+    Show,
     Table,
     Text,
     heading,
     indent,
     next_step,
-    paragraph,
     screen,
     warning,
 )
-from orchestrator.show.warning_text import warning_texts
-from orchestrator.values.plan import Estimate, PlanWarning, plan_warning
+from orchestrator.values.plan import Estimate
 
-INTERVAL = "80 %"
-HEAD = ("chip", "topology", "pods", "chips", "days", INTERVAL, "dollars", INTERVAL, "odds", "")
-COLUMNS = "<<>>>>>>><"
-REASONS: dict[OfferReasonCode, str] = {
+_INTERVAL = "80 %"
+HEAD = ("chip", "topology", "pods", "chips", "days", _INTERVAL, "dollars", _INTERVAL, "odds", "")
+_COLUMNS = "<<>>>>>>><"
+_REASONS: dict[OfferReasonCode, str] = {
     "too_slow": "would take longer even at the peak of their chips",
     "memory": "cannot hold the model",
     "too_few_sequences": "more replicas than the batch has sequences",
@@ -38,27 +38,34 @@ REASONS: dict[OfferReasonCode, str] = {
     "no_price": "no known price",
     "no_rate": "no known rate in that compute type",
 }
-SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
-LEAST_DAYS = 0.01
-UNLIKELY = "<1 %"
-SPOT = "spot slices can be taken away at any time: days do not count what that costs"
+_SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
+_LEAST_DAYS = 0.01
+_UNLIKELY = "<1 %"
+_SPOT = "spot slices can be taken away at any time: days do not count what that costs"
 
 
 def offers_screen(found: Offers, next_command: str | None, detail: Detail = "usual") -> Screen:
     """Return the offers on one screen; a brief one ends after those to choose from."""
-    planned = [one for one in found.offers if one.days]
-    top: list[list[Part]] = [
-        [heading(offers_headline(found))],
-        indent(choice(found)),
-    ]
+    planned = [offer for offer in found.offers if offer.days]
+    top: list[list[Part]] = [[heading(offers_headline(found))], indent(_choice(found))]
     if detail == "brief":
         return screen(*top, next_step(next_command))
+    chosen = to_take(found)
+    beyond = [
+        extrapolation(axis=way.axis, value=way.value, low=way.low, high=way.high)
+        for way in (chosen.extrapolations if chosen else ())
+    ]
+    chips = ", ".join(found.request.chips)
+    total = f"{count(len(planned))} of {counted(len(found.offers), 'offer')} planned, of {chips}"
+    left_out: list[Part] = [Text(f"{total}; {_SIZES}", hang=2)]
+    if rows := reasons(found):
+        left_out += indent([Table(rows, ">w")])
     return screen(
         *top,
-        indent(frontier(found, planned)),
-        indent(left_out(found, planned)),
-        [warning(text) for text in warning_texts([*found.warnings, *of_choice(found)])],
-        [warning(SPOT)] if found.request.prices == "spot" else [],
+        indent(_frontier_table(found, planned)),
+        indent(left_out),
+        map(warning, warning_texts([*found.warnings, *beyond])),
+        [warning(_SPOT)] if found.request.prices == "spot" else [],
         next_step(next_command),
     )
 
@@ -74,61 +81,53 @@ def offers_headline(found: Offers) -> str:
     return f"{found.name}: {' '.join(wishes)}, {request.prices} prices"
 
 
-def choice(found: Offers) -> list[Part]:
-    """Return the two offers to choose from, or how near one comes."""
-    rows = ends_of(found) if is_hopeless(found) else sure_ones(found)
-    parts: list[Part] = [Table(rows=rows, columns="<w", style="bold")] if rows else []
-    return parts if found.cheapest else [paragraph(nothing_sure(found), "bold"), *parts]
-
-
-def sure_ones(found: Offers) -> list[tuple[str, str]]:
-    """Return the cheapest and the fastest of the sure ones."""
+def _choice(found: Offers) -> list[Part]:
+    """Return the cheapest and the fastest of the sure offers, or how near one comes."""
     request, rows = found.request, []
-    is_limited = request.by_days is not None or request.budget_dollars is not None
-    if found.cheapest:
-        label = f"cheapest, {sure(found)}" if is_limited else "cheapest"
-        rows.append((label, in_words(found.cheapest)))
-    if found.fastest:
-        in_budget = f", {sure(found)} of the budget" if request.budget_dollars is not None else ""
-        rows.append((f"fastest{in_budget}", in_words(found.fastest)))
-    return rows
+    if _is_hopeless(found):
+        # The two ends of the frontier: no offer costs or takes less.
+        if ends := [offer for offer in found.offers if offer.on_frontier]:
+            rows = [("cheapest of all", in_words(ends[-1])), ("fastest of all", in_words(ends[0]))]
+    else:
+        has_budget = request.budget_dollars is not None
+        sure = f", {_sure(found)}" if request.by_days is not None or has_budget else ""
+        in_budget = f", {_sure(found)} of the budget" if has_budget else ""
+        if found.cheapest:
+            rows.append((f"cheapest{sure}", in_words(found.cheapest)))
+        if found.fastest:
+            rows.append((f"fastest{in_budget}", in_words(found.fastest)))
+    parts: list[Part] = [Table(rows, "<w", style="bold")] if rows else []
+    return parts if found.cheapest else [heading(nothing_sure(found)), *parts]
 
 
-def ends_of(found: Offers) -> list[tuple[str, str]]:
-    """Return the two ends of the frontier: no offer costs or takes less."""
-    ends = [one for one in found.offers if one.on_frontier]
-    if not ends:
-        return []
-    return [("cheapest of all", in_words(ends[-1])), ("fastest of all", in_words(ends[0]))]
+def _is_hopeless(found: Offers) -> bool:
+    return found.likeliest is not None and odds_text(found.likeliest) == _UNLIKELY
 
 
-def is_hopeless(found: Offers) -> bool:
-    return found.likeliest is not None and odds_text(found.likeliest) == UNLIKELY
-
-
-def sure(found: Offers) -> str:
+def _sure(found: Offers) -> str:
     return f"{found.request.sure * 100:.0f} % sure"
 
 
 def nothing_sure(found: Offers) -> str:
+    """Return why there is no offer that is sure enough."""
     if found.likeliest is None:
-        if any(one.days for one in found.offers):
+        if any(offer.days for offer in found.offers):
             return "no odds: what runs on such chips reach, or their price, is unknown"
         return "no slices that can be rented have a plan for this"
-    if is_hopeless(found):
+    if _is_hopeless(found):
         return "no offer comes near: each has odds below 1 %"
-    nearest = in_words(found.likeliest)
-    return f"no offer is {sure(found)}; the likeliest, at {odds_text(found.likeliest)}: {nearest}"
+    nearest, odds = in_words(found.likeliest), odds_text(found.likeliest)
+    return f"no offer is {_sure(found)}; the likeliest, at {odds}: {nearest}"
 
 
-def in_words(one: Offer) -> str:
+def in_words(offer: Offer) -> str:
     """Return an offer as a sentence's part."""
-    slices = f"{count(one.pods)} x {one.chip} {one.topology}"
-    cost = f", {likely(one.dollars, dollars)}" if one.dollars else ""
-    return f"{slices}, {counted(one.chips, 'chip')}: {likely(one.days, lasting)}{cost}"
+    slices = f"{count(offer.pods)} x {offer.chip} {offer.topology}"
+    cost = f", {_likely(offer.dollars, dollars)}" if offer.dollars else ""
+    return f"{slices}, {counted(offer.chips, 'chip')}: {_likely(offer.days, lasting)}{cost}"
 
 
-def likely(estimate: Estimate | None, show: Callable[[float], str]) -> str:
+def _likely(estimate: Estimate | None, show: Show) -> str:
     assert estimate
     if estimate.expected is None:
         return f"at least {show(estimate.lower)}"
@@ -140,38 +139,28 @@ def to_take(found: Offers) -> Offer | None:
     return found.cheapest or found.likeliest or found.fastest
 
 
-def of_choice(found: Offers) -> list[PlanWarning]:
-    """Return where the proposed offer leaves the range of published runs."""
-    chosen = to_take(found)
-    return [
-        plan_warning("extrapolation", axis=one.axis, value=one.value, low=one.low, high=one.high)
-        for one in (chosen.extrapolations if chosen else ())
-    ]
+def frontier_of(planned: Sequence[Offer]) -> list[Offer]:
+    """Return the offers that no other undercuts in days and dollars; without prices, all."""
+    return [offer for offer in planned if offer.on_frontier] or list(planned)
 
 
-def frontier(found: Offers, planned: Sequence[Offer]) -> list[Part]:
-    """Return a row for each offer that no other undercuts in days and dollars."""
-    shown = [one for one in planned if one.on_frontier] or list(planned)
+def _frontier_table(found: Offers, planned: Sequence[Offer]) -> list[Part]:
+    """Return a row for each offer of the frontier. Intervals stay only where they fit, indented, on
+    a terminal of usual width; JSON has them.
+    """
+    shown = frontier_of(planned)
     if not shown:
         return []
-    rows = [HEAD, *(offer_row(one, found) for one in shown)]
-    named = " that no other undercuts" if any(one.on_frontier for one in shown) else ""
-    title = f"{counted(len(shown), 'offer')}{named}:"
-    styles = {row: "bold" for row, cells in enumerate(rows) if row and cells[-1]}
-    table = Table(rows=rows, columns=COLUMNS, row_styles=styles)
-    return [heading(title), table if is_narrow(table) else without_intervals(table)]
-
-
-def is_narrow(table: Table) -> bool:
-    """Return whether the table fits, indented, on a terminal of usual width."""
-    return max(map(len, table.lines(WIDTH))) <= WIDTH - 2
-
-
-def without_intervals(table: Table) -> Table:
-    """Return the table with no column of intervals; JSON has them."""
-    kept = [place for place, name in enumerate(HEAD) if name != INTERVAL]
-    rows = [tuple(row[place] for place in kept) for row in table.rows]
-    return replace(table, rows=rows, columns="".join(table.columns[place] for place in kept))
+    named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
+    rows: list[Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
+    styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
+    table = Table(rows, _COLUMNS, row_styles=styles)
+    if max(map(len, table.lines(WIDTH))) > WIDTH - 2:
+        places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
+        narrow = [tuple(row[place] for place in places) for row in rows]
+        columns = "".join(_COLUMNS[place] for place in places)
+        table = Table(narrow, columns, row_styles=styles)
+    return [heading(f"{counted(len(shown), 'offer')}{named}:"), table]
 
 
 def choices(found: Offers) -> dict[str, Offer | None]:
@@ -180,48 +169,39 @@ def choices(found: Offers) -> dict[str, Offer | None]:
     return dict([first, ("fastest", found.fastest)])
 
 
-def offer_row(one: Offer, found: Offers) -> tuple[str, ...]:
-    marks = [name for name, best in choices(found).items() if best == one]
+def offer_row(offer: Offer, found: Offers) -> Row:
+    marks = [name for name, best in choices(found).items() if best == offer]
+
+    def cells(estimate: Estimate | None, show: Show) -> Row:
+        """Return what is expected and its interval."""
+        if estimate is None:
+            return "-", ""
+        if estimate.expected is None or estimate.low is None or estimate.high is None:
+            return _likely(estimate, show), ""
+        return show(estimate.expected), f"{show(estimate.low)}-{show(estimate.high)}"
+
+    def in_days(days: float) -> str:
+        """Return days as a number; a small part of a day in its own unit."""
+        return to_digits(days, 3) if days >= _LEAST_DAYS else lasting(days)
+
     return (
-        one.chip, one.topology, count(one.pods), count(one.chips), *cells(one.days, in_days),
-        *cells(one.dollars, dollars), odds_text(one), "best" if len(marks) > 1 else "".join(marks),
+        offer.chip, offer.topology, count(offer.pods), count(offer.chips),
+        *cells(offer.days, in_days), *cells(offer.dollars, dollars), odds_text(offer),
+        "best" if len(marks) > 1 else "".join(marks),
     )  # fmt: skip
 
 
-def cells(estimate: Estimate | None, show: Callable[[float], str]) -> tuple[str, str]:
-    """Return what is expected and its interval."""
-    if estimate is None:
-        return "-", ""
-    if estimate.expected is None or estimate.low is None or estimate.high is None:
-        return likely(estimate, show), ""
-    return show(estimate.expected), f"{show(estimate.low)}-{show(estimate.high)}"
-
-
-def in_days(days: float) -> str:
-    """Return days as a number; a small part of one in its own unit."""
-    return to_digits(days, 3) if days >= LEAST_DAYS else lasting(days)
-
-
-def odds_text(one: Offer) -> str:
+def odds_text(offer: Offer) -> str:
     """Return the odds in percent, rounded down: what is not sure enough does not look it."""
-    if one.odds is None or one.odds.both is None:
+    if offer.odds is None or offer.odds.both is None:
         return "-"
-    percent = one.odds.both * 100
+    percent = offer.odds.both * 100
     if percent < 1 or percent > 99:
-        return UNLIKELY if percent < 1 else ">99 %"
+        return _UNLIKELY if percent < 1 else ">99 %"
     return f"{floor(percent)} %"
-
-
-def left_out(found: Offers, planned: Sequence[Offer]) -> list[Part]:
-    """Return how many offers there are, and why some have no plan."""
-    chips = ", ".join(found.request.chips)
-    total = f"{count(len(planned))} of {counted(len(found.offers), 'offer')} planned, of {chips}"
-    rows = reasons(found)
-    parts: list[Part] = [Text(text=f"{total}; {SIZES}", hang=2)]
-    return [*parts, *indent([Table(rows=rows, columns=">w")])] if rows else parts
 
 
 def reasons(found: Offers) -> list[tuple[str, str]]:
     """Return how many offers have no plan, for each reason."""
-    why = Counter(one.reason.code for one in found.offers if one.reason)
-    return [(count(number), REASONS[code]) for code, number in why.most_common()]
+    why = Counter(offer.reason.code for offer in found.offers if offer.reason)
+    return [(count(number), _REASONS[code]) for code, number in why.most_common()]

@@ -1,4 +1,4 @@
-"""Write the report of a run or a study as one HTML page."""
+"""Write HTML pages: the report of a run or a study, the schedule of a proof, offers."""
 
 import os
 from contextlib import suppress
@@ -11,21 +11,36 @@ from orchestrator.evidence.scaling import read_trial_runs
 from orchestrator.evidence.studies import report_of_runs
 from orchestrator.journal import boundary, files, find_run_or_study
 from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.steps import StepTable
 from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.planning.odds import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.next_commands import RUNS
 from orchestrator.run.records import record_files
-from orchestrator.show.page.plan_pages import offers_page, schedule_page
-from orchestrator.show.page.run_page import RunPage, run_page
-from orchestrator.show.page.study_pages import scaling_page, sweep_page
+from orchestrator.show import charts
+from orchestrator.show.drawings import filled
+from orchestrator.show.plan_pages import offers_page, schedule_page
+from orchestrator.show.plan_text import amount, headline, resource_name
+from orchestrator.show.report_screen import (
+    STAGE_HEAD,
+    gap_text,
+    goodput_rows,
+    goodput_text,
+    main_figures,
+    run_verdict,
+    stage_rows,
+)
+from orchestrator.show.status_screen import attempt_time, cause
+from orchestrator.show.study_pages import scaling_page, sweep_page
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
+from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
+from orchestrator.values.run import Run
 from orchestrator.values.study import ScalingReport, SweepReport
 
-PAGE = "report.html"
+_PAGE = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,28 +52,35 @@ class Page:
     problems: tuple[str, ...] = ()
 
 
-def write_run_page(journal: Journal, out: Path | None = None) -> Page:
-    """Write the page of a run, into its directory where that can be written."""
-    proof, problem = _proof(journal)
-    text, found = page_of(journal, proof)
-    path = _write(out or _place(journal.path, journal.key), text)
-    record_files(journal)
-    problems = (*found.problems, *([problem] if problem else []))
-    return Page(path=path, report=found, problems=problems)
+def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> Page:
+    """Write the report of a run or a study as one HTML page, `report.html` in its directory, or in
+    the current one where that cannot be written.
+    """
+    record = find_run_or_study(folder(storage), run)
+    path = Path(out) if out else record.path / _PAGE
+    if not out and not _is_writable(record.path):
+        path = Path(f"{record.key}-{_PAGE}")
+    if isinstance(record, StudyJournal):
+        return _write_study_page(record, path)
+    proof, problem = _proof(record)
+    text, report = page_of(record, proof)
+    problems = (*report.problems, *([problem] if problem else []))
+    page = Page(path=_write(path, text), report=report, problems=problems)
+    record_files(record)
+    return page
 
 
-def write_study_page(study: StudyJournal, out: Path | None = None) -> Page:
-    """Write the page of a study, into its directory where that can be written."""
+def _write_study_page(study: StudyJournal, path: Path) -> Page:
     runs = read_trial_runs(study)
-    found = report_of_runs(study, runs)
-    if isinstance(found, SweepReport):
-        text = sweep_page(found)
+    report = report_of_runs(study, runs)
+    if isinstance(report, SweepReport):
+        text = sweep_page(report)
     else:
-        text = scaling_page(found, {one.trial: one.predicted for one in runs})
-    path = _write(out or _place(study.path, study.key), text)
+        text = scaling_page(report, {run.trial: run.predicted for run in runs})
+    page = Page(path=_write(path, text), report=report)
     for start in study.trial_starts()[-1:]:
         record_files(study.trial_journal(start))
-    return Page(path=path, report=found)
+    return page
 
 
 def write_schedule(found: ProofResult, path: str | Path) -> Path:
@@ -73,37 +95,77 @@ def write_offers(found: Offers, path: str | Path) -> Path:
     return _write(Path(path), offers_page(found))
 
 
-def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> Page:
-    """Write the report of a run or a study as one HTML page, `report.html` in its directory."""
-    record, path = find_run_or_study(folder(storage), run), Path(out) if out else None
-    if isinstance(record, StudyJournal):
-        return write_study_page(record, path)
-    return write_run_page(record, path)
+def keep_report(journal: Journal) -> None:
+    """Write the page of a run that has ended into its directory; its recorder sends it on."""
+    text, _ = page_of(journal, _proof(journal)[0])
+    _write(journal.path / _PAGE, text)
+
+
+# The page of a run.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPage:
+    """What the page of a run shows. `plan` is the one that ran, `rehearsed` the plan for chips of
+    which it is a small copy; `proof` is of the plan for chips, and `mlflow` where the MLflow UI
+    shows the run.
+    """
+
+    run: Run
+    report: Report
+    plan: Plan
+    rehearsed: Plan | None
+    proof: Proof | None
+    steps: StepTable
+    mlflow: str | None = None
 
 
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
-    """The page of a run, as its journal stands, and the report that it shows."""
-    run, (found, steps) = journal.run(), report_and_steps(journal)
+    """Return the page of a run, as its journal stands, and the report that it shows."""
+    run, (report, steps) = journal.run(), report_and_steps(journal)
     page = RunPage(
         run=run,
-        report=found,
+        report=report,
         plan=journal.current_plan(run),
         rehearsed=journal.full_plan(run) if run.rehearses else None,
         proof=proof,
         steps=steps,
         mlflow=run_link(run.tracking) if run.tracking else None,
     )
-    return run_page(page), found
+    return run_page(page), report
 
 
-def keep_report(journal: Journal) -> None:
-    """Write the page of a run that has ended into its directory; its recorder sends it on."""
-    text, _ = page_of(journal, _proof(journal)[0])
-    _write(journal.path / PAGE, text)
+def run_page(page: RunPage) -> str:
+    """Return the page as HTML."""
+    report, full = page.report, page.rehearsed or page.plan
+    # The measured step, if it can be compared with the forecast for chips.
+    is_on_chips = report.measured and report.ratios and not report.rehearsal
+    comparable_s = report.measured.step_s.median if report.measured and is_on_chips else None
+    return filled(
+        "run.html",
+        **vars(page),
+        title=report.run,
+        verdict=run_verdict(report),
+        headline=headline(full),
+        full=full,
+        has_warm_steps=bool(page.steps.warm.any()),
+        figures=list(main_figures(report)),
+        charts=charts,
+        roofline=charts.roofline(full, comparable_s),
+        gap=gap_text(report.gap) if report.gap else "",
+        goodput=goodput_text(report.goodput) if report.goodput else "",
+        goodput_rows=goodput_rows(report.goodput) if report.goodput else [],
+        cause=cause,
+        attempt_time=attempt_time,
+        stage_head=STAGE_HEAD,
+        stage_rows=stage_rows(report),
+        resource_name=resource_name,
+        amount=amount,
+    )
 
 
 def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
-    """The proof of a run's plan, if there is one, or why it cannot be read."""
+    """Return the proof of a run's plan, if there is one, or why it cannot be read."""
     run = journal.run()
     try:
         return journal.proof(journal.full_plan(run).digest), None
@@ -111,13 +173,10 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
         return None, str(error)
 
 
-def _place(folder: Path, key: str) -> Path:
-    """Where a page goes: into its own directory, or else into the current one."""
-    return folder / PAGE if is_writable(folder) else Path(f"{key}-{PAGE}")
-
-
-def is_writable(folder: Path) -> bool:
-    """Whether this user may write into a folder, which is the user's own and not read-only."""
+def _is_writable(folder: Path) -> bool:
+    """Return whether this user may write into a folder, which is the user's own and not
+    read-only.
+    """
     try:
         boundary.check_own(boundary.settled(folder))
     except OSError:

@@ -1,57 +1,20 @@
 """Lay out text for terminals: titles, paragraphs and tables in blocks, within a width.
 
-A screen is plain text in a pipe or a file; only a terminal gets styles. It does not use rich: its
-import and tables would add 7 % to the time of `orch plan`, and its tables cut long paths.
+A screen is plain text in a pipe or a file; only a terminal gets styles. It does not use rich, whose
+tables cut columns that are too wide and cut words, and have neither columns that go on below nor
+bars in the room that is left.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Literal
 
-# Bars beside the lines of a table, made of block characters, or of ASCII where those lack.
-
-
-BLOCKS = "▏▎▍▌▋▊▉█"  # one to eight eighths of a column
-IN_ASCII = str.maketrans(dict.fromkeys("▏▎▍", "-") | dict.fromkeys("▌▋▊▉█", "#"))
-BARS = re.compile(f"[{BLOCKS}]+")
-LEAST_COLUMNS, MOST_COLUMNS = 4, 40  # a shorter bar shows nothing, a longer one no more
-GAP = 2
-
-
-def with_bars(lines: list[str], sizes: Sequence[float], width: int) -> list[str]:
-    """Return the lines, each with a bar of its size behind the longest line.
-
-    There are none without room, or where there is nothing to compare.
-    """
-    start = max(map(len, lines)) + GAP
-    room, largest = min(width - start, MOST_COLUMNS), max(sizes)
-    if room < LEAST_COLUMNS or sum(size > 0 for size in sizes) < 2:
-        return lines
-    return [
-        f"{line:{start}}{bar(size / largest * room)}".rstrip()
-        for line, size in zip(lines, sizes, strict=True)
-    ]
-
-
-def bar(columns: float) -> str:
-    """Return a bar so many columns long, to an eighth; any length above 0 can be seen."""
-    eighths = max(round(columns * 8), 1) if columns > 0 else 0
-    return BLOCKS[-1] * (eighths // 8) + (BLOCKS[eighths % 8 - 1] if eighths % 8 else "")
-
-
-def in_encoding(text: str, encoding: str) -> str:
-    """Return text that an output of this encoding takes: bars in ASCII, a `?` for what it lacks."""
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(IN_ASCII).encode(encoding, "replace").decode(encoding)
-    return text
-
-
 Detail = Literal["brief", "usual", "full"]
+Row = tuple[str, ...]
+Show = Callable[[float], str]  # a number as text
 
 WIDTH = 80
 STYLES = {
@@ -63,17 +26,23 @@ STYLES = {
 }
 RESET = "\033[0m"
 # A line never ends between a number and its unit or its label, before a path, or inside an option.
-UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
+_UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
 # What commands a terminal, or turns the direction of its text around.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
-IN_LINES = re.compile(r"(?![\t\n])" + CONTROL.pattern)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
+_IN_LINES = re.compile(r"(?![\t\n])" + _CONTROL.pattern)
 NEXT = "Next: "  # how the last line begins
-COMMANDS = (NEXT, "--set ")  # lines that stay whole, so that a person can copy them
+_COMMANDS = (NEXT, "--set ")  # lines that stay whole, so that a person can copy them
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
+_BLOCKS = "▏▎▍▌▋▊▉█"  # one to eight eighths of a column
+_IN_ASCII = str.maketrans(dict.fromkeys("▏▎▍", "-") | dict.fromkeys("▌▋▊▉█", "#"))
+_BARS = re.compile(f"[{_BLOCKS}]+")
+_LEAST_COLUMNS, _MOST_COLUMNS = 4, 40  # a shorter bar shows nothing, a longer one no more
+_GAP = 2
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Text:
     """A paragraph. Its first line starts with `start`; later lines are indented by `hang` columns,
     or below the first word.
@@ -88,27 +57,23 @@ class Text:
     def lines(self, width: int) -> list[str]:
         """Return the paragraph, wrapped between words; a word is never cut."""
         first, *others = self.text.split("\n")
-        hang = len(self.start) if self.hang is None else self.hang
-        lines = self._wrapped(first, width, hang)
-        return [*lines, *(line for other in others for line in paragraph(other).lines(width))]
-
-    def _wrapped(self, text: str, width: int, hang: int) -> list[str]:
         lines = wrap(
-            UNBROKEN.sub(NO_BREAK, text) if self.keep_numbers else text,
+            _UNBROKEN.sub(NO_BREAK, first) if self.keep_numbers else first,
             width,
             initial_indent=self.start,
-            subsequent_indent=" " * hang,
+            subsequent_indent=" " * (len(self.start) if self.hang is None else self.hang),
             break_long_words=False,
             break_on_hyphens=False,
         )
-        return [line.replace(NO_BREAK, " ") for line in lines] or [self.start.rstrip()]
+        lines = [line.replace(NO_BREAK, " ") for line in lines] or [self.start.rstrip()]
+        return [*lines, *(line for other in others for line in paragraph(other).lines(width))]
 
     def indented(self, by: int) -> "Text":
         hang = None if self.hang is None else self.hang + by
         return replace(self, start=" " * by + self.start, hang=hang)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """A line that stays whole, so that a person can copy it."""
 
@@ -122,7 +87,7 @@ class Command:
         return replace(self, text=" " * by + self.text)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Title:
     """Two ends of the first line of a screen."""
 
@@ -134,10 +99,10 @@ class Title:
         return [f"{self.left}{self.right:>{max(width - len(self.left), len(self.right) + 2)}}"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """Rows of cells. `columns` has a letter for each column: `<` left, `>` right, and `w` for a
-    last column whose text wraps.
+    last column whose text wraps. By default all columns but the first are numbers, to the right.
 
     `bars` has a size for each row: the row ends in a bar of that share of the largest, as wide as
     the room that is left; none where the size is 0. `row_styles` are by the number of a row.
@@ -146,8 +111,8 @@ class Table:
     """
 
     rows: Sequence[Sequence[str]]
-    columns: str
-    gap: int = 2
+    columns: str = ""
+    gap: int = _GAP
     start: str = ""
     style: str = ""
     bars: Sequence[float] = ()
@@ -157,85 +122,99 @@ class Table:
     def lines(self, width: int) -> list[str]:
         return [line for row in self.row_lines(width) for line in row]
 
+    def indented(self, by: int) -> "Table":
+        return replace(self, start=" " * by + self.start)
+
     def row_lines(self, width: int) -> list[list[str]]:
         """Return the lines of each row. Columns move closer together where they would be too wide,
         or leave no room for bars.
         """
         if not self.rows:
             return []
-        if self.columns.endswith("w"):
-            return self._wrapped(width)
-        needed = LEAST_COLUMNS + self.gap if self.bars else 0
-        lines = self._aligned(self.gap)
-        if max(map(len, lines)) + needed > width:
-            lines = self._aligned(1)
+        sides = self.columns or "<" + ">" * (len(self.rows[0]) - 1)
+        every = range(len(sides))
+        if sides.endswith("w"):
+            starts = self._aligned(sides[:-1], every[:-1], self.gap)
+            gap = " " * self.gap
+            return [
+                [line.rstrip() for line in Text(row[-1], start + gap).lines(width)]
+                for start, row in zip(starts, self.rows, strict=True)
+            ]
+        needed = _LEAST_COLUMNS + self.gap if self.bars else 0
+        lines = self._fitting(sides, every, width - needed)
         if self.bars:
-            lines = with_bars(lines, self.bars, width)
-        elif max(map(len, lines)) > width:
-            lines = self._without_spare(width) if self.spare else self._folded(width)
+            lines = _with_bars(lines, self.bars, width)
+        elif _widest(lines) > width:
+            lines = self._without_spare(sides, width) if self.spare else self._folded(sides, width)
         return [[line] for line in lines]
 
-    def indented(self, by: int) -> "Table":
-        return replace(self, start=" " * by + self.start)
-
-    def _without_spare(self, width: int) -> list[str]:
-        """Return rows without as many of the spare columns as it takes."""
-        for some in range(1, len(self.spare) + 1):
-            kept = [i for i in range(len(self.columns)) if i not in self.spare[:some]]
-            lines = self._part(kept)
-            if max(map(len, lines)) > width:
-                lines = self._part(kept, gap=1)
-            if max(map(len, lines)) <= width:
-                break
-        return lines
-
-    def _folded(self, width: int) -> list[str]:
-        """Return the columns that fit, then the others below, each part with the first column."""
-        parts: list[list[str]] = []
-        chosen: list[int] = []
-        for column in range(1, len(self.columns)):
-            wider = self._part([0, *chosen, column])
-            if chosen and max(map(len, wider)) <= width:
-                parts[-1], chosen = wider, [*chosen, column]
-            else:
-                chosen = [column]
-                parts.append(self._part([0, column]))
-        return [line for part in parts for line in part]
-
-    def _part(self, chosen: Sequence[int], gap: int | None = None) -> list[str]:
-        rows = [[row[i] for i in chosen] for row in self.rows]
-        columns = "".join(self.columns[i] for i in chosen)
-        return replace(self, rows=rows, columns=columns)._aligned(gap or self.gap)
-
-    def _aligned(self, gap: int) -> list[str]:
-        return [(self.start + (" " * gap).join(row)).rstrip() for row in self._padded(self.columns)]
-
-    def _wrapped(self, width: int) -> list[list[str]]:
-        gap = " " * self.gap
-        rows = [
-            ([*cells, ""], row[-1])
-            for cells, row in zip(self._padded(self.columns[:-1]), self.rows, strict=True)
-        ]
+    def _aligned(self, sides: str, chosen: Sequence[int], gap: int) -> list[str]:
+        widths = {column: max(len(row[column]) for row in self.rows) for column in chosen}
+        between = " " * gap
         return [
-            [
-                line.rstrip()
-                for line in Text(text=text, start=self.start + gap.join(cells)).lines(width)
-            ]
-            for cells, text in rows
-        ]
-
-    def _padded(self, columns: str) -> list[list[str]]:
-        widths = [max(len(row[i]) for row in self.rows) for i in range(len(columns))]
-        return [
-            [
-                f"{cell:{side}{width}}"
-                for cell, side, width in zip(row, columns, widths, strict=False)
-            ]
+            self.start + between.join(f"{row[i]:{sides[i]}{widths[i]}}" for i in chosen)
             for row in self.rows
         ]
 
+    def _fitting(self, sides: str, chosen: Sequence[int], width: int) -> list[str]:
+        """Return the chosen columns, closer together where they are too wide."""
+        lines = [line.rstrip() for line in self._aligned(sides, chosen, self.gap)]
+        if _widest(lines) > width:
+            lines = [line.rstrip() for line in self._aligned(sides, chosen, 1)]
+        return lines
+
+    def _without_spare(self, sides: str, width: int) -> list[str]:
+        """Return rows without as many of the spare columns as it takes."""
+        for number in range(1, len(self.spare) + 1):
+            columns = [i for i in range(len(sides)) if i not in self.spare[:number]]
+            lines = self._fitting(sides, columns, width)
+            if _widest(lines) <= width:
+                break
+        return lines
+
+    def _folded(self, sides: str, width: int) -> list[str]:
+        """Return the columns that fit, then the others below, each part with the first column."""
+        parts: list[list[str]] = []
+        chosen: list[int] = []
+        for column in range(1, len(sides)):
+            wider = self._part(sides, [0, *chosen, column])
+            if chosen and _widest(wider) <= width:
+                parts[-1], chosen = wider, [*chosen, column]
+            else:
+                parts.append(self._part(sides, [0, column]))
+                chosen = [column]
+        return [line for part in parts for line in part]
+
+    def _part(self, sides: str, chosen: Sequence[int]) -> list[str]:
+        return [line.rstrip() for line in self._aligned(sides, chosen, self.gap)]
+
 
 Part = str | Text | Command | Title | Table
+
+
+def _widest(lines: Sequence[str]) -> int:
+    return max(map(len, lines))
+
+
+def _with_bars(lines: list[str], sizes: Sequence[float], width: int) -> list[str]:
+    """Return the lines, each with a bar of its size behind the longest line.
+
+    There are none without room, or where there is nothing to compare.
+    """
+    start = _widest(lines) + _GAP
+    room, largest = min(width - start, _MOST_COLUMNS), max(sizes)
+    if room < _LEAST_COLUMNS or sum(size > 0 for size in sizes) < 2:
+        return lines
+    return [
+        f"{line:{start}}{bar(size / largest * room)}".rstrip()
+        for line, size in zip(lines, sizes, strict=True)
+    ]
+
+
+def bar(columns: float) -> str:
+    """Return a bar of this many columns, to an eighth; any length above 0 can be seen."""
+    eighths = max(round(columns * 8), 1) if columns > 0 else 0
+    return _BLOCKS[-1] * (eighths // 8) + (_BLOCKS[eighths % 8 - 1] if eighths % 8 else "")
 
 
 class Screen(str):
@@ -244,7 +223,7 @@ class Screen(str):
     blocks: tuple[Sequence[Part], ...]
 
     def __new__(cls, *blocks: Sequence[Part]) -> "Screen":
-        self = super().__new__(cls, drawn(blocks, WIDTH))
+        self = super().__new__(cls, _drawn(blocks, WIDTH))
         self.blocks = blocks
         return self
 
@@ -252,38 +231,39 @@ class Screen(str):
         """Return the screen with the name of a file that was written, above the next command."""
         *others, last = self.blocks
         end = len(last) - (isinstance(last[-1], Command) and last[-1].text.startswith(NEXT))
-        return Screen(*others, [*last[:end], Command(text=f"wrote {file}"), *last[end:]])
+        return Screen(*others, [*last[:end], Command(f"wrote {file}"), *last[end:]])
 
     def on_terminal(self, width: int, *, styled: bool = True) -> str:
         """Return the text within a terminal's width, with escape codes for its styles."""
-        return drawn(self.blocks, width, styled=styled)
+        return _drawn(self.blocks, width, styled=styled)
 
 
-def drawn(blocks: Iterable[Sequence[Part]], width: int, *, styled: bool = False) -> str:
+def _drawn(blocks: Iterable[Sequence[Part]], width: int, *, styled: bool = False) -> str:
     texts = (
-        "\n".join(line for part in block for line in part_lines(part, width, styled=styled))
+        "\n".join(line for part in block for line in _part_lines(part, width, styled=styled))
         for block in blocks
     )
     return "\n\n".join(texts) + "\n"
 
 
-def part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
-    """Return the lines of a part. Text from elsewhere may hold control characters: none is left."""
+def _part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
+    """Return the lines of a part. Text from elsewhere may hold control characters: they go."""
     if isinstance(part, str):
         part = paragraph(part)
-    if not isinstance(part, Table):
-        lines = [CONTROL.sub("?", line) for line in part.lines(width)]
-        return [with_style(line, part.style) for line in lines] if styled else lines
-    rows = [[CONTROL.sub("?", line) for line in row] for row in part.row_lines(width)]
+    lines = [_CONTROL.sub("?", line) for line in part.lines(width)]
     if not styled:
-        return [line for row in rows for line in row]
+        return lines
+    if not isinstance(part, Table):
+        return [with_style(line, part.style) for line in lines]
+    # A folded table repeats its rows: each repeat has the style of its row.
     styles = [
-        part.row_styles.get(number % len(part.rows), part.style) for number in range(len(rows))
+        part.row_styles.get(number % len(part.rows), part.style)
+        for number, row in enumerate(part.row_lines(width))
+        for _ in row
     ]
     return [
-        with_style(BARS.sub(lambda bar: with_style(bar[0], "bar"), line), style)
-        for row, style in zip(rows, styles, strict=True)
-        for line in row
+        with_style(_BARS.sub(lambda found: with_style(found[0], "bar"), line), style)
+        for line, style in zip(lines, styles, strict=True)
     ]
 
 
@@ -291,26 +271,35 @@ def with_style(text: str, style: str) -> str:
     return f"{STYLES[style]}{text}{RESET}" if style else text
 
 
+def in_encoding(text: str, encoding: str) -> str:
+    """Return text that an output of this encoding takes: bars in ASCII, a `?` for what it lacks."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
+    return text
+
+
 def visible(text: str) -> str:
     """Return lines of text without what commands a terminal: it may quote anybody."""
-    return IN_LINES.sub("?", text)
+    return _IN_LINES.sub("?", text)
 
 
 def visible_json(text: str | bytes) -> str:
     """Return JSON of the same value, in which what commands a terminal is escaped."""
     readable = text.decode() if isinstance(text, bytes) else text
-    return NOT_ASCII_CONTROL.sub(lambda one: f"\\u{ord(one[0]):04x}", readable)
+    return _NOT_ASCII_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", readable)
 
 
-def screen(*blocks: Sequence[Part]) -> Screen:
+def screen(*blocks: Iterable[Part]) -> Screen:
     """Return a screen of those blocks that are not empty."""
-    return Screen(*(block for block in blocks if block))
+    return Screen(*(block for block in map(list, blocks) if block))
 
 
 def paragraph(text: str, style: str = "") -> Text:
     """Return a paragraph that is indented as the text is."""
     inner = text.lstrip(" ")
-    return Text(text=inner, start=" " * (len(text) - len(inner)), style=style)
+    return Text(inner, " " * (len(text) - len(inner)), style=style)
 
 
 def heading(text: str) -> Text:
@@ -320,7 +309,11 @@ def heading(text: str) -> Text:
 
 def labelled(label: str, text: str, style: str = "") -> Text:
     """Return a paragraph below its first word, which follows a label: `note: …`."""
-    return Text(text=text, start=f"{label} ", style=style)
+    return Text(text, f"{label} ", style=style)
+
+
+def notes(texts: Iterable[str]) -> list[Part]:
+    return [labelled("note:", text) for text in texts]
 
 
 def warning(text: str) -> Text:
@@ -329,12 +322,25 @@ def warning(text: str) -> Text:
 
 def next_step(command: str | None) -> list[Part]:
     """Return the command to type next, if there is one."""
-    return [Command(text=f"{NEXT}{command}", style="bold")] if command else []
+    return [Command(f"{NEXT}{command}", style="bold")] if command else []
 
 
 def closing(sentence: str, command: str | None = None) -> list[Part]:
     """Return the last lines of a screen: its verdict in a sentence, and what to type next."""
-    return [paragraph(sentence, "bold"), *next_step(command)]
+    return [heading(sentence), *next_step(command)]
+
+
+def table(head: Row, rows: Iterable[Row], columns: str = "") -> list[Part]:
+    """Return rows below their head; nothing where there are none."""
+    listed = list(rows)
+    return [Table([head, *listed], columns)] if listed else []
+
+
+def facts(rows: Iterable[tuple[str, str | None]]) -> list[Part]:
+    """Return a line for each name whose text is known."""
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    return [Table([(f"{name:{width}}", text) for name, text in listed if text], "<w")]
 
 
 def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:
@@ -351,17 +357,28 @@ def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
     return indent([heading(name), *indent(parts)], by) if parts else []
 
 
+def with_smaller(
+    sized: Iterable[tuple[float, Row]], least: float, rest: Callable[[int, float], Row]
+) -> tuple[list[Row], list[float]]:
+    """Return the rows of at least a size, one more for all smaller ones, and the size of each.
+    `rest` makes that row from their number and their sum.
+    """
+    listed = list(sized)
+    rows = [row for size, row in listed if size >= least]
+    sizes = [size for size, _ in listed if size >= least]
+    small = [size for size, _ in listed if size < least]
+    if not small:
+        return rows, sizes
+    return [*rows, rest(len(small), sum(small))], [*sizes, sum(small)]
+
+
 def fit(text: str, width: int = WIDTH, *, whole: tuple[str, ...] = ()) -> str:
     """Return a message with its long lines wrapped, but for commands and lines that begin so."""
     lines: list[str] = []
     for line in text.split("\n"):
-        kept = line.startswith(whole) or line.lstrip().startswith(COMMANDS)
-        long = len(line) > width and not kept
-        lines += hanging(line).lines(width) if long else [line]
+        is_whole = line.startswith(whole) or line.lstrip().startswith(_COMMANDS)
+        part = paragraph(line)
+        # Later lines are indented by two more columns.
+        hanging = replace(part, hang=len(part.start) + 2)
+        lines += [line] if is_whole or len(line) <= width else hanging.lines(width)
     return "\n".join(lines)
-
-
-def hanging(line: str) -> Text:
-    """Return a line of a message whose later lines are indented by two more columns."""
-    part = paragraph(line)
-    return replace(part, hang=len(part.start) + 2)

@@ -1,7 +1,6 @@
-"""Show the difference of two plans on one screen."""
+"""Show the difference of two plans, or of two proofs, on one screen."""
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
 
 from orchestrator.formatting import (
     change_by,
@@ -16,144 +15,185 @@ from orchestrator.formatting import (
     to_digits,
     with_unit,
 )
-from orchestrator.planning.diff_plans import SUM, KeyDiff, LineDiff, PlanDiff, PlanReference
-from orchestrator.proving.diff_proofs import LineSeconds, ProofDiff, ProofFigure
+from orchestrator.planning.diff_plans import SUM, LineDiff, PlanDiff
+from orchestrator.proving.diff_proofs import ProofDiff, ProofFigure
 from orchestrator.show.parts import (
     Part,
+    Row,
     Screen,
+    Show,
     Table,
     closing,
     heading,
     indent,
-    paragraph,
     screen,
     section,
+    table,
 )
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.proof_screen import short_line
 from orchestrator.values.codec import short
-from orchestrator.values.proof import Proof, Schedule
 
-# The verdict on two plans: five lines that come first, and one sentence.
-
-
-SAME = 0.001  # a ratio this close to one is no difference
-FEW_TIMES = 1.5  # smaller ratios are shown as percent
-VERDICT: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+_SAME = 0.001  # a ratio this close to one is no difference
+_FEW_TIMES = 1.5  # smaller ratios are shown as percent
+_SMALL = 0.002  # of the larger total: smaller lines are shown as one
+_ENDS = ("", "first", "second", "change")
+_HEAD = ("", *_ENDS)
+_VERDICT: tuple[tuple[str, str, Show], ...] = (
     ("time", "days", lasting),
     ("cost", "dollars", dollars),
     ("MFU", "mfu", percent),
 )
-Side = Literal["first", "second"]
-SIDES: tuple[Side, Side] = ("first", "second")
+_FIGURES: tuple[tuple[str, str, Show], ...] = (
+    ("MFU", "mfu", percent),
+    ("tokens/s", "tokens_per_s", scaled),
+    ("all tokens", "days", lasting),
+    ("cost", "dollars", dollars),
+    ("goodput", "goodput", percent),
+)
+_FIGURES_OF_STAGES: tuple[tuple[str, str, Show], ...] = (
+    ("memory", "memory_bytes_per_device", in_memory),
+    ("step", "step_s.", seconds),
+    ("days", "days.", lasting),
+)
 
 
-def verdict_rows(diff: PlanDiff) -> list[Part]:
-    """Return the five lines of both verdicts; none where both are one plan."""
-    if diff.plans[0].digest == diff.plans[1].digest:
-        return []
-    rows: list[tuple[str, ...]] = []
-    if any(values := figure(diff, "memory_bytes_per_device")):
-        rows.append(("fits", *fitting(diff), change(*values)))
-    at = "expected" if all(figure(diff, "days.expected")) else "lower"
-    interval = ", 80 % interval" if at == "expected" else ""
-    for name, key, show in VERDICT:
+def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
+    """Return the differences of two plans, in their decisions, ledgers and figures."""
+    first, second = diff.plans
+    are_one = first.digest == second.digest
+    figures = section("figures", table(_ENDS, _figure_rows(diff)))
+    compared = [
+        section("memory per device", table(_HEAD, _memory_rows(diff), "<<>>>")),
+        section("time per step", table(_HEAD, _time_rows(diff), "<<>>>")),
+        section("stages", _stages(diff)),
+        figures,
+    ]
+    if are_one:
+        compared = [figures] if _figures_differ(diff) else []
+    names = []
+    for plan in diff.plans:
+        changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
+        names.append(f"{plan.name} ({short(plan.digest)}){changes}")
+    verdict_table = [] if are_one else [_verdict_table(diff)]
+    differences = table(("", "first", "second", ""), _differences(diff), "<>><")
+    return screen(
+        [heading(" and ".join(names))],
+        indent(verdict_table),
+        indent([heading(verdict(diff))]),
+        section("differences", differences),
+        *compared,
+        closing(verdict(diff), next_command),
+    )
+
+
+# The verdict on two plans: five lines that come first, and one sentence.
+
+
+def _verdict_table(diff: PlanDiff) -> Table:
+    """Return the five lines of both verdicts."""
+    rows: list[Row] = []
+    memory, limits = (
+        figure(diff, key) for key in ("memory_bytes_per_device", "hbm_bytes_per_device")
+    )
+    if any(memory):
+        fits = (
+            f"{'yes' if size <= limit else 'no'}: {percent(size / limit)} of HBM"
+            for size, limit in zip(memory, limits, strict=True)
+        )
+        rows.append(("fits", *fits, change(*memory)))
+    at = _estimate(diff)
+    for name, key, show in _VERDICT:
         values = figure(diff, f"{key}.{at}")
         if any(values):
-            changed = signed_points(values[1] - values[0]) if show is percent else change(*values)
-            rows.append((name, *(ends(diff, side, key, show) for side in SIDES), changed))
-    if not staged(diff):
+            ends = (_with_interval(diff, side, key, show) for side in (0, 1))
+            rows.append((name, *ends, _changed(values, show)))
+    if not _is_staged(diff):
         rows.append(("bound by", *diff.bounds, ""))
+    interval = ", 80 % interval" if at == "expected" else ""
     head = ("", f"first{interval}", f"second{interval}", "change")
     bold = dict.fromkeys(range(1, len(rows) + 1), "bold")
-    return [Table(rows=[head, *rows], columns="<>>>", row_styles=bold)]
+    return Table([head, *rows], row_styles=bold)
 
 
-def fitting(diff: PlanDiff) -> list[str]:
-    """Return whether each plan fits, and how much of the memory it takes."""
-    used, limits = figure(diff, "memory_bytes_per_device"), figure(diff, "hbm_bytes_per_device")
-    pairs = zip(used, limits, strict=True)
-    return [
-        f"{'yes' if size <= limit else 'no'}: {percent(size / limit)} of HBM"
-        for size, limit in pairs
-    ]
-
-
-def ends(diff: PlanDiff, side: Side, key: str, show: Callable[[float], str]) -> str:
+def _with_interval(diff: PlanDiff, side: int, key: str, show: Show) -> str:
     """Return what is expected of a plan with its 80 % interval; without one, the least."""
-    values = {pair.key: getattr(pair, side) for pair in diff.figures}
-    low, middle, high = (values.get(f"{key}.{name}") for name in ("low", "expected", "high"))
-    if middle is None:
-        lower = values.get(f"{key}.lower")
+    low, middle, high, lower = (
+        figure(diff, f"{key}.{name}")[side] for name in ("low", "expected", "high", "lower")
+    )
+    if not middle:
         word = "at most" if show is percent else "at least"
-        return "-" if lower is None else f"{word} {show(lower)}"
-    return f"{show(middle)} ({between(show(low), show(high))})" if low and high else show(middle)
-
-
-def between(low: str, high: str) -> str:
-    """Return an interval with its unit once: `30.1-39.9 days`."""
-    number, _, unit = low.partition(" ")
-    return f"{number}-{high}" if unit and high.endswith(f" {unit}") else f"{low}-{high}"
+        return f"{word} {show(lower)}" if lower else "-"
+    if not (low and high):
+        return show(middle)
+    # An interval has its unit once: `30.1-39.9 days`.
+    least, most = show(low), show(high)
+    number, _, unit = least.partition(" ")
+    ends = f"{number}-{most}" if unit and most.endswith(f" {unit}") else f"{least}-{most}"
+    return f"{show(middle)} ({ends})"
 
 
 def verdict(diff: PlanDiff) -> str:
     """Return how much faster and dearer the second plan is."""
     first, second = diff.plans
     if first.digest == second.digest:
-        differ = "its figures differ" if figures_differ(diff) else "its figures are the same"
+        differ = "its figures differ" if _figures_differ(diff) else "its figures are the same"
         return f"Both are one plan; {differ}."
-    at = "expected" if all(figure(diff, "days.expected")) else "lower"
-    is_staged = staged(diff)
-    text = f"The second is {faster(ratio(diff, f'tokens_per_s.{at}'))}" if not is_staged else ""
-    if is_staged:
-        text = f"The second takes {costs(ratio(diff, f'days.{at}'))} time"
+    at = _estimate(diff)
+
+    def ratio(key: str) -> float:
+        before, after = figure(diff, f"{key}.{at}")
+        return after / before
+
+    if _is_staged(diff):
+        text = f"The second takes {_costs(ratio('days'))} time"
+    else:
+        text = f"The second is {faster(ratio('tokens_per_s'))}"
     if all(figure(diff, "dollars.lower")):
-        text += f" and costs {costs(ratio(diff, f'dollars.{at}'))}"
+        text += f" and costs {_costs(ratio('dollars'))}"
     if at == "lower":
         text += ", both at best"
-    before, after = diff.bounds
-    if is_staged:
+    if _is_staged(diff):
         return f"{text}."
+    before, after = diff.bounds
     return f"{text}. It is bound by {after}{f', not {before}' if before != after else ''}."
 
 
-def staged(diff: PlanDiff) -> bool:
+def _estimate(diff: PlanDiff) -> str:
+    """Return which estimate both plans have."""
+    return "expected" if all(figure(diff, "days.expected")) else "lower"
+
+
+def _is_staged(diff: PlanDiff) -> bool:
     """Return whether a plan has stages, each with a bound of its own."""
     return not any(figure(diff, "tokens_per_s.lower"))
 
 
-def ratio(diff: PlanDiff, key: str) -> float:
-    """Return the second over the first."""
-    first, second = figure(diff, key)
-    return second / first
-
-
 def faster(ratio: float) -> str:
     """Return a ratio of speeds: `2.4 times faster`, `9.4 % slower`."""
-    if abs(ratio - 1) < SAME:
+    if abs(ratio - 1) < _SAME:
         return "as fast"
     word, times = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
-    by = f"{to_digits(times, 2)} times" if times >= FEW_TIMES else percent(abs(ratio - 1))
+    by = f"{to_digits(times, 2)} times" if times >= _FEW_TIMES else percent(abs(ratio - 1))
     return f"{by} {word}"
 
 
-def costs(ratio: float) -> str:
+def _costs(ratio: float) -> str:
     """Return a ratio of costs: `1.6 times as much`, `9.4 % less`."""
-    if abs(ratio - 1) < SAME:
+    if abs(ratio - 1) < _SAME:
         return "the same"
-    if not 1 / FEW_TIMES < ratio < FEW_TIMES:
+    if not 1 / _FEW_TIMES < ratio < _FEW_TIMES:
         return f"{to_digits(ratio, 2)} times as much"
     return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
 
 
-def figures_differ(diff: PlanDiff) -> bool:
+def _figures_differ(diff: PlanDiff) -> bool:
     return any(pair.first != pair.second for pair in diff.figures)
 
 
 def figure(diff: PlanDiff, key: str) -> tuple[float, float]:
     """Return a figure of both forecasts; 0 where one has none."""
-    pairs: dict[str, KeyDiff] = {pair.key: pair for pair in diff.figures}
-    pair = pairs.get(key)
+    pair = next((pair for pair in diff.figures if pair.key == key), None)
     return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
 
@@ -166,92 +206,49 @@ def change(first: float, second: float) -> str:
     return change_by(second / first)
 
 
-SMALL = 0.002  # of the larger total: smaller lines are shown as one
-HEAD = ("", "", "first", "second", "change")
-TOTALS = {"lower": "lower bound"}
-FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("MFU", "mfu", percent),
-    ("tokens/s", "tokens_per_s", scaled),
-    ("all tokens", "days", lasting),
-    ("cost", "dollars", dollars),
-    ("goodput", "goodput", percent),
-)
-FIGURES_OF_STAGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("memory", "memory_bytes_per_device", in_memory),
-    ("step", "step_s", seconds),
-    ("days", "days", lasting),
-)
-ESTIMATES = ("lower", "expected", "unoverlapped")
-
-Row = tuple[str, ...]
+def _changed(values: tuple[float, float], show: Show) -> str:
+    """Return the change of a figure; of a share in points."""
+    return signed_points(values[1] - values[0]) if show is percent else change(*values)
 
 
-def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
-    """Return the differences of two plans, in their decisions, ledgers and figures."""
-    first, second = diff.plans
-    figures_section = section("figures", figures(diff))
-    compared = [
-        section("memory per device", memory(diff) if diff.memory else []),
-        section("time per step", time(diff) if diff.time else []),
-        section("stages", stages(diff)),
-        figures_section,
-    ]
-    if first.digest == second.digest:
-        compared = [figures_section] if figures_differ(diff) else []
-    return screen(
-        [heading(f"{reference(first)} and {reference(second)}")],
-        indent(verdict_rows(diff)),
-        indent([paragraph(verdict(diff), "bold")]),
-        section("differences", differences(diff)),
-        *compared,
-        closing(verdict(diff), next_command),
-    )
+# Keys, ledgers and figures side by side.
 
 
-def reference(plan: PlanReference) -> str:
-    changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
-    return f"{plan.name} ({short(plan.digest)}){changes}"
-
-
-def differences(diff: PlanDiff) -> list[Part]:
+def _differences(diff: PlanDiff) -> list[Row]:
     """Return the keys that differ in the specs, then those that differ in the plans."""
-    rows = [
+
+    def as_written(value: bool | float | str | None) -> str:
+        """Return a value as a spec or a plan has it."""
+        if value is None:
+            return "-"
+        if isinstance(value, bool):
+            return str(value).lower()
+        return value if isinstance(value, str) else f"{value:,}"
+
+    rows: list[Row] = [
         (pair.key, as_written(pair.first), as_written(pair.second), "spec")
         for pair in diff.requested
     ]
     where: dict[Row, list[int]] = {}
     for pair in diff.decided:
-        stage, key = of_stage(pair.key)
+        stage, key = _of_stage(pair.key)
         where.setdefault((key, as_written(pair.first), as_written(pair.second)), []).append(stage)
-    every = len(dict.fromkeys(of_stage(pair.key)[0] for pair in diff.figures)) - 1
-    rows += [
-        (key + in_stages(numbers, every), first, second, "plan")
-        for (key, first, second), numbers in where.items()
-    ]
-    return [Table(rows=[("", "first", "second", ""), *rows], columns="<>><")] if rows else []
+    every = len({_of_stage(pair.key)[0] for pair in diff.figures}) - 1
+    for (key, first, second), stages in where.items():
+        which = ""
+        if any(stages):
+            which = f" in stage {', '.join(map(str, stages))}"
+            if len(stages) == every:
+                which = " in every stage"
+        rows.append((key + which, first, second, "plan"))
+    return rows
 
 
-def in_stages(numbers: Sequence[int], every: int) -> str:
-    """Return which stages a difference is in; nothing where the plans have none."""
-    if not any(numbers):
-        return ""
-    if len(numbers) == every:
-        return " in every stage"
-    return f" in stage {', '.join(map(str, numbers))}"
-
-
-def as_written(value: bool | float | str | None) -> str:
-    """Return a value as a spec or a plan has it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return value if isinstance(value, str) else f"{value:,}"
-
-
-def memory(diff: PlanDiff) -> list[Part]:
+def _memory_rows(diff: PlanDiff) -> list[Row]:
     """Return the lines of the phases that are largest in either plan."""
     sums = [line for line in diff.memory if line.name == SUM]
+    if not sums:
+        return []
     largest = {
         max(sums, key=lambda line: line.first or 0.0).part,
         max(sums, key=lambda line: line.second or 0.0).part,
@@ -259,94 +256,96 @@ def memory(diff: PlanDiff) -> list[Part]:
     rows: list[Row] = []
     for part in dict.fromkeys(line.part for line in sums if line.part in largest):
         lines = [line for line in diff.memory if line.part == part]
-        rows += ledger([line for line in lines if line.name != SUM], in_memory, lambda _: "")
-        rows += [line_row(f"phase: {part}", "", one, in_memory) for one in lines if one.name == SUM]
+        rows += _ledger([line for line in lines if line.name != SUM], in_memory, lambda _: "")
+        rows += [
+            _line_row(f"phase: {part}", "", line, in_memory) for line in lines if line.name == SUM
+        ]
     for name, key in (("peak", "memory_bytes_per_device"), ("limit", "hbm_bytes_per_device")):
         values = figure(diff, key)
         rows.append((name, "", *map(in_memory, values), change(*values)))
-    return [Table(rows=[HEAD, *rows], columns="<<>>>")]
+    return rows
 
 
-def time(diff: PlanDiff) -> list[Part]:
-    rows = ledger(diff.time, seconds, lambda line: resource_name(line.part))
-    for name in ("unoverlapped", "lower", "expected"):
-        values = figure(diff, f"step_s.{name}")
+def _time_rows(diff: PlanDiff) -> list[Row]:
+    if not diff.time:
+        return []
+    rows = _ledger(diff.time, seconds, lambda line: resource_name(line.part))
+    for estimate in ("unoverlapped", "lower", "expected"):
+        values = figure(diff, f"step_s.{estimate}")
         if any(values):
-            rows.append((TOTALS.get(name, name), "", *shown(values, seconds), change(*values)))
-    return [Table(rows=[HEAD, *rows], columns="<<>>>")]
+            rows.append((_named(estimate), "", *_shown(values, seconds), change(*values)))
+    return rows
 
 
-def ledger(
-    lines: Sequence[LineDiff], show: Callable[[float], str], part: Callable[[LineDiff], str]
-) -> list[Row]:
+def _ledger(lines: Sequence[LineDiff], show: Show, part: Callable[[LineDiff], str]) -> list[Row]:
     """Return a row for each line that matters in either plan, and one for all small lines."""
     totals = [sum(line.first or 0 for line in lines), sum(line.second or 0 for line in lines)]
-    least = SMALL * max(*totals, 1e-30)
-    large = [line for line in lines if max(line.first or 0, line.second or 0) >= least]
-    small = [line for line in lines if line not in large]
-    rows = [line_row(line.name, part(line), line, show) for line in large]
-    if small:
-        first, second = sum(x.first or 0.0 for x in small), sum(x.second or 0.0 for x in small)
+    least = _SMALL * max(*totals, 1e-30)
+
+    def is_large(line: LineDiff) -> bool:
+        return max(line.first or 0, line.second or 0) >= least
+
+    rows = [_line_row(line.name, part(line), line, show) for line in lines if is_large(line)]
+    if small := [line for line in lines if not is_large(line)]:
+        first = sum(line.first or 0.0 for line in small)
+        second = sum(line.second or 0.0 for line in small)
         name = counted(len(small), "smaller line")
         rows.append((name, "", show(first), show(second), change(first, second)))
     return rows
 
 
-def line_row(name: str, part: str, line: LineDiff, show: Callable[[float], str]) -> Row:
+def _line_row(name: str, part: str, line: LineDiff, show: Show) -> Row:
     values = ["-" if value is None else show(value) for value in (line.first, line.second)]
     return name, part, *values, change(line.first or 0.0, line.second or 0.0)
 
 
-def stages(diff: PlanDiff) -> list[Part]:
+def _named(estimate: str) -> str:
+    return "lower bound" if estimate == "lower" else estimate
+
+
+def _stages(diff: PlanDiff) -> list[Part]:
     """Return the figures of each stage that differ: what is expected, or the lower bound."""
-    places = dict.fromkeys(stage for pair in diff.figures if (stage := of_stage(pair.key)[0]))
+    stages = [stage for pair in diff.figures if (stage := _of_stage(pair.key)[0])]
     at = "expected" if any(figure(diff, "days.expected")) else "lower"
     rows: list[Row] = []
-    for stage in places:
-        for name, key, show in FIGURES_OF_STAGES:
-            of_key = key if show is in_memory else f"{key}.{at}"
-            values = figure(diff, f"stages.{stage - 1}.{of_key}")
+    for stage in dict.fromkeys(stages):
+        for name, key, show in _FIGURES_OF_STAGES:
+            of_stage = f"stages.{stage - 1}.{key}"
+            values = figure(diff, f"{of_stage}{at}" if key.endswith(".") else of_stage)
             if values[0] != values[1]:
-                rows.append((f"stage {stage}", name, *shown(values, show), change(*values)))
-    if rows:
-        return [Table(rows=[HEAD, *rows], columns="<<>>>")]
-    return ["the figures of every stage are the same"] if places else []
+                rows.append((f"stage {stage}", name, *_shown(values, show), change(*values)))
+    if stages and not rows:
+        return ["the figures of every stage are the same"]
+    return table(_HEAD, rows, "<<>>>")
 
 
-def of_stage(key: str) -> tuple[int, str]:
+def _of_stage(key: str) -> tuple[int, str]:
     """Return the number of the stage that a key is about, 0 for none, and the rest of the key."""
     first, _, rest = key.partition(".")
-    if first != "stages":
-        return 0, key
-    place, _, of = rest.partition(".")
-    return int(place) + 1, of
+    place, _, inner = rest.partition(".")
+    return (int(place) + 1, inner) if first == "stages" else (0, key)
 
 
-def figures(diff: PlanDiff) -> list[Part]:
-    rows: list[Row] = []
+def _figure_rows(diff: PlanDiff) -> Iterable[Row]:
     has_estimate = any(figure(diff, "days.expected"))
-    for name, key, show in FIGURES:
-        for estimate in ESTIMATES if has_estimate else ("lower",):
+    for name, key, show in _FIGURES:
+        for estimate in ("lower", "expected", "unoverlapped") if has_estimate else ("lower",):
             values = figure(diff, f"{key}.{estimate}")
             if any(values):
-                changed = change(*values)
-                if show is percent:
-                    changed = signed_points(values[1] - values[0])
-                label = f"{name}, {TOTALS.get(estimate, estimate)}"
-                rows.append((label, *shown(values, show), changed))
-    return [Table(rows=[("", "first", "second", "change"), *rows], columns="<>>>")]
+                label = f"{name}, {_named(estimate)}"
+                yield label, *_shown(values, show), _changed(values, show)
 
 
-def shown(values: tuple[float, float], show: Callable[[float], str]) -> list[str]:
+def _shown(values: tuple[float, float], show: Show) -> list[str]:
     return [show(value) if value else "-" for value in values]
 
 
-# Show two proofs side by side on one screen.
+# Two proofs side by side.
 
 
-MOST = 10  # lines; --json has all
-SMALL_PROOF = 0.001  # of a step: lines that differ by less are left to --json
-NAMES = {
+_MOST = 10  # lines; --json has all
+_SMALL_LINE = 0.001  # of a step: lines that differ by less are left to --json
+_NAMES = {
     "peak_hbm": "peak memory",
     "host": "on the host",
     "flops": "FLOPs",
@@ -359,73 +358,55 @@ NAMES = {
     "exposed_s": "exposed",
     "total_s": "scheduled",
 }
-ProofRow = tuple[str, ...]
 
 
 def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
     """Return the figures of both, and the lines whose seconds differ."""
-    first, second = diff.proofs
-    return screen(
-        [heading(f"{proof_reference(names[0], first)} and {proof_reference(names[1], second)}")],
-        indent([paragraph(proof_diff_verdict(diff), "bold")]),
-        section("per device and step", proof_figures(diff)),
-        section("lines whose seconds differ most", lines(diff)),
-        closing(proof_diff_verdict(diff)),
-    )
+    schedules = [proof.schedule for proof in diff.proofs if proof.schedule]
+    if len(schedules) < 2:
+        verdict = "There is no schedule of both: the catalog has no clock for a chip."
+    else:
+        ratio = schedules[1].total_s / schedules[0].total_s
+        word = "longer" if ratio > 1 else "shorter"
+        unfit = (
+            f"; the {name} does not fit"
+            for name, proof in zip(("first", "second"), diff.proofs, strict=True)
+            if not proof.fits
+        )
+        verdict = f"The second is scheduled {percent(abs(ratio - 1))} {word}{''.join(unfit)}."
 
+    def shown(figure: ProofFigure, value: float) -> str:
+        if figure.unit == "s":
+            return seconds(value)
+        if figure.unit == "flops":
+            return with_unit(value, "FLOP", 4)
+        is_memory = figure.name in {"peak_hbm", "host"}
+        return in_memory(value) if is_memory else with_unit(value, "B", 4)
 
-def proof_reference(name: str, proof: Proof) -> str:
-    return f"{name} ({short(proof.plan_digest)}, trainer {proof.trainer})"
-
-
-def proof_figures(diff: ProofDiff) -> list[Part]:
-    rows: list[ProofRow] = [("", "first", "second", "change")]
-    rows += [
-        (NAMES[one.name], *(proof_shown(one, value) for value in pair), change(*pair))
-        for one in diff.figures
-        if any(pair := (one.first, one.second))
+    figures = [
+        (_NAMES[figure.name], *(shown(figure, value) for value in pair), change(*pair))
+        for figure in diff.figures
+        if any(pair := (figure.first, figure.second))
     ]
-    return [Table(rows=rows, columns="<>>>")]
-
-
-def proof_shown(figure: ProofFigure, value: float) -> str:
-    if figure.unit == "s":
-        return seconds(value)
-    if figure.unit == "flops":
-        return with_unit(value, "FLOP", 4)
-    is_memory = figure.name in {"peak_hbm", "host"}
-    return in_memory(value) if is_memory else with_unit(value, "B", 4)
-
-
-def lines(diff: ProofDiff) -> list[Part]:
-    least = SMALL_PROOF * max((one.total_s for one in schedules(diff)), default=0.0)
-    rows = [proof_line_row(one) for one in diff.lines[:MOST] if abs(one.more_s) >= least]
-    head = ("first", "second", "more", "")
-    return [Table(rows=[head, *rows], columns=">>><")] if rows else []
-
-
-def proof_line_row(one: LineSeconds) -> ProofRow:
-    sign = "+" if one.more_s > 0 else "-"
-    more = f"{sign}{seconds(abs(one.more_s))}"
-    return part(one.first_s), part(one.second_s), more, short_line(one.line)
-
-
-def part(value: float | None) -> str:
-    return "-" if value is None else seconds(value)
-
-
-def schedules(diff: ProofDiff) -> list[Schedule]:
-    return [proof.schedule for proof in diff.proofs if proof.schedule]
-
-
-def proof_diff_verdict(diff: ProofDiff) -> str:
-    """Return which schedule is shorter, and whether both fit."""
-    both = schedules(diff)
-    if len(both) < 2:
-        return "There is no schedule of both: the catalog has no clock for a chip."
-    ratio = both[1].total_s / both[0].total_s
-    word = "longer" if ratio > 1 else "shorter"
-    text = f"The second is scheduled {percent(abs(ratio - 1))} {word}"
-    unfit = [name for name, proof in zip(("first", "second"), diff.proofs, strict=True)
-             if not proof.fits]  # fmt: skip
-    return f"{text}{''.join(f'; the {name} does not fit' for name in unfit)}."
+    least_s = _SMALL_LINE * max((schedule.total_s for schedule in schedules), default=0.0)
+    lines = [
+        (
+            *("-" if s is None else seconds(s) for s in (line.first_s, line.second_s)),
+            f"{'+' if line.more_s > 0 else '-'}{seconds(abs(line.more_s))}",
+            short_line(line.line),
+        )
+        for line in diff.lines[:_MOST]
+        if abs(line.more_s) >= least_s
+    ]
+    references = (
+        f"{name} ({short(proof.plan_digest)}, trainer {proof.trainer})"
+        for name, proof in zip(names, diff.proofs, strict=True)
+    )
+    differing = table(("first", "second", "more", ""), lines, ">>><")
+    return screen(
+        [heading(" and ".join(references))],
+        indent([heading(verdict)]),
+        section("per device and step", [Table([_ENDS, *figures])]),
+        section("lines whose seconds differ most", differing),
+        closing(verdict),
+    )

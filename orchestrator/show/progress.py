@@ -22,9 +22,8 @@ from orchestrator.show.machine_screens import mlflow_links
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.show.proof_screen import proof_screen
 from orchestrator.show.status_screen import next_run_command
-from orchestrator.show.sweep_screens import forecast_screen
+from orchestrator.show.study_screens import forecast_screen, study_intro, trial_line
 from orchestrator.show.terminal import StatusLine, echo, is_live, say
-from orchestrator.show.trials_text import study_intro, trial_line
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Attempt, Run, State, Step
 from orchestrator.values.study import Study

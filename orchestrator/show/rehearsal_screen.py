@@ -1,6 +1,6 @@
-"""Show a run while it goes on: how a rehearsal starts, its steps, and how it ended."""
+"""Show a run while it goes on: how it starts, on this machine or on a cluster, and how it ended."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.formatting import (
     DAY_S,
@@ -20,8 +20,9 @@ from orchestrator.journal.run_state import first_line
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.show.parts import (
     Command,
-    Part,
+    Row,
     Screen,
+    Show,
     Table,
     Title,
     fit,
@@ -31,15 +32,18 @@ from orchestrator.show.parts import (
     screen,
     warning,
 )
-from orchestrator.show.warning_text import warning_text
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan
-from orchestrator.values.run import RecentSteps, Run
+from orchestrator.values.run import Run
 
-OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
-LARGEST = 4  # lines of a forecast that are named
-CLOSE = 0.25  # how far the forecast of an idle machine may be off
-BUSY = "Other work on this machine changes either; orch calibrate measures it again"
+_OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
+_LARGEST = 4  # lines of a forecast that are named
+_CLOSE = 0.25  # how far the forecast of an idle machine may be off
+_BUSY = "Other work on this machine changes either; orch calibrate measures it again"
+_VERSIONS = ("python", "jax", "libtpu", "ray", "code")
+
+
+# A rehearsal on this machine.
 
 
 def rehearsal_intro(plan_name: str) -> str:
@@ -60,127 +64,83 @@ def resume_intro(run: Run, plan: Plan) -> str:
 
 def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> Screen:
     """Return the plan, its small copy, and what is expected of the copy on this machine."""
-    plans = (full, small)
-    rows = [
-        ("", "plan", "rehearsal"),
-        ("pods", *(f"{plan.pods} of {plan.topology}" for plan in plans)),
-        ("devices", *(f"{count(plan.devices)} on {counted(plan.hosts, 'host')}" for plan in plans)),
-        ("mesh", *(mesh(plan) for plan in plans)),
-        ("model", *(model(plan) for plan in plans)),
-        ("batch", *(batch(plan) for plan in plans)),
-        ("remat", summary_of(full.remat), summary_of(small.remat)),
-    ]
-    processes = (
-        f"{counted(steps, 'step')} in {counted(small.hosts, 'process', 'es')} on emulated slices"
-    )
+    columns = []
+    for plan in (full, small):
+        # The axes of a pod with more than one device.
+        inside = (axis for axis in plan.axes if axis.link == "ici" and axis.size > 1)
+        mesh = ", ".join(f"{axis.name} {axis.size}" for axis in inside)
+        shape, layers = plan.model, f"{plan.model.layers} layers"
+        column = (
+            f"{plan.pods} of {plan.topology}",
+            f"{count(plan.devices)} on {counted(plan.hosts, 'host')}",
+            mesh or "one device",
+            f"{scaled(shape.parameters)}: {layers} of {count(shape.d_model)}",
+            f"{count(plan.batch.sequences)} x {count(plan.batch.length)} tokens",
+            summary_of(plan.remat),
+        )
+        columns.append(column)
+    names = ("pods", "devices", "mesh", "model", "batch", "remat")
+    rows = [("", "plan", "rehearsal"), *zip(names, *columns, strict=True)]
+    processes = counted(small.hosts, "process", "es")
     return screen(
-        [Title(left="rehearsal", right=f"plan {short(small.digest)}")],
-        indent([Table(rows=rows, columns="<<<")]),
+        [Title("rehearsal", f"plan {short(small.digest)}")],
+        indent([Table(rows, "<<<")]),
         [
             *(labelled("not rehearsed:", change) for change in changes),
-            *facts(expectation(small)),
-            *(warning(warning_text(one)) for one in small.warnings if one.code in OF_MACHINE),
-            processes,
+            _labels(_expectation(small)),
+            *(warning(one.text) for one in small.warnings if one.code in _OF_MACHINE),
+            f"{counted(steps, 'step')} in {processes} on emulated slices",
         ],
     )
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> list[Part]:
+def _labels(rows: Sequence[Row]) -> Table:
     """Return labelled lines, all labels as wide as the widest of any run's."""
-    return [Table(rows=[(f"{name:8}", text) for name, text in rows], columns="<w", gap=1)]
+    return Table([(f"{name:8}", text) for name, text in rows], "<w", gap=1)
 
 
-def expectation(plan: Plan) -> list[tuple[str, str]]:
+def _expectation(plan: Plan) -> list[Row]:
     """Return the expected step on this machine, its parts, and the peak that its MFU is over."""
     if plan.chip_profile is None:
         return []
-    forecast = plan.forecast
-    step_s = forecast.step_s
-    interval = ""
+    forecast, step_s = plan.forecast, plan.forecast.step_s
+    expected = seconds(step_s.unoverlapped)
     if step_s.low and step_s.high:
-        interval = f" ({span(seconds(step_s.low), seconds(step_s.high))})"
+        expected += f" ({span(seconds(step_s.low), seconds(step_s.high))})"
     if not plan.ledger_describes_trainer:  # its step was measured; its parts and FLOPs are unknown
-        return [("expected", f"{seconds(step_s.unoverlapped)}{interval} a step")]
-    reached = percent(forecast.mfu.unoverlapped)
+        return [("expected", f"{expected} a step")]
     parts = (
         f"{line.name} {percent(line.value / step_s.unoverlapped)}"
-        for line in forecast.time[:LARGEST]
+        for line in forecast.time[:_LARGEST]
+    )
+    # The peak of this machine, which takes the place of a chip's.
+    peak = (
+        f"{with_unit(forecast.peak_flops_per_s * plan.devices, 'FLOP/s')} in"
+        f" {plan.precision.compute} on all devices together, measured on this machine (profile"
+        f" {short(plan.chip_profile)})"
     )
     return [
-        ("expected", f"{seconds(step_s.unoverlapped)}{interval} a step, MFU {reached}"),
+        ("expected", f"{expected} a step, MFU {percent(forecast.mfu.unoverlapped)}"),
         ("", ", ".join(parts)),
-        ("peak", measured_peak(plan, plan.chip_profile)),
+        ("peak", peak),
     ]
-
-
-def measured_peak(plan: Plan, profile: str) -> str:
-    """Return the peak of this machine that takes the place of a chip's."""
-    peak = with_unit(plan.forecast.peak_flops_per_s * plan.devices, "FLOP/s")
-    return (
-        f"{peak} in {plan.precision.compute} on all devices together, measured on this machine"
-        f" (profile {short(profile)})"
-    )
-
-
-def mesh(plan: Plan) -> str:
-    """Return the axes of a pod with more than one device."""
-    inside = (axis for axis in plan.axes if axis.link == "ici" and axis.size > 1)
-    sizes = [f"{axis.name} {axis.size}" for axis in inside]
-    return ", ".join(sizes) or "one device"
-
-
-def model(plan: Plan) -> str:
-    shape = plan.model
-    return f"{scaled(shape.parameters)}: {shape.layers} layers of {count(shape.d_model)}"
-
-
-def batch(plan: Plan) -> str:
-    return f"{count(plan.batch.sequences)} x {count(plan.batch.length)} tokens"
 
 
 def rehearsal_result(run: Run, plan: Plan, record: str, next_command: str) -> Screen:
     """Return the measurement, how far the forecast was off, and where to look."""
-    rows = list(why(run))
-    if run.recent:
-        rows += [("measured", measured(run.recent)), ("expected", forecast(run, run.recent, plan))]
-        rows += [("", BUSY)] if is_off(run.recent, plan) else []
-    return result(run, rows, record, next_command)
+    rows = []
+    if recent := run.recent:
+        measured = f"{seconds(recent.step_s)} a step, the median of {recent.steps}"
+        mfu = "" if recent.mfu is None else f"; MFU {percent(recent.mfu)}"
+        rows = [("measured", measured + mfu), ("expected", _forecast(run, recent.step_s, plan))]
+        # An idle machine does not explain more than this.
+        ratio = recent.step_s / plan.forecast.step_s.unoverlapped
+        if plan.chip_profile is not None and abs(ratio - 1) > _CLOSE:
+            rows.append(("", _BUSY))
+    return _result(run, rows, record, next_command)
 
 
-def result(run: Run, rows: Sequence[tuple[str, str]], record: str, next_command: str) -> Screen:
-    """Return the last lines about a run that has ended."""
-    places = [Command(text=f"journal  {run.journal}")]
-    if run.profile:
-        trace = f"{run.journal}/profile, an XProf trace of {steps_traced(run.profile)}"
-        places.append(Command(text=f"profile  {trace}"))
-    places.append(Command(text=record))
-    state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
-    return screen([state, *facts(rows), *places, *next_step(next_command)])
-
-
-def steps_traced(profile: tuple[int, int]) -> str:
-    first, end = profile
-    return f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
-
-
-def why(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the reason for which a run ended, a line each."""
-    for number, line in enumerate(run.detail.splitlines()):
-        yield "" if number else "why", line
-
-
-def is_off(recent: RecentSteps, plan: Plan) -> bool:
-    """Return whether the forecast for this machine is further off than an idle machine explains."""
-    ratio = recent.step_s / plan.forecast.step_s.unoverlapped
-    return plan.chip_profile is not None and abs(ratio - 1) > CLOSE
-
-
-def measured(recent: RecentSteps) -> str:
-    text = f"{seconds(recent.step_s)} a step, the median of {recent.steps}"
-    return text if recent.mfu is None else f"{text}; MFU {percent(recent.mfu)}"
-
-
-def forecast(run: Run, recent: RecentSteps, plan: Plan) -> str:
+def _forecast(run: Run, measured_s: float, plan: Plan) -> str:
     """Return the forecast for this machine, and how far the measurement is from it."""
     if plan.chip_profile is None:
         cause = "--no-calibrate skipped the calibration of this machine"
@@ -188,18 +148,28 @@ def forecast(run: Run, recent: RecentSteps, plan: Plan) -> str:
             cause = "this number of pods is not calibrated"
         return f"unknown: {cause}, so MFU is unknown too"
     step_s = plan.forecast.step_s.unoverlapped
-    known = plan.ledger_describes_trainer
-    reached = f" MFU {percent(plan.forecast.mfu.unoverlapped)}," if known else ""
+    mfu = percent(plan.forecast.mfu.unoverlapped)
+    reached = f" MFU {mfu}," if plan.ledger_describes_trainer else ""
     return (
-        f"{seconds(step_s)}; measured is {off(recent.step_s, step_s, 'that')};{reached}"
+        f"{seconds(step_s)}; measured is {off(measured_s, step_s, 'that')};{reached}"
         f" from this machine's profile {short(plan.chip_profile)}"
     )
 
 
-# Show a run on a cluster: what the cluster offers, what the run costs, how it ended.
+def _result(run: Run, rows: Sequence[Row], record: str, next_command: str) -> Screen:
+    """Return the last lines about a run that has ended: why, what was measured, where to look."""
+    why = [("" if i else "why", line) for i, line in enumerate(run.detail.splitlines())]
+    places = [f"journal  {run.journal}"]
+    if run.profile:
+        first, end = run.profile
+        steps = f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
+        places.append(f"profile  {run.journal}/profile, an XProf trace of {steps}")
+    state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
+    commands = (Command(text) for text in (*places, record))
+    return screen([state, _labels([*why, *rows]), *commands, *next_step(next_command)])
 
 
-VERSIONS = ("python", "jax", "libtpu", "ray", "code")
+# A run on a cluster: what the cluster offers, what the run costs, how it ended.
 
 
 def launch_intro(plan_name: str, address: str, origin: str) -> str:
@@ -219,12 +189,12 @@ def cluster_screen(address: str, slices: str, hosts: str, storage: str, price: s
         ("storage", f"{storage}, writable from every host"),
         ("run", price),
     ]
-    return screen([f"cluster {address}"], indent([Table(rows=rows, columns="<w")]))
+    return screen([f"cluster {address}"], indent([Table(rows, "<w")]))
 
 
 def hosts(number: int, versions: Mapping[str, str]) -> str:
     """Return the number of hosts and the versions that all of them share."""
-    shown = [f"{name} {versions[name]}" for name in VERSIONS if name in versions]
+    shown = [f"{name} {versions[name]}" for name in _VERSIONS if name in versions]
     return f"{count(number)}, all with {', '.join(shown)}"
 
 
@@ -234,40 +204,38 @@ def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
     chips = counted(largest.chips, f"{largest.chip} chip")
     if len(runs) > 1:
         chips = f"at most {chips}, {counted(len(runs), 'run')}"
-    return f"{chips}, {count(sum(steps for _, steps in runs))} steps, {cost(runs)}"
+    return f"{chips}, {count(sum(steps for _, steps in runs))} steps, {_cost(runs)}"
 
 
-def cost(runs: Sequence[tuple[Plan, int]]) -> str:
+def _cost(runs: Sequence[tuple[Plan, int]]) -> str:
     """Return the time and money of a number of steps of each plan."""
     unknown = {plan.trainer for plan, _ in runs if not plan.ledger_describes_trainer}
     if unknown:
         return f"time and cost of {', '.join(sorted(unknown))} are unknown"
-    days = [(plan, plan.forecast.days, steps) for plan, steps in runs]
-    time = between(days, lambda value: duration(value * DAY_S))
-    priced = [(plan, plan.forecast.dollars, steps) for plan, steps in runs if plan.forecast.dollars]
+    shares = [steps * plan.batch.tokens / plan.tokens for plan, steps in runs]
+
+    def between(estimates: Sequence[Estimate], show: Show) -> str:
+        """Return the sums over the ends of 80 % intervals; without them, the least it can be."""
+        pairs = list(zip(estimates, shares, strict=True))
+        low = sum((estimate.low or estimate.lower) * share for estimate, share in pairs)
+        if any(estimate.high is None for estimate in estimates):
+            return at_least(show(low))
+        return span(show(low), show(sum((one.high or 0.0) * share for one, share in pairs)))
+
+    def duration(days: float) -> str:
+        return elapsed(days * DAY_S) if days * DAY_S >= 1 else "less than 1 s"
+
+    time = between([plan.forecast.days for plan, _ in runs], duration)
+    priced = [plan.forecast.dollars for plan, _ in runs if plan.forecast.dollars]
     if len(priced) < len(runs):
         return f"{time}; no price is known"
     return f"{time}, {between(priced, dollars)}"
 
 
-def between(runs: Sequence[tuple[Plan, Estimate, int]], show: Callable[[float], str]) -> str:
-    """Return the sums over the ends of the 80 % intervals; without them, the least it can be."""
-    shares = [(estimate, steps * plan.batch.tokens / plan.tokens) for plan, estimate, steps in runs]
-    low = sum((estimate.low or estimate.lower) * share for estimate, share in shares)
-    if any(estimate.high is None for estimate, _ in shares):
-        return at_least(show(low))
-    high = sum((estimate.high or 0.0) * share for estimate, share in shares)
-    return span(show(low), show(high))
-
-
-def duration(value_s: float) -> str:
-    return elapsed(value_s) if value_s >= 1 else "less than 1 s"
-
-
 def submitted_screen(run: Run, job: str) -> Screen:
     """Return where the run is, once its job has started."""
     rows = [("run", run.run), ("job", job), ("journal", run.journal)]
-    return screen(["submitted"], indent([Table(rows=rows, columns="<<")]))
+    return screen(["submitted"], indent([Table(rows, "<<")]))
 
 
 def detached_text(key: str, follow_command: str, cancel_command: str) -> str:
@@ -279,8 +247,8 @@ def detached_text(key: str, follow_command: str, cancel_command: str) -> str:
 
 def launch_result(run: Run, record: str, next_command: str) -> Screen:
     """Return how the run ended, and where to look."""
-    rows = list(why(run))
-    if run.recent:
-        mfu = f", MFU {percent(run.recent.mfu)}" if run.recent.mfu is not None else ""
-        rows.append(("measured", f"{seconds(run.recent.step_s)} a step{mfu}"))
-    return result(run, rows, record, next_command)
+    rows = []
+    if recent := run.recent:
+        mfu = f", MFU {percent(recent.mfu)}" if recent.mfu is not None else ""
+        rows.append(("measured", f"{seconds(recent.step_s)} a step{mfu}"))
+    return _result(run, rows, record, next_command)

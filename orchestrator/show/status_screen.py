@@ -1,4 +1,4 @@
-"""Show one run: its state, and each attempt at it."""
+"""Show runs: all of them in a table, one with its attempts, its logs, and what stops it."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -17,15 +17,16 @@ from orchestrator.formatting import (
     span,
     to_digits,
 )
-from orchestrator.journal.run_logs import Log, LogTail, list_logs
+from orchestrator.journal.run_journal import Log, LogTail, list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.run.next_commands import run_command
 from orchestrator.show.parts import (
     Command,
-    Part,
+    Row,
     Screen,
     Table,
     Title,
+    facts,
     indent,
     labelled,
     next_step,
@@ -41,15 +42,11 @@ from orchestrator.values.plan import StageSpan
 from orchestrator.values.run import LIVE, Attempt, Evaluation, LogLine, Run, Status
 from orchestrator.values.study import StudyStatus, kind_text
 
-# Show runs and studies as a table.
-
-
-HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "AGE", "")
-COLUMNS = "<<>>>><"
-SPARE = tuple(map(HEAD.index, ("PODS", "AGE", "MFU")))  # a narrow terminal may lack them
-FEW = 10_000  # smaller numbers are written out
-
-Row = tuple[str, ...]
+_HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "AGE", "")
+_COLUMNS = "<<>>>><"
+_SPARE = tuple(map(_HEAD.index, ("PODS", "AGE", "MFU")))  # a narrow terminal may lack them
+_FEW = 10_000  # smaller numbers are written out
+_ERROR_WIDTH = 100
 
 
 def runs_screen(
@@ -59,101 +56,50 @@ def runs_screen(
     one of them.
     """
     if not runs and not studies:
-        return screen([Command(text=f"No runs in {storage}"), *next_step("orch submit SPEC")])
-    heads = {one.study: study_row(one) for one in studies}
+        return screen([Command(f"No runs in {storage}"), *next_step("orch submit SPEC")])
+    heads: dict[str, Row] = {}
+    for study in studies:
+        done = f"{study.done} / {study.total} runs"
+        submitted = age(study.read_at_s - study.submitted_at_s)
+        kind = kind_text(study.scaling)
+        heads[study.study] = (study.study, study.state, done, "", "", submitted, kind)
     groups: dict[str, list[Row]] = {}
     for run in runs:
         group = run.study if run.study in heads else run.run
-        groups.setdefault(group, [heads[group]] if group in heads else []).append(run_row(run))
-    for key, head in heads.items():
-        groups.setdefault(key, [head])
-    rows = [HEAD, *(row for group in groups.values() for row in group)]
-    table = Table(rows=rows, columns=COLUMNS, row_styles={0: "bold"}, spare=SPARE)
+        groups.setdefault(group, [heads[group]] if group in heads else []).append(_run_row(run))
+    for study_key, head in heads.items():
+        groups.setdefault(study_key, [head])
+    rows = [_HEAD, *(row for group in groups.values() for row in group)]
+    table = Table(rows, _COLUMNS, row_styles={0: "bold"}, spare=_SPARE)
     return screen([table], next_step(following))
-
-
-def study_row(status: StudyStatus) -> Row:
-    done = f"{status.done} / {status.total} runs"
-    submitted = age(status.read_at_s - status.submitted_at_s)
-    return status.study, status.state, done, "", "", submitted, kind_text(status.scaling)
 
 
 def study_runs_screen(status: StudyStatus) -> Screen:
     """Return a study and its runs, in their order."""
     done = f"{status.done} of {status.total} runs done"
-    title = Title(left=f"{status.study}: {status.state}, {done}", right=kind_text(status.scaling))
-    rows = [row[:-1] for row in (HEAD, *map(run_row, status.runs))] if status.runs else []
-    return screen([title], indent([Table(rows=rows, columns=COLUMNS[:-1])]) if rows else [])
+    title = Title(f"{status.study}: {status.state}, {done}", kind_text(status.scaling))
+    rows = [row[:-1] for row in (_HEAD, *map(_run_row, status.runs))]
+    table = [Table(rows, _COLUMNS[:-1])] if status.runs else []
+    return screen([title], indent(table))
 
 
-def short_count(number: int) -> str:
-    """Return a number in a few columns: 9,999, 1M."""
-    return count(number) if number < FEW else scaled(number)
+def _run_row(run: Run) -> Row:
+    def short_count(number: int) -> str:
+        """Return a number in a few columns: 9,999, 1M."""
+        return count(number) if number < _FEW else scaled(number)
 
-
-def run_row(run: Run) -> Row:
     return (
         run.run,
         run.state,
         f"{short_count(run.steps_done)} / {short_count(run.steps)}",
-        mfu(run),
+        percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-",
         str(run.pods),
         age(run.read_at_s - run.submitted_at_s),
         "rehearsal" if run.rehearsal else "",
     )
 
 
-def mfu(run: Run) -> str:
-    return percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-"
-
-
-# What is left of a run, as text: days, dollars, and whether the deadline still holds.
-
-
-def outlook_rows(outlook: Outlook) -> list[tuple[str, str]]:
-    """Return a name and a text for each thing that is known."""
-    rows = [("left", left_text(outlook))]
-    if cost := cost_text(outlook):
-        rows.append(("cost", cost))
-    if deadline := deadline_text(outlook):
-        rows.append(("deadline", deadline))
-    return rows
-
-
-def left_text(outlook: Outlook) -> str:
-    days = outlook.days_left
-    interval = span(lasting(days.low), lasting(days.high))
-    ends = span(moment(outlook.ends_at_s.low), moment(outlook.ends_at_s.high))
-    return (
-        f"{lasting(days.value)} (80 % interval {interval}), until {ends};"
-        f" goodput {percent(outlook.goodput.value)}"
-    )
-
-
-def cost_text(outlook: Outlook) -> str:
-    if outlook.dollars_so_far is None or outlook.dollars_left is None:
-        return ""
-    left = span(dollars(outlook.dollars_left.low), dollars(outlook.dollars_left.high))
-    return f"{dollars(outlook.dollars_so_far)} so far, {left} to come"
-
-
-def deadline_text(outlook: Outlook) -> str:
-    if outlook.deadline_at_s is None or outlook.odds is None:
-        return ""
-    return f"{moment(outlook.deadline_at_s)}, {percent(outlook.odds)} likely"
-
-
-def moment(at_s: float) -> str:
-    """Return a time of day in UTC, to the minute."""
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
-
-
-def outlook_text(outlook: Outlook) -> str:
-    """Return all of it in one sentence."""
-    return "; ".join(f"{name}: {text}" for name, text in outlook_rows(outlook)) + "."
-
-
-ERROR_WIDTH = 100
+# One run.
 
 
 def status_screen(status: Status, next_command: str) -> Screen:
@@ -162,44 +108,62 @@ def status_screen(status: Status, next_command: str) -> Screen:
     title = Title(
         left=f"{status.run}: {status.state}{kind}", right=f"plan {short(status.plan_digest)}"
     )
+    attempts = [
+        (
+            str(attempt.number),
+            attempt.reason or status.state,
+            f"{count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
+            attempt_time(attempt, status.read_at_s),
+            cause(attempt),
+        )
+        for attempt in status.attempts
+    ]
     return screen(
         [title],
-        indent(facts(status)),
-        section("attempts", attempts(status)) if status.attempts else [],
-        [warning(problem) for problem in status.problems],
-        [labelled("Run:", verdict(status), "bold"), *next_step(next_command)],
+        indent(facts(_facts(status))),
+        section("attempts", [Table(attempts, "><>>w")] if attempts else []),
+        map(warning, status.problems),
+        [labelled("Run:", _verdict(status), "bold"), *next_step(next_command)],
     )
 
 
-def facts(status: Status) -> list[Part]:
-    rows = [
-        ("why", first_line(status.detail)),
-        ("steps", steps(status)),
-        ("stage", stage(status.stage)),
-        ("held-out", held_out(status.evaluation)),
-        ("pods", pods(status)),
-        ("step time", step_time(status)),
-        ("MFU", mfu_and_forecast(status)),
-        *(outlook_rows(status.outlook) if status.outlook else []),
-        ("forecast", forecast_source(status)),
-        ("driver", driver(status)),
-        ("cancel", cancel_request(status)),
-        ("cluster", status.environment.get("cluster")),
-        ("code", code(status)),
-        ("journal", status.journal),
-    ]
-    if status.tracking:
-        record = f"run {status.tracking.run_id} in {status.tracking.uri}"
-        rows.append((status.tracking.tracker, record))
-    width = max(len(name) for name, _ in rows)
-    return [Table(rows=[(f"{name:{width}}", text) for name, text in rows if text], columns="<w")]
-
-
-def steps(status: Status) -> str:
-    text = f"{count(status.steps_done)} of {count(status.steps)}"
+def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
+    """Yield a name and a text, or None, for each thing that may be known of a run."""
+    yield "why", first_line(status.detail)
+    steps = f"{count(status.steps_done)} of {count(status.steps)}"
     if status.since_last_step_s is not None:
-        text += f", the last {elapsed(status.since_last_step_s)} ago"
-    return text
+        steps += f", the last {elapsed(status.since_last_step_s)} ago"
+    yield "steps", steps
+    yield "stage", stage(status.stage)
+    yield "held-out", held_out(status.evaluation)
+    is_fewer = status.pods != status.requested_pods
+    fewer = f" of {status.requested_pods} requested" if is_fewer else ""
+    slices = status.attempts[-1].slices if status.attempts else ()
+    yield "pods", f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
+    yield "step time", _step_time(status)
+    yield "MFU", _mfu(status)
+    if status.outlook:
+        yield from _outlook(status.outlook)
+    if status.rehearsal and status.forecast:
+        source = "none: this machine is not calibrated, and the plan's forecast is for chips"
+        if profile := status.forecast.chip_profile:
+            source = f"for this machine, from its chip profile {short(profile)}"
+        yield "forecast", source
+    if driver := status.driver:
+        beat = f", last heartbeat {elapsed(status.since_last_heartbeat_s)} ago"
+        yield (
+            "driver",
+            f"process {driver.pid} on {driver.host}{beat if status.ended_at_s is None else ''}",
+        )
+    if (requested_at_s := status.cancel_requested_at_s) is not None:
+        yield "cancel", f"requested {elapsed(status.read_at_s - requested_at_s)} ago"
+    yield "cluster", status.environment.get("cluster")
+    if (commit := status.environment.get("git_commit")) is not None:
+        changed = status.environment.get("git_uncommitted")
+        yield "code", f"commit {commit[:12]}" + (f" with {changed}" if changed else "")
+    yield "journal", status.journal
+    if tracked := status.tracking:
+        yield tracked.tracker, f"run {tracked.run_id} in {tracked.uri}"
 
 
 def stage(newest: StageSpan | None) -> str | None:
@@ -219,98 +183,62 @@ def held_out(newest: Evaluation | None) -> str | None:
     return f"loss {newest.loss:.4f}, perplexity {perplexity}, {after}"
 
 
-def pods(status: Status) -> str:
-    fewer = f" of {status.requested_pods} requested" if status.pods != status.requested_pods else ""
-    slices = status.attempts[-1].slices if status.attempts else ()
-    return f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
+def _is_for_chips(status: Status) -> bool:
+    """Return whether the run is a rehearsal whose forecast is for real chips."""
+    return status.rehearsal and status.forecast is not None and status.forecast.chip_profile is None
 
 
-def step_time(status: Status) -> str | None:
+def _step_time(status: Status) -> str:
     """Return the measured median and the forecast."""
     parts: list[str] = []
     if status.recent:
         parts.append(f"{seconds(status.recent.step_s)} over the last {status.recent.steps}")
-    if status.forecast and not is_for_chips(status):
+    if status.forecast and not _is_for_chips(status):
         step_s = status.forecast.step_s
         text = f"lower bound {seconds(step_s.lower)}"
         if step_s.expected is not None:
             text = f"expected {seconds(step_s.expected)}, {text}"
         parts.append(text)
-    return "; ".join(parts) or None
-
-
-def is_for_chips(status: Status) -> bool:
-    """Return whether the run is a rehearsal whose forecast is for real chips."""
-    return status.rehearsal and status.forecast is not None and status.forecast.chip_profile is None
-
-
-def forecast_source(status: Status) -> str | None:
-    """Return what the forecast of a rehearsal is based on."""
-    if not status.rehearsal or not status.forecast:
-        return None
-    if status.forecast.chip_profile is None:
-        return "none: this machine is not calibrated, and the plan's forecast is for chips"
-    return f"for this machine, from its chip profile {short(status.forecast.chip_profile)}"
-
-
-def mfu_and_forecast(status: Status) -> str | None:
-    """Return the measured median MFU and the forecast."""
-    measured = status.recent.mfu if status.recent else None
-    if not status.forecast or is_for_chips(status):
-        return percent(measured) if measured is not None else None
-    forecast = status.forecast.mfu
-    bound = f"at most {percent(forecast.lower)}"
-    parts = [percent(measured) if measured is not None else "not measured"]
-    if status.forecast.chip_profile:
-        expected = percent(forecast.unoverlapped)
-        parts.append(f"expected {expected}, {bound}, of the measured peak")
-        return "; ".join(parts)
-    if forecast.expected is not None:
-        parts.append(f"expected {percent(forecast.expected)}, {bound}")
-    else:
-        parts.append(bound)
-    if measured is not None and forecast.lower:
-        parts.append(f"measured is {percent(measured / forecast.lower)} of that bound")
     return "; ".join(parts)
 
 
-def code(status: Status) -> str | None:
-    """Return the commit of the run, and whether it had uncommitted changes."""
-    commit = status.environment.get("git_commit")
-    if commit is None:
-        return None
-    changed = status.environment.get("git_uncommitted")
-    return f"commit {commit[:12]}" + (f" with {changed}" if changed else "")
-
-
-def driver(status: Status) -> str | None:
-    if not status.driver:
-        return None
-    text = f"process {status.driver.pid} on {status.driver.host}"
-    if status.ended_at_s is None:
-        text += f", last heartbeat {elapsed(status.since_last_heartbeat_s)} ago"
+def _mfu(status: Status) -> str | None:
+    """Return the measured median MFU and the forecast."""
+    measured = status.recent.mfu if status.recent else None
+    known = percent(measured) if measured is not None else None
+    if not status.forecast or _is_for_chips(status):
+        return known
+    forecast = status.forecast.mfu
+    bound = f"at most {percent(forecast.lower)}"
+    known = known or "not measured"
+    if status.forecast.chip_profile:
+        return f"{known}; expected {percent(forecast.unoverlapped)}, {bound}, of the measured peak"
+    if forecast.expected is not None:
+        bound = f"expected {percent(forecast.expected)}, {bound}"
+    text = f"{known}; {bound}"
+    if measured is not None and forecast.lower:
+        text += f"; measured is {percent(measured / forecast.lower)} of that bound"
     return text
 
 
-def cancel_request(status: Status) -> str | None:
-    if status.cancel_requested_at_s is None:
-        return None
-    return f"requested {elapsed(status.read_at_s - status.cancel_requested_at_s)} ago"
+def _outlook(outlook: Outlook) -> Iterator[tuple[str, str]]:
+    """Yield what is left: days, dollars, and whether the deadline still holds."""
 
+    def moment(at_s: float) -> str:
+        """Return a time of day in UTC, to the minute."""
+        return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
 
-def attempts(status: Status) -> list[Part]:
-    """Return every attempt: its steps, its time, and why it ended."""
-    rows = [
-        (
-            str(attempt.number),
-            attempt.reason or status.state,
-            f"{count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
-            attempt_time(attempt, status.read_at_s),
-            cause(attempt),
-        )
-        for attempt in status.attempts
-    ]
-    return [Table(rows=rows, columns="><>>w")]
+    days = outlook.days_left
+    interval = span(lasting(days.low), lasting(days.high))
+    ends = span(moment(outlook.ends_at_s.low), moment(outlook.ends_at_s.high))
+    goodput = f"goodput {percent(outlook.goodput.value)}"
+    yield "left", f"{lasting(days.value)} (80 % interval {interval}), until {ends}; {goodput}"
+    cost = outlook.dollars_left
+    if outlook.dollars_so_far is not None and cost is not None:
+        left = span(dollars(cost.low), dollars(cost.high))
+        yield "cost", f"{dollars(outlook.dollars_so_far)} so far, {left} to come"
+    if outlook.deadline_at_s is not None and outlook.odds is not None:
+        yield "deadline", f"{moment(outlook.deadline_at_s)}, {percent(outlook.odds)} likely"
 
 
 def attempt_time(attempt: Attempt, now_s: float) -> str:
@@ -325,16 +253,16 @@ def cause(attempt: Attempt) -> str:
     rank = attempt.first_dead_rank
     dead = f"rank {rank} died first" if rank is not None else ""
     text = ": ".join(part for part in (dead, first_line(attempt.error)) if part)
-    return text if len(text) <= ERROR_WIDTH else text[: ERROR_WIDTH - 3] + "..."
+    return text if len(text) <= _ERROR_WIDTH else text[: _ERROR_WIDTH - 3] + "..."
 
 
-def verdict(status: Status) -> str:
+def _verdict(status: Status) -> str:
     """Return the run in one line."""
     parts: list[str] = [status.state]
     if status.state in LIVE and status.steps_done:
         parts.append(f"step {count(status.steps_done)} of {count(status.steps)}")
     if status.recent and status.recent.mfu is not None:
-        parts.append(f"MFU {mfu(status)}")
+        parts.append(f"MFU {percent(status.recent.mfu)}")
     parts.append(counted(len(status.attempts), "attempt"))
     if status.state not in LIVE and (why := status.detail or last_attempt_text(status.attempts)):
         parts.append(first_line(why).rstrip("."))
@@ -355,20 +283,19 @@ def next_run_command(run: Run, named: str, storage: Path) -> str:
     return run_command("logs" if unclear else "resume", named, storage)
 
 
-# Show the lines of a run's logs, as text or as JSON.
+# The lines of a run's logs, as text or as JSON.
 
 
 def log_lines(tails: list[LogTail], *, as_json: bool, titled: bool) -> Iterator[str]:
-    """Return the lines of logs, one log after the other, each below its title."""
+    """Yield the lines of logs, one log after the other, each below its title."""
     for tail in tails:
         if titled and not as_json:
-            yield log_title(tail.log)
+            yield _log_title(tail.log)
         for line in tail.lines:
             yield log_line(line, as_json=as_json, alone=True)
 
 
-def log_title(log: Log) -> str:
-    """Return the line above a log."""
+def _log_title(log: Log) -> str:
     if log.rank is None:
         return "== driver =="
     first = ", died first" if log.first_dead else ""
@@ -385,7 +312,7 @@ def log_line(line: LogLine, *, as_json: bool, alone: bool) -> str:
 
 
 def notes(run: str, more: int, *, empty: bool) -> Iterator[str]:
-    """Return what the shown logs leave out."""
+    """Yield what the shown logs leave out."""
     if empty:
         yield f"{run}: no process has written a log yet"
     if more:

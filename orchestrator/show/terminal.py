@@ -23,41 +23,40 @@ from orchestrator.show.parts import (
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
+_UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 ERROR = "error:"  # how refusals begin
-WIDEST = 120  # columns of a screen on a wide terminal
+_WIDEST = 120  # columns of a screen on a wide terminal
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether it is a terminal that knows escape codes: lines can be rewritten there."""
+    """Return whether it is a terminal that knows escape codes: lines can be rewritten there."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def is_styled(stream: TextIO) -> bool:
-    """Whether text has colours there: on a live terminal, unless NO_COLOR."""
+def _is_styled(stream: TextIO) -> bool:
     return is_live(stream) and not os.environ.get("NO_COLOR")
 
 
 def columns(stream: TextIO) -> int:
-    """The width of texts there: a terminal's, or what COLUMNS says; else WIDTH."""
+    """Return the width of texts there: a terminal's, or what COLUMNS says; else WIDTH."""
     if not stream.isatty() and "COLUMNS" not in os.environ:
         return WIDTH
-    return min(shutil.get_terminal_size().columns, WIDEST)
+    return min(shutil.get_terminal_size().columns, _WIDEST)
 
 
 def say(*texts: str) -> None:
     """Print; a screen fills a terminal's width, and has styles where the terminal shows them."""
-    width, styled = columns(sys.stdout), is_styled(sys.stdout)
+    width, styled = columns(sys.stdout), _is_styled(sys.stdout)
     for text in texts:
         if isinstance(text, Screen) and (styled or width != WIDTH):
-            write(text.on_terminal(width, styled=styled), sys.stdout)
+            _write(text.on_terminal(width, styled=styled), sys.stdout)
         else:
             echo(text, nl=False)
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text without what commands a terminal. Everything that a command says comes here."""
-    write(visible(text) + ("\n" if nl else ""), sys.stderr if err else sys.stdout)
+    _write(visible(text) + ("\n" if nl else ""), sys.stderr if err else sys.stdout)
 
 
 def say_error(text: str) -> None:
@@ -65,15 +64,15 @@ def say_error(text: str) -> None:
     may end with the next command, in bold.
     """
     begin, shown = ERROR, visible(text.removeprefix(ERROR))
-    if is_styled(sys.stderr):
+    if _is_styled(sys.stderr):
         begin = with_style(ERROR, "red")
         above, newline, last = shown.rpartition("\n")
         if last.startswith(NEXT):
             shown = f"{above}{newline}{with_style(last, 'bold')}"
-    write(f"{begin}{shown}\n", sys.stderr)
+    _write(f"{begin}{shown}\n", sys.stderr)
 
 
-def write(text: str, stream: TextIO) -> None:
+def _write(text: str, stream: TextIO) -> None:
     print(in_encoding(text, stream.encoding or "utf-8"), end="", file=stream, flush=True)
 
 
@@ -106,21 +105,22 @@ class CommandResult:
 
 
 def show_result(result: CommandResult, *, as_json: bool) -> None:
-    """Show a result, and end the command with its exit code."""
-    show(result.value, lambda: _screens(result), as_json=as_json)
+    """Show a result, with the file that was written on its last screen, and end the command with
+    its exit code.
+    """
+
+    def screens() -> str | list[str]:
+        shown = result.screens()
+        *others, last = [shown] if isinstance(shown, str) else shown or [""]
+        if result.written and isinstance(last, Screen):
+            return [*others, last.with_written(result.written)]
+        return shown
+
+    show(result.value, screens, as_json=as_json)
     if result.written and as_json:
         echo(f"wrote {result.written}", err=True)
     if result.exit_code:
         raise SystemExit(result.exit_code)
-
-
-def _screens(result: CommandResult) -> str | list[str]:
-    """Return the screens; a file that was written is named on the last."""
-    shown = result.screens()
-    if not result.written:
-        return shown
-    *others, last = [shown] if isinstance(shown, str) else shown
-    return [*others, last.with_written(result.written) if isinstance(last, Screen) else last]
 
 
 def aside(as_json: bool) -> AbstractContextManager[object]:
@@ -130,7 +130,7 @@ def aside(as_json: bool) -> AbstractContextManager[object]:
 
 def report_output(error: OSError) -> int:
     """Report an output that takes no more; the exit code. Any other error is a bug."""
-    if error.filename or error.errno not in (errno.EPIPE, *UNWRITABLE):
+    if error.filename or error.errno not in (errno.EPIPE, *_UNWRITABLE):
         raise error
     # The interpreter must not complain at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -147,7 +147,7 @@ def report_unwritable(why: str | None) -> None:
 # The bottom line of a terminal: a bar, what happens now, and for how long.
 
 
-BAR_COLUMNS = 20
+_BAR_COLUMNS = 20
 
 
 class StatusLine:
@@ -187,7 +187,7 @@ def start_line() -> "Progress":
 
     text = TextColumn("{task.description}", markup=False)
     drawn = Progress(
-        BarColumn(BAR_COLUMNS), text, TimeElapsedColumn(),
+        BarColumn(_BAR_COLUMNS), text, TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
     )  # fmt: skip
     drawn.add_task("", total=None)

@@ -19,59 +19,52 @@ import platformdirs
 from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, StoredObject, bucket
 
 SCHEMES = ("gs", "s3")
-ADDRESS = re.compile(r"(gs|s3)://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/\s]+)*)/?")
+_ADDRESS = re.compile(r"(gs|s3)://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/\s]+)*)/?")
 VARIABLE = "ORCH_BUCKETS"
+# Files of runs and storages that are not copied: a tracker's, and Ray's own.
+_OF_THIS_MACHINE = {
+    "tracking-here.json", "sync.json", "sync.lock", "sync.log", "ray",
+    "mlflow.db", "mlflow-artifacts",
+}  # fmt: skip
 
 
 def is_address(text: str) -> bool:
-    """Whether this names a place in a bucket, and not a path."""
-    return ADDRESS.fullmatch(text) is not None
+    """Return whether this names a place in a bucket, and not a path."""
+    return _ADDRESS.fullmatch(text) is not None
 
 
 def folder(text: str | Path) -> Path:
-    """The folder of this machine for a storage or a run: that of its copy, or the path itself."""
-    match = ADDRESS.fullmatch(str(text))
-    if match is None:
-        return Path(text)
-    return copies() / match[1] / match[2] / match[3].lstrip("/")
+    """Return the folder here of a storage or a run: that of its copy, or the path itself."""
+    match = _ADDRESS.fullmatch(str(text))
+    return _copies() / match[1] / match[2] / match[3].lstrip("/") if match else Path(text)
 
 
 def address(path: str | Path) -> str:
-    """What names the same on every machine: the address that a path is a copy of, or the path."""
-    parts = parts_of(Path(path))
+    """Return what names it on every machine: the address that a path copies, or the path."""
+    parts = _parts_of(Path(path))
     return str(path) if parts is None else f"{parts[0]}://{'/'.join(parts[1:])}"
 
 
 def is_copy(path: str | Path) -> bool:
-    """Whether a path is of the copy of a bucket."""
-    return parts_of(Path(path)) is not None
+    return _parts_of(Path(path)) is not None
 
 
-def copies() -> Path:
-    """The folder with the copies of all buckets."""
+def _copies() -> Path:
     usual = platformdirs.user_cache_path("orch") / "buckets"
-    return _copies(os.environ.get(VARIABLE) or str(usual))
+    return _resolved(os.environ.get(VARIABLE) or str(usual))
 
 
 @lru_cache
-def _copies(where: str) -> Path:
-    return Path(os.path.realpath(where))
+def _resolved(folder: str) -> Path:
+    return Path(os.path.realpath(folder))
 
 
-def parts_of(path: Path) -> tuple[str, ...] | None:
-    """The scheme, the bucket and the names below it."""
-    root = copies().parts
-    parts = path.parts
+def _parts_of(path: Path) -> tuple[str, ...] | None:
+    """Return the scheme, the bucket and the names below it."""
+    root, parts = _copies().parts, path.parts
     if parts[: len(root)] != root or len(parts) < len(root) + 2:
         return None
     return parts[len(root) :]
-
-
-# Of each run and storage: what a tracker keeps here, and Ray's own files.
-OF_THIS_MACHINE = {
-    "tracking-here.json", "sync.json", "sync.lock", "sync.log", "ray",
-    "mlflow.db", "mlflow-artifacts",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,37 +80,33 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """What the names of all objects in this folder begin with."""
         return f"{self.name}/" if self.name else ""
 
 
 def place_of(path: Path) -> Place | None:
-    """The place of a copied file or folder; None for a path that no bucket has."""
-    parts = parts_of(path)
-    if parts is None:
+    """Return the place of a copied file or folder; None for a path that no bucket has."""
+    stored = stored_input(path)
+    if stored is None or any(map(is_of_this_machine, stored.name.split("/"))):
         return None
-    scheme, name, *inside = parts
-    if any(is_of_this_machine(one) for one in inside):
-        return None
-    return Place(bucket(scheme, name), "/".join(inside), path)
+    return Place(stored.bucket, stored.name, path)
 
 
 def is_of_this_machine(name: str) -> bool:
-    """Whether a file or folder of that name is not copied: it is hidden, or a tracker's."""
-    return name.startswith(".") or name in OF_THIS_MACHINE
+    """Return whether a file or folder is not copied: it is hidden, or a tracker's."""
+    return name.startswith(".") or name in _OF_THIS_MACHINE
 
 
 def reserved_name(address: str) -> str | None:
-    """The part of an address that no runs can be below: it would be taken for this machine's."""
+    """Return the part of an address that would name a file of this machine, or None."""
     _, _, inside = address.partition("://")
-    return next((one for one in inside.split("/")[1:] if is_of_this_machine(one)), None)
+    return next(filter(is_of_this_machine, inside.split("/")[1:]), None)
 
 
-# What a run reads and others wrote: token sets and weights, on a file system or on a bucket.
+# --- what a run reads and others wrote: token sets and weights, in a folder or on a bucket
 
 
 def input_path(spec_folder: Path, text: str) -> Path:
-    """A path of a spec, which begins at the spec's folder, or an address."""
+    """Return the path of an input: an address, or a path that begins at the spec's folder."""
     return folder(text) if is_address(text) else spec_folder / text
 
 
@@ -137,7 +126,7 @@ class StoredInput:
         return self._found.size
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from `start` to `stop`; `OSError` where the object is another by now."""
+        """Return the bytes from `start` to `stop`; `OSError` where the object has changed."""
         parts = [(at, min(at + LARGE_BYTES, stop)) for at in range(start, stop, LARGE_BYTES)]
         if len(parts) <= 1:
             return self._part(start, stop) if parts else b""
@@ -153,8 +142,8 @@ class StoredInput:
 
 
 def stored_input(path: Path) -> StoredInput | None:
-    """The object at the path of a copy; None for a path that no bucket has."""
-    parts = parts_of(path)
+    """Return the object at the path of a copy; None for a path that no bucket has."""
+    parts = _parts_of(path)
     if parts is None:
         return None
     scheme, name, *inside = parts
@@ -162,18 +151,21 @@ def stored_input(path: Path) -> StoredInput | None:
 
 
 def stored_inputs(folder: Path, patterns: Sequence[str]) -> dict[str, StoredInput] | None:
-    """The objects in a folder whose names match; None for a folder that no bucket has."""
+    """Return the objects in a folder whose names match; None for a folder that no bucket has."""
     stored = stored_input(folder)
     if stored is None:
         return None
     objects, _ = stored.bucket.inside(f"{stored.name}/")
-    names = [one.name.rpartition("/")[2] for one in objects]
-    wanted = [name for name in names if any(fnmatch(name, one) for one in patterns)]
-    return {name: StoredInput(stored.bucket, f"{stored.name}/{name}") for name in wanted}
+    names = [found.name.rpartition("/")[2] for found in objects]
+    return {
+        name: StoredInput(stored.bucket, f"{stored.name}/{name}")
+        for name in names
+        if any(fnmatch(name, pattern) for pattern in patterns)
+    }
 
 
 def has_input(path: Path) -> bool:
-    """Whether a file, or a folder with something in it, is there."""
+    """Return whether a file, or a folder with something in it, is there."""
     stored = stored_input(path)
     if stored is None:
         return path.exists()

@@ -11,8 +11,9 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,71 +53,60 @@ class Bucket:
     scheme: str
     name: str
 
-    # --- one object
+    def address(self, name: str) -> str:
+        return f"{self.scheme}://{self.name}/{name}"
+
+    # --- writing
 
     def create(self, name: str, content: bytes) -> None:
         """Create an object; `FileExistsError` where there is one with other bytes."""
-        self._put_on(name, content, "create", (_exceptions().AlreadyExistsError,))
+        self._put_if(name, content, "create", (_exceptions().AlreadyExistsError,))
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write an object, whatever is there."""
-        store = self._patient if len(content) > LARGE_BYTES else self._quick
-        self._tried(name, lambda: _obstore().put(store, name, content))
+        self._tried(name, lambda: _obstore().put(self._store_for(content), name, content))
 
     def replace_version(self, name: str, content: bytes, version: str) -> None:
         """Write an object in place of that version; `FileExistsError` where it is another now."""
+        mode = {key: value for key, value in json.loads(version).items() if value is not None}
         kinds = _exceptions()
         refused = (kinds.PreconditionError, kinds.NotFoundError, FileNotFoundError)
-        self._put_on(name, content, _mode(version), refused)
+        self._put_if(name, content, mode, refused)
 
-    def _put_on(
+    def _put_if(
         self, name: str, content: bytes, mode: Any, refused: tuple[type[Exception], ...]
     ) -> None:
         """Put an object on a condition. One that fails may have been met by this very request."""
-        store = self._patient if len(content) > LARGE_BYTES else self._quick
 
         def put() -> None:
+            store = self._store_for(content)
             try:
                 _obstore().put(store, name, content, mode=mode, use_multipart=False)
             except refused as error:
-                if self._has(name, content):
-                    return
+                with suppress(FileNotFoundError):
+                    if self.read(name)[0] == content:
+                        return
                 raise FileExistsError(errno.EEXIST, "exists already", name) from error
 
         self._tried(name, put)
 
-    def _has(self, name: str, content: bytes) -> bool:
-        try:
-            return self.read(name)[0] == content
-        except FileNotFoundError:
-            return False
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; those that are gone already do not matter."""
+
+        def delete(name: str) -> None:
+            with suppress(FileNotFoundError):
+                self._tried(name, lambda: _obstore().delete(self._quick, name))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(delete, names))
+
+    # --- reading
 
     def read(self, name: str) -> tuple[bytes, StoredObject]:
-        """The bytes of an object, and what is known of it; `FileNotFoundError` where it is none."""
+        """Return the bytes of an object and what is known of it, or raise `FileNotFoundError`."""
         return self._tried(name, lambda: self._read(name, None))
 
-    def address(self, name: str) -> str:
-        """What names an object on every machine."""
-        return f"{self.scheme}://{self.name}/{name}"
-
-    def found(self, name: str) -> StoredObject:
-        """What is known of an object; `FileNotFoundError` where there is none."""
-        try:
-            return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
-        except FileNotFoundError as error:
-            where = self.address(name)
-            raise FileNotFoundError(errno.ENOENT, "no such object", where) from error
-
-    def has(self, name: str) -> bool:
-        """Whether there is an object of that name."""
-        try:
-            self.found(name)
-        except FileNotFoundError:
-            return False
-        return True
-
     def read_if_changed(self, name: str, version: str | None) -> tuple[bytes, StoredObject] | None:
-        """The same; None where it still has that version."""
+        """Return what `read` does; None where the object still has that version."""
         try:
             return self._tried(name, lambda: self._read(name, version))
         except _exceptions().NotModifiedError:
@@ -130,7 +120,7 @@ class Bucket:
         return bytes(got.bytes()), _found(got.meta)
 
     def read_part(self, name: str, start: int, stop: int, version: str) -> bytes:
-        """A few of the bytes of that version; `OSError` where the object is another now."""
+        """Return a few of the bytes of that version; `OSError` where the object is another now."""
         options: Any = {"range": (start, stop), "if_match": json.loads(version)["e_tag"]}
 
         def read() -> bytes:
@@ -142,36 +132,36 @@ class Bucket:
 
         return self._tried(name, read)
 
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are gone already do not matter."""
+    def found(self, name: str) -> StoredObject:
+        """Return what is known of an object, or raise `FileNotFoundError`."""
+        try:
+            return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
+        except FileNotFoundError as error:
+            where = self.address(name)
+            raise FileNotFoundError(errno.ENOENT, "no such object", where) from error
 
-        def delete(name: str) -> None:
-            try:
-                self._tried(name, lambda: _obstore().delete(self._quick, name))
-            except FileNotFoundError:
-                return
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(delete, names))
-
-    # --- many
+    def has(self, name: str) -> bool:
+        """Return whether there is an object of that name."""
+        try:
+            self.found(name)
+        except FileNotFoundError:
+            return False
+        return True
 
     def below(self, prefix: str, after: str | None = None) -> list[StoredObject]:
-        """The objects below a prefix that ends with a slash, in order: all, or those after one."""
+        """Return the objects below a prefix that ends with a slash, in order, from after a name."""
 
-        def listed() -> Iterator[StoredObject]:
-            for part in _obstore().list(self._quick, prefix, offset=after, chunk_size=1000):
-                yield from map(_found, part)
+        def listed() -> list[StoredObject]:
+            parts = _obstore().list(self._quick, prefix, offset=after, chunk_size=1000)
+            return [_found(meta) for part in parts for meta in part]
 
-        found = self._tried(prefix, lambda: list(listed()))
-        return sorted(found, key=lambda one: one.name)
+        return sorted(self._tried(prefix, listed), key=lambda stored: stored.name)
 
     def inside(self, prefix: str) -> tuple[list[StoredObject], list[str]]:
-        """The objects directly below a prefix, and the prefixes below it, as a folder has both."""
-        got = self._tried(
-            prefix, lambda: _obstore().list_with_delimiter(self._quick, prefix.rstrip("/"))
-        )
-        return [_found(one) for one in got["objects"]], list(got["common_prefixes"])
+        """Return the objects directly below a prefix, and the prefixes below it, as in a folder."""
+        folder = prefix.rstrip("/")
+        got = self._tried(prefix, lambda: _obstore().list_with_delimiter(self._quick, folder))
+        return [_found(meta) for meta in got["objects"]], list(got["common_prefixes"])
 
     # --- how it is reached
 
@@ -190,6 +180,9 @@ class Bucket:
                 time.sleep(wait_s)
         raise AssertionError  # the last try returns or raises
 
+    def _store_for(self, content: bytes) -> "GCSStore | S3Store":
+        return self._patient if len(content) > LARGE_BYTES else self._quick
+
     @cached_property
     def _quick(self) -> "GCSStore | S3Store":
         return _store(self.scheme, self.name, REQUEST_S)
@@ -201,7 +194,7 @@ class Bucket:
 
 @lru_cache
 def bucket(scheme: str, name: str) -> Bucket:
-    """The bucket of that name. A process connects to it once."""
+    """Return the bucket of that name. A process connects to it once."""
     return Bucket(scheme, name)
 
 
@@ -234,7 +227,7 @@ def _store(scheme: str, name: str, limit_s: int) -> "GCSStore | S3Store":
 
 
 def s3_settings() -> dict[str, Any]:
-    """The region and the endpoint of S3, as the environment names them for every library."""
+    """Return the region and the endpoint of S3 as the environment names them for every library."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint = os.environ.get(S3_ENDPOINT)
     return {"region": region} | ({"endpoint": endpoint} if endpoint else {})
@@ -246,32 +239,27 @@ def _gcs_settings() -> dict[str, Any]:
         return {}
     url = endpoint if "://" in endpoint else f"http://{endpoint}"
     no_account = {"client_email": "", "private_key": "", "private_key_id": ""}
-    return {
-        "service_account_key": json.dumps(
-            {"gcs_base_url": url, "disable_oauth": True, **no_account}
-        )
-    }
-
-
-def _mode(version: str) -> Any:
-    return {key: value for key, value in json.loads(version).items() if value is not None}
+    account = {"gcs_base_url": url, "disable_oauth": True, **no_account}
+    return {"service_account_key": json.dumps(account)}
 
 
 def _found(meta: Any) -> StoredObject:
     version = json.dumps({"e_tag": meta["e_tag"], "version": meta["version"]})
-    return StoredObject(
-        name=meta["path"],
-        size=meta["size"],
-        version=version,
-        at_s=meta["last_modified"].timestamp(),
-    )
+    at_s = meta["last_modified"].timestamp()
+    return StoredObject(name=meta["path"], size=meta["size"], version=version, at_s=at_s)
 
 
 # --- faults
 
+_NO_TOKEN = "Error performing token request"
+_NO_CREDENTIALS = (
+    "this machine has no credentials for it: set GOOGLE_APPLICATION_CREDENTIALS, or"
+    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run gcloud auth application-default login"
+)
+
 
 def _is_final(error: Exception) -> bool:
-    """Whether asking again would be answered alike: it is not allowed, or makes no sense."""
+    """Return whether asking again makes no sense: it is not allowed, or not possible."""
     kinds = _exceptions()
     refusals = (
         kinds.PermissionDeniedError,
@@ -280,7 +268,8 @@ def _is_final(error: Exception) -> bool:
         kinds.NotSupportedError,
         kinds.InvalidPathError,
     )
-    return isinstance(error, refusals) or getattr(error, "errno", None) in FINAL
+    number = getattr(error, "errno", None)
+    return isinstance(error, refusals) or number in (errno.EFBIG, errno.ESTALE)
 
 
 def _failure(where: str, error: Exception) -> OSError:
@@ -288,16 +277,8 @@ def _failure(where: str, error: Exception) -> OSError:
         return error
     text = str(error).strip().split("\n\nDebug source", 1)[0]
     first = " ".join(text.split()) or type(error).__name__
-    if NO_TOKEN in first:
-        return OSError(errno.EIO, NO_CREDENTIALS, where)
-    number = errno.EACCES if type(error).__name__ in REFUSED else errno.EIO
+    if _NO_TOKEN in first:
+        return OSError(errno.EIO, _NO_CREDENTIALS, where)
+    refused = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
+    number = errno.EACCES if refused else errno.EIO
     return OSError(number, f"the bucket does not serve it: {first}", where)
-
-
-FINAL = (errno.EFBIG, errno.ESTALE)
-REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
-NO_TOKEN = "Error performing token request"
-NO_CREDENTIALS = (
-    "this machine has no credentials for it: set GOOGLE_APPLICATION_CREDENTIALS, or"
-    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run gcloud auth application-default login"
-)

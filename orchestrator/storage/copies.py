@@ -10,24 +10,27 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 from orchestrator.storage import segments
 from orchestrator.storage.addresses import Place, is_of_this_machine, place_of
 from orchestrator.storage.bucket import THREADS, StoredObject
 
+P = ParamSpec("P")
 # A bucket is asked for the same file or folder once in so long, however often it is looked at.
 FRESH_S = 1.0
 # Files of a folder that is listed are read with it up to this size: records, plans, heartbeats.
-EAGER_BYTES = 1 << 16
+_EAGER_BYTES = 1 << 16
 # The first object of a run or a study, which reserves its name.
 RESERVED = "reserved.json"
-TRACES = "profile"  # a folder that fills here, and is sent when a process has ended
-TRIAL = "trial"
-NO_CONDITIONS = (
+_TRACES = "profile"  # a folder that fills here, and is sent when a process has ended
+_TRIAL = "trial"
+_NO_CONDITIONS = (
     "the server writes an object that exists, though it was asked to create it only if it does not"
     " (If-None-Match: * of S3, generation 0 of Google Cloud Storage): two drivers could claim a run"
 )
@@ -62,23 +65,23 @@ def refresh_file(path: Path) -> None:
 
 
 def names_in(path: Path) -> list[str] | None:
-    """The names in a folder, whose small files are brought up to date; None for a path that no
-    bucket has. Files in parts and folders appear empty, until they are read.
+    """Return the names in a folder and update its small files; None for a path of no bucket.
+
+    Files in parts and folders appear empty, until they are read.
     """
     place = place_of(path)
     if place is None:
         return None
-    known = _names.get(path)
-    if known is not None and _is_fresh(path):
+    known, fresh = _names.get(path), _is_fresh(path)
+    if known is not None and fresh:
         return known
-    _is_fresh(path)
     objects, prefixes = place.bucket.inside(place.prefix)
-    inside = [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
-    files = {one.name.rpartition("/")[2]: one for one in objects}
-    names = sorted(name for name in {*inside, *files} if _is_nameable(name))
+    folders = {prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes}
+    files = {stored.name.rpartition("/")[2]: stored for stored in objects}
+    names = sorted(name for name in {*folders, *files} if _is_nameable(name))
     _remove_others(path, names)
     for name in names:
-        if name in inside:
+        if name in folders:
             segments.make_empty(path / name)
     wanted = [path / name for name in names if name in files and _is_due(path / name, files[name])]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -88,7 +91,7 @@ def names_in(path: Path) -> list[str] | None:
 
 
 def _is_nameable(name: str) -> bool:
-    """Whether a name of somebody else's choice can be that of a file here."""
+    """Return whether a name of somebody else's choice can be that of a file here."""
     usual = 0 < len(name) < 200 and "\0" not in name
     return usual and name != RESERVED and not is_of_this_machine(name)
 
@@ -99,11 +102,8 @@ def _download(path: Path) -> None:
 
 
 def _is_due(path: Path, found: StoredObject) -> bool:
-    """Whether to read an object before it is asked for: it is small, and its copy is of another.
-
-    A copy has the object's time.
-    """
-    if found.size > EAGER_BYTES:
+    """Return whether to read an object ahead: it is small, and its copy is of another version."""
+    if found.size > _EAGER_BYTES:
         return False
     if _versions.get(path) == found.version and path.exists():
         return False
@@ -111,6 +111,7 @@ def _is_due(path: Path, found: StoredObject) -> bool:
         here = path.stat()
     except OSError:
         return True
+    # A copy has the object's time.
     return here.st_size != found.size or abs(here.st_mtime - found.at_s) > 1e-3
 
 
@@ -138,7 +139,7 @@ def _remove_others(folder: Path, names: Iterable[str]) -> None:
     known = set(names)
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
-            if entry.name in known or entry.name == TRACES or is_of_this_machine(entry.name):
+            if entry.name in known or entry.name == _TRACES or is_of_this_machine(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -147,7 +148,7 @@ def _remove_others(folder: Path, names: Iterable[str]) -> None:
 
 
 def _is_fresh(path: Path) -> bool:
-    """Whether the bucket was just asked for this; from now on it was."""
+    """Return whether the bucket was just asked for this; from now on it was."""
     now_s = time.monotonic()
     asked_s = _asked.get(path)
     if asked_s is not None and now_s - asked_s < FRESH_S:
@@ -158,33 +159,47 @@ def _is_fresh(path: Path) -> bool:
 
 def forget(path: Path) -> None:
     """Ask the bucket again at the next look: somebody else has written there."""
-    for one in (path, path.parent):
-        _asked.pop(one, None)
+    for place in (path, path.parent):
+        _asked.pop(place, None)
+
+
+def exists(path: Path) -> bool:
+    place = place_of(path)
+    return place is not None and place.bucket.has(place.name)
 
 
 # --- writing
 
 
-def create(path: Path, content: bytes) -> bool:
-    """Create a file; `FileExistsError` when the name is taken. False where no bucket has it."""
-    place = place_of(path)
-    if place is None:
-        return False
-    forget(path)
+def _on_bucket(
+    change: Callable[Concatenate[Place, P], None],
+) -> Callable[Concatenate[Path, P], bool]:
+    """Let a change of a place take a path, and return False where no bucket has that path."""
+
+    @wraps(change)
+    def changed(path: Path, /, *arguments: P.args, **options: P.kwargs) -> bool:
+        place = place_of(path)
+        if place is not None:
+            change(place, *arguments, **options)
+        return place is not None
+
+    return changed
+
+
+@_on_bucket
+def create(place: Place, content: bytes) -> None:
+    """Create a file; `FileExistsError` when the name is taken."""
+    forget(place.path)
     place.bucket.create(place.name, content)
-    _write(path, content)
-    return True
+    _write(place.path, content)
 
 
-def replace(path: Path, content: bytes) -> bool:
-    """Replace a file. False where no bucket has it."""
-    place = place_of(path)
-    if place is None:
-        return False
+@_on_bucket
+def replace(place: Place, content: bytes) -> None:
+    """Replace a file."""
     place.bucket.replace(place.name, content)
-    _write(path, content)
-    _versions.pop(path, None)
-    return True
+    _write(place.path, content)
+    _versions.pop(place.path, None)
 
 
 def replace_same(path: Path, content: bytes) -> bool:
@@ -193,121 +208,93 @@ def replace_same(path: Path, content: bytes) -> bool:
     if place is None:
         return False
     version = _known_version(path)
-    if version is None:
-        try:
-            version = place.bucket.read(place.name)[1].version
-        except FileNotFoundError:
-            return False
     try:
+        if version is None:
+            version = place.bucket.read(place.name)[1].version
         place.bucket.replace_version(place.name, content, version)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):
         return False
     _keep(path, *place.bucket.read(place.name))
     return True
 
 
-def delete(path: Path, first: str | None = None) -> bool:
-    """Delete a file, or a folder with its contents; of these one comes first, and the reservation
-    of its name last. False where no bucket has it.
-    """
-    place = place_of(path)
-    if place is None:
-        return False
+@_on_bucket
+def delete(place: Place, first: str | None = None) -> None:
+    """Delete a file, or a folder: its file `first` goes first, and the name's reservation last."""
     if first is not None:
         place.bucket.delete([(place / first).name])
-    names = [one.name for one in place.bucket.below(place.prefix)]
+    names = [stored.name for stored in place.bucket.below(place.prefix)]
     reserved = (place / RESERVED).name
-    place.bucket.delete([one for one in names if one != reserved])
+    place.bucket.delete([name for name in names if name != reserved])
     place.bucket.delete([reserved if reserved in names else place.name])
-    shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(place.path, ignore_errors=True)
     with suppress(OSError):
-        path.unlink()
-    forget(path)
-    return True
+        place.path.unlink()
+    forget(place.path)
 
 
-def upload(path: Path) -> None:
-    """Write every file of a folder to its bucket; nothing where no bucket has it."""
-    place = place_of(path)
-    if place is None:
-        return
-    for one in sorted(one for one in path.rglob("*") if one.is_file()):
-        place.bucket.replace((place / str(one.relative_to(path))).name, one.read_bytes())
+@_on_bucket
+def upload(place: Place) -> None:
+    """Write every file of a folder to its bucket."""
+    for path in sorted(path for path in place.path.rglob("*") if path.is_file()):
+        name = str(path.relative_to(place.path))
+        place.bucket.replace((place / name).name, path.read_bytes())
 
 
-def set_aside(path: Path, suffix: str) -> bool:
-    """Give a file a hidden name. False where no bucket has it."""
-    place = place_of(path)
-    if place is None:
-        return False
+@_on_bucket
+def set_aside(place: Place, suffix: str) -> None:
+    """Give a file a hidden name."""
     content, _ = place.bucket.read(place.name)
     folder = place.name.rpartition("/")[0]
-    place.bucket.replace(f"{folder}/.{path.name}{suffix}", content)
+    place.bucket.replace(f"{folder}/.{place.path.name}{suffix}", content)
     place.bucket.delete([place.name])
-    path.unlink(missing_ok=True)
-    forget(path)
-    return True
+    place.path.unlink(missing_ok=True)
+    forget(place.path)
 
 
-def check_writable(folder: Path) -> bool:
+@_on_bucket
+def check_writable(place: Place) -> None:
     """Try what a journal needs of a bucket: an object that is there is not created again.
 
-    `OSError` says what fails. False where no bucket has the folder.
+    `OSError` says what fails.
     """
-    place = place_of(folder)
-    if place is None:
-        return False
-    trial = place / f"{TRIAL}-{uuid.uuid4().hex}"
+    trial = place / f"{_TRIAL}-{uuid.uuid4().hex}"
     place.bucket.create(trial.name, b"first")
     try:
         place.bucket.create(trial.name, b"second")
     except FileExistsError:
-        return True
+        return
     else:
-        raise OSError(errno.ENOTSUP, NO_CONDITIONS, str(folder))
+        raise OSError(errno.ENOTSUP, _NO_CONDITIONS, str(place.path))
     finally:
         place.bucket.delete([trial.name])
 
 
 def trial(folder: Path) -> Path | None:
-    """A new file in a folder: who finds it uses the same bucket. None where no bucket has it."""
-    place = place_of(folder)
-    if place is None:
-        return None
-    mark = folder / f"{TRIAL}-{uuid.uuid4().hex}"
-    create(mark, b"")
-    return mark
+    """Make a file in a folder: who finds it uses the same bucket. None where no bucket has it."""
+    mark = folder / f"{_TRIAL}-{uuid.uuid4().hex}"
+    return mark if create(mark, b"") else None
 
 
-def exists(path: Path) -> bool:
-    """Whether a bucket has that object now."""
-    place = place_of(path)
-    return place is not None and place.bucket.has(place.name)
-
-
-def publish(prepared: Path, path: Path, last: str) -> bool:
+@_on_bucket
+def publish(place: Place, prepared: Path, last: str) -> None:
     """Give the files of a folder their names in a bucket; `FileExistsError` when they are taken.
 
     Its name is reserved first, and the file that makes it what it is comes last: without that one
-    there is nothing yet. False where no bucket has it.
+    there is nothing yet.
     """
-    place = place_of(path)
-    if place is None:
-        return False
     _reserve(place, last)
-    inside = sorted(one for one in prepared.rglob("*") if one.is_file())
-    inside = [one for one in inside if one != prepared / last]
+    paths = [path for path in prepared.rglob("*") if path.is_file() and path != prepared / last]
 
-    def put(one: Path) -> None:
-        name = str(one.relative_to(prepared))
-        place.bucket.replace((place / name).name, one.read_bytes())
+    def put(path: Path) -> None:
+        name = str(path.relative_to(prepared))
+        place.bucket.replace((place / name).name, path.read_bytes())
 
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(put, inside))
+        list(pool.map(put, sorted(paths)))
     place.bucket.create((place / last).name, (prepared / last).read_bytes())
-    prepared.rename(path) if not path.exists() else shutil.rmtree(prepared)
-    forget(path)
-    return True
+    prepared.rename(place.path) if not place.path.exists() else shutil.rmtree(prepared)
+    forget(place.path)
 
 
 def _reserve(place: Place, last: str) -> None:

@@ -3,40 +3,45 @@
 `steps.jsonl` is the objects `steps.jsonl/000000000000000`, `steps.jsonl/000000000004711` and so on,
 each created once, and `steps.jsonl/begin`, which says who writes it. A part whose answer was lost
 is created again: it has the same offset and the same bytes, so that it is there once.
+
+A process may give its output to a process of its own, `python -m orchestrator.storage.segments
+ADDRESS`: that one outlives a process that is killed, and writes its last lines too.
 """
 
 import fcntl
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from orchestrator.storage.addresses import Place, place_of
+from orchestrator.storage.addresses import Place, address, folder, place_of
 
-GROWN = (".jsonl", ".log")
-BEGIN = "begin"
-PART = re.compile(r"\d{15}")
+_BEGIN = "begin"
+_PART = re.compile(r"\d{15}")
 # A part is written every few seconds; on a long run more rarely, so that it has few parts.
-FIRST_EVERY_S, SHARE_OF_AGE, LAST_EVERY_S = 2.0, 0.01, 30.0
-MOST_BYTES = 4 << 20  # of a part
+_FIRST_EVERY_S, _SHARE_OF_AGE, _LAST_EVERY_S = 2.0, 0.01, 30.0
+_MOST_BYTES = 4 << 20  # of a part
+# A bucket that does not answer is tried so long after the process has ended.
+_LAST_LIMIT_S = 120.0
+_READ_BYTES = 1 << 16
 
 
 def is_grown(path: Path) -> bool:
-    """Whether a file is kept in parts."""
-    return path.suffix in GROWN
+    return path.suffix in (".jsonl", ".log")
 
 
 # --- reading
 
 
 def make_empty(path: Path) -> None:
-    """What a prefix of a bucket is here: a folder, or a file in parts that are not read yet."""
+    """Make what a prefix of a bucket is here: a folder, or a file whose parts are not read yet."""
     if not is_grown(path):
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -47,17 +52,20 @@ def make_empty(path: Path) -> None:
 
 def pull(place: Place) -> None:
     """Append the parts to a copy that it lacks."""
-    found = {one.name.rpartition("/")[2]: one for one in place.bucket.below(place.prefix)}
+    found = {stored.name.rpartition("/")[2]: stored for stored in place.bucket.below(place.prefix)}
     if not found:
         with suppress(OSError):
             place.path.unlink()
         return
     make_empty(place.path)
-    begin = found[BEGIN].version if BEGIN in found else ""
-    offsets = sorted(int(name) for name in found if PART.fullmatch(name))
+    begin = found[_BEGIN].version if _BEGIN in found else ""
+    offsets = sorted(int(name) for name in found if _PART.fullmatch(name))
     with place.path.open("r+b") as copy:
         fcntl.flock(copy, fcntl.LOCK_EX)  # other processes of this machine share the copy
-        _begin_anew(place.path, copy.fileno(), begin)
+        note = place.path.with_name(f".{place.path.name}.begin")
+        if (note.read_text() if note.exists() else None) != begin:
+            os.ftruncate(copy.fileno(), 0)  # the copy is of another file that had this name
+            note.write_text(begin)
         size = copy.seek(0, os.SEEK_END)
         for offset in offsets:
             if offset > size:
@@ -66,15 +74,6 @@ def pull(place: Place) -> None:
                 content, _ = place.bucket.read((place / part_name(offset)).name)
                 copy.write(content)
                 size += len(content)
-
-
-def _begin_anew(path: Path, opened: int, begin: str) -> None:
-    """Empty a copy of another file that had this name."""
-    note = path.with_name(f".{path.name}.begin")
-    noted = note.read_text() if note.exists() else None
-    if noted != begin:
-        os.ftruncate(opened, 0)
-        note.write_text(begin)
 
 
 def part_name(offset: int) -> str:
@@ -96,16 +95,16 @@ class PartWriter:
 
     def begin(self, who: bytes) -> None:
         """Become the writer of a new file; `FileExistsError` where there is another."""
-        self.place.bucket.create((self.place / BEGIN).name, who)
+        self.place.bucket.create((self.place / _BEGIN).name, who)
 
     def go_on(self) -> None:
         """Continue after the parts that are there."""
         parts = self.place.bucket.below(self.place.prefix)
-        ends = [int(one.name[-15:]) + one.size for one in parts if PART.fullmatch(one.name[-15:])]
+        names = [(part.name[-15:], part.size) for part in parts]
+        ends = [int(name) + size for name, size in names if _PART.fullmatch(name)]
         self.offset = max(ends, default=0)
 
     def append(self, content: bytes) -> None:
-        """Add to the next part."""
         with self._lock:
             self._bytes += content
 
@@ -114,13 +113,25 @@ class PartWriter:
         with self._shipping:
             while True:
                 with self._lock:
-                    part = bytes(self._bytes[:MOST_BYTES])
+                    part = bytes(self._bytes[:_MOST_BYTES])
                 if not part:
                     return
                 self.place.bucket.create((self.place / part_name(self.offset)).name, part)
                 with self._lock:
                     del self._bytes[: len(part)]
                 self.offset += len(part)
+
+    def ship_regularly(self, ended: threading.Event) -> None:
+        """Write a part now and then, until somebody ends it. What failed is tried again."""
+        began_s = time.monotonic()
+        while not ended.wait(every_s(time.monotonic() - began_s)):
+            with suppress(OSError):
+                self.ship()
+
+
+def every_s(age_s: float) -> float:
+    """Return the seconds from one part to the next of a file that has been written for `age_s`."""
+    return min(max(_FIRST_EVERY_S, _SHARE_OF_AGE * age_s), _LAST_EVERY_S)
 
 
 class Lines:
@@ -130,18 +141,14 @@ class Lines:
         self._writer, self._ended = PartWriter(place), threading.Event()
         who = {"host": os.uname().nodename, "pid": os.getpid(), "at_s": time.time()}
         self._writer.begin(json.dumps(who).encode())
-        self._thread = threading.Thread(target=self._repeat, name="lines", daemon=True)
+        ship = self._writer.ship_regularly
+        self._thread = threading.Thread(target=ship, args=(self._ended,), name="lines", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Write the last part; an error of the `with` block takes precedence."""
         self._ended.set()
         self._thread.join()
@@ -152,31 +159,65 @@ class Lines:
                 raise
 
     def append(self, line: bytes) -> None:
-        """Add a line; it is on the bucket after a few seconds, or the next `sync`."""
         self._writer.append(line + b"\n")
 
     def sync(self) -> None:
-        """Write what was added."""
         self._writer.ship()
-
-    def _repeat(self) -> None:
-        ship_regularly(self._writer, self._ended)
-
-
-def ship_regularly(writer: PartWriter, ended: threading.Event) -> None:
-    """Write a part now and then, until somebody ends it. What failed is tried again."""
-    began_s = time.monotonic()
-    while not ended.wait(every_s(time.monotonic() - began_s)):
-        with suppress(OSError):
-            writer.ship()
-
-
-def every_s(age_s: float) -> float:
-    """Seconds from one part to the next, of a file that has been written for so long."""
-    return min(max(FIRST_EVERY_S, SHARE_OF_AGE * age_s), LAST_EVERY_S)
 
 
 def lines(path: Path) -> Lines | None:
-    """A writer of a new file in parts; None for a path that no bucket has."""
+    """Return a writer of a new file in parts; None for a path that no bucket has."""
     place = place_of(path)
     return None if place is None else Lines(place)
+
+
+# --- the output of a process
+
+
+def pipe_to(path: Path) -> int:
+    """Return a descriptor whose bytes a process of its own writes to a file of a bucket."""
+    read, write = os.pipe()
+    subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.storage.segments", address(path)],
+        stdin=read, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    os.close(read)
+    return write
+
+
+def main(where: str) -> int:
+    """Ship standard input until it ends; return the exit code."""
+    place = place_of(folder(where))
+    if place is None:
+        return 2
+    writer, ended = PartWriter(place), threading.Event()
+
+    def ship() -> None:
+        while True:
+            try:
+                writer.begin(b"")
+                writer.go_on()  # after the parts of a log that is there
+                break
+            except OSError:
+                time.sleep(1.0)
+        writer.ship_regularly(ended)
+
+    shipping = threading.Thread(target=ship, daemon=True)
+    shipping.start()
+    while content := os.read(0, _READ_BYTES):
+        writer.append(content)
+    ended.set()
+    shipping.join()
+    deadline = time.monotonic() + _LAST_LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            writer.ship()
+        except OSError:
+            time.sleep(1.0)
+        else:
+            return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from orchestrator.notes import Note
 from orchestrator.values import codec
 from orchestrator.values.goodput import GoodputForecast
 from orchestrator.values.model import Model
@@ -105,15 +106,10 @@ WarningCode = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanWarning:
+class PlanWarning(Note):
     """One warning: a code, and its figures."""
 
     code: WarningCode
-    figures: dict[str, int | float | str]
-
-
-def plan_warning(code: WarningCode, **figures: int | float | str) -> PlanWarning:
-    return PlanWarning(code=code, figures=figures)
 
 
 @dataclass(frozen=True, kw_only=True)

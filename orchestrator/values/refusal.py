@@ -1,37 +1,35 @@
-"""Why a spec has no plan, and the nearest specs that have one."""
+"""Why a spec has no plan, the specs near it that have one, and errors as values."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.notes import Note
 from orchestrator.values.plan import Estimate
 from orchestrator.values.spec import Remat
 
-ReasonCode = Literal[
-    "stage",
-    "memory",
-    "host_memory",
-    "more_chips_needed",
-    "largest_slice",
-    "largest_domain",
-    "slice_factors",
-    "batch_not_divisible",
-    "dimension_not_divisible",
-    "sequences_not_whole",
-    "requested_mesh",
-    "mesh_size",
-    "pods_not_divisible",
-    "no_mesh",
-    "beyond_all_chips",
-    "nothing_near",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Reason:
-    """One reason: a code, and its figures."""
+class Reason(Note):
+    """One reason why a spec has no plan."""
 
-    code: ReasonCode
-    figures: dict[str, int | float | str]
+    code: Literal[
+        "stage",
+        "memory",
+        "host_memory",
+        "more_chips_needed",
+        "largest_slice",
+        "largest_domain",
+        "slice_factors",
+        "batch_not_divisible",
+        "dimension_not_divisible",
+        "sequences_not_whole",
+        "requested_mesh",
+        "mesh_size",
+        "pods_not_divisible",
+        "no_mesh",
+        "beyond_all_chips",
+        "nothing_near",
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +55,6 @@ class Suggestion:
     mfu: Estimate
     days: Estimate
     dollars: Estimate | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Why a spec has no plan. Each suggestion has been planned."""
-
-    reasons: tuple[Reason, ...]
-    suggestions: tuple[Suggestion, ...]
 
 
 # What `--json` prints instead of a result when a command fails.

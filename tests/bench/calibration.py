@@ -4,7 +4,7 @@
 
 Each shape is measured as before its first rehearsal: its step with few layers, in as many processes
 as the plan has. The whole step, with all layers, is timed in the same rounds: the load on a machine
-changes from second to second. Ray, and what the loop does beside the step, are left out. `--write`
+changes from second to second. Ray, and the loop's work outside the step, are left out. `--write`
 puts the table into docs/calibrate.md.
 """
 

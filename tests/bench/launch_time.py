@@ -1,4 +1,4 @@
-"""What orch costs beside a bare JaxTrainer script, on the same emulated cluster.
+"""What orch costs compared with a bare JaxTrainer script, on the same emulated cluster.
 
     python -m tests.bench.launch_time [--spec FILE] [--steps N] [--rounds N]
 

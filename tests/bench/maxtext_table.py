@@ -1,4 +1,4 @@
-"""`make bench-maxtext`: our program beside MaxText's for the runs of maxtext_plans.
+"""`make bench-maxtext`: our program and MaxText's for the runs of maxtext_plans.
 
 Both are compiled by the same TPU compiler for the same topology, and read in the same way: bytes at
 the peak, FLOPs, and the seconds that the compiler schedules. Equal are model, batch, sharding and
@@ -6,7 +6,7 @@ recomputation; MaxText's program has the compiler flags of its recipe, ours thos
 is found is recorded, row by row, in compiled_maxtext.json; docs/maxtext-bench.md shows it.
 
     python -m tests.bench.maxtext_table --python MAXTEXT/bin/python --only v6e-8
-    python -m tests.bench.maxtext_table --ours    # ours again, beside MaxText's of the record
+    python -m tests.bench.maxtext_table --ours    # ours again, with MaxText's of the record
     python -m tests.bench.maxtext_table --only "" # no row: write the page again
 """
 
@@ -168,8 +168,8 @@ def read_record() -> dict[str, Pair]:
 
 def compile_row(row: MaxTextPlan, python: str, *, ours_alone: bool) -> Pair:
     plan, record = plan_of_run(row), read_record()
-    beside = record.get(str(row)) if ours_alone else None
-    maxtext = beside.maxtext if beside else maxtext_step(row, plan, python)
+    recorded = record.get(str(row)) if ours_alone else None
+    maxtext = recorded.maxtext if recorded else maxtext_step(row, plan, python)
     pair = Pair(ours=our_step(plan), maxtext=maxtext)
     record[str(row)] = pair
     ordered = {str(one): record[str(one)] for one in ROWS if str(one) in record}
@@ -214,16 +214,17 @@ def page() -> str:
     record = read_record()
     head = ("run", "compiled", *(name for name, _ in COLUMNS), "time", "memory")
     lines = [
-        "# Our program beside MaxText's",
+        "# Against MaxText's program",
         "",
         "Written by `make bench-maxtext`: MaxText 0.2.5 and the trainer `llama`, compiled for the",
-        "same TPU slice by the same compiler and read in the same way. MaxText's run is what",
-        "`orch export maxtext` writes of our plan, with the compiler flags of its recipe in place",
-        "of ours; the fast memory of a fusion is ours where the recipe sets none. Options of our",
-        "plans that run sums of gradients beside products would serve MaxText's program, too.",
-        "Cells are ours / MaxText's, of one device and step; seconds are those of the",
-        "compiler's schedule ([proof.md](proof.md#the-schedule)), which promises no step time.",
-        "A device is a chip, on tpu7x half of one. Every run recomputes all of a layer.",
+        "same TPU slice by the same compiler and read in the same way. MaxText's run is the output",
+        "of `orch export maxtext` for our plan, with the compiler flags of its recipe in place of",
+        "ours; the fast memory of a fusion is ours where the recipe sets none. The options of our",
+        "plans that hide sums of gradients would serve MaxText's program, too.",
+        "",
+        "Cells are ours / MaxText's, per device and step; seconds are those of the compiler's",
+        "schedule ([proof.md](proof.md#the-schedule)), which promises no step time. A device is a",
+        "chip, on tpu7x half of one. Every run recomputes whole layers.",
         "",
         *summary(record),
         "",
@@ -235,7 +236,7 @@ def page() -> str:
             if str(row) in record
         ),
         "",
-        "In MaxText's words:",
+        "The runs as MaxText's keys:",
         "",
         *(f"- {short(row)}: `{' '.join(row.words)}`" for row in ROWS),
     ]

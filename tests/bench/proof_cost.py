@@ -1,4 +1,4 @@
-"""What `orch prove` costs beside compiling the same step and reading nothing of it.
+"""What `orch prove` costs compared with compiling the same step and reading nothing of it.
 
     python -m tests.bench.proof_cost [--spec FILE] [--rounds N]
 

@@ -44,8 +44,8 @@ TABLES_SINCE = "2026-11-23 06:00"
 class CompiledPlan:
     """What the compiler says of a row, by whom and when. `payload_bytes`: by group of axes.
 
-    `date` has the minute since 2026-11-22 15:00. Of rows that were compiled before 2026-11-22, the
-    peak alone is recorded, to 0.01 GiB.
+    `date` has the minute since 2026-11-22 15:00. For rows compiled before 2026-11-22, the
+    peak is recorded and nothing else, to 0.01 GiB.
     """
 
     date: str
@@ -162,7 +162,7 @@ def results() -> list[Result]:
 
 
 def result_of(row: BenchPlan, compiled: CompiledPlan) -> Result:
-    """A row's forecast beside its program."""
+    """Return a row's forecast with its program."""
     plan = make_plan(row.spec())
     payload: dict[str, float] = defaultdict(float)
     for one in (line.collective for line in plan.forecast.time if line.collective):
@@ -186,26 +186,16 @@ def page() -> str:
         "",
         "Written by `make bench-proof`. `python -m tests.bench.proof_table --only TEXT` compiles",
         f"the rows that contain a text. Compiled with {'; '.join(versions)}.",
-        "Peaks are those of one device. Ratios are forecast over compiled; that of the payload is",
-        "of the group of axes that the forecast misses most. A mesh is data.fsdp.sequence.tensor",
-        "within a pod, for mixtures data.expert.fsdp.sequence.tensor, and .fsdp_dcn where pods",
-        "share weights. The last column is the seconds to compile, beside other work.",
         "",
-        "Rows were compiled with the trainer of their time. Since 2026-11-25 22:50 the backward",
-        "pass of most MLPs makes the gradients of matrices in turn, since 20:30 that day around",
-        "rings of `tensor`, whose hops go in pairs; a whole pod of v5e or v6e sums the gradient",
-        "of its table in each chunk of the loss, and plans for tpu7x have one more option of the",
-        "compiler. Since 2026-11-23 06:00 products keep",
-        "the dimensions of heads and positions, and plans for v6e gather weights beside products.",
-        "Heads turn by a matrix since 2026-11-23 02:50, by arrays of their halves before.",
-        f"Before {KERNELS_SINCE} attention took blocks of 512 and two backward kernels, so that",
-        "FLOPs of those rows are off by up to 3 %. A tied table is gathered for each of its uses",
-        f"since {TABLES_SINCE}, and once before: of such rows no payload is shown.",
-        "Before 2026-11-23 the loss took 1,024 tokens at a time on v6e and tpu7x too, and fusions",
-        "had less fast memory but on v6e. Rows without a",
-        "time may be of a trainer that multiplied by queries, keys and values at once, and by gate",
-        "and up, also where `tensor` is 1, and whose rings passed through several buffers. Of rows",
-        "of 2026-11-20 only the peak is recorded.",
+        "Peaks are those of one device. Ratios are forecast over compiled; the payload's ratio is",
+        "for the group of axes that the forecast misses most. A mesh is data.fsdp.sequence.tensor",
+        "within a pod, for mixtures data.expert.fsdp.sequence.tensor, and .fsdp_dcn where pods",
+        "share weights. The last column is the seconds to compile, on a machine with other work.",
+        "",
+        "Each row was compiled with the trainer of its date, and is compared with the forecast of",
+        f"today. Before {KERNELS_SINCE} attention had other kernels, so FLOPs of those rows are",
+        f"off by up to 3 %. Before {TABLES_SINCE} a tied table was gathered once for both of its",
+        "uses; such rows show no payload. Rows of 2026-11-20 record only the peak.",
         "",
         *(f"- {line}" for line in summary(rows)),
         "",
@@ -223,17 +213,17 @@ def summary(rows: list[Result]) -> list[str]:
     misses = [abs(row.memory - 1) for row in rows]
     agree = sum(row.agrees for row in rows)
     goals = (
-        f"memory {MEMORY_SHARE:.0%}, of mixtures {MIXTURE_MEMORY_SHARE:.0%},"
+        f"memory {MEMORY_SHARE:.0%}, mixtures {MIXTURE_MEMORY_SHARE:.0%},"
         f" payload {PAYLOAD_SHARE:.0%} on every group of axes"
     )
     missing = len(ROWS) - len(rows)
     former = [str(row.row) for row in rows if not row.agrees and row.is_former]
     return [
         f"{agree} of {len(rows)} rows agree ({goals}, FLOPs {FLOPS_SHARE:.0%})",
-        *([f"with attention as it was before, others: {'; '.join(former)}"] if former else []),
+        *([f"disagree, with other attention kernels: {'; '.join(former)}"] if former else []),
         f"memory is off by {median(misses):.1%} in the median and by {max(misses):.1%} at most",
-        f"nothing but what is planned crosses pods in {pure} of {len(several)} plans of several",
-        f"{missing} of the {len(ROWS)} plans of the bench are not compiled yet, or not again",
+        f"only planned data crosses pods in {pure} of {len(several)} plans of several pods",
+        f"{missing} of the {len(ROWS)} plans of the bench are still to be compiled",
     ]
 
 

@@ -1,7 +1,7 @@
 """`make score`: learn the constants, write them into the catalog, print and write the scores.
 
 tests/test_score.py and tests/test_score_learn.py check that the catalog, the README and
-docs/score.md have the computed numbers.
+docs/score-evidence.md have the computed numbers.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 
 README = ROOT / "README.md"
-DOCUMENT = ROOT / "docs" / "score.md"
+DOCUMENT = ROOT / "docs" / "score-evidence.md"
 MARK, SOFTWARE_MARK = "make score", "make score: software"
 MIXTURE_MARK = "make score: mixtures"
 SEEN, DOCUMENTS, GROUPS, SOFTWARE = (
@@ -73,7 +73,7 @@ def dense(scored: Score) -> Score:
 
 
 def mixtures(by_name: dict[str, Score]) -> str:
-    """The third table of docs/score.md: runs of mixtures, and their totals."""
+    """The third table of docs/score-evidence.md: runs of mixtures, and their totals."""
     head = ("mixture of experts", "measured", "expected", "error", "without its source and chip")
     rows: list[tuple[str, ...]] = [head]
     ways = [by_name[name] for name in (SEEN, GROUPS)]
@@ -86,7 +86,7 @@ def mixtures(by_name: dict[str, Score]) -> str:
 
 
 def goals(by_name: dict[str, Score]) -> str:
-    """The table of docs/score.md: the goals for `published_runs.csv`, and the results."""
+    """The table of docs/score-evidence.md: the goals for `published_runs.csv`, and the results."""
     ways = [of_file(by_name[name], PUBLISHED) for name in (DOCUMENTS, GROUPS)]
     rows = [
         ("goal", "a document left out", "a source and chip left out"),
@@ -113,7 +113,7 @@ def of_file(scored: Score, path: Path) -> Score:
 
 
 def by_software(by_name: dict[str, Score]) -> str:
-    """The second table of docs/score.md: each software, with a document and with all left out."""
+    """Return the table of software: with a document left out, and with all of its runs."""
     documents, software = by_name[DOCUMENTS].software, by_name[SOFTWARE].software
     head = ("software", "runs", *("median", "p90", "inside 80 %") * 2, "bias")
     rows: list[tuple[str, ...]] = [head]

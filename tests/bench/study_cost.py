@@ -16,8 +16,8 @@ from pathlib import Path
 from orchestrator import journal
 from orchestrator.evidence.scaling import make_scaling_report, read_trial_runs
 from orchestrator.journal.liveness import this_process
-from orchestrator.show import scaling_screens
-from orchestrator.show.page.study_pages import scaling_page
+from orchestrator.show import study_screens
+from orchestrator.show.study_pages import scaling_page
 from orchestrator.values import codec
 from orchestrator.values.study import Study, Trial, TrialStart
 from tests.journals import tiny_plan, tiny_spec
@@ -61,7 +61,7 @@ def main() -> int:
         ran = read_trial_runs(recorded)
         read_s = time.perf_counter() - began_s
         report = make_scaling_report(recorded.key, recorded.submission().study, ran)
-        table = scaling_screens.scaling_report_screen(report, "")
+        table = study_screens.study_report_screen(report, "")
         page = scaling_page(report, {one.trial: one.predicted for one in ran})
         all_s = time.perf_counter() - began_s
     runs = f"{wanted.trials} trials of {wanted.steps:,} steps"

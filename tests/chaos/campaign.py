@@ -156,7 +156,7 @@ HEAD = ("fault", "faults", "survived", "bit-identical", "rank named", "seconds l
 
 
 def table(records: list[FaultRecord]) -> str:
-    """What became of the faults, by kind and by phase, for docs/launch.md."""
+    """What became of the faults, by kind and by phase, for docs/testing.md."""
     rows: list[tuple[str, ...]] = []
     for backend, title in (("processes", "plain processes"), ("ray", "Ray")):
         mine = [one for one in records if one.backend == backend]

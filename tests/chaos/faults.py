@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator import journal
 from orchestrator.journal import heartbeat
-from orchestrator.journal.creation import RunRequest
+from orchestrator.journal.ownership import RunRequest
 from orchestrator.launch.ray import attempt_process
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
 from orchestrator.launch.ray.slices import emulated_hosts

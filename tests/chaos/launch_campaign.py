@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from orchestrator import journal
-from orchestrator.journal.creation import RunRequest
+from orchestrator.journal.ownership import RunRequest
 from orchestrator.launch.ray import attempt_process
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.spec import Pods

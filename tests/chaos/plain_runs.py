@@ -15,7 +15,7 @@ import psutil
 
 from orchestrator import journal
 from orchestrator.journal import files
-from orchestrator.journal.creation import RunRequest
+from orchestrator.journal.ownership import RunRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.storage.addresses import address
 from orchestrator.values.run import LIVE, Run

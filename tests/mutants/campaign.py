@@ -300,7 +300,7 @@ def standing(results: dict[str, Result], package: Package) -> list[tuple[Mutant,
 
 
 def table(results: dict[str, Result]) -> str:
-    """What became of the mutants, for docs/promises.md."""
+    """What became of the mutants, for docs/testing.md."""
     listed = equivalents()
     lines = [
         "| package | mutants | tried | killed | killed by time | equivalent | survived | not run |",

@@ -10,7 +10,7 @@ from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, Matmul, Mixture, Weight
 from orchestrator.planning import flops
-from orchestrator.planning.layout import Layout, Number, is_of_experts, whole
+from orchestrator.planning.layout import Number, Training, is_of_experts, whole
 from orchestrator.planning.time import matmul_line, rated_line
 from orchestrator.values.model import MixtureOfExperts
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine
@@ -151,7 +151,7 @@ SCORE_BYTES = 2 * FORWARD_BYTES + BACKWARD_BYTES
 
 
 def attention_as_run(
-    run: PublishedRun, layout: Layout, lines: list[LedgerLine]
+    run: PublishedRun, layout: Training, lines: list[LedgerLine]
 ) -> list[LedgerLine]:
     """The ledger with the attention of the run's own kernel."""
     others = [line for line in lines if line.kind not in ATTENTION_LINES]
@@ -163,7 +163,7 @@ def attention_as_run(
     ]
 
 
-def kernel_line(run: PublishedRun, layout: Layout, line: LedgerLine) -> LedgerLine:
+def kernel_line(run: PublishedRun, layout: Training, line: LedgerLine) -> LedgerLine:
     """A line of attention, scaled from the trainer's kernel to the run's."""
     factor = computed_share(run, layout)
     if line.kind == "attention":
@@ -191,7 +191,7 @@ def scaled(line: LedgerLine, factor: float) -> LedgerLine:
     return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
 
 
-def computed_share(run: PublishedRun, layout: Layout) -> float:
+def computed_share(run: PublishedRun, layout: Training) -> float:
     """Attention that the kernel computes, over that of the trainer's for whole sequences.
 
     It takes whole blocks, also along a window.
@@ -203,7 +203,7 @@ def computed_share(run: PublishedRun, layout: Layout) -> float:
     return attention_share(run, local, whole)
 
 
-def computed_by_ours(layout: Layout) -> float:
+def computed_by_ours(layout: Training) -> float:
     """Positions that the trainer's forward kernel computes for a query, mean over the sequence."""
     attention = layout.network.blocks[0].attention
     return float(flops.forward_positions(layout, attention))
@@ -215,7 +215,7 @@ def block_of(run: PublishedRun) -> int:
     return run.attention_block or assumed
 
 
-def square_line(layout: Layout) -> LedgerLine:
+def square_line(layout: Training) -> LedgerLine:
     """The whole square of scores, as matmuls."""
     again = layout.remat.share(RESULT, "recompute")
     square = flops.attention_forward_flops(layout) * layout.length / computed_by_ours(layout)
@@ -224,7 +224,7 @@ def square_line(layout: Layout) -> LedgerLine:
     return matmul_line(layout, "scores and values", formula, count)
 
 
-def scores_line(layout: Layout) -> LedgerLine:
+def scores_line(layout: Training) -> LedgerLine:
     """Scores that go through HBM."""
     heads = layout.over_layers(lambda block: layout.size(block.attention.result.dimensions[0]))
     count = heads * layout.step_tokens * layout.length
@@ -241,7 +241,9 @@ DISPATCH_PRODUCTS = 6
 PASSES = 1 + flops.BACKWARD_OVER_FORWARD
 
 
-def experts_as_run(run: PublishedRun, layout: Layout, lines: list[LedgerLine]) -> list[LedgerLine]:
+def experts_as_run(
+    run: PublishedRun, layout: Training, lines: list[LedgerLine]
+) -> list[LedgerLine]:
     """The ledger with the run's kernels of experts in place of ours."""
     moe = layout.model.moe
     if moe is None:
@@ -259,7 +261,7 @@ def experts_as_run(run: PublishedRun, layout: Layout, lines: list[LedgerLine]) -
     return [*added, *lines]
 
 
-def dispatch_line(layout: Layout) -> LedgerLine:
+def dispatch_line(layout: Training) -> LedgerLine:
     """Tokens to experts and back as products with masks of rows.
 
     There are two, two gradients of tokens and rows, one of the mask that weighs; and the first is
@@ -273,7 +275,7 @@ def dispatch_line(layout: Layout) -> LedgerLine:
     return matmul_line(layout, "dispatch by matmuls", formula, count)
 
 
-def output_line(layout: Layout) -> LedgerLine:
+def output_line(layout: Training) -> LedgerLine:
     """The experts' results made again: where they are weighed, the gradients of the weights need
     them. Ours weighs what goes into their last matrix.
     """
@@ -287,7 +289,7 @@ def output_line(layout: Layout) -> LedgerLine:
     return matmul_line(layout, "experts' results again", "1 forward flops", count)
 
 
-def tiles_line(layout: Layout, tile: int) -> LedgerLine:
+def tiles_line(layout: Training, tile: int) -> LedgerLine:
     """What grouped matmuls compute beyond the widths of experts, in whole tiles: forward, backward,
     and again.
     """
@@ -306,7 +308,7 @@ def tiles_line(layout: Layout, tile: int) -> LedgerLine:
     return matmul_line(layout, "tiles of experts", formula, count)
 
 
-def rows_line(layout: Layout, moe: MixtureOfExperts, rows: int) -> LedgerLine:
+def rows_line(layout: Training, moe: MixtureOfExperts, rows: int) -> LedgerLine:
     """Tiles of so many rows that two experts share are computed for both: in each product one more
     for each expert but the last.
     """
@@ -324,14 +326,14 @@ def rows_line(layout: Layout, moe: MixtureOfExperts, rows: int) -> LedgerLine:
     return matmul_line(layout, "shared tiles of experts", "2 x rows x (experts - 1) flops", count)
 
 
-def passes(layout: Layout, block: Block, matmul: Matmul) -> Number:
+def passes(layout: Training, block: Block, matmul: Matmul) -> Number:
     """How often a step multiplies by an expert's matrix: forward, backward, and again."""
     is_output = matmul is block.mlp.output
     again = weighs_results(layout) if is_output else layout.recomputed(matmul)
     return PASSES + again
 
 
-def weighs_results(layout: Layout) -> bool:
+def weighs_results(layout: Training) -> bool:
     """Whether other software weighs the experts' results. The one expert of a token (Llama 4) has
     its weight on its input.
     """

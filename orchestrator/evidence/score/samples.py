@@ -36,7 +36,7 @@ from orchestrator.planning.expected import (
     unseen,
 )
 from orchestrator.planning.feasibility import placements, sizes_by_name
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Training
 from orchestrator.planning.search import SearchRequest, make_layout
 from orchestrator.planning.step_work import StepWork, step_work, transfers
 from orchestrator.planning.time import device_peak, peak, step_time, time_lines
@@ -52,7 +52,7 @@ from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, 
 class LaidOutRun:
     """A run's layout and its ledger of seconds."""
 
-    layout: Layout
+    layout: Training
     lines: list[LedgerLine]
 
     @property
@@ -115,7 +115,7 @@ def custom(text: str) -> Policy:
     return rematerialization.custom(places)
 
 
-def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Layout:
+def layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Training:
     """The fastest way to lay the run's mesh on the torus."""
     slice_torus = make_torus(chip, topology)
     mesh = mesh_as_run(run, slice_torus.devices)
@@ -162,7 +162,7 @@ def mesh_text(mesh: MeshRequest) -> str:
     return " x ".join(f"{axis} {getattr(mesh, axis)}" for axis in ICI_AXES)
 
 
-def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Layout:
+def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Training:
     """The fastest placement as plain numbers, by the rule of the search."""
     sizes = sizes_by_name(axis_sizes(factors))
     many = layout_of(request, sizes, run, find_links(request.torus, factors))
@@ -176,13 +176,13 @@ def least_time(request: SearchRequest, factors: Ints, run: PublishedRun) -> Layo
 
 def layout_of(
     request: SearchRequest, sizes: dict[str, Any], run: PublishedRun, links: Links
-) -> Layout:
+) -> Training:
     """The run on a mesh, or on many."""
     batch = request.experiment.batch.sequences
     return make_layout(request, sizes, batch, run.microbatches, policy_of(run), links)
 
 
-def lines_as_run(run: PublishedRun, layout: Layout) -> list[LedgerLine]:
+def lines_as_run(run: PublishedRun, layout: Training) -> list[LedgerLine]:
     """The ledger, scaled where the run's block or optimizer differ, with the run's attention."""
     tensor = layout.devices_along(GROUPS["tensor"])
     extra = run.model.layers * extra_parameters_per_layer(run) / tensor

@@ -186,7 +186,7 @@ def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) 
         return stored
     tagged = [one for one in store.tagged(RUN_ID, opened.id) if not one.deleted]
     stored = tagged[0] if tagged else _create(study, opened, store)
-    study.track(TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
+    journals.track(study, TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
     return stored
 
 

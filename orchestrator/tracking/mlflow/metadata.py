@@ -12,8 +12,7 @@ import msgspec
 from orchestrator.errors import JournalUnreadable
 from orchestrator.formatting import GIB
 from orchestrator.journal import boundary, files
-from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_logs import list_logs
+from orchestrator.journal.run_journal import Journal, list_logs
 from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.network.rematerialization import text_of

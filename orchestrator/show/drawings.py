@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, floor, log10
-from typing import Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -16,13 +15,13 @@ from orchestrator import formatting
 from orchestrator.processes import resource
 from orchestrator.values.codec import short
 
-ROUND_STEPS = (1, 2, 2.5, 5, 10)
-FEW_DECADES = 2  # an axis of so few decades has ticks at 2 and 5 too
-SHADES = 6
-FAR_BAND = 1.5  # of the largest bar or mark: a band that goes on beyond is cut there
-UNITS = 1000  # of the inner drawing of curves, in each direction
-FLAG_ROWS, FLAG_TOP, FLAG_STEP = 3, 10, 14  # heights of names above a plot, in pixels
-EDGE = 0.06  # of a plot's width: half of a flag's name, about
+_ROUND_STEPS = (1, 2, 2.5, 5, 10)
+_FEW_DECADES = 2  # an axis of this few decades has ticks at 2 and 5 too
+_SHADES = 6
+_FAR_BAND = 1.5  # of the largest bar or mark: a band that goes on beyond is cut there
+_UNITS = 1000  # of the inner drawing of curves, in each direction
+_FLAG_ROWS, _FLAG_TOP, _FLAG_STEP = 3, 10, 14  # heights of names above a plot, in pixels
+_EDGE = 0.06  # of a plot's width: half of a flag's name, about
 
 Point = tuple[float, float]
 Show = Callable[[float], str]
@@ -53,28 +52,24 @@ class Axis:
         return min(max(fraction, 0.0), 1.0)
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Return about so many round numbers along the axis."""
+        """Return about this many round numbers along the axis."""
         if self.log:
-            return self._decades(most)
+            first, last = floor(log10(self.low)), ceil(log10(self.high))
+            powers = range(first, last + 1, max(1, ceil((last - first) / most)))
+            within = (1,) if log10(self.high / self.low) > _FEW_DECADES else (1, 2, 5)
+            values = [number * 10.0**power for power in powers for number in within]
+            return [value for value in values if self.low <= value <= self.high]
         step = round_step((self.high - self.low) / most)
         if self.whole:
             step = float(ceil(step))
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
-    def _decades(self, most: int) -> list[float]:
-        first, last = floor(log10(self.low)), ceil(log10(self.high))
-        each = max(1, ceil((last - first) / most))
-        within = (1,) if log10(self.high / self.low) > FEW_DECADES else (1, 2, 5)
-        powers = range(first, last + 1, each)
-        values = [number * 10.0**power for power in powers for number in within]
-        return [value for value in values if self.low <= value <= self.high]
-
 
 def round_step(value: float) -> float:
     """Return the smallest of 1, 2, 2.5 and 5 times a power of ten that is at least the value."""
     power = 10.0 ** floor(log10(value))
-    return next(power * step for step in ROUND_STEPS if power * step >= value * (1 - 1e-9))
+    return next(power * step for step in _ROUND_STEPS if power * step >= value * (1 - 1e-9))
 
 
 def from_zero(values: Iterable[float], margin: float = 1.06) -> Axis:
@@ -98,7 +93,7 @@ def logarithmic(values: Iterable[float], margin: float) -> Axis:
 # --- bars
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BarPart:
     """A part of a bar; `kind` is its color where that is not the bar's."""
 
@@ -107,7 +102,7 @@ class BarPart:
     kind: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Bar:
     """A bar of segments; `kind` is its color."""
 
@@ -120,7 +115,7 @@ class Bar:
         return sum(segment.value for segment in self.segments)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mark:
     """A value across all bars; with `low` and `high`, a band around it."""
 
@@ -129,15 +124,6 @@ class Mark:
     value: float
     low: float | None = None
     high: float | None = None
-
-
-class PlacedSegment(NamedTuple):
-    """A segment as it is drawn."""
-
-    label: str
-    left: str
-    width: str
-    classes: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,27 +141,29 @@ class BarChart:
     @property
     def axis(self) -> Axis:
         ends = [*(bar.value for bar in self.bars), *(mark.value for mark in self.marks)]
-        most = FAR_BAND * max(ends, default=0.0)
+        most = _FAR_BAND * max(ends, default=0.0)
         return from_zero([*ends, *(min(mark.high or 0.0, most) for mark in self.marks)])
 
     def at(self, value: float) -> str:
-        return share(self._place(value))
+        return share(self.axis(value))
 
     def width(self, low: float, high: float) -> str:
-        return share(max(self._place(high) - self._place(low), 0.0))
+        return share(max(self.axis(high) - self.axis(low), 0.0))
 
-    def _place(self, value: float) -> float:
-        """Where a value is drawn; what is beyond the axis is at its end."""
-        return min(self.axis(value), 1.0)
-
-    def placed(self, bar: Bar) -> Iterator[PlacedSegment]:
-        """Yield the segments end to end; those of one color have different shades."""
+    def placed(self, bar: Bar) -> Iterator[tuple[str, str, str, str]]:
+        """Yield the label, the left end, the width and the classes of each segment, end to end;
+        those of one color have different shades.
+        """
         start, used = 0.0, Counter[str]()
         for segment in bar.segments:
             kind, end = segment.kind or bar.kind, start + segment.value
             label = f"{segment.name}: {self.show(segment.value)}"
-            classes = f"{kind} shade-{used[kind] % SHADES}"
-            yield PlacedSegment(label, self.at(start), self.width(start, end), classes)
+            yield (
+                label,
+                self.at(start),
+                self.width(start, end),
+                f"{kind} shade-{used[kind] % _SHADES}",
+            )
             used[kind] += 1
             start = end
 
@@ -193,7 +181,7 @@ class BarChart:
 # --- curves
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curve:
     """Points joined by a line, with or without dots; `name` stands in the key. `labels` replace the
     values that a dot shows.
@@ -207,7 +195,7 @@ class Curve:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Band:
     """The area between a lower and an upper line: x, low, high."""
 
@@ -215,7 +203,7 @@ class Band:
     points: tuple[tuple[float, float, float], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Flag:
     """A name above a place of the x axis; neighbors take turns at three heights."""
 
@@ -223,22 +211,6 @@ class Flag:
     kind: str
     x: float
     y: float
-
-
-Side = Literal["right", "left", ""]
-
-
-class PlacedFlag(NamedTuple):
-    """A flag as it is drawn: its row in pixels from the top, its foot as a share.
-
-    Near an edge of the drawing its name stands on one side of the pole, and off the ticks.
-    """
-
-    flag: Flag
-    left: str
-    row: int
-    foot: str
-    side: Side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +238,7 @@ class Plot:
     def line(self, points: Iterable[Point]) -> str:
         """Return points in units of the inner drawing, which stretches to the outer one."""
         places = ((self.x(x), 1 - self.y(y)) for x, y in points)
-        return " ".join(f"{x * UNITS:.4g},{y * UNITS:.4g}" for x, y in places)
+        return " ".join(f"{x * _UNITS:.4g},{y * _UNITS:.4g}" for x, y in places)
 
     def area(self, band: Band) -> str:
         upper = [(x, high) for x, _, high in band.points]
@@ -278,18 +250,20 @@ class Plot:
         point = curve.points[number]
         return f"{curve.name}: {self.show_x(point[0])}, {self.show_y(point[1])}"
 
-    def placed_flags(self) -> Iterator[PlacedFlag]:
+    def placed_flags(self) -> Iterator[tuple[Flag, int, str]]:
+        """Yield each flag, its row in pixels from the top, and the side of its pole on which its
+        name stands near an edge of the drawing, off the ticks.
+        """
         for number, flag in enumerate(sorted(self.flags, key=lambda flag: flag.x)):
-            row = FLAG_TOP + FLAG_STEP * (number % FLAG_ROWS)
+            row = _FLAG_TOP + _FLAG_STEP * (number % _FLAG_ROWS)
             place = self.x(flag.x)
-            side: Side = "right" if place < EDGE else "left" if place > 1 - EDGE else ""
-            yield PlacedFlag(flag, share(place), row, self.top(flag.y), side)
+            yield flag, row, "right" if place < _EDGE else "left" if place > 1 - _EDGE else ""
 
 
 # Fill the templates of dashboards/. Every value is escaped; only templates contain markup.
 
 
-FILTERS = ("count", "counted", "elapsed", "in_memory", "percent", "scaled", "seconds")
+_FILTERS = ("count", "counted", "elapsed", "in_memory", "percent", "scaled", "seconds")
 
 
 @cache
@@ -302,7 +276,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {name: getattr(formatting, name) for name in FILTERS}
+    templates.filters |= {name: getattr(formatting, name) for name in _FILTERS}
     templates.filters["short"] = short
     return templates
 

@@ -1,0 +1,310 @@
+"""The charts of a run's page. Each function is a chart; run.html places it with one line."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from orchestrator.evidence.report import device_times
+from orchestrator.formatting import count, elapsed_or_ms, in_memory, percent, seconds, with_unit
+from orchestrator.journal.steps import Floats, StepTable
+from orchestrator.show.drawings import (
+    Axis,
+    Band,
+    Bar,
+    BarChart,
+    BarPart,
+    Curve,
+    Flag,
+    Mark,
+    Plot,
+    around,
+    from_zero,
+    logarithmic,
+)
+from orchestrator.show.plan_text import resource_name
+from orchestrator.show.report_screen import CAUSES
+from orchestrator.values.plan import LedgerLine, Plan
+from orchestrator.values.proof import Proof
+from orchestrator.values.report import Goodput, Measurement, Report
+
+_SMALL = 0.012  # of the step: smaller resources share a bar
+_MOST_POINTS = 240
+_FAR = 2.0  # a roofline this many times above all else is left out of the plot of MFU
+_LEAST = 0.02  # of the lower bound: resources that are busy for less have no roof
+_MOST_ROOFS = 5
+
+
+def _color(resource: str) -> str:
+    """Return the color of a resource: that of its first word, as `ici` of `ici tensor`."""
+    return resource.partition(" ")[0]
+
+
+# --- time per step
+
+
+def step_time(plan: Plan, report: Report | None = None) -> BarChart:
+    """Return the forecast by resource, and the measured step where it can be compared."""
+    step_s = plan.forecast.step_s
+    bars = [*resource_bars(plan), *expected_bars(plan)]
+    marks = [Mark("lower bound", "lower", step_s.lower)]
+    if step_s.expected is not None:
+        marks.append(
+            Mark(
+                "expected",
+                "expected",
+                step_s.expected,
+                low=step_s.low,
+                high=step_s.high,
+            )
+        )
+    if step_s.unoverlapped != step_s.expected:
+        marks.append(Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
+    if report is None or report.measured is None:
+        return BarChart(bars=bars, show=seconds, marks=marks)
+    measured = measured_bar(report.measured)
+    if report.gap is None:
+        return BarChart(bars=[measured], show=seconds)
+    took_s = report.measured.step_s
+    median, low, high = took_s.median, took_s.low, took_s.high
+    marks.append(Mark("measured", "measured", median, low=low, high=high))
+    return BarChart(bars=[*bars, measured], show=seconds, marks=marks)
+
+
+def resource_bars(plan: Plan) -> list[Bar]:
+    """Return a bar for each resource, the busiest first, and one for all small ones."""
+    lines: dict[str, list[LedgerLine]] = {}
+    for line in plan.forecast.time:
+        name = "ici latency" if line.resource == "latency" else resource_name(line.resource or "")
+        lines.setdefault(name, []).append(line)
+    bars = [Bar(name, _color(name), _parts(of)) for name, of in lines.items()]
+    bars.sort(key=lambda bar: -bar.value)
+    least = _SMALL * plan.forecast.step_s.unoverlapped
+    small = tuple(BarPart(bar.name, bar.value) for bar in bars if bar.value < least)
+    rest = [Bar("the rest", "latency", small)] if small else []
+    return [*(bar for bar in bars if bar.value >= least), *rest]
+
+
+def expected_bars(plan: Plan) -> list[Bar]:
+    """Return the parts of the expected step as one bar, if there is one."""
+    parts = _parts(plan.forecast.expected_time)
+    return [Bar("expected", "expected", parts)] if parts else []
+
+
+def _parts(lines: Sequence[LedgerLine]) -> tuple[BarPart, ...]:
+    """Return ledger lines as parts of a bar, the largest first."""
+    ordered = sorted(lines, key=lambda line: -line.value)
+    return tuple(BarPart(line.name, line.value) for line in ordered)
+
+
+def measured_bar(measured: Measurement) -> Bar:
+    """Return the mean step, by what it waited for."""
+    usual_s, slow_s = device_times(measured)
+    parts = {
+        "devices": usual_s,
+        "slow steps": slow_s,
+        "waiting for data": measured.mean_data_s,
+        "saving": measured.mean_checkpoint_s,
+    }
+    shown = tuple(BarPart(name, part_s) for name, part_s in parts.items() if part_s > 0)
+    return Bar("measured, mean", "measured", shown)
+
+
+# --- memory and goodput
+
+
+def _forecast_memory(plan: Plan) -> Bar:
+    """Return the largest phase of a step."""
+    largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
+    return Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
+
+
+def rehearsal_memory(plan: Plan) -> BarChart:
+    return BarChart(bars=[_forecast_memory(plan)], show=in_memory)
+
+
+def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> BarChart:
+    """Return memory as forecast, compiled and measured, against the compiler limit."""
+    bars = [_forecast_memory(plan)]
+    if proof:
+        ledger = sorted(proof.ledger, key=lambda line: -line.compiled)
+        parts = [BarPart(line.name, line.compiled) for line in ledger]
+        rest = proof.peak_hbm_bytes_per_device - sum(part.value for part in parts)
+        parts += [BarPart("the rest", rest)] if rest > 0 else []
+        bars.append(Bar("compiled", "dcn", tuple(parts)))
+    if measured_bytes is not None:
+        peak = BarPart("peak", measured_bytes)
+        bars.append(Bar("measured", "measured", (peak,)))
+    limit = Mark("compiler limit", "limit", plan.forecast.hbm_bytes_per_device)
+    return BarChart(bars=bars, show=in_memory, marks=[limit])
+
+
+def goodput(spent: Goodput) -> BarChart:
+    """Return all seconds of the run by where they went."""
+    lost = sorted(spent.badput_s.items(), key=lambda pair: -pair[1])
+    parts = (
+        BarPart("steps that count", spent.goodput_s),
+        *(BarPart(CAUSES[name], s, kind="lost") for name, s in lost if s > 0),
+    )
+    bar = Bar("from the first attempt to the end", "goodput", parts)
+    return BarChart(bars=[bar], show=elapsed_or_ms, named=3)
+
+
+# --- over steps
+
+
+def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
+    """Return MFU with its prediction, or seconds where MFU is not known."""
+    warm = steps.rows(steps.warm)
+    if not (report.measured and report.measured.mfu and report.ratios):
+        return _over_steps(steps, warm, warm.step_s, "seconds a step", seconds)
+    known = warm.rows(~np.isnan(warm.mfu))
+    # Lines of the expected MFU, with its band, and of the roofline, which is left out where it
+    # lies so far above that the others would be flat.
+    mfu, last = plan.forecast.mfu, _last_step(steps)
+    highest = max(float(known.mfu.max()), mfu.high or mfu.expected or 0.0)
+    lines = []
+    if mfu.expected is None or mfu.lower <= _FAR * highest:
+        lines.append(("roofline", mfu.lower, "lower"))
+    if mfu.expected is not None:
+        lines.append(("expected", mfu.expected, "expected"))
+    curves = [
+        Curve(f"{name} {percent(value)}", kind, ((0, value), (last, value)))
+        for name, value, kind in lines
+    ]
+    bands = []
+    if mfu.low is not None and mfu.high is not None:
+        points = ((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high))
+        bands.append(Band("expected", points))
+    return _over_steps(steps, known, known.mfu, "MFU", percent, curves, bands)
+
+
+def loss_over_steps(steps: StepTable) -> Plot:
+    held_out = tuple(
+        (float(taken.steps_done), taken.loss) for _, taken in sorted(steps.evaluations.items())
+    )
+    curves = [Curve("held-out", "expected", held_out)] if held_out else []
+    return _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
+
+
+def _last_step(steps: StepTable) -> float:
+    return float(steps.index[-1] + 1)
+
+
+def _over_steps(
+    steps: StepTable,
+    shown: StepTable,
+    values: Floats,
+    name: str,
+    show: Callable[[float], str],
+    predicted: Sequence[Curve] = (),
+    expected: Sequence[Band] = (),
+    *,
+    from_0: bool = True,
+) -> Plot:
+    """Return a curve of medians in a band from least to most, with predictions and restarts."""
+    places = thinned(shown.index.astype(float) + 1.0, values)
+    ends = [y for _, low, _, high in places for y in (low, high)]
+    ends += [y for curve in predicted for _, y in curve.points]
+    ends += [high for band in expected for *_, high in band.points]
+    y_axis = from_zero(ends) if from_0 else around(ends)
+    points = tuple((x, y) for x, _, y, _ in places)
+    measured = Curve("measured", "measured", points, dots=len(points) == 1)
+    spread = tuple((x, low, high) for x, low, _, high in places)
+    # A line where each attempt after the first begins; the key names one.
+    begins = [float(index) for index in steps.index[sorted(steps.startups)] if index]
+    restarts = [
+        Curve(
+            "" if number else "restart",
+            "restart",
+            ((x, y_axis.low), (x, y_axis.high)),
+        )
+        for number, x in enumerate(begins)
+    ]
+    lines = [*restarts, *predicted]
+    return Plot(
+        x=Axis(0.0, max(_last_step(steps), 1.0), whole=True),
+        y=y_axis,
+        x_name="steps",
+        y_name=name,
+        show_x=count,
+        show_y=show,
+        curves=[*lines, measured],
+        bands=[*expected, Band("measured", spread)],
+        keyed=bool(lines),
+    )
+
+
+def thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
+    """Return few places, each with the least, the median and the most of the points there."""
+    size = -(-len(x) // _MOST_POINTS)
+    places = []
+    for at in range(0, len(x), size or 1):
+        xs, ys = x[at : at + size], y[at : at + size]
+        places.append(
+            (float(np.median(xs)), float(ys.min()), float(np.median(ys)), float(ys.max()))
+        )
+    return places
+
+
+# --- the roofline of a plan, with a run on it
+
+
+def roofline(plan: Plan, measured_s: float | None) -> Plot:
+    """Return the roofs, and the step as forecast and, if it was measured on chips, as measured."""
+    step_s = plan.forecast.step_s
+    # FLOPs that a device executes in a step, recompute included, and its peak.
+    math = [line for line in plan.forecast.time if line.resource == "mxu"]
+    flops, peak = sum(line.inputs["flops"] for line in math), math[0].inputs["rate"]
+    times = (
+        ("lower bound", "lower", step_s.lower),
+        ("expected", "expected", step_s.expected),
+        ("unoverlapped", "unoverlapped", step_s.unoverlapped),
+        ("this run", "measured", measured_s),
+    )
+    levels = [(name, kind, flops / s) for name, kind, s in times if s]
+    heights = [level for *_, level in levels]
+    roofs = _roofs(plan, flops)
+    meets = sorted(intensity for _, _, intensity in roofs) or [peak / max(heights)]
+    x = logarithmic([*meets, *(peak / rate for _, rate, _ in roofs)], 3)
+    y = Axis(min(heights) / 2.5, peak * 4, log=True)
+    top = ((x.low, peak), (x.high, peak))
+    curves = [Curve(f"matmul {with_unit(peak, 'FLOP/s')}", "matmul", top)]
+    # Slanted lines up to the peak, FLOP/s = rate x intensity, one for each link and rate.
+    for name, rate in {f"{_color(n)} {with_unit(r, 'B/s')}": r for n, r, _ in roofs}.items():
+        start = max(x.low, y.low / rate)
+        end = max(start, min(x.high, peak / rate))
+        slant = ((start, start * rate), (end, end * rate))
+        curves.append(Curve(name, _color(name), slant))
+    # Dots at one height, where the step meets each roof.
+    for name, kind, level in levels:
+        dots = tuple((place, level) for place in meets)
+        curves.append(Curve(name, kind, dots, dots=True))
+    return Plot(
+        x=x,
+        y=y,
+        x_name="FLOPs for each byte",
+        y_name="executed FLOP/s of a device",
+        show_x=lambda value: with_unit(value, "").strip() if value >= 1 else f"{value:g}",
+        show_y=lambda value: with_unit(value, ""),
+        curves=curves,
+        flags=[Flag(name, _color(name), intensity, min(heights)) for name, _, intensity in roofs],
+    )
+
+
+def _roofs(plan: Plan, flops: float) -> list[tuple[str, float, float]]:
+    """Return the kinds of bytes that matter, the busiest first: name, bytes per second, and FLOPs
+    of the step for each byte.
+    """
+    moved: dict[str, list[float]] = {}
+    for line in plan.forecast.time:
+        if "bytes" in line.inputs and line.resource:
+            entry = moved.setdefault(line.resource, [0.0, 0.0])
+            entry[0] += line.inputs["bytes"]
+            entry[1] += line.value
+    least = _LEAST * plan.forecast.step_s.lower
+    busiest = sorted(moved.items(), key=lambda pair: -pair[1][1])[:_MOST_ROOFS]
+    return [
+        (resource_name(name), size / s, flops / size)
+        for name, (size, s) in busiest
+        if s >= least and size
+    ]

@@ -1,0 +1,233 @@
+"""Show on a page: offers, as days against dollars, and a proof's schedule by time and by line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import ceil, floor, log10
+from typing import NamedTuple
+
+from orchestrator.formatting import dollars, percent, seconds, time_limit
+from orchestrator.planning.odds import Offer, Offers
+from orchestrator.show.drawings import Curve, Flag, Plot, filled, logarithmic, share
+from orchestrator.show.offers_screen import (
+    HEAD,
+    choices,
+    frontier_of,
+    in_words,
+    nothing_sure,
+    odds_text,
+    offer_row,
+    offers_headline,
+    reasons,
+    to_take,
+)
+from orchestrator.show.plan_text import headline
+from orchestrator.show.proof_screen import KINDS, by_line, short_line
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Proof, Schedule, ScheduledLine, ScheduledLoop
+
+_COLORS = 6  # of chips, in the style sheet
+
+
+def offers_page(found: Offers) -> str:
+    """Return the page as HTML."""
+    planned = [offer for offer in found.offers if offer.days]
+    chosen = to_take(found)
+    verdict = nothing_sure(found)
+    verdict = f"{verdict[0].upper()}{verdict[1:]}"
+    return filled(
+        "offers.html",
+        title=found.name,
+        verdict=in_words(found.cheapest) if found.cheapest else verdict,
+        headline=offers_headline(found),
+        picture=_picture(found, planned) if any(offer.dollars for offer in planned) else None,
+        head=HEAD,
+        rows=[offer_row(offer, found) for offer in frontier_of(planned)],
+        overrides=chosen.overrides if chosen else (),
+        planned=len(planned),
+        offers=len(found.offers),
+        reasons=reasons(found),
+    )
+
+
+def _picture(found: Offers, planned: list[Offer]) -> Plot:
+    """Return every offer as a dot: days across, dollars up, the frontier as a line."""
+    priced = [offer for offer in planned if offer.dollars]
+    best = tuple(_place(offer) for offer in priced if offer.on_frontier)
+    curves = [Curve("no other is faster and cheaper", "measured", best)]
+    # The date and the budget as lines.
+    days, cost = zip(*map(_place, priced), strict=True)
+    by, budget = found.request.by_days, found.request.budget_dollars
+    if by is not None:
+        points = ((by, min(cost)), (by, max(cost)))
+        curves.append(Curve(f"within {time_limit(by)}", "ideal", points))
+    if budget is not None:
+        points = ((min(days), budget), (max(days), budget))
+        curves.append(Curve(f"budget {dollars(budget)}", "expected", points))
+    # The offers of each chip as dots of one color.
+    for number, chip in enumerate(dict.fromkeys(offer.chip for offer in priced)):
+        offers = [offer for offer in priced if offer.chip == chip]
+        labels = tuple(f"{in_words(offer)}; odds {odds_text(offer)}" for offer in offers)
+        curves.append(
+            Curve(
+                name=chip,
+                kind=f"chip-{number % _COLORS + 1}",
+                dots=True,
+                joined=False,
+                points=tuple(map(_place, offers)),
+                labels=labels,
+            )
+        )
+    places = [point for curve in curves for point in curve.points]
+    days, cost = zip(*places, strict=True)
+    # 1, 2 and 5 times the powers of ten between the least and the most.
+    powers = range(floor(log10(min(days))), ceil(log10(max(days))) + 1)
+    rounded = (step * 10.0**power for power in powers for step in (1, 2, 5))
+    return Plot(
+        x=logarithmic(days, 1.1),
+        y=logarithmic(cost, 1.2),
+        x_name="days, expected",
+        y_name="dollars, expected",
+        show_x=lambda value: f"{value:g}",
+        show_y=dollars,
+        curves=curves,
+        flags=[
+            Flag(name, "measured", _place(offer)[0], _place(offer)[1])
+            for name, offer in choices(found).items()
+            if offer is not None and offer.dollars
+        ],
+        x_ticks=tuple(number for number in rounded if min(days) <= number <= max(days)),
+    )
+
+
+def _place(offer: Offer) -> tuple[float, float]:
+    assert offer.days
+    assert offer.dollars
+    return offer.days.likeliest, offer.dollars.likeliest
+
+
+# A proof's schedule: a round of the layer loops in time, and a flame graph by line.
+
+
+_TRACKS = ("compute", "ici", "dcn", "host", "hbm")
+# The page's colors of each kind of time, and of what is on its way over each link.
+_SCHEDULE_COLORS = {
+    "product": "matmul",
+    "kernel": "goodput",
+    "copy": "expected",
+    "other": "lost",
+    "loop": "lost",
+    "exposed": "measured",
+}
+_ALL = 0.98  # of a line's seconds: they belong to the line that it leads to
+_WIDE = 0.03  # of the width: frames from there on have their name in them
+_NARROW = 0.001  # of the width: frames below it are not drawn
+_MOST_LINES = 30
+
+
+class _Box(NamedTuple):
+    """A colored box with its name, `left` and `width` as shares, in a row."""
+
+    left: str
+    width: str
+    row: int
+    color: str
+    name: str
+    title: str
+    is_wide: bool = False
+
+
+@dataclass
+class _Frame:
+    """A node of the flame graph: a line, its seconds, and the lines that it leads to."""
+
+    line: str
+    seconds: float = 0.0
+    color: str = "lost"
+    inner: dict[str, "_Frame"] = field(default_factory=dict)
+
+
+def schedule_page(plan: Plan, proof: Proof) -> str:
+    """Return the page as HTML."""
+    schedule = proof.schedule
+    assert schedule is not None
+    boxes = _flame(schedule)
+    return filled(
+        "schedule.html",
+        title=plan.name,
+        verdict=f"{seconds(schedule.total_s)} a step, as the compiler schedules it",
+        headline=headline(plan),
+        schedule=schedule,
+        kinds=KINDS,
+        timelines=[(loop, *_timeline(loop)) for loop in schedule.loops],
+        flame=boxes,
+        flame_rows=max((box.row for box in boxes), default=0) + 1,
+        lines=by_line(schedule)[:_MOST_LINES],
+        colors=[(name, color) for name, color in _SCHEDULE_COLORS.items() if name != "loop"],
+    )
+
+
+def _timeline(loop: ScheduledLoop) -> tuple[tuple[str, ...], list[_Box]]:
+    """Return the tracks that a round of a loop uses, and its events as boxes on them."""
+    used = {event.track for event in loop.events}
+    tracks = tuple(track for track in _TRACKS if track in used)
+    end_s = max([loop.round_s, *(event.start_s + event.seconds for event in loop.events)])
+    boxes = [
+        _Box(
+            left=share(event.start_s / end_s),
+            width=share(event.seconds / end_s),
+            row=tracks.index(event.track),
+            color=_SCHEDULE_COLORS.get(event.kind, event.track),
+            name=event.name,
+            title=f"{event.kind} {event.name}, {seconds(event.seconds)}, {short_line(event.line)}",
+        )
+        for event in loop.events
+    ]
+    return tracks, boxes
+
+
+def _flame(schedule: Schedule) -> list[_Box]:
+    """Return a box for each line that leads to another, over those that it leads to."""
+    root = _Frame("step")
+    for line in schedule.lines:  # its seconds belong to every line that leads to it
+        frame = root
+        frame.seconds += line.total_s
+        for place in line.stack or (line.line,):
+            frame = frame.inner.setdefault(place, _Frame(place))
+            frame.seconds += line.total_s
+        frame.color = _SCHEDULE_COLORS[_longest_kind(line)]
+    return list(_boxes(_shortened(root), 0.0, 0, schedule.total_s))
+
+
+def _longest_kind(line: ScheduledLine) -> str:
+    """Return what the line does for most of its time."""
+    kinds = zip(("product", "kernel", "copy", "other", "exposed"), KINDS, strict=True)
+    return max((getattr(line, kind), name) for name, (_, kind) in kinds)[1]
+
+
+def _shortened(frame: _Frame) -> _Frame:
+    """Return the frame without lines that only lead to one other."""
+    while len(frame.inner) == 1:
+        (only,) = frame.inner.values()
+        if only.seconds < _ALL * frame.seconds:
+            break
+        frame = only
+    inner = {name: _shortened(below) for name, below in frame.inner.items()}
+    return _Frame(frame.line, frame.seconds, frame.color, inner)
+
+
+def _boxes(frame: _Frame, left_s: float, row: int, total_s: float) -> Iterator[_Box]:
+    """Yield the frame's box and those below it, the longest first."""
+    if frame.seconds < _NARROW * total_s:
+        return
+    yield _Box(
+        left=share(left_s / total_s),
+        width=share(frame.seconds / total_s),
+        row=row,
+        color=frame.color,
+        name=short_line(frame.line),
+        title=f"{frame.line}: {seconds(frame.seconds)}, {percent(frame.seconds / total_s)}",
+        is_wide=frame.seconds >= _WIDE * total_s,
+    )
+    for inner in sorted(frame.inner.values(), key=lambda below: (-below.seconds, below.line)):
+        yield from _boxes(inner, left_s, row + 1, total_s)
+        left_s += inner.seconds

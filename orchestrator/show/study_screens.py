@@ -1,0 +1,417 @@
+"""Show studies: the forecast of their trials, what was measured, and what it says."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from orchestrator.formatting import (
+    count,
+    counted,
+    dollars,
+    lasting,
+    percent,
+    scaled,
+    seconds,
+    span,
+    to_digits,
+)
+from orchestrator.planning.plan_warnings import warning_texts
+from orchestrator.show.parts import (
+    Part,
+    Row,
+    Screen,
+    Table,
+    fit,
+    heading,
+    indent,
+    labelled,
+    next_step,
+    notes,
+    screen,
+    warning,
+)
+from orchestrator.show.plan_text import resource_name
+from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
+from orchestrator.values.report import Spread
+from orchestrator.values.run import LIVE
+from orchestrator.values.study import (
+    GapExplanation,
+    PlannedTrial,
+    RepeatedTrial,
+    ScalingForecast,
+    ScalingReport,
+    Study,
+    SweepForecast,
+    SweepReport,
+    SweepTrialReport,
+    Trial,
+    TrialReport,
+)
+
+SCALINGS = {
+    "strong": "strong scaling, with the same batch in every trial",
+    "weak": "weak scaling, with a batch that grows with the pods",
+}
+_EMULATED_PODS = "emulated pods share this machine's cores, so more of them are slower each"
+_EFFICIENCY = "EFFICIENCY is tokens per second and chip over the smallest trial's"
+_LAST = "LOSS is the mean over the last tenth of the steps"
+_TOKENS = "trials with other batches see other numbers of tokens in the same number of steps"
+_TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
+
+
+def study_intro(study: Study) -> str:
+    runs = counted(len(study.trials) * study.repeats, "run")
+    return fit(
+        f"{study.name}: a rehearsal of {runs}. No cluster is configured, so this machine runs small"
+        " copies, one after another; no chip is reserved.\n"
+    )
+
+
+def trial_line(study: Study, trial: Trial, repeat: int) -> str:
+    repeats = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
+    settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
+    return fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n")
+
+
+def key_names(keys: Iterable[str], vary: Sequence[str]) -> Row:
+    """Return the last part of each key, or the whole key where two of the study end alike."""
+    endings = [key.rpartition(".")[2] for key in vary]
+    lasts = ((key, key.rpartition(".")[2]) for key in keys)
+    return tuple((key if endings.count(last) > 1 else last).lower() for key, last in lasts)
+
+
+def settings_text(settings: Mapping[str, str], vary: Sequence[str], between: str = ", ") -> str:
+    """Return settings with the names of their keys: `pods 4, remat full`."""
+    pairs = zip(key_names(settings, vary), settings.values(), strict=True)
+    return between.join(f"{name} {text}" for name, text in pairs)
+
+
+def _in_capitals(head: Row) -> Row:
+    """Return the head of a page's table for a screen, where trials have no name."""
+    return "", *(name.upper() for name in head[1:])
+
+
+# What is forecast.
+
+
+def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str = "") -> Screen:
+    """Return a row for each trial as planned, and what all of them cost or how they scale."""
+    planned = [trial.planned for trial in forecast.trials if trial.planned]
+    are_expected = all(plan.step_s.expected is not None for plan in planned)
+    trials = counted(len(forecast.trials), "trial")
+    missing = len(forecast.trials) - len(planned)
+    parts = [f"{missing} of {len(forecast.trials)} trials have no plan"] if missing else []
+    remarks: list[Part] = []
+    if isinstance(forecast, SweepForecast):
+        kind = f"a sweep of {trials} over {', '.join(forecast.vary)}"
+        verdict = f"Sweep: {', '.join([*parts, *_sweep_costs(forecast, len(planned))])}."
+        if not are_expected:
+            remarks = notes(["values are those at best: no known runs on such chips"])
+    else:
+        kind = f"{trials}, {SCALINGS[forecast.scaling]}"
+        efficiencies = [
+            TrialEfficiency(
+                plan.chips,
+                plan.efficiency.expected or plan.efficiency.lower,
+                percent(plan.efficiency.likeliest),
+                trial.series,
+            )
+            for trial in forecast.trials
+            if (plan := trial.planned)
+        ]
+        if efficiencies:
+            parts.append(scaling_efficiency(efficiencies, forecast.vary, "chips"))
+        verdict = f"Study: {', '.join(parts)}."
+        what = "Expected values" if are_expected else "Values at best, without known runs"
+        smallest = "tokens per second and chip, over those of the smallest trial"
+        remarks = indent([f"{what}. Efficiency is {smallest}."])
+    return screen(
+        [heading(f"{forecast.name}: {kind}")],
+        indent([heading(verdict)]),
+        indent([_planned_trials(forecast)]),
+        remarks,
+        _trial_warnings(forecast),
+        next_step(next_command),
+    )
+
+
+def _planned_trials(forecast: ScalingForecast | SweepForecast) -> Table:
+    """Return the figures of each trial, expected or else at best."""
+    rows: list[Row] = []
+    for trial in forecast.trials:
+        start = (str(trial.number), *(trial.settings[key] for key in forecast.vary))
+        cells: Row = ("-", "-", "-", "-", "-", "no plan", "-")
+        if plan := trial.planned:
+            speed: Row = (seconds(plan.step_s.likeliest), percent(plan.mfu.likeliest))
+            if isinstance(plan, PlannedTrial):
+                speed = (*speed, percent(plan.efficiency.likeliest), plan.bound)
+            else:
+                speed = (count(plan.steps), *speed, lasting(plan.days.likeliest))
+            cost = dollars(plan.dollars.likeliest) if plan.dollars else "-"
+            cells = (count(plan.chips), count(plan.sequences), *speed, cost)
+        rows.append((*start, *cells))
+    names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
+    if isinstance(forecast, SweepForecast):
+        names, last = ("steps", "step", "MFU", "time"), ">"
+    head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
+    return Table([_in_capitals(head), *rows], f"{'>' * (len(head) - 2)}{last}>")
+
+
+def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
+    """Return what all trials cost together."""
+    parts = []
+    if days := forecast.days:
+        runs = counted(planned * forecast.repeats, "run")
+        total = lasting(days.likeliest)
+        if days.expected is None:
+            total += " at best"
+        elif days.low is not None and days.high is not None:
+            total += f" ({span(lasting(days.low), lasting(days.high))})"
+        parts.append(f"{runs} one after another: {total}")
+    if cost := forecast.dollars:
+        at_best = " at best" if cost.expected is None else ""
+        parts.append(f"{dollars(cost.likeliest)}{at_best}")
+    return parts
+
+
+def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[Part]:
+    """Return why trials have no plan, then the warnings of the plans, each with its trials; those
+    of all plans name none.
+    """
+    refused: dict[str, list[str]] = {}
+    warned: dict[str, list[str]] = {}
+    for trial in forecast.trials:
+        if trial.infeasible:
+            refused.setdefault(trial.infeasible, []).append(str(trial.number))
+        warnings = trial.planned.warnings if trial.planned else ()
+        for text in warning_texts(warnings, values=False):
+            warned.setdefault(text, []).append(str(trial.number))
+    planned = sum(trial.planned is not None for trial in forecast.trials)
+    lines = [f"no plan for trial {', '.join(trials)}: {why}" for why, trials in refused.items()]
+    for text, trials in warned.items():
+        which = f"{'trial' if len(trials) == 1 else 'trials'} {', '.join(trials)}: "
+        lines.append(text if len(trials) == planned else which + text)
+    return [warning(line) for line in lines]
+
+
+class TrialEfficiency(NamedTuple):
+    """The scaling efficiency of a trial, as a number and as text."""
+
+    chips: int
+    fraction: float
+    text: str
+    series: Mapping[str, str]
+
+
+def scaling_efficiency(trials: Sequence[TrialEfficiency], vary: Sequence[str], chips: str) -> str:
+    """Return the efficiency of the largest trial; of several series, the lowest and highest."""
+    largest: dict[str, TrialEfficiency] = {}
+    for trial in trials:
+        name = settings_text(trial.series, vary)
+        if name not in largest or trial.chips > largest[name].chips:
+            largest[name] = trial
+    texts = {name: f"{trial.text} on {count(trial.chips)} {chips}"
+             for name, trial in largest.items()}  # fmt: skip
+    if len(texts) == 1:
+        return f"scaling efficiency is {next(iter(texts.values()))}"
+    lowest, *_, highest = sorted(largest, key=lambda name: largest[name].fraction)
+    ends = (f"{texts[name]} ({name})" for name in (lowest, highest))
+    return f"scaling efficiency is between {' and '.join(ends)}"
+
+
+# What was measured.
+
+
+def study_report_screen(report: ScalingReport | SweepReport, next_command: str) -> Screen:
+    """Return a row for each trial as measured, and what they say together."""
+    kind = "a rehearsal, " if report.rehearsal else ""
+    total = len(report.trials)
+    if isinstance(report, SweepReport):
+        head, rows = sweep_table(report)
+        ended = sum(map(_is_done, report.trials))
+        title = f"a sweep, {ended} of {total} trials ended"
+        verdict, columns = f"Sweep: {sweep_verdict(report)}", "<>>>>"
+        failed: list[Part] = [
+            warning(f"{run} is {state}")
+            for trial in report.trials
+            if not _is_done(trial)
+            for run, state in trial.runs.items()
+            if state not in LIVE
+        ]
+        after = [notes(sweep_notes(report)), failed]
+    else:
+        head, rows = scaling_table(report)
+        done = sum(trial.done for trial in report.trials)
+        title = f"{done} of {report.repeats * total} runs done, {SCALINGS[report.scaling]}"
+        verdict, columns = f"Study: {scaling_verdict(report)}", ">>>>>>>>"
+        remarks = notes(scaling_notes(report))
+        for trial in report.trials:
+            for run, state in trial.unfinished.items():
+                text = f"{run} is {state}"
+                remarks.append(labelled("note:", text) if state in LIVE else warning(text))
+        gaps = report.explanations
+        after = [remarks, [gap_explanation(gaps)] if gaps else []]
+    columns = ">" + ">" * len(report.vary) + columns
+    return screen(
+        [heading(f"{report.name}: {kind}{title}")],
+        indent([heading(verdict)]),
+        indent([Table([_in_capitals(head), *rows], columns)]),
+        *after,
+        next_step(next_command),
+    )
+
+
+def verdict_text(report: ScalingReport | SweepReport) -> str:
+    """Return a study's name and verdict, as lines."""
+    if isinstance(report, SweepReport):
+        return fit(f"{report.study}: {sweep_verdict(report)}\n")
+    return fit(f"{report.study}: {scaling_verdict(report)}\n")
+
+
+# A scaling study.
+
+
+def scaling_table(report: ScalingReport) -> tuple[Row, list[Row]]:
+    """Return the head and a row for each trial, measured next to predicted."""
+    head = ("trial", *key_names(report.vary, report.vary), "runs", "step", "spread",
+            "tokens/s/chip", "MFU", "efficiency", "predicted", "over")  # fmt: skip
+    rows: list[Row] = []
+    for trial in report.trials:
+        cells: Row = ("-",) * 7
+        if measured := trial.measured:
+            cells = (
+                seconds(measured.step_s.median),
+                spread(measured.step_s) if len(measured.runs) > 1 else "-",
+                scaled(measured.tokens_per_s_per_chip.median),
+                percent(measured.mfu.median) if measured.mfu else "-",
+                percent(measured.efficiency.median),
+                _predicted_efficiency(trial),
+                _over_predicted(trial, measured),
+            )
+        settings = (trial.settings[key] for key in report.vary)
+        rows.append((str(trial.number), *settings, f"{trial.done} / {report.repeats}", *cells))
+    return head, rows
+
+
+def _predicted_efficiency(trial: TrialReport) -> str:
+    if trial.predicted is None or trial.not_compared:
+        return "-"
+    efficiency = trial.predicted.efficiency
+    if trial.expected_s is not None:
+        return percent(efficiency.expected or efficiency.unoverlapped)
+    return f"{percent(efficiency.lower)} at best"
+
+
+def _over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
+    """Return the measured step over the expected one, or over the lower bound."""
+    if trial.predicted is None or trial.not_compared:
+        return "-"
+    ratio = measured.step_s.median / (trial.expected_s or trial.predicted.step_s.lower)
+    return f"{scaled(ratio, 2) if ratio >= _TOO_WIDE else to_digits(ratio, 3)} x"
+
+
+def scaling_notes(report: ScalingReport) -> list[str]:
+    """Return why trials are not compared with a prediction, or with which one they are."""
+    codes = sorted({trial.not_compared for trial in report.trials if trial.not_compared})
+    texts = [NOT_COMPARED[code] for code in codes]
+    if report.rehearsal:
+        texts.append(_EMULATED_PODS)
+    compared = [trial for trial in report.trials if trial.measured and not trial.not_compared]
+    if compared:
+        against = "the expected step" if compared[0].expected_s else "the lower bound"
+        texts.append(f"OVER is the measured step over {against}")
+    if any(trial.measured for trial in report.trials):
+        texts.append(_EFFICIENCY)
+    return texts
+
+
+def gap_explanation(explanations: Sequence[GapExplanation]) -> str:
+    """Return the ledger lines that vary as the gaps between measured and predicted do."""
+    if not explanations:
+        return "No ledger line varies as the gap between measured and predicted does."
+    texts = []
+    for gap in explanations:
+        resource = f" ({resource_name(gap.resource)})" if gap.resource else ""
+        texts.append(f"{to_digits(gap.times, 3)} times {gap.line}{resource}")
+    share = percent(explanations[0].share)
+    text = f"Adding {texts[0]} to the forecast would explain {share} of the squared gaps."
+    return f"{text} Nearly as well: {', '.join(texts[1:])}." if texts[1:] else text
+
+
+def scaling_verdict(report: ScalingReport) -> str:
+    """Return a sentence about the measured efficiency of the largest trial."""
+    measured = [(trial, trial.measured) for trial in report.trials if trial.measured]
+    if not measured:
+        return "nothing is measured yet."
+    if len(measured) == 1:
+        return "one trial is measured; efficiency needs another."
+
+    def with_range(efficiency: Spread) -> str:
+        """Return the median, with the range where repeats differ visibly."""
+        low, high = percent(efficiency.low), percent(efficiency.high)
+        median = percent(efficiency.median)
+        return median if low == high else f"{median} ({span(low, high)})"
+
+    efficiencies = [
+        TrialEfficiency(
+            trial.chips, found.efficiency.median, with_range(found.efficiency), trial.series
+        )
+        for trial, found in measured
+    ]
+    chips = "emulated chips" if report.rehearsal else "chips"
+    return f"{scaling_efficiency(efficiencies, report.vary, chips)}."
+
+
+# A sweep: its trials from the lowest loss to the highest, the best named.
+
+
+def _is_done(trial: SweepTrialReport) -> bool:
+    return 0 < trial.steps == trial.steps_done
+
+
+def ranked(report: SweepReport) -> list[SweepTrialReport]:
+    """Return the trials that did all their steps by their loss, then the others."""
+
+    def order(trial: SweepTrialReport) -> tuple[bool, bool, float, int]:
+        return not _is_done(trial), trial.loss is None, trial.loss or 0.0, trial.number
+
+    return sorted(report.trials, key=order)
+
+
+def sweep_table(report: SweepReport) -> tuple[Row, list[Row]]:
+    """Return the head and a row for each trial, the best first."""
+    names = key_names(report.vary, report.vary)
+    rows = []
+    for trial in ranked(report):
+        is_best = trial.number == report.best
+        row = (
+            str(trial.number),
+            *(trial.settings[key] for key in report.vary),
+            "best" if is_best else next(reversed(trial.runs.values()), "not begun"),
+            f"{count(trial.steps_done)} / {count(trial.steps)}" if trial.steps else "-",
+            "-" if trial.loss is None else loss_text(trial.loss),
+            seconds(trial.step_s.median) if trial.step_s else "-",
+            "-" if trial.mfu is None else percent(trial.mfu),
+        )
+        rows.append(row)
+    return ("trial", *names, "state", "steps", "loss", "step", "MFU"), rows
+
+
+def sweep_notes(report: SweepReport) -> list[str]:
+    """Return what the losses of the trials are."""
+    texts = [_LAST] if any(trial.loss is not None for trial in report.trials) else []
+    if any(key.startswith("experiment.batch.") for key in report.vary):
+        texts.append(_TOKENS)
+    return texts
+
+
+def sweep_verdict(report: SweepReport) -> str:
+    """Return the best trial by its settings."""
+    best = next((trial for trial in report.trials if trial.number == report.best), None)
+    if best is None or best.loss is None:
+        return "no trial has done all its steps yet."
+    settings = settings_text(best.settings, report.vary)
+    text = f"best is trial {best.number} with {settings}: loss {loss_text(best.loss)}"
+    for trial in ranked(report):
+        if trial.loss is not None and trial.number != best.number and _is_done(trial):
+            return f"{text}, {loss_text(trial.loss - best.loss)} below trial {trial.number}."
+    return f"{text}."
