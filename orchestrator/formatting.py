@@ -1,14 +1,19 @@
 """Format numbers for people: counts, bytes, seconds, money, shares and intervals."""
 
-MIB, GIB = 2**20, 2**30
-DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
-SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
-SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-LONG_SCALES = ((DAY_S, "days"), (HOUR_S, "hours"), (MINUTE_S, "minutes"))
-CENT = 0.01
-TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
-AGES = ((2 * DAY_S, DAY_S, "days"), (HOUR_S, HOUR_S, "h"), (MINUTE_S, MINUTE_S, "min"), (0, 1, "s"))
-ELAPSED_SCALES = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
+_MIB, GIB = 2**20, 2**30
+DAY_S, HOUR_S, _MINUTE_S = 86_400, 3_600, 60
+_SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+_SI_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_LONG_SCALES = ((DAY_S, "days"), (HOUR_S, "hours"), (_MINUTE_S, "minutes"))
+_CENT = 0.01
+_TIME_SCALES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"))
+_AGES = (
+    (2 * DAY_S, DAY_S, "days"),
+    (HOUR_S, HOUR_S, "h"),
+    (_MINUTE_S, _MINUTE_S, "min"),
+    (0, 1, "s"),
+)
+_ELAPSED_SCALES = ((DAY_S, "d"), (HOUR_S, "h"), (_MINUTE_S, "min"), (1, "s"))
 
 
 def count(value: float) -> str:
@@ -24,19 +29,19 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 def scaled(value: float, digits: int = 3) -> str:
     """Return a large number with a decimal suffix: 4.59M, 15T."""
     rounded = to_significant(value, digits)
-    scale, letter = next(((s, suffix) for s, suffix in SHORT_SCALES if rounded >= s), (1, ""))
+    scale, letter = next(((s, suffix) for s, suffix in _SHORT_SCALES if rounded >= s), (1, ""))
     return f"{to_digits(value / scale, digits)}{letter}"
 
 
 def with_unit(value: float, unit: str, digits: int = 3) -> str:
     """Return a quantity with its SI prefix: 459 TFLOP/s, 13.1 GB."""
     rounded = to_significant(value, digits)
-    scale, letter = next(((s, prefix) for s, prefix in SI_SCALES if rounded >= s), (1, ""))
+    scale, letter = next(((s, prefix) for s, prefix in _SI_SCALES if rounded >= s), (1, ""))
     return f"{to_digits(value / scale, digits)} {letter}{unit}"
 
 
 def to_significant(value: float, digits: int) -> float:
-    """Return a number with so many significant digits."""
+    """Return a number with `digits` significant digits."""
     return float(f"{value:.{digits - 1}e}")
 
 
@@ -53,25 +58,25 @@ def four_digits(value: float) -> str:
 
 def in_memory(value_bytes: float) -> str:
     """Return bytes of device memory in GiB, or in MiB where GiB would show no digit."""
-    if 0 <= value_bytes < MIB / 200:
+    if 0 <= value_bytes < _MIB / 200:
         return "0" if value_bytes == 0 else "< 0.01 MiB"
-    unit, name = (MIB, "MiB") if 0 < value_bytes < GIB / 100 else (GIB, "GiB")
+    unit, name = (_MIB, "MiB") if 0 < value_bytes < GIB / 100 else (GIB, "GiB")
     return f"{value_bytes / unit:,.2f} {name}"
 
 
 def seconds(value_s: float) -> str:
     """Return seconds in the unit with digits before the point: 12.1 s, 419 ms, 3.86 ms."""
     rounded = to_significant(value_s, 3)
-    scale, unit = next((pair for pair in TIME_SCALES if rounded >= pair[0]), TIME_SCALES[-1])
+    scale, unit = next((pair for pair in _TIME_SCALES if rounded >= pair[0]), _TIME_SCALES[-1])
     return f"{to_digits(value_s / scale, 3)} {unit}"
 
 
 def lasting(days: float) -> str:
     """Return the length of a training: 1,752 days, 13.8 days, 3.2 hours, 22.2 s."""
     value_s = days * DAY_S
-    if value_s < MINUTE_S:
+    if value_s < _MINUTE_S:
         return seconds(value_s)
-    scale, unit = next(pair for pair in LONG_SCALES if value_s >= pair[0])
+    scale, unit = next(pair for pair in _LONG_SCALES if value_s >= pair[0])
     number = value_s / scale
     return f"{number:,.{0 if number >= 100 else 1}f} {unit}"
 
@@ -79,7 +84,7 @@ def lasting(days: float) -> str:
 def time_limit(days: float) -> str:
     """Return a limit that somebody chose: 30 days, 1 day, 12 hours."""
     value_s = days * DAY_S
-    scale, unit = next((pair for pair in LONG_SCALES if value_s >= pair[0]), LONG_SCALES[-1])
+    scale, unit = next((pair for pair in _LONG_SCALES if value_s >= pair[0]), _LONG_SCALES[-1])
     number = to_digits(value_s / scale, 3)
     return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
 
@@ -88,7 +93,7 @@ def elapsed(value_s: float) -> str:
     """Return elapsed time in its two largest units: 45 s, 3 min 5 s, 2 d 4 h."""
     left = round(value_s)
     amounts = []
-    for size, unit in ELAPSED_SCALES:
+    for size, unit in _ELAPSED_SCALES:
         amount, left = divmod(left, size)
         amounts.append((amount, unit))
     first = next((i for i, (amount, _) in enumerate(amounts) if amount), len(amounts) - 1)
@@ -104,7 +109,7 @@ def elapsed_or_ms(value_s: float) -> str:
 def age(age_s: float) -> str:
     """Return an age in its largest unit: 2 h, 30 h, 3 days. The future is now."""
     age_s = max(age_s, 0.0)  # another machine's clock may be ahead
-    _, size, unit = next(row for row in AGES if age_s >= row[0])
+    _, size, unit = next(row for row in _AGES if age_s >= row[0])
     return f"{age_s // size:.0f} {unit}"
 
 
@@ -141,7 +146,7 @@ def signed_points(fraction: float) -> str:
 
 def dollars(value: float) -> str:
     """Return money to three digits, and to the cent below $100: $17.3M, $940, $1.60, <$0.01."""
-    if 0 < value < CENT:
+    if 0 < value < _CENT:
         return "<$0.01"
     whole = value >= 99.995 or value == round(value)
     return f"${scaled(value)}" if whole else f"${value:.2f}"

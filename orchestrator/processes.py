@@ -1,4 +1,4 @@
-"""Ends a process with the one that started it, however that one ends. Uses the standard library."""
+"""Processes on this machine: their end, ports and environment, and the files that orch ships."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-POLL_S = 0.5
+_POLL_S = 0.5
 
 
 def end_with_parent(end: Callable[[], object]) -> None:
@@ -21,46 +21,46 @@ def end_with_parent(end: Callable[[], object]) -> None:
 
     def wait() -> None:
         while os.getppid() == parent:
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         end()
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
-# Where processes listen, and free ports on this machine's loopback address.
+# --- ports
 
 
 LOOPBACK = "127.0.0.1"
 NODE_ADDRESS = "ORCH_NODE_ADDRESS"  # where a process of an attempt listens; unset outside a cluster
 # Ray's workers use ports below these, and outgoing connections those from 32768 on. Either could
 # take a port before the process that was told of it listens there.
-SINGLE, BLOCKS, BLOCK = range(30_000, 32_000), range(20_000, 30_000), 125
+_SINGLE, _BLOCKS, _BLOCK = range(30_000, 32_000), range(20_000, 30_000), 125
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A port that nothing listens on now: the preferred one, or else any."""
+    """Return a port that nothing listens on now: the preferred one, or else any."""
     port = preferred
     while port is None or not _is_free(port):
-        port = random.choice(SINGLE)
+        port = random.choice(_SINGLE)
     return port
 
 
 @contextmanager
 def claimed() -> Iterator[Iterator[int]]:
-    """Free ports that no other caller of this gets for as long as a `with` lasts.
+    """Yield free ports that no other caller of this gets for as long as a `with` lasts.
 
     The first port of a block is the lock on it: it stays bound, and ends with the process.
     """
-    starts = list(range(BLOCKS.start, BLOCKS.stop, BLOCK))
+    starts = list(range(_BLOCKS.start, _BLOCKS.stop, _BLOCK))
     random.shuffle(starts)
     for start in starts:
         with socket.socket() as claim:
             with suppress(OSError):
                 claim.bind((LOOPBACK, start))
             if claim.getsockname()[1] == start:
-                yield (port for port in range(start + 1, start + BLOCK) if _is_free(port))
+                yield (port for port in range(start + 1, start + _BLOCK) if _is_free(port))
                 return
-    raise OSError(f"every port from {BLOCKS.start} to {BLOCKS.stop} is taken")
+    raise OSError(f"every port from {_BLOCKS.start} to {_BLOCKS.stop} is taken")
 
 
 def _is_free(port: int) -> bool:
@@ -74,19 +74,18 @@ def _is_free(port: int) -> bool:
     return True
 
 
-# Environment variables of processes: those that set up real devices, and those that emulate
-# some.
+# --- environment variables: those that set up real devices, and those that emulate some
 
 
-PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
-LIBTPU_ARGUMENTS = "LIBTPU_INIT_ARGS"
+_PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
+_LIBTPU_ARGUMENTS = "LIBTPU_INIT_ARGS"
 # libtpu compiles on stacks of 64 KiB. Its cost model of fusions overflows them with mixtures of
 # experts on tpu7x, and the process ends by SIGSEGV. The program that it compiles stays the same.
 STACK_FLAG, STACK_BYTES = "--fibers_default_thread_stack_size", 2**22
 COMPILED = "ORCH_COMPILED"  # the folder in which processes share the programs that they compile
 # Without these glibc returns memory to the system after each step, and the system clears it again
 # page by page: a sixth of a small step, which no chip takes.
-MEMORY_SETTINGS = {
+_MEMORY_SETTINGS = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**40),
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
@@ -96,18 +95,18 @@ MEMORY_SETTINGS = {
 def without_device_settings(
     environment: Mapping[str, str], *, keep: Collection[str] = ()
 ) -> dict[str, str]:
-    """The environment without them, except for the prefixes to keep."""
-    dropped = tuple(prefix for prefix in PREFIXES if prefix not in keep)
+    """Return the environment without settings of devices, except for the prefixes to keep."""
+    dropped = tuple(prefix for prefix in _PREFIXES if prefix not in keep)
     return {name: text for name, text in environment.items() if not name.startswith(dropped)}
 
 
 def emulated_devices(environment: Mapping[str, str], count: int) -> dict[str, str]:
-    """The environment of a process that emulates that many devices."""
+    """Return the environment of a process that emulates `count` devices."""
     return without_device_settings(environment) | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
         COMPILED: str(platformdirs.user_cache_path("orch") / "compiled"),
-        **MEMORY_SETTINGS,
+        **_MEMORY_SETTINGS,
     }
 
 
@@ -115,14 +114,14 @@ def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
     """Let libtpu compile on larger stacks, unless somebody chose their size. It reads this once,
     before JAX makes its devices.
     """
-    arguments = environment.get(LIBTPU_ARGUMENTS, "")
+    arguments = environment.get(_LIBTPU_ARGUMENTS, "")
     if STACK_FLAG not in arguments:
-        environment[LIBTPU_ARGUMENTS] = f"{arguments} {STACK_FLAG}={STACK_BYTES}".lstrip()
+        environment[_LIBTPU_ARGUMENTS] = f"{arguments} {STACK_FLAG}={STACK_BYTES}".lstrip()
 
 
-# The files that travel with orch: catalog, example specs, dashboards. Imports nothing of orch.
+# --- the files that travel with orch: catalog, example specs, dashboards
 
 
 def resource(*parts: str) -> Path:
-    """A file or folder of the package, by its path inside it."""
+    """Return a file or folder of the package, by its path inside it."""
     return Path(str(files("orchestrator"))).joinpath(*parts)

@@ -12,8 +12,7 @@ import pytest
 
 from orchestrator import storage
 from orchestrator.errors import DataUnusable, SpecError
-from orchestrator.reading.inputs import missing_inputs
-from orchestrator.reading.load import load
+from orchestrator.reading.load import load, missing_inputs
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run.exports import SavedWeights, companions, start_folder
 from orchestrator.run.submit import check_inputs
@@ -28,11 +27,10 @@ from tests.test_huggingface_weights import parameters_from, program_from
 from tests.trainer_plans import plan_of
 from trainers.data import pack
 from trainers.data.batches import BatchSource, HeldOut, batch_source, held_out
-from trainers.data.documents import TokenArrays
+from trainers.data.pack import TokenArrays
 from trainers.data.tokens import TokenSet
-from trainers.huggingface import folder as stored_arrays
 from trainers.huggingface import read
-from trainers.huggingface.folder import WeightFolder
+from trainers.huggingface.read import WeightFolder
 
 WORDS = TokenArrays(name="words", vocab=64)
 
@@ -151,7 +149,7 @@ def test_weights_of_a_bucket_are_those_of_a_folder(
     one_bucket: Bucket, bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In several files, on a mesh, in rows that are read a few at a time, a tenth failing."""
-    monkeypatch.setattr(stored_arrays, "ROWS_BYTES", 20_000)
+    monkeypatch.setattr(read, "ROWS_BYTES", 20_000)
     folder = write_model(tmp_path / "model", config_of("mixtral"), parts=3)
     program = program_from(folder, fsdp=2, expert=2, tensor=2)
     address = upload(one_bucket, folder, "models/mixtral")

@@ -117,7 +117,7 @@ def test_chips_are_not_taken_unasked(orch: RunOrch, tmp_path: Path) -> None:
             ("--address", "a:1", "--devices-per-pod", "4"),
             "--devices-per-pod is for rehearsals",
         ),
-        (("--address", "somewhere", "--yes"), "'somewhere' is no address of a cluster"),
+        (("--address", "somewhere", "--yes"), "'somewhere' is not the address of a cluster"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -23,7 +23,8 @@ def checkout(folder: Path, script: str) -> Path:
 def test_checkouts_that_say_the_same_do_not_differ(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    new = checkout(tmp_path / "new", """echo '{"by": [1,2], "step_s": 5.25}'""")
+    progress = "echo 'planning: 1 of 4 trials' >&2"
+    new = checkout(tmp_path / "new", f"""{progress}; echo '{{"by": [1,2], "step_s": 5.25}}'""")
     assert compare_part("scores", base, new, tmp_path / "out") == {"same": 4}
     assert "scores  score --json  same\n" in capsys.readouterr().out
 

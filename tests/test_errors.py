@@ -16,7 +16,7 @@ from orchestrator.launch.provenance import TooMuchCode
 from orchestrator.run.output_schemas import output_schema
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.terminal import say_error
-from orchestrator.tracking.protocol import NotRecorded
+from orchestrator.tracking.destinations import NotRecorded
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run
 from tests.score_rows import LLAMA, write_rows

@@ -35,7 +35,7 @@ from trainers import llama, mlp
 from trainers.contract import build, place
 from trainers.data import pack
 from trainers.data.batches import HeldOut, held_out
-from trainers.data.documents import TokenArrays
+from trainers.data.pack import TokenArrays
 from trainers.data.tokens import FILE_NAME
 from trainers.loop import Assignment, run
 
@@ -65,7 +65,7 @@ def test_the_loss_is_that_of_the_counted_rows(name: str) -> None:
     ends = 0 if source.separator is None else int((tokens[:5, :-1] == SEPARATOR).sum())
     assert int(sums["tokens"]) == 5 * 32 - ends
     assert float(sums["loss_sum"]) / int(sums["tokens"]) == pytest.approx(float(entropy), rel=1e-5)
-    trained = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
+    trained = program.lowered().compile(QUICK_COMPILE)
     assert temporary_bytes(compiled) < temporary_bytes(trained)
     assert flops_of(compiled) < flops_of(trained) / 3 * 1.05
 

@@ -17,7 +17,7 @@ from orchestrator.journal import liveness
 from orchestrator.journal.steps import StepLog
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
-from orchestrator.launch.ray.job_client import RayJobs
+from orchestrator.launch.ray.backend import RayJobs
 from orchestrator.run import cluster, follow
 from orchestrator.run import submit as submitting
 from orchestrator.run.follow import ClusterFollower, RehearsalFollower, RunWatch

@@ -32,7 +32,7 @@ from trainers import llama
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, build
 from trainers.huggingface import read, write
-from trainers.huggingface.folder import WeightFolder
+from trainers.huggingface.read import WeightFolder
 from trainers.llama.step import runtime_of
 
 TOLERANCE = 1e-4  # of logits, in float32; about 3e-6 was measured

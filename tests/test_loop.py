@@ -32,7 +32,7 @@ from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
 from trainers.data.batches import batch_source
-from trainers.data.documents import TokenArrays
+from trainers.data.pack import TokenArrays
 from trainers.data.tokens import FILE_NAME
 from trainers.loop import Assignment, run, train
 

@@ -9,10 +9,10 @@ import pytest
 
 import orchestrator as api
 from orchestrator import catalog
+from orchestrator.interop.maxtext.conversion import comparable, model_of
 from orchestrator.interop.maxtext.exported_keys import keys_of_model, model_of_plan, shape_of, share
 from orchestrator.interop.maxtext.exported_run import NotForMaxText, run_of, script_of
 from orchestrator.interop.maxtext.recipe import Recipe, Setting
-from orchestrator.interop.maxtext.shape import comparable, model_of
 from orchestrator.interop.maxtext.used_keys import UsedKeys
 from orchestrator.reading.examples import yaml_text
 from orchestrator.values.model import LatentDimensions, RopeScaling

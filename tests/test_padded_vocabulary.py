@@ -20,7 +20,7 @@ from orchestrator.values.spec import MeshRequest
 from tests.example_specs import spec_of
 from tests.trainer_plans import TINY, plan_of
 from trainers import llama
-from trainers.checkpoint.summed_orbax import difference
+from trainers.checkpoint.step_folders import difference
 from trainers.contract import build
 from trainers.llama import parameters
 from trainers.loop import Assignment, run

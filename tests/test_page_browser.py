@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.evidence.scaling import make_scaling_report, read_trial_runs
-from orchestrator.show.pages import run_page
-from orchestrator.show.study_pages import scaling_page
+from orchestrator.show.pages import run_page, scaling_page
 from tests.browser import MISSING, Browser, browser, chromium
 from tests.journals import tiny_plan
 from tests.reports import finished_study, preempted_run

@@ -236,7 +236,7 @@ def test_attention_takes_the_rate_of_the_nearest_head(head_dim_nearest: tuple[in
     """A rate is that of the largest amount."""
     head_dim, nearest = head_dim_nearest
     plan = plan_of(replace(TINY_MODEL, head_dim=head_dim))
-    timing = calibrated.timing_of(chip_profile(), "attention", plan)
+    timing = calibrated._timing_of(chip_profile(), "attention", plan)
     assert timing.head_dim == nearest
     points = ((10.0, 1.0), (110.0, 2.0), (210.0, 6.0))
     assert replace(timing, points=points).per_s == 35

@@ -25,9 +25,9 @@ def test_claimed_ports_are_free() -> None:
 
 def test_a_claim_ends() -> None:
     """All blocks can be had again and again."""
-    for _ in range(2 * len(processes.BLOCKS) // processes.BLOCK):
+    for _ in range(2 * len(processes._BLOCKS) // processes._BLOCK):
         with processes.claimed() as some:
-            assert next(some) in processes.BLOCKS
+            assert next(some) in processes._BLOCKS
 
 
 def test_the_same_port_is_taken_each_time() -> None:

@@ -15,7 +15,7 @@ from orchestrator.launch.preflight import (
     describe_slices,
     faults,
 )
-from orchestrator.launch.ray.job_client import host_and_port
+from orchestrator.launch.ray.backend import host_and_port
 from orchestrator.show import rehearsal_screen as render
 from orchestrator.values.plan import Estimate
 from tests.journals import tiny_plan

@@ -16,8 +16,8 @@ from orchestrator.errors import DataUnusable
 from trainers.checkpoint import step_folders
 from trainers.data import pack
 from trainers.data import tokens as manifest
-from trainers.data.documents import HuggingFaceTokenizer
-from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE, WeightFolder
+from trainers.data.pack import HuggingFaceTokenizer
+from trainers.huggingface.read import CONFIG, INDEX, ONE_FILE, WeightFolder
 
 DEEP = '{"a":' * 100_000
 VALUE = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
@@ -89,7 +89,7 @@ def test_arrays_that_overlap_or_have_another_type_are_refused(
 def test_a_manifest_is_a_small_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "manifest.json")
     with pytest.raises(DataUnusable):
-        manifest.read(tmp_path / "manifest.json")
+        manifest.read_manifest(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "s\0.bin", "pipe"])
@@ -99,7 +99,7 @@ def test_a_shard_is_a_file(tmp_path: Path, file: str) -> None:
     told = {"tokenizer": "bytes", "vocab": 257, "dtype": "uint16", "shards": shards}
     (tmp_path / "manifest.json").write_text(json.dumps(told))
     with pytest.raises(DataUnusable):
-        manifest.read(tmp_path / "manifest.json")
+        manifest.read_manifest(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("make", [pipe, deep, lambda path: path.write_text('{"eos_token": [1]}')])

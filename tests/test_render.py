@@ -39,7 +39,7 @@ from orchestrator.show.parts import (
 )
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.show.plan_text import headline
-from orchestrator.show.score_screen import score_screen
+from orchestrator.show.report_screen import score_screen
 from orchestrator.show.study_screens import forecast_screen
 from orchestrator.show.terminal import CommandResult, say, show_result
 from orchestrator.values.model import Model

@@ -114,7 +114,7 @@ def test_mlflow_has_the_whole_study_when_the_command_ends(done: Submitted) -> No
     assert tracking is not None
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
     assert rows(done.storage, children, tracking.run_id) == [(4,)]
-    pods = "SELECT value FROM latest_metrics WHERE key = 'planning/pods' ORDER BY 1"
+    pods = "SELECT value FROM latest_metrics WHERE key = 'plan/pods' ORDER BY 1"
     assert rows(done.storage, pods) == [(1.0,), (2.0,), (2.0,), (4.0,)]
 
 

@@ -24,7 +24,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.run import submit as submit_module
 from orchestrator.run.progress import Tracked
 from orchestrator.show import study_screens
-from orchestrator.show.study_pages import scaling_page
+from orchestrator.show.pages import scaling_page
 from orchestrator.tracking.mlflow.export import study_points
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import EndState

@@ -24,7 +24,7 @@ from tests.trainer_plans import TINY, plan_of
 from trainers.data import pack
 from trainers.data import tokens as manifests
 from trainers.data.batches import Synthetic, batch_source
-from trainers.data.documents import Encoder, HuggingFaceTokenizer, TokenArrays
+from trainers.data.pack import Encoder, HuggingFaceTokenizer, TokenArrays
 from trainers.data.tokens import ShuffledWindows, TokenSet
 from trainers.files import file_digest
 
@@ -399,7 +399,7 @@ def test_the_set_knows_its_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "in" / "a.txt").write_text("one")
     file = str(tokenizer / "tokenizer.json")
     assert packed(tmp_path, "--tokenizer", file, "--end", "four") == [2, 5]
-    manifest = manifests.read(tmp_path / "set" / manifests.FILE_NAME)
+    manifest = manifests.read_manifest(tmp_path / "set" / manifests.FILE_NAME)
     assert (manifest.tokenizer, manifest.vocab) == (tokenizer.name, 6)
 
 

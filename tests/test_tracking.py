@@ -11,12 +11,11 @@ from orchestrator import journal
 from orchestrator.errors import SpecError
 from orchestrator.journal import liveness
 from orchestrator.journal.steps import StepLog
-from orchestrator.tracking.destinations import is_behind, read_sync_state
+from orchestrator.tracking.destinations import NotRecorded, destination, is_behind, read_sync_state
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.metadata import params as spec_params
 from orchestrator.tracking.mlflow.metrics import MetricPoint, finite
 from orchestrator.tracking.mlflow.store import Store, is_server
-from orchestrator.tracking.protocol import NotRecorded, destination
 from orchestrator.tracking.recorder import Recorder, only_one
 from orchestrator.values.run_options import TrackingOptions
 from tests import records

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking.destinations import begin
+from orchestrator.tracking.destinations import NotRecorded, begin
 from orchestrator.tracking.mlflow import store
-from orchestrator.tracking.mlflow.deadline import deadline
-from orchestrator.tracking.protocol import NotRecorded
+from orchestrator.tracking.mlflow.store import deadline
 from orchestrator.values.run import Destination
 from tests.records import finished_run, record_once
 

@@ -49,7 +49,7 @@ def check_contract(program: Program) -> None:
     assert shape_of(program.state["step"]) == ((), np.dtype("int32"))
     assert {leaf.shape[0] for leaf in program.batch.values()} == {program.plan.batch.sequences}
     start = jax.eval_shape(program.init, 0)
-    state, metrics = program.step.trace(program.state, program.batch).out_info
+    state, metrics = program.step.trace(program.state, program.batch, *program.rate(0)).out_info
     for found in (start, state):
         assert jax.tree.map(shape_of, found) == jax.tree.map(shape_of, program.state)
     assert metrics.keys() >= set(METRICS)
@@ -110,10 +110,10 @@ def test_every_trainer_learns(name: str) -> None:
     program = build(load(name), plan, jax.devices()[:8])
     tokens = np.random.default_rng(0).integers(0, 64, (4, 33))
     batch = place(program, lambda start, stop: tokens[start:stop])
-    step = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
+    step = program.lowered().compile(QUICK_COMPILE)
     state, losses = program.init(0), []
-    for _ in range(10):
-        state, metrics = step(state, batch)
+    for number in range(10):
+        state, metrics = step(state, batch, *program.rate(number))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < 0.8 * losses[0]
     assert int(state["step"]) == 10
@@ -146,7 +146,7 @@ def test_the_smallest_trainer_counts_its_own_matmuls() -> None:
     """What `mlp` says that a step computes is what its traced step multiplies."""
     plan = plan_of(sequences=16, length=32)
     program = abstract("mlp", plan)
-    traced = program.step.trace(program.state, program.batch).jaxpr
+    traced = program.step.trace(program.state, program.batch, *program.rate(0)).jaxpr
     assert program.model_flops_per_step == sum(map(dot_flops, traced.eqns))
 
 

@@ -16,8 +16,7 @@ from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
 from trainers.llama.collectives import MESH
-from trainers.llama.experts import collect, spread
-from trainers.llama.mixture import Routed, router_metrics
+from trainers.llama.mixture import Routed, collect, router_metrics, spread
 from trainers.mesh import abstract_mesh_of
 
 MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)

@@ -301,7 +301,7 @@ def test_three_steps_follow_adamw_by_hand() -> None:
     state, moments = initial_state(program, right), (jax.tree.map(np.zeros_like, right),) * 2
     tokens = random_tokens(plan)
     batch = place(program, lambda start, stop: tokens[start:stop])
-    compiled = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
+    compiled = program.lowered().compile(QUICK_COMPILE)
     differentiate = jax.jit(
         lambda p: jax.grad(trainer_reference.loss)(p, tokens, TINY), compiler_options=QUICK_COMPILE
     )
@@ -309,7 +309,7 @@ def test_three_steps_follow_adamw_by_hand() -> None:
         gradients = jax.tree.map(np.asarray, differentiate(right))
         rate = how.peak_lr * step / 4
         right, moments, size = trainer_reference.adamw(right, gradients, moments, step, rate, how)
-        state, metrics = compiled(state, batch)
+        state, metrics = compiled(state, batch, *program.rate(step - 1))
         assert float(metrics["grad_norm"]) == pytest.approx(size, rel=1e-4)
         assert float(metrics["learning_rate"]) == pytest.approx(rate)
         assert int(state["step"]) == step

@@ -38,9 +38,9 @@ def after_steps(plan: Plan, steps: int) -> Tree:
     state = initial_state(program, random_parameters(program))
     tokens = random_tokens(plan)
     batch = place(program, lambda start, stop: tokens[start:stop])
-    compiled = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
-    for _ in range(steps):
-        state, _metrics = compiled(state, batch)
+    compiled = program.lowered().compile(QUICK_COMPILE)
+    for number in range(steps):
+        state, _metrics = compiled(state, batch, *program.rate(number))
     return without_padding(program, state["parameters"])
 
 

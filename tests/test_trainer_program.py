@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -15,11 +15,12 @@ from orchestrator.errors import SpecError
 from orchestrator.network.attention import EXCHANGE
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.planning.kernels import TILE
-from orchestrator.values.plan import Plan
-from orchestrator.values.spec import DataSource, Precision, Remat, TensorTreatments
+from orchestrator.values.model import MixtureOfExperts
+from orchestrator.values.plan import LineKind, Plan
+from orchestrator.values.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
 from tests.trainer_plans import FP32, TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
-from trainers import llama
+from trainers import llama, mlp
 from trainers.contract import build
 from trainers.llama.attention_kernels import MOST_KEYS
 from trainers.mesh import abstract_mesh_of
@@ -34,7 +35,7 @@ SCALAR_BYTES = 4096
 
 def compiled_text(plan: Plan) -> str:
     program = build(llama, plan, jax.devices()[: plan.devices])
-    return program.step.lower(program.state, program.batch).compile(QUICK_COMPILE).as_text() or ""
+    return program.lowered().compile(QUICK_COMPILE).as_text() or ""
 
 
 def groups_of(operands: str) -> list[list[int]]:
@@ -122,7 +123,7 @@ def test_gradients_travel_in_the_type_that_was_asked() -> None:
     types = Precision(parameters="fp32", compute="fp32", gradients="bf16", optimizer="fp32")
     plan = plan_of(precision=types, **MESHES["hierarchical"])
     program = build(llama, plan, jax.devices()[: plan.devices])
-    text = program.step.lower(program.state, program.batch).as_text("hlo")
+    text = program.lowered().as_text("hlo")
     sizes = Counter(size for _, size in crossing(text, plan))
     assert not Counter(gradient_bytes(plan, 2)) - sizes
 
@@ -130,6 +131,61 @@ def test_gradients_travel_in_the_type_that_was_asked() -> None:
 def test_one_device_exchanges_nothing() -> None:
     """Without others there is no collective, not even among oneself."""
     assert COLLECTIVE.findall(compiled_text(plan_of())) == []
+
+
+NAMED = re.compile(
+    r"= .*? (dot|custom-call|ragged-dot|all-reduce|all-gather|reduce-scatter|collective-permute"
+    r"|all-to-all)(?:-start)?\(.*op_name=\"([^\"]*)\""
+)
+EXPERTS = replace(TINY, moe=MixtureOfExperts(experts=4, top_k=2, d_ff=32))
+DENSE_LINES = {
+    "matmul",
+    "attention",
+    "unembedding",
+    "elementwise",
+    "optimizer_update",
+    "activation_gather",
+    "activation_scatter",
+    "weight_gather",
+    "gradient_scatter",
+    "kv_gather",
+    "kv_scatter",
+    "gradient_reduction",
+}
+LINES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "dense": ({"data": 2, "fsdp": 2, "sequence": 2, "tensor": 2}, DENSE_LINES),
+    "experts": (
+        {"model": EXPERTS, "expert": 2, "fsdp": 2, "tensor": 2},
+        DENSE_LINES - {"kv_gather", "kv_scatter"} | {"expert_gather", "expert_scatter"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_each_operation_names_its_line_of_the_ledger(name: str) -> None:
+    """Every product, kernel and collective does, except sums of metrics."""
+    mesh, expected = LINES[name]
+    found = set()
+    for opcode, op_name in NAMED.findall(compiled_text(plan_of(**mesh))):
+        kinds = [word for word in re.findall(r"\w+", op_name) if word in get_args(LineKind)]
+        assert kinds or (opcode == "all-reduce" and op_name.endswith("psum")), op_name
+        found.update(kinds[-1:])
+    assert found == expected
+
+
+@pytest.mark.parametrize("trainer", [llama, mlp])
+def test_plans_that_differ_in_the_learning_rate_have_one_program(trainer: Any) -> None:
+    """The rate is an input of the step, so a study over rates compiles it once."""
+    texts = set()
+    for how in (
+        Optimizer(peak_lr=1e-2, warmup_steps=2, decay="cosine"),
+        Optimizer(peak_lr=3e-4, warmup_steps=5, decay="linear", end_lr=1e-5),
+    ):
+        plan = plan_of(optimizer=how, fsdp=2)
+        program = trainer.program(plan, abstract_mesh_of(plan))
+        traced = program.step.trace(program.state, program.batch, *program.rate(0))
+        texts.add(traced.lower(lowering_platforms=("cpu",)).as_text())
+    assert len(texts) == 1
 
 
 # Matmuls that a layer's backward pass makes again: q, k and v 1 each, scores and values 2, output
@@ -156,7 +212,6 @@ AGAIN_BY_TENSOR = {
 
 
 @cache
-@cache
 def matmuls(remat: Remat) -> int:
     """Matmuls in the program's text, where loops over layers and over blocks of keys stand once."""
     plan = plan_of(remat=remat, sequences=1, length=2 * MOST_KEYS)
@@ -181,7 +236,7 @@ def test_a_policy_offloads_what_it_says(policy: str) -> None:
     """Tensors go to the host under the policies that say so and under no other."""
     plan = plan_of(remat=policy)
     program = llama.program(plan, abstract_mesh_of(plan))
-    traced = str(program.step.trace(program.state, program.batch).jaxpr)
+    traced = str(program.step.trace(program.state, program.batch, *program.rate(0)).jaxpr)
     offloads = POLICIES[policy].needs_host
     assert ("MemorySpace.Host" in traced) == offloads
 
@@ -214,5 +269,5 @@ def test_every_kind_of_attention_is_lowered_for_tpu(
     plan = replace(plan_of(model, length=1024, fsdp=2, sequence=2, precision=bf16), data=data)
     monkeypatch.setattr("trainers.llama.step._platform", lambda _: "tpu")
     program = llama.program(plan, abstract_mesh_of(plan))
-    traced = program.step.trace(program.state, program.batch)
+    traced = program.step.trace(program.state, program.batch, *program.rate(0))
     assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()

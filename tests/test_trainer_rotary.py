@@ -8,8 +8,7 @@ import pytest
 from orchestrator.network.description import Rotary
 from orchestrator.values.model import Activation, RopeScaling
 from tests import trainer_reference
-from trainers.llama.attention_layers import frequencies, magnitude, rotate
-from trainers.llama.mlp import ACTIVATIONS
+from trainers.llama.layers import ACTIVATIONS, frequencies, magnitude, rotate
 
 SCALINGS = (
     RopeScaling(kind="linear", factor=8.0),

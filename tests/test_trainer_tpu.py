@@ -37,7 +37,7 @@ def test_llama3_70b_compiles_for_v5p(monkeypatch: pytest.MonkeyPatch) -> None:
         fsdp=8, sequence=2, tensor=4, spans=SPANS,
     )  # fmt: skip
     program = build(llama, plan, devices)
-    compiled = program.step.lower(program.state, program.batch).compile()
+    compiled = program.lowered().compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     assert memory is not None
     assert STATE_BYTES < memory.argument_size_in_bytes < 1.01 * STATE_BYTES

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import metrics, views
 from orchestrator.tracking.mlflow.store import Store
-from orchestrator.tracking.protocol import NotRecorded
 from tests.records import destination_in, empty_database, finished_run, record_once, rows, storage
 
 __all__ = ["empty_database", "storage"]

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 from trainers.contract import Program, place
 from trainers.llama import attention_kernels, parameters
 from trainers.llama.collectives import BATCH, MESH, SEQUENCE, TENSOR, all_gather
+from trainers.llama.layers import Runtime
 from trainers.llama.model import residual_stream
 from trainers.llama.parameters import norm
-from trainers.llama.runtime import Runtime
 from trainers.llama.step import TOKENS
 
 

@@ -75,8 +75,8 @@ def take_step(plan: Plan) -> StepOutcome:
     state = initial_state(program, random_parameters(program))
     tokens = random_tokens(plan)
     batch = place(program, lambda start, stop: tokens[start:stop])
-    compiled = program.step.lower(program.state, program.batch).compile(QUICK_COMPILE)
-    state, metrics = compiled(state, batch)
+    compiled = program.lowered().compile(QUICK_COMPILE)
+    state, metrics = compiled(state, batch, *program.rate(0))
     first_moment = state["optimizer"][0].mu
     return StepOutcome(
         metrics={name: float(value) for name, value in metrics.items()},

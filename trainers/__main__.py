@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -25,7 +25,7 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.storage.addresses import is_address
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-from orchestrator.values.run import Outcome, Startup, Step
+from orchestrator.values.run import Outcome, Step
 from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
 from trainers.loop import Assignment, train
 
@@ -33,7 +33,7 @@ LAST = 10  # steps whose mean loss is compared with a limit
 
 
 def main(argv: list[str]) -> int:
-    """Train, show the steps and how it ended; returns the exit code."""
+    """Train, show the steps and how it ended; return the exit code."""
     options, losses = _arguments(argv), deque[float](maxlen=LAST)
     try:
         outcome = _train(_plan(options.spec, options.trainer), options, losses)
@@ -42,15 +42,12 @@ def main(argv: list[str]) -> int:
         return error.exit_code
     how = "stopped on request" if outcome.stopped else "finished"
     print(f"{how} after {outcome.steps_done:,} steps, saved in {options.run / 'checkpoints'}")
-    return 0 if options.loss_below is None else _loss_status(losses, options.loss_below)
-
-
-def _loss_status(losses: Sequence[float], limit: float) -> int:
-    """Print the mean of the last losses; 1 unless it is below the limit."""
+    if options.loss_below is None:
+        return 0
     if not losses:
         print("error: --loss-below: no step was left to do", file=sys.stderr)
         return 2
-    mean = statistics.fmean(losses)
+    mean, limit = statistics.fmean(losses), options.loss_below
     print(f"mean loss of the last {len(losses)} steps {mean:.3f}, against a limit of {limit}")
     return int(mean >= limit)
 
@@ -82,20 +79,19 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 def _plan(path: Path, trainer: str | None) -> Plan:
     """The plan in a file, or that of a spec; for that trainer if one is named."""
     try:
-        text = path.read_text(encoding="utf-8") if path.suffix == ".json" else _plan_json(path)
+        if path.suffix == ".json":
+            text = path.read_text(encoding="utf-8")
+        else:
+            # Trainers import no planner, so it runs in a process of its own.
+            command = [sys.executable, "-m", "orchestrator", "plan", str(path), "--json"]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise SpecError(f"{path}: no plan:\n{result.stderr.strip()}")
+            text = result.stdout
         plan = codec.from_json(text, Plan)
         return replace(plan, trainer=trainer) if trainer else plan
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise SpecError(f"{path}: not a plan: {error}") from error
-
-
-def _plan_json(spec: Path) -> str:
-    """What `orch plan` prints. Trainers import no planner, so it runs in a process of its own."""
-    command = [sys.executable, "-m", "orchestrator", "plan", str(spec), "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise SpecError(f"{spec}: no plan:\n{result.stderr.strip()}")
-    return result.stdout
 
 
 def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Outcome:
@@ -108,7 +104,8 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
     steps = options.steps or plan.total_steps
     options.run.mkdir(parents=True, exist_ok=True)
     (options.run / "plan.json").write_bytes(codec.to_json(plan))
-    with _record_path(options.run).open("x", encoding="utf-8") as record:
+    number = len(list(options.run.glob("steps-*.jsonl")))  # of this attempt
+    with (options.run / f"steps-{number:03d}.jsonl").open("x", encoding="utf-8") as record:
         assignment = Assignment(
             directory=options.run,
             steps=steps,
@@ -140,22 +137,23 @@ def _evaluation(plan: Plan, options: argparse.Namespace) -> EvaluationOptions | 
     )
 
 
-def _record_path(run: Path) -> Path:
-    """The file for the steps of this attempt: the next free number."""
-    return run / f"steps-{len(list(run.glob('steps-*.jsonl'))):03d}.jsonl"
-
-
 def _recorder(
     record: TextIO, losses: deque[float], every: int, *, last: int
 ) -> Callable[[Step], None]:
-    """Writes every step as a line of the record, remembers losses, and prints some steps."""
+    """What writes every step as a line of the record, remembers losses, and prints some steps."""
 
     def emit(step: Step) -> None:
         losses.append(step.loss)
         record.write(codec.to_json(step).decode() + "\n")
         record.flush()
-        if step.startup:
-            _show_startup(step.startup, step.step_s)
+        if startup := step.startup:
+            for skip in startup.skipped:
+                print(f"warning: checkpoint {skip.step} is not whole and was set aside: {skip.why}")
+            done = f"continued after {startup.steps_done:,} steps"
+            print(
+                f"{done if startup.steps_done else 'started'}: compiled in {startup.compile_s:.1f}"
+                f" s, state ready in {startup.state_s:.1f} s, first step {step.step_s:.2f} s"
+            )
         if step.index % every == 0 or step.index == last:
             print(_line(step), flush=True)
         if evaluation := step.own_evaluation:
@@ -166,16 +164,6 @@ def _recorder(
             )
 
     return emit
-
-
-def _show_startup(startup: Startup, first_step_s: float) -> None:
-    for skip in startup.skipped:
-        print(f"warning: checkpoint {skip.step} is not whole and was set aside: {skip.why}")
-    how = f"continued after {startup.steps_done:,} steps" if startup.steps_done else "started"
-    print(
-        f"{how}: compiled in {startup.compile_s:.1f} s, state ready in {startup.state_s:.1f} s,"
-        f" first step {first_step_s:.2f} s"
-    )
 
 
 def _line(step: Step) -> str:
@@ -193,7 +181,7 @@ def _line(step: Step) -> str:
 
 
 def _stop_on_signal() -> Callable[[], bool]:
-    """A function that is True once SIGTERM or SIGINT arrived; a second one kills as usual."""
+    """A function that returns True once SIGTERM or SIGINT arrived; a second one kills as usual."""
     received: list[int] = []
 
     def note(number: int, _: object) -> None:

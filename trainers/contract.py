@@ -10,7 +10,7 @@ or a function, which may also return a lowered program of any kind. That can be 
 
 Data comes as token ids [sequences, length + 1] in natural order; each row is a pure function of
 (seed, step). The trainer's `arrange` turns rows into batch leaves on the host. It is plain numpy,
-treats each row alone and keeps the order of rows, so that a process arranges only the rows that its
+treats each row by itself and keeps the order of rows, so that a process arranges only the rows its
 own devices hold. Axis 0 of every batch leaf is the sequences.
 """
 
@@ -30,8 +30,8 @@ from trainers.mesh import mesh_of
 
 Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")
-# How the names of options begin that the compiler for CPU devices lacks or that do nothing there.
-OF_TPUS = ("xla_tpu_", "xla_enable_async_")
+# Beginnings of the names of options that the compiler for CPU devices lacks or ignores.
+FOR_TPUS = ("xla_tpu_", "xla_enable_async_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,12 @@ class Program:
     init     seed -> state on the devices; the same values on every mesh
     step     jitted, the state donated: (state, batch) -> (state, metrics), where metrics is a
              flat dict of replicated fp32 scalars with at least `METRICS`. Its gradient is of the
-             mean loss over all tokens of the batch. `step.lower(state, batch)` on the shapes above
-             is what is compiled ahead of time, with `compiler_options`.
+             mean loss over all tokens of the batch. `lowered()` is what is compiled ahead of time,
+             with `compiler_options`.
+    learning_rate
+             the rate by step of the run, which `step` then takes as a third argument, an fp32
+             scalar: plans with other rates have the same program, compiled once. None where `step`
+             has its own rates.
     evaluate jitted: (state, batch) -> sums over the predicted tokens of a batch, replicated scalars
              `loss_sum` and `tokens`; None where the trainer has no evaluation. A token of the batch
              may be below zero: ~token is then read, and not predicted.
@@ -68,20 +72,29 @@ class Program:
     init: Callable[[int], dict[str, Tree]]
     step: jax.stages.Wrapped
     model_flops_per_step: float
+    learning_rate: Callable[[int], float] | None = None
     evaluate: jax.stages.Wrapped | None = None
     published: Callable[[str], Sequence[PublishedWeight]] | None = None
     table_rows: Mapping[str, int] = field(default_factory=dict)
 
+    def lowered(self) -> jax.stages.Lowered:
+        """Lower the step for its shapes, without a device."""
+        return self.step.lower(self.state, self.batch, *self.rate(0))
+
+    def rate(self, step: int) -> tuple[np.float32, ...]:
+        """Return what a step takes after the state and the batch: its learning rate, or nothing."""
+        return () if self.learning_rate is None else (np.float32(self.learning_rate(step)),)
+
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """The plan's. On CPU devices, which emulate a TPU's, without those of TPUs: a chip of the
-        catalog may have some, also where the spec has none.
+        """The plan's options. On CPU devices, which emulate a TPU's, without those for TPUs: a chip
+        of the catalog may have some, even if the spec does not.
         """
         assert isinstance(self.mesh, Mesh)
         options: dict[str, Any] = self.plan.compiler_options
         if self.mesh.devices.flat[0].platform != "cpu":
             return options
-        return {name: value for name, value in options.items() if not name.startswith(OF_TPUS)}
+        return {name: value for name, value in options.items() if not name.startswith(FOR_TPUS)}
 
 
 class Trainer(Protocol):
@@ -90,15 +103,12 @@ class Trainer(Protocol):
     def program(self, plan: Plan, mesh: Mesh | AbstractMesh) -> Program: ...
 
 
-Build = Callable[[Plan, Mesh], Program | jax.stages.Lowered]
-
-
 @dataclass(frozen=True)
-class BuildFunction:
+class _BuildFunction:
     """A function that is named as a trainer."""
 
     name: str
-    build: Build
+    build: Callable[[Plan, Mesh], Program | jax.stages.Lowered]
 
     def program(self, plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         assert isinstance(mesh, Mesh)
@@ -117,37 +127,37 @@ def load(name: str) -> Trainer:
     if callable(getattr(trainer, "program", None)):
         return cast(Trainer, trainer)
     if callable(trainer):
-        return BuildFunction(name, trainer)
+        return _BuildFunction(name, trainer)
     raise SpecError(f"run.trainer: {name} has no function program(plan, mesh)")
 
 
 def build(trainer: Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Program:
-    """The trainer's program for a plan on these devices."""
+    """Return the trainer's program for a plan on these devices."""
     return trainer.program(plan, mesh_of(plan, devices))
 
 
 def lower(
     trainer: Trainer, plan: Plan, devices: Sequence[jax.Device]
 ) -> tuple[jax.stages.Lowered, Mesh | None]:
-    """What is compiled for a plan on these devices, and the mesh of its program if it is known."""
+    """Return what is compiled for a plan on these devices, and the mesh of its program if known."""
     mesh = mesh_of(plan, devices)
-    if isinstance(trainer, BuildFunction):
+    if isinstance(trainer, _BuildFunction):
         made = trainer.build(plan, mesh)
         if not isinstance(made, Program):
             return made, None
     else:
         made = trainer.program(plan, mesh)
     assert isinstance(made.mesh, Mesh)
-    return made.step.lower(made.state, made.batch), made.mesh
+    return made.lowered(), made.mesh
 
 
 def place(program: Program, tokens: Callable[[int, int], np.ndarray]) -> Mapping[str, jax.Array]:
-    """The batch as global arrays; `tokens(start, stop)` is called for this process's rows alone."""
+    """Return the batch as global arrays; `tokens(start, stop)` gives the rows of this process."""
     arranged: dict[tuple[int, int], dict[str, np.ndarray]] = {}
 
     def leaf(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
         def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None  # it is for keys of random numbers alone
+            assert index is not None  # only keys of random numbers have none
             start, stop, _ = index[0].indices(shape.shape[0])
             if (start, stop) not in arranged:
                 arranged[start, stop] = program.arrange(tokens(start, stop))

@@ -1,20 +1,18 @@
-"""The sha256 of a file, for token sets and checkpoints."""
+"""Files that others made: regular ones, of a bounded size, or objects. Links are followed."""
 
 import errno
 import hashlib
 import stat
 from pathlib import Path
 
-from orchestrator.storage.addresses import StoredInput, stored_input
-
-# Opens files that others made: regular ones, of a bounded size, or objects. Links are followed.
-
+from orchestrator.storage.addresses import stored_input
 
 MOST_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20
 
 
 def check_regular(path: Path) -> int:
-    """The size of a regular file or of an object; `OSError` where it is none."""
+    """Return the size of a regular file or of an object; raise `OSError` if it is neither."""
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "no file has such a name")
     if stored := stored_input(path):
@@ -26,27 +24,20 @@ def check_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file or an object of at most so many bytes."""
+    """Return the content of a regular file or an object of at most `most` bytes."""
     if check_regular(path) > most:
         raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
     stored = stored_input(path)
     return stored.read(0, stored.size) if stored else path.read_bytes()
 
 
-PIECE_BYTES = 64 << 20
-
-
 def file_digest(path: Path) -> str:
-    """The sha256 of a file or an object, which is read in pieces."""
+    """Return the sha256 of a file or an object, which is read in pieces."""
     check_regular(path)
     if stored := stored_input(path):
-        return _object_digest(stored)
+        digest = hashlib.sha256()
+        for start in range(0, stored.size, PIECE_BYTES):
+            digest.update(stored.read(start, min(start + PIECE_BYTES, stored.size)))
+        return digest.hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _object_digest(stored: StoredInput) -> str:
-    digest = hashlib.sha256()
-    for start in range(0, stored.size, PIECE_BYTES):
-        digest.update(stored.read(start, min(start + PIECE_BYTES, stored.size)))
-    return digest.hexdigest()

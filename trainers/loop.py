@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,13 +22,11 @@ from orchestrator.processes import COMPILED, deepen_compiler_stacks
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Startup, Step
 from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
-from trainers.checkpoint.checkpoints import Checkpoints, newest_step
-from trainers.checkpoint.step_folders import SaveLog
+from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
 from trainers.contract import Program, build, load, place
 from trainers.data.batches import (
     BatchSource,
     DataProgress,
-    HeldOut,
     Prefetched,
     ResumedData,
     batch_source,
@@ -36,79 +35,6 @@ from trainers.data.batches import (
 from trainers.huggingface.read import new_state
 from trainers.meter import Evaluator, Meter, compiled_evaluation
 from trainers.multihost import StopVote, barrier, listen_on_node_address
-
-# An XProf trace of chosen steps.
-
-
-class XprofTrace:
-    """Traces the steps of a range on the primary process, into `folder`."""
-
-    def __init__(self, folder: Path, steps: range) -> None:
-        self._folder = folder
-        self._steps = steps if jax.process_index() == 0 else range(0)
-        self._tracing = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._tracing:
-            self._stop()
-
-    def step(self, index: int, drain: Callable[[], None]) -> AbstractContextManager[object]:
-        """Mark a step in the trace; `drain` is called before a trace begins and before it ends."""
-        if self._tracing != (index in self._steps):
-            drain()
-            if self._tracing:
-                self._stop()
-            else:
-                self._start()
-        return jax.profiler.StepTraceAnnotation("step", step_num=index)
-
-    def _start(self) -> None:
-        jax.profiler.start_trace(self._folder)
-        self._tracing = True
-
-    def _stop(self) -> None:
-        jax.profiler.stop_trace()
-        self._tracing = False
-
-
-# Emulated devices: one process compiles a program, the others load it, and so do later runs.
-
-
-MOST_BYTES = 1 << 30  # the programs that were used last stay
-
-
-def share_compiled_programs() -> None:
-    """Compile each program once where processes emulate devices on the cores of one machine.
-
-    Call this before the first program. JAX keys a program of CPUs by its process, so that processes
-    share none; here the machine stands for it.
-    """
-    folder = os.environ.get(COMPILED)
-    if not folder or not hasattr(cache_key, "_hash_accelerator_config"):
-        return
-    # JAX has no public way to say it.
-    cache_key._hash_accelerator_config = _hash_machine  # type: ignore[assignment]
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_share_binary_between_hosts", True)
-
-
-def _hash_machine(hashed: Any, _: Any) -> None:
-    """A program holds instructions that another processor may lack."""
-    hashed.update(processor().encode())
-
-
-def processor() -> str:
-    """What this machine's processor is and can do."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return "\n".join((platform.machine(), platform.processor(), *sorted(known)))
-
 
 State = dict[str, Any]
 CHECKPOINTS = "checkpoints"  # in the directory of a run
@@ -153,10 +79,10 @@ class Assignment:
 
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
-    """Run a plan with its trainer on all devices, stage after stage; ends with a checkpoint.
+    """Run a plan with its trainer on all devices, stage after stage; it ends with a checkpoint.
 
-    A stage begins with the checkpoint that the one before it ended with. Where that turns out not
-    to be whole, the run goes back to the stage of the one before.
+    A stage begins with the checkpoint that the one before it ended with. If that turns out not to
+    be whole, the run goes back to the stage of the one before.
     """
     listen_on_node_address()
     deepen_compiler_stacks(os.environ)
@@ -165,15 +91,14 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
     while True:
         stage = plan.stage_of(done)
         last = min(stage.end_step, assignment.steps) if plan.stages else assignment.steps
-        outcome = run(built(stage), replace(assignment, steps=last))
+        outcome = run(_program(stage), replace(assignment, steps=last))
         done = outcome.steps_done
         if outcome.stopped or done >= assignment.steps:
             return outcome
         assignment.next_stage(done)
 
 
-def built(plan: Plan) -> Program:
-    """The program of a plan on all devices."""
+def _program(plan: Plan) -> Program:
     trainer = load(plan.trainer)
     try:
         return build(trainer, plan, jax.devices())
@@ -185,42 +110,86 @@ def built(plan: Plan) -> Program:
 
 
 def run(program: Program, assignment: Assignment) -> Outcome:
-    """Run a program; ends with a checkpoint."""
-    directory, progress = assignment.directory, assignment.data_progress
-    plan = program.plan
-    original = _original_plan(plan, progress)
-    batches = batch_source(original, assignment.folder, verify=assignment.verify_data)
-    keep = assignment.checkpoint.keep
-    every = assignment.checkpoint.every or plan.forecast.goodput.every_steps
-    text = _held_out(plan, assignment)
-    identity = _identity(original, batches, text)
+    """Run a program; it ends with a checkpoint."""
+    plan, options, folder = program.plan, assignment.checkpoint, assignment.folder
+    original, directory = _original_plan(plan, assignment.data_progress), assignment.directory
+    verify, evaluation, text = assignment.verify_data, assignment.evaluation, None
+    batches = batch_source(original, folder, verify=verify)
+    # These decide which tokens each step sees: with others, a resumed run would be another run. So
+    # is one whose evaluations are of other text.
+    identity: dict[str, str | int] = {
+        "data": batches.digest,
+        "seed": original.seed,
+        "sequences": original.batch.sequences,
+        "length": original.batch.length,
+    }
+    if evaluation is not None:
+        text = held_out(plan, evaluation, folder, verify=verify)
+        identity["held_out"] = text.digest
     with (
         Checkpoints(
             directory / CHECKPOINTS,
-            keep=keep,
+            keep=options.keep,
             identity=identity,
             saves=assignment.saves,
             stage=plan.stage.number if plan.stage else None,
         ) as checkpoints,
-        XprofTrace(directory / "profile", assignment.profile_steps) as trace,
+        _XprofTrace(directory / "profile", assignment.profile_steps) as trace,
     ):
-        compiled, compile_s = _compiled(program)
-        evaluator, evaluator_s = _evaluator(program, text, assignment)
+        began, evaluator = clock(), None
+        compiled = _compiled(program)
+        if evaluation is not None and text is not None:
+            evaluator = Evaluator(
+                program=program,
+                compiled=compiled_evaluation(program),
+                text=text,
+                every=evaluation.every,
+                last=assignment.steps,
+                progressed=assignment.progressed,
+            )
+        compile_s = clock() - began
         barrier("every process has compiled")
-        state, startup = _first_state(
-            program, checkpoints, compile_s + evaluator_s, assignment.folder
+        # The newest whole state, or a new one if none was ever saved.
+        began = clock()
+        restored = checkpoints.restore(program.state, program.table_rows)
+        state = restored.state if restored else new_state(program, folder)
+        jax.block_until_ready(state)
+        startup = Startup(
+            steps_done=restored.step if restored else 0,
+            skipped=restored.skipped if restored else (),
+            state_s=clock() - began,
+            compile_s=compile_s,
         )
         barrier("every process has its state")
         begun = startup.steps_done
         if begun < plan.first_step:  # the checkpoint between two stages was not whole
             return Outcome(steps_done=begun, stopped=False, startup=startup)
-        batches = _remaining_batches(batches, plan, progress, begun)
+        batches = _remaining_batches(batches, plan, assignment.data_progress, begun)
+
+        def inputs(step: int) -> Any:
+            """The batch of a step, and its learning rate if that is an input."""
+            batch = place(program, lambda start, stop: batches.batch(step, range(start, stop)))
+            return batch, *program.rate(step)
+
         steps = range(begun, max(begun, assignment.steps))
-        with Prefetched(lambda step: _batch(program, batches, step), steps) as feed:
+        with Prefetched(inputs, steps) as feed:
             meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
+            every = options.every or plan.forecast.goodput.every_steps
             loop = _Loop(compiled, feed, meter, checkpoints, every, trace, evaluator)
             done = loop.run(state, steps, StopVote(assignment.stop))
         return Outcome(steps_done=done, stopped=done < assignment.steps, startup=startup)
+
+
+def _compiled(program: Program) -> jax.stages.Compiled:
+    """The step, compiled ahead of time with the plan's options."""
+    lowered = program.lowered()
+    try:
+        return lowered.compile(compiler_options=program.compiler_options or None)
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise SpecError(f"compiler_options: the compiler here refuses them: {reason}") from error
 
 
 @dataclass(frozen=True)
@@ -232,37 +201,29 @@ class _Loop:
     meter: Meter
     checkpoints: Checkpoints
     every: int
-    trace: XprofTrace
+    trace: "_XprofTrace"
     evaluator: Evaluator | None
 
     def run(self, state: State, steps: range, vote: StopVote) -> int:
-        """Do the steps until the vote says stop; returns how many steps of the run are done."""
-        done = steps.start
+        """Do the steps until the vote says stop; return how many steps of the run are done."""
+        done, evaluator = steps.start, self.evaluator
         while done < steps.stop and not vote.says_stop():
             with self.trace.step(done, self.meter.flush):
-                state = self._step(state, done)
+                began = clock()
+                inputs = self.feed.take()
+                self.meter.add_wait(data_s=clock() - began)
+                state, metrics = self.compiled(state, *inputs)
+                self.meter.add_step(done, metrics)
             done += 1
-            self._evaluate(state, done)
+            # Before a save, so that whoever continues from it has the evaluation too.
+            if evaluator is not None and evaluator.is_due(done):
+                self.meter.evaluate(partial(evaluator.evaluate, state, done))
             self.checkpoints.check()
             if done % self.every == 0:
                 self._save(state, done)
         self._save(state, done)
         self.checkpoints.finish()
         return done
-
-    def _step(self, state: State, index: int) -> State:
-        began = clock()
-        batch = self.feed.take()
-        self.meter.add_wait(data_s=clock() - began)
-        state, metrics = self.compiled(state, batch)
-        self.meter.add_step(index, metrics)
-        return state
-
-    def _evaluate(self, state: State, done: int) -> None:
-        """Before a save, so that whoever continues from it has the evaluation too."""
-        evaluator = self.evaluator
-        if evaluator is not None and evaluator.is_due(done):
-            self.meter.evaluate(lambda: evaluator.evaluate(state, done))
 
     def _save(self, state: State, done: int) -> None:
         """Save the state, once its last step is known to be finite."""
@@ -271,66 +232,6 @@ class _Loop:
             began = clock()
             self.checkpoints.save(done, state)
             self.meter.add_wait(checkpoint_s=clock() - began)
-
-
-def _batch(program: Program, batches: BatchSource, step: int) -> Any:
-    return place(program, lambda start, stop: batches.batch(step, range(start, stop)))
-
-
-def _compiled(program: Program) -> tuple[jax.stages.Compiled, float]:
-    """The step, compiled ahead of time with the plan's options, and the seconds that takes."""
-    began = clock()
-    lowered = program.step.lower(program.state, program.batch)
-    try:
-        compiled = lowered.compile(compiler_options=program.compiler_options or None)
-    except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" not in str(error):
-            raise
-        reason = str(error).splitlines()[0]
-        raise SpecError(f"compiler_options: the compiler here refuses them: {reason}") from error
-    return compiled, clock() - began
-
-
-def _held_out(plan: Plan, assignment: Assignment) -> HeldOut | None:
-    if assignment.evaluation is None:
-        return None
-    verify = assignment.verify_data
-    return held_out(plan, assignment.evaluation, assignment.folder, verify=verify)
-
-
-def _evaluator(
-    program: Program, text: HeldOut | None, assignment: Assignment
-) -> tuple[Evaluator | None, float]:
-    """What evaluates, and the seconds to compile its forward pass."""
-    options, began = assignment.evaluation, clock()
-    if options is None or text is None:
-        return None, 0.0
-    made = Evaluator(
-        program=program,
-        compiled=compiled_evaluation(program),
-        text=text,
-        every=options.every,
-        last=assignment.steps,
-        progressed=assignment.progressed,
-    )
-    return made, clock() - began
-
-
-def _first_state(
-    program: Program, checkpoints: Checkpoints, compile_s: float, folder: Path
-) -> tuple[State, Startup]:
-    """The newest whole state, or a new one if none was ever saved."""
-    began = clock()
-    restored = checkpoints.restore(program.state, program.table_rows)
-    state = restored.state if restored else new_state(program, folder)
-    jax.block_until_ready(state)
-    startup = Startup(
-        steps_done=restored.step if restored else 0,
-        skipped=restored.skipped if restored else (),
-        state_s=clock() - began,
-        compile_s=compile_s,
-    )
-    return state, startup
 
 
 def _original_plan(plan: Plan, progress: DataProgress | None) -> Plan:
@@ -348,28 +249,73 @@ def _remaining_batches(
     begun, sequences = plan.first_step, plan.batch.sequences
     if progress is None and plan.stage is None:
         return batches
-    if progress is None:
-        source_sequences, taken = sequences, (done - begun) * sequences
-    else:
-        source_sequences = _original_plan(plan, progress).batch.sequences
-        taken = progress.sequences_between(begun, done)
     return ResumedData(
         source=batches,
-        source_sequences=source_sequences,
+        source_sequences=_original_plan(plan, progress).batch.sequences,
         sequences=sequences,
         first_step=done,
-        first_sequence=taken,
+        first_sequence=(
+            progress.sequences_between(begun, done) if progress else (done - begun) * sequences
+        ),
     )
 
 
-def _identity(plan: Plan, batches: BatchSource, text: HeldOut | None) -> dict[str, str | int]:
-    """What decides which tokens a step sees: with another, a resumed run would be another run. So
-    is one whose evaluations are of other text.
+class _XprofTrace:
+    """Traces the steps of a range on the primary process, into `folder`."""
+
+    def __init__(self, folder: Path, steps: range) -> None:
+        self._folder = folder
+        self._steps = steps if jax.process_index() == 0 else range(0)
+        self._tracing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tracing:
+            jax.profiler.stop_trace()
+
+    def step(self, index: int, drain: Callable[[], None]) -> AbstractContextManager[object]:
+        """Mark a step in the trace; `drain` is called before a trace begins and before it ends."""
+        if self._tracing != (index in self._steps):
+            drain()
+            if self._tracing:
+                jax.profiler.stop_trace()
+            else:
+                jax.profiler.start_trace(self._folder)
+            self._tracing = not self._tracing
+        return jax.profiler.StepTraceAnnotation("step", step_num=index)
+
+
+# Emulated devices: one process compiles a program, the others load it, and so do later runs
+
+MOST_BYTES = 1 << 30  # the programs that were used last stay
+
+
+def share_compiled_programs() -> None:
+    """Compile each program once where processes emulate devices on the cores of one machine.
+
+    Call this before the first program. JAX keys a program of CPUs by its process, so that processes
+    share none; here the machine stands for it.
     """
-    evaluated: dict[str, str | int] = {"held_out": text.digest} if text else {}
-    return evaluated | {
-        "data": batches.digest,
-        "seed": plan.seed,
-        "sequences": plan.batch.sequences,
-        "length": plan.batch.length,
-    }
+    folder = os.environ.get(COMPILED)
+    if not folder or not hasattr(cache_key, "_hash_accelerator_config"):
+        return
+
+    def hash_machine(hashed: Any, _: Any) -> None:
+        hashed.update(_processor().encode())
+
+    # JAX has no public way to say it.
+    cache_key._hash_accelerator_config = hash_machine  # type: ignore[assignment]
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_share_binary_between_hosts", True)
+
+
+def _processor() -> str:
+    """What this machine's processor can do: a program holds instructions that another may lack."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return "\n".join((platform.machine(), platform.processor(), *sorted(known)))

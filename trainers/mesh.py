@@ -6,7 +6,7 @@ Devices without coordinates (CPU, GPU) are ordered by slice, then by process.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -25,21 +25,18 @@ DIE_AXIS = "d"  # the devices of one chip
 
 
 def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
-    """The devices as an array with one dimension for each mesh axis of the plan."""
+    """Return the devices as an array with one dimension for each mesh axis of the plan."""
     if len(devices) != plan.devices:
         raise SpecError(f"the plan is for {plan.devices} devices, here are {len(devices)}")
     lay = _by_coordinates if devices[0].platform == "tpu" else _by_order
-    grid = lay(plan, devices)
-    return Mesh(grid, _names(plan), axis_types=(AxisType.Auto,) * len(plan.axes))
+    names = tuple(axis.name for axis in plan.axes)
+    return Mesh(lay(plan, devices), names, axis_types=(AxisType.Auto,) * len(plan.axes))
 
 
 def abstract_mesh_of(plan: Plan) -> AbstractMesh:
-    """The same mesh without devices: programs can be traced on it."""
-    return AbstractMesh(_shape(plan), _names(plan), axis_types=(AxisType.Auto,) * len(plan.axes))
-
-
-def _names(plan: Plan) -> tuple[str, ...]:
-    return tuple(axis.name for axis in plan.axes)
+    """Return the same mesh without devices: programs can be traced on it."""
+    names = tuple(axis.name for axis in plan.axes)
+    return AbstractMesh(_shape(plan), names, axis_types=(AxisType.Auto,) * len(plan.axes))
 
 
 def _shape(plan: Plan) -> tuple[int, ...]:
@@ -48,8 +45,12 @@ def _shape(plan: Plan) -> tuple[int, ...]:
 
 def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     """One device for each mesh index: the one at the torus coordinates of the index."""
-    at = {(_slice_of(device), *_coordinates(device)): device for device in devices}
-    slices = sorted({place[0] for place in at})
+
+    def place_of(device: Any) -> tuple[int, ...]:
+        return (int(getattr(device, "slice_index", 0)), *device.coords, device.core_on_chip)
+
+    by_place = {place_of(device): device for device in devices}
+    slices = sorted({place[0] for place in by_place})
     if len(slices) != plan.pods:
         raise SpecError(f"the plan is for {plan.pods} pods, here are {len(slices)} slices")
     grid = np.empty(_shape(plan), dtype=object)
@@ -57,9 +58,9 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     for index in np.ndindex(grid.shape):
         pod = np.ravel_multi_index(index[: len(between)], between)
         place = (slices[pod], *_torus_place(plan, index))
-        if place not in at:
+        if place not in by_place:
             raise SpecError(f"no device at {place[1:]}: this slice is not a {plan.topology}")
-        grid[index] = at[place]
+        grid[index] = by_place[place]
     return grid
 
 
@@ -74,20 +75,16 @@ def _torus_place(plan: Plan, index: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(place.values())
 
 
-Places = tuple[tuple[int, ...], ...]
-Parts = list[tuple[TorusSpan, int]]
-
-
-def _parts(spans: tuple[TorusSpan, ...], position: int) -> Parts:
+def _parts(spans: tuple[TorusSpan, ...], position: int) -> list[tuple[TorusSpan, int]]:
     """A position on a mesh axis as positions on its spans, the first span outermost."""
     parts = np.unravel_index(position, [span.size for span in spans])
     return [(span, int(part)) for span, part in zip(spans, parts, strict=True)]
 
 
-def _ring_parts(spans: tuple[TorusSpan, ...], position: int) -> Parts:
-    """The same, where each next position is a neighbour: one step away on one span.
+def _ring_parts(spans: tuple[TorusSpan, ...], position: int) -> list[tuple[TorusSpan, int]]:
+    """A position on a ring as positions on its spans: the next one is a step away on one span.
 
-    Both devices of a chip come one after the other, so that one of them alone sends to the next.
+    Both devices of a chip come one after the other, so that only one of them sends to the next.
     """
     dies = [span for span in spans if span.torus == DIE_AXIS]
     between = [span for span in spans if span.torus != DIE_AXIS]
@@ -98,29 +95,25 @@ def _ring_parts(spans: tuple[TorusSpan, ...], position: int) -> Parts:
 
 @cache
 def ring_order(*sizes: int) -> tuple[tuple[int, ...], ...]:
-    """The places of a grid, each a step from the one before, and the last a step from the first.
+    """Return the places of a grid, each a step from the one before, the last a step from the first.
 
-    It goes to and fro through all of the grid but one line across it, and back along that line. A
-    grid of one span, or with no even one, is gone through from end to end: there is no such way.
+    The way goes to and fro through all of the grid except one line across it, and back along that
+    line. A grid of one span, or without an even one, has no such way: it then goes from end to end.
     """
     even = next((i for i, size in enumerate(sizes) if size % 2 == 0), None)
     if len(sizes) < 2 or even is None:
         return _to_and_fro(sizes)
     others = _to_and_fro(sizes[:even] + sizes[even + 1 :])
-    return tuple((*o[:even], row, *o[even:]) for row, o in _around(sizes[even], others))
-
-
-def _around(rows: int, line: Places) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Around an even number of rows: the first place of all but the first row comes last."""
-    yield 0, line[0]
+    rows, way = sizes[even], [(0, others[0])]
     for row in range(rows):
-        yield from ((row, place) for place in line[1:][:: -1 if row % 2 else 1])
-    yield from ((row, line[0]) for row in reversed(range(1, rows)))
+        way += [(row, place) for place in others[1:][:: -1 if row % 2 else 1]]
+    way += [(row, others[0]) for row in reversed(range(1, rows))]
+    return tuple((*place[:even], row, *place[even:]) for row, place in way)
 
 
-def _to_and_fro(sizes: tuple[int, ...]) -> Places:
+def _to_and_fro(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Every place of a grid, each a step from the one before: a reflected Gray code."""
-    places: Places = ((),)
+    places: tuple[tuple[int, ...], ...] = ((),)
     for size in sizes:
         places = tuple(
             (*place, part)
@@ -130,17 +123,13 @@ def _to_and_fro(sizes: tuple[int, ...]) -> Places:
     return places
 
 
-def _coordinates(device: Any) -> tuple[int, ...]:
-    return (*device.coords, device.core_on_chip)
-
-
-def _slice_of(device: Any) -> int:
-    return int(getattr(device, "slice_index", 0))
-
-
 def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     """Whole slices after one another, in each of them the processes in order."""
-    slice_ids = _slice_ids()
+    # The slice of each process, from its environment; one slice without that.
+    mine = int(os.environ.get("MEGASCALE_SLICE_ID", "0"))
+    slice_ids = [mine]
+    if jax.process_count() > 1:
+        slice_ids = multihost_utils.process_allgather(np.int32(mine)).tolist()
     sizes = np.bincount([slice_ids[device.process_index] for device in devices])
     sizes = sizes[sizes > 0]
     if len(sizes) > 1 and (len(sizes) != plan.pods or len(set(sizes.tolist())) > 1):
@@ -152,12 +141,3 @@ def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     grid = np.empty(len(devices), dtype=object)
     grid[:] = sorted(devices, key=order)
     return grid.reshape(_shape(plan))
-
-
-def _slice_ids() -> list[int]:
-    """The slice of each process, from its environment; one slice without that."""
-    mine = int(os.environ.get("MEGASCALE_SLICE_ID", "0"))
-    if jax.process_count() == 1:
-        return [mine]
-    gathered = multihost_utils.process_allgather(np.int32(mine))
-    return [int(slice_id) for slice_id in gathered]

@@ -19,21 +19,15 @@ from orchestrator.values.run import Evaluation, Startup, Step
 from trainers.contract import METRICS, Program, place
 from trainers.data.batches import HeldOut
 
-
-@dataclass(frozen=True, kw_only=True)
-class PendingStep:
-    """A step that is on the device."""
-
-    index: int
-    metrics: Mapping[str, jax.Array]
+State = dict[str, Any]
+clock = time.perf_counter
 
 
 def peak_hbm_bytes() -> int | None:
-    """The most that any device of this process has used; None where devices do not report it."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    return max(
-        (one["peak_bytes_in_use"] for one in stats if "peak_bytes_in_use" in one), default=None
-    )
+    """Return the most that any device of this process has used; None if none reports it."""
+    reports = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [report["peak_bytes_in_use"] for report in reports if "peak_bytes_in_use" in report]
+    return max(peaks, default=None)
 
 
 class Meter:
@@ -50,7 +44,7 @@ class Meter:
         startup: Startup,
         peak_flops_per_s: float | None,
         *,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = clock,
         memory: Callable[[], int | None] = peak_hbm_bytes,
     ) -> None:
         self._plan, self._emit = program.plan, emit
@@ -58,7 +52,7 @@ class Meter:
         self._flops = program.model_flops_per_step
         self._peak_flops_per_s = peak_flops_per_s
         self._startup: Startup | None = startup
-        self._pending: PendingStep | None = None
+        self._pending: tuple[int, Mapping[str, jax.Array]] | None = None  # on the device
         self._evaluation: Evaluation | None = None
         self._data_s = self._checkpoint_s = 0.0
         self._last_end = clock()
@@ -72,15 +66,17 @@ class Meter:
         """Note a step that is now on the device, and measure the one before it."""
         for metric in metrics.values():
             metric.copy_to_host_async()
-        self._measure_pending(with_memory=self._startup is not None)
-        self._pending = PendingStep(index=index, metrics=metrics)
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._emit(self._measured(*pending, with_memory=self._startup is not None))
+        self._pending = index, metrics
 
     def evaluate(self, measure: Callable[[], Evaluation]) -> None:
         """Wait for the step on the device, and measure the loss of held-out text after it."""
         pending, self._pending = self._pending, None
         if pending is None:
             raise ValueError("no step is on the device")
-        step = self._measured(pending, with_memory=False)
+        step = self._measured(*pending, with_memory=False)
         self._evaluation = measure()
         self._last_end = self._clock()
         if not math.isfinite(self._evaluation.loss):
@@ -89,21 +85,30 @@ class Meter:
 
     def flush(self) -> None:
         """Wait for the step on the device, if there is one, and measure it and the memory."""
-        self._measure_pending(with_memory=True)
-
-    def _measure_pending(self, *, with_memory: bool) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._emit(self._measured(pending, with_memory=with_memory))
+            self._emit(self._measured(*pending, with_memory=True))
 
-    def _measured(self, step: PendingStep, *, with_memory: bool) -> Step:
-        values = {name: float(metric) for name, metric in step.metrics.items()}
+    def _measured(self, index: int, metrics: Mapping[str, jax.Array], *, with_memory: bool) -> Step:
+        values = {name: float(metric) for name, metric in metrics.items()}
         began, self._last_end = self._last_end, self._clock()
-        _check_finite(step.index, values)
-        step_s = self._last_end - began
-        rates = {} if self._startup else self._rates(step_s)
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                number = index + 1  # screens count from one
+                raise LossNotFinite(
+                    f"step {number}: {name} is {values[name]}; the state before it is the last"
+                    " good one"
+                )
+        step_s, plan, peak = self._last_end - began, self._plan, self._peak_flops_per_s
+        rates: dict[str, float | None] = {}
+        if not self._startup:
+            rates = {
+                "tokens_per_s_per_chip": plan.batch.tokens / step_s / plan.chips,
+                "model_flops_per_s_per_chip": self._flops / step_s / plan.chips,
+                "mfu": peak and flops.mfu(self._flops, step_s, plan.devices, peak),
+            }
         measured = Step(
-            index=step.index,
+            index=index,
             step_s=step_s,
             data_s=self._data_s,
             checkpoint_s=self._checkpoint_s,
@@ -120,37 +125,13 @@ class Meter:
         self._startup, self._data_s, self._checkpoint_s = None, 0.0, 0.0
         return measured
 
-    def _rates(self, step_s: float) -> dict[str, float | None]:
-        plan, peak_flops_per_s = self._plan, self._peak_flops_per_s
-        return {
-            "tokens_per_s_per_chip": plan.batch.tokens / step_s / plan.chips,
-            "model_flops_per_s_per_chip": self._flops / step_s / plan.chips,
-            "mfu": peak_flops_per_s
-            and flops.mfu(self._flops, step_s, plan.devices, peak_flops_per_s),
-        }
-
-
-def _check_finite(index: int, values: Mapping[str, float]) -> None:
-    for name in ("loss", "grad_norm"):
-        if not math.isfinite(values[name]):
-            step = index + 1  # screens count from one
-            raise LossNotFinite(
-                f"step {step}: {name} is {values[name]}; the state before it is the last good one"
-            )
-
 
 # The loss on held-out text, by the forward pass of a program. The state stays as it is.
 
 
-State = dict[str, Any]
-clock = time.perf_counter
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates after every so many steps, and after the last. `progressed` is called after each
-    batch.
-    """
+    """Evaluates after each `every` steps and the last; calls `progressed` after each batch."""
 
     program: Program
     compiled: jax.stages.Compiled
@@ -163,16 +144,25 @@ class Evaluator:
         return done % self.every == 0 or done == self.last
 
     def evaluate(self, state: State, done: int) -> Evaluation:
-        """The mean loss over all predicted tokens. A batch is placed while one is on the device."""
+        """Return the mean loss over all predicted tokens.
+
+        A batch is placed while the one before it is on the device.
+        """
         began, loss, tokens = clock(), 0.0, 0
         pending: dict[str, jax.Array] | None = None
+
+        def add(sums: dict[str, jax.Array]) -> None:
+            nonlocal loss, tokens
+            self.progressed()
+            loss, tokens = loss + float(sums["loss_sum"]), tokens + int(sums["tokens"])
+
         for number in range(self.text.batches):
             batch = self._batch(number)
             if pending is not None:
-                loss, tokens = self._added(loss, tokens, pending)
+                add(pending)
             pending = self.compiled(state, batch)
         assert pending is not None
-        loss, tokens = self._added(loss, tokens, pending)
+        add(pending)
         return Evaluation(
             steps_done=done, loss=loss / tokens, tokens=tokens, evaluation_s=clock() - began
         )
@@ -180,13 +170,9 @@ class Evaluator:
     def _batch(self, number: int) -> Any:
         return place(self.program, lambda start, stop: self.text.batch(number, range(start, stop)))
 
-    def _added(self, loss: float, tokens: int, sums: dict[str, jax.Array]) -> tuple[float, int]:
-        self.progressed()
-        return loss + float(sums["loss_sum"]), tokens + int(sums["tokens"])
-
 
 def compiled_evaluation(program: Program) -> jax.stages.Compiled:
-    """The forward pass of a program, compiled ahead of time with the plan's options."""
+    """Return the forward pass of a program, compiled ahead of time with the plan's options."""
     if program.evaluate is None:
         trainer = program.plan.trainer
         raise SpecError(f"run.evaluation: trainer {trainer} has no evaluation; leave it out")

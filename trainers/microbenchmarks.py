@@ -23,12 +23,9 @@ from orchestrator.values.plan import Plan
 from trainers.contract import build, load, place
 from trainers.data.batches import Synthetic
 from trainers.llama.attention_kernels import attention
-from trainers.llama.runtime import DTYPES
+from trainers.llama.parameters import DTYPES
 from trainers.loop import share_compiled_programs
 from trainers.multihost import barrier
-
-# How amounts of work are timed: one after another, in rounds.
-
 
 ROUNDS = 9
 
@@ -50,8 +47,7 @@ def in_rounds(
     )
 
 
-# What one device does alone, timed in sizes that grow until a run takes long.
-
+# Operations of one device, timed in sizes that grow until a run takes long
 
 OPERATIONS: tuple[tuple[Operation, int], ...] = (
     ("matmul", 0),
@@ -79,26 +75,26 @@ Work = tuple[Body, tuple[jax.Array, ...], float]  # a body, what it begins with,
 
 
 def device_timings() -> Iterator[Timing]:
-    """All operations in all types, on the first device."""
+    """Time all operations in all types, on the first device."""
     for operation, head_dim in OPERATIONS:
         for dtype in get_args(DType):
             yield timed(operation, dtype, head_dim)
 
 
 def timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing:
-    """An operation at each size."""
+    """Time an operation at each size."""
     amount, most = AMOUNTS[operation]
     runs: dict[float, Callable[[], float]] = {}
     with jax.default_device(jax.local_devices()[0]):
         while amount <= most:
-            body, start, done = work(operation, DTYPES[dtype], head_dim, amount)
-            runs[done] = compiled(body, start)
+            body, start, done = _work(operation, DTYPES[dtype], head_dim, amount)
+            runs[done] = _compiled(body, start)
             amount = GROWTH * amount if GROWTH * runs[done]() < LONG_S else 2 * most
         return replace(in_rounds(operation, dtype, runs), head_dim=head_dim)
 
 
-def compiled(body: Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
-    """What does the body often enough to be timed, and returns the seconds of once."""
+def _compiled(body: Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
+    """What does the body often enough to be timed, and returns the seconds of one time."""
 
     def repeat(count: jax.Array, arrays: Any) -> Any:
         return jax.lax.fori_loop(0, count, lambda _, before: body(before), arrays)
@@ -115,13 +111,17 @@ def compiled(body: Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
     return lambda: seconds(count)
 
 
-def work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> Work:
+def _work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> Work:
     if operation == "matmul":
-        return matmul(dtype, amount)
-    return copy(dtype, amount) if operation == "copy" else attend(dtype, head_dim, amount)
+        return _matmul(dtype, amount)
+    if operation == "attention":
+        return _attend(dtype, head_dim, amount)
+    # Every number is read and written.
+    numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), SMALL, dtype)
+    return lambda arrays: (arrays[0] * dtype(0.5),), (numbers,), 2.0 * numbers.nbytes
 
 
-def matmul(dtype: Any, amount: float) -> Work:
+def _matmul(dtype: Any, amount: float) -> Work:
     """A product and its backward pass: each multiplies in an order of its own."""
     size = round((amount / 2 / MATMULS) ** (1 / 3) / 16) * 16
     square = jnp.full((size, size), SMALL, dtype)
@@ -134,13 +134,7 @@ def matmul(dtype: Any, amount: float) -> Work:
     return body, (square, square), 2.0 * MATMULS * size**3
 
 
-def copy(dtype: Any, amount: float) -> Work:
-    """Every number read and written."""
-    numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), SMALL, dtype)
-    return lambda arrays: (arrays[0] * dtype(0.5),), (numbers,), 2.0 * numbers.nbytes
-
-
-def attend(dtype: Any, head_dim: int, amount: float) -> Work:
+def _attend(dtype: Any, head_dim: int, amount: float) -> Work:
     """The trainer's attention of one sequence with many heads, forward and backward."""
     head_flops = 4 * ATTENTION_PASSES * head_dim * LENGTH**2
     heads = max(1, round(amount / head_flops))
@@ -155,46 +149,46 @@ def attend(dtype: Any, head_dim: int, amount: float) -> Work:
     return body, (tensor,) * 3, heads * head_flops
 
 
-# The step of a plan's trainer, timed with fewer layers than the plan has.
-
-
-def step_timing(plan: Plan) -> Timing:
-    """The step at each depth."""
-    runs = {float(one): CompiledStep(with_layers(plan, one)).seconds for one in depths(plan)}
-    return in_rounds("step", plan.precision.compute, runs)
+# The step of a plan's trainer, timed with fewer layers than the plan has
 
 
 def depths(plan: Plan) -> tuple[int, ...]:
-    """One layer, and three quarters of the layers, at least two."""
+    """Return one layer, and three quarters of the layers, at least two."""
     return 1, max(2, plan.model.layers * 3 // 4)
 
 
-def with_layers(plan: Plan, layers: int) -> Plan:
-    model = replace(plan.model, layers=layers)
-    return replace(plan, model=replace(model, parameters=flops.parameters(model)))
+def _step_timing(plan: Plan) -> Timing:
+    """Time the step at each depth."""
+    runs: dict[float, Callable[[], float]] = {}
+    for layers in depths(plan):
+        model = replace(plan.model, layers=layers)
+        model = replace(model, parameters=flops.parameters(model))
+        runs[float(layers)] = _CompiledStep(replace(plan, model=model)).seconds
+    return in_rounds("step", plan.precision.compute, runs)
 
 
-class CompiledStep:
+class _CompiledStep:
     """The step of a plan with a state and a batch; the devices have done it once."""
 
     def __init__(self, plan: Plan) -> None:
         program = build(load(plan.trainer), plan, jax.devices())
-        self.step = program.step.lower(program.state, program.batch).compile()
+        self.step = program.lowered().compile()
         barrier(f"a step of {plan.model.layers} layers is compiled")
         self.state = jax.block_until_ready(program.init(plan.seed))
         data = Synthetic(plan.model.vocab, plan.batch.length, plan.seed)
         self.batch = place(program, lambda start, stop: data.batch(0, range(start, stop)))
+        self.rate = program.rate(0)
         self.seconds()
 
     def seconds(self) -> float:
-        """Do the next step."""
+        """Do the next step, and return its seconds."""
         begin = time.perf_counter()
-        self.state, metrics = self.step(self.state, self.batch)
+        self.state, metrics = self.step(self.state, self.batch, *self.rate)
         jax.block_until_ready((self.state, metrics))
         return time.perf_counter() - begin
 
 
-# One of the processes that measure a machine.
+# One of the processes that measure a machine
 
 
 def main() -> None:
@@ -213,7 +207,7 @@ def main() -> None:
 
 def measure(result: str, *how: str) -> None:
     """Time one device's operations, or a plan's step."""
-    timings = tuple(rehearsal_timings(*how) if how else device_timings())
+    timings = tuple(_rehearsal_timings(*how) if how else device_timings())
     if jax.process_index() == 0:
         device = jax.local_devices()[0]
         measured = Measurements(
@@ -223,8 +217,8 @@ def measure(result: str, *how: str) -> None:
     barrier("the machine is measured")
 
 
-def rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:
-    """A large matmul on all cores, in the first process alone; the step in all together."""
+def _rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:
+    """A large matmul on all cores, only in the first process; the step in all together."""
     plan = codec.from_json(Path(path).read_bytes(), Plan)
     share_compiled_programs()
     if plan.hosts > 1:
@@ -234,7 +228,7 @@ def rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]
     if process == "0":
         yield timed("matmul", plan.precision.compute)
     barrier("matmuls are measured")
-    yield step_timing(plan)
+    yield _step_timing(plan)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def barrier(name: str, *, timeout_s: float = BARRIER_S) -> None:
 
 
 def first_message(message: str | None) -> str | None:
-    """The message of the first process that has one, on every process; long ones are cut."""
+    """Return the message of the first process that has one, on every process; long ones are cut."""
     if jax.process_count() == 1:
         return message
     barrier("messages are ready")
@@ -58,7 +58,7 @@ def first_message(message: str | None) -> str | None:
     mine[: len(encoded)] = encoded
     rows = multihost_utils.process_allgather(mine)
     messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]
-    return next((one for one in messages if one), None)
+    return next(filter(None, messages), None)
 
 
 class StopVote:
@@ -70,8 +70,8 @@ class StopVote:
 
     def __init__(self, wants_stop: Callable[[], bool]) -> None:
         self._wants_stop = wants_stop
-        self._alone = jax.process_count() == 1
-        if not self._alone:
+        self._is_only_process = jax.process_count() == 1
+        if not self._is_only_process:
             devices = Mesh(np.array(jax.devices()), ("devices",))
             self._each = NamedSharding(devices, PartitionSpec("devices"))
             replicated = NamedSharding(devices, PartitionSpec())
@@ -80,7 +80,7 @@ class StopVote:
 
     def says_stop(self) -> bool:
         """Vote, and return the result of the vote before."""
-        if self._alone:
+        if self._is_only_process:
             return self._wants_stop()
         previous, self._result = self._result, self._sum(self._wants_stop())
         return bool(previous)

@@ -14,14 +14,11 @@ from orchestrator.processes import resource
 from orchestrator.values.fields import COMPUTED
 from orchestrator.values.model import Model
 
-# Reads the TOML files of the catalog.
-
-
 FOLDER = resource("catalog")
 
 
 def table(name: str) -> dict[str, Any]:
-    """The content of one file of this folder, named relative to it."""
+    """Return the content of one TOML file of the catalog, named relative to its folder."""
     with (FOLDER / name).open("rb") as file:
         return tomllib.load(file)
 
@@ -203,59 +200,56 @@ class Topology:
 
 @cache
 def chips() -> tuple[str, ...]:
-    """The names of all chips: those of the files."""
+    """Return the names of all chips."""
     return tuple(sorted(path.stem for path in (FOLDER / "chips").glob("*.toml")))
 
 
 @cache
 def chip(name: str) -> Chip:
-    """One chip of the catalog, by its exact name."""
+    """Return a chip of the catalog, by its exact name."""
     if name not in chips():
         raise UnknownName("chip", name, list(chips()))
     return defined(name, table(f"chips/{name}.toml"))
 
 
 def chip_of(resources: NamesChip) -> Chip:
-    """The chip of a spec's resources or of a plan."""
+    """Return the chip of a spec's resources or of a plan."""
     if resources.chip_definition is None:
         return chip(resources.chip)
     return defined(resources.chip, resources.chip_definition)
 
 
 def defined(name: str, definition: dict[str, Any]) -> Chip:
-    """The chip that the content of a file defines."""
+    """Return the chip that the content of a file defines."""
     return msgspec.convert({**definition, "name": name}, Chip)
 
 
-# Models by name, as shapes.
-
-
 @cache
-def _entries() -> dict[str, dict[str, Any]]:
+def _models() -> dict[str, dict[str, Any]]:
     return table("models.toml")
 
 
 def models() -> tuple[str, ...]:
-    """The names of all models, families together and small ones first."""
-    return tuple(_entries())
+    """Return the names of all models, families together and small ones first."""
+    return tuple(_models())
 
 
 def model(name: str) -> Model:
-    """One model, by its exact name."""
+    """Return a model, by its exact name."""
     shape = {key: value for key, value in _entry(name).items() if key != "source"}
     return msgspec.convert({"name": name, **shape}, Model)
 
 
 def model_source(name: str) -> str:
-    """The key of the source of that model's shape."""
+    """Return the key of the source of a model's shape."""
     source: str = _entry(name)["source"]
     return source
 
 
 def _entry(name: str) -> dict[str, Any]:
-    if name not in _entries():
+    if name not in _models():
         raise UnknownName("model", name, list(models()))
-    return _entries()[name]
+    return _models()[name]
 
 
 # Where each outside number comes from.
@@ -274,5 +268,5 @@ class Source:
 
 @cache
 def sources() -> dict[str, Source]:
-    """Every source that a quantity, a chip or a model names, by its key."""
+    """Return every source that a quantity, a chip or a model names, by its key."""
     return {key: Source(key=key, **entry) for key, entry in table("sources.toml").items()}

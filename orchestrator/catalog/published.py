@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Efficiency:
     the half width of the 80 % interval, as the logarithm of a factor, for all but REFERENCE.
     `ranges` are those of the published runs, by the axes of `plan.extrapolation`.
 
-    The others are of published runs alone. The older kernel reaches `flash_attention` of the peak
+    The others apply only to published runs. The older kernel reaches `flash_attention` of the peak
     with a head of 128. A figure that averages a whole run has `run_overhead_s` more than a steady
     step, and `run_share` of it is no step. `software` adds a share to the step of REFERENCE; OTHER
     is for software without runs. `reference_spread` is the spread for REFERENCE.
@@ -69,38 +69,24 @@ class Efficiency:
 
 @cache
 def efficiency(chip: str) -> Efficiency | None:
-    """What that kind of chip reaches; None where no run of it was ever published here."""
+    """Return what that kind of chip reaches; None where no run of it was ever published here."""
     learned = table(LEARNED)
     if chip not in learned["matmul"]:
         return None
-    shared = {name: _learned(entry) for name, entry in learned["shared"].items()}
-    software = {name: _learned(entry) for name, entry in learned["software"].items()}
-    return Efficiency(
-        matmul=_learned(learned["matmul"][chip]),
-        software=software,
-        ranges=_ranges(learned["range"], chip),
-        **shared,
-    )
+    # The ranges of all runs, and that of chips among the runs of that kind.
+    ranges = {**learned["range"], "chips": learned["range"]["chips"][chip]}
+    content = {
+        **learned["shared"],
+        "matmul": learned["matmul"][chip],
+        "software": learned["software"],
+        "ranges": {axis: {"low": low, "high": high} for axis, (low, high) in ranges.items()},
+    }
+    return msgspec.convert(content, Efficiency)
 
 
 def shared_efficiency(name: str) -> LearnedConstant:
-    """A constant that is the same for all kinds of chips."""
-    return _learned(table(LEARNED)["shared"][name])
-
-
-def _ranges(entries: dict[str, Any], chip: str) -> dict[str, Range]:
-    """The ranges of all runs, and that of chips among the runs of that kind."""
-    own = entries["chips"][chip]
-    return {
-        axis: Range(low=float(low), high=float(high))
-        for axis, (low, high) in {**entries, "chips": own}.items()
-    }
-
-
-def _learned(entry: dict[str, Any]) -> LearnedConstant:
-    return LearnedConstant(
-        value=float(entry["value"]), unsure=float(entry["unsure"]), rows=tuple(entry["rows"])
-    )
+    """Return a constant that is the same for all kinds of chips."""
+    return msgspec.convert(table(LEARNED)["shared"][name], LearnedConstant)
 
 
 # Published figures, each with its source and the formula that gives it, as data.
@@ -110,8 +96,8 @@ def _learned(entry: dict[str, Any]) -> LearnedConstant:
 class BookQuestion:
     """What a publication asks, exactly: a model, a batch, slices of a chip.
 
-    It is quoted for specs of the model on so many of the slices; without `quoted_for_pods`, for any
-    spec of the model.
+    It is quoted for specs of the model on `quoted_for_pods` slices; without them, for any spec of
+    the model.
     """
 
     title: str
@@ -127,11 +113,11 @@ class BookQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class RemarkFormula:
-    """A formula whose value belongs beside a figure; in its unit, unless another is named."""
+    """A formula whose value belongs to a figure; in its unit, unless another is named."""
 
     says: str
     formula: str
-    inputs: dict[str, float] = field(default_factory=dict)
+    inputs: dict[str, int | float] = field(default_factory=dict)
     unit: str | None = None
 
 
@@ -149,37 +135,23 @@ class PublishedFigure:
     unit: str
     source: str
     formula: str
-    inputs: dict[str, float] = field(default_factory=dict)
+    inputs: dict[str, int | float] = field(default_factory=dict)
     exact: str | None = None
-    exact_inputs: dict[str, float] = field(default_factory=dict)
+    exact_inputs: dict[str, int | float] = field(default_factory=dict)
     asides: tuple[RemarkFormula, ...] = ()
     why: str = ""
 
 
 @cache
 def questions() -> dict[str, BookQuestion]:
-    """All questions, in the order in which they are quoted."""
-    return {key: BookQuestion(**_tuples(entry)) for key, entry in _quotes()["questions"].items()}
+    """Return all questions, in the order in which they are quoted."""
+    return msgspec.convert(table("quotes.toml")["questions"], dict[str, BookQuestion])
 
 
 @cache
 def figures() -> tuple[PublishedFigure, ...]:
-    """All figures, in the order in which they are quoted."""
-    return tuple(map(_figure, _quotes()["figures"]))
-
-
-def _figure(entry: dict[str, Any]) -> PublishedFigure:
-    asides = [RemarkFormula(**beside) for beside in entry.get("asides", ())]
-    return PublishedFigure(**_tuples(entry | {"asides": asides}))
-
-
-def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
-
-
-@cache
-def _quotes() -> dict[str, Any]:
-    return table("quotes.toml")
+    """Return all figures, in the order in which they are quoted."""
+    return msgspec.convert(table("quotes.toml")["figures"], tuple[PublishedFigure, ...])
 
 
 # Published shares of effective time, with what their sources say of failures and recoveries.
@@ -225,13 +197,11 @@ class Campaign:
 
 @cache
 def goodput_runs() -> tuple[GoodputRun, ...]:
-    """All published runs."""
     return msgspec.convert(table("goodput_runs.toml")["runs"], tuple[GoodputRun, ...])
 
 
 @cache
 def campaign() -> Campaign:
-    """The campaign of faults."""
     return msgspec.convert(table("goodput_runs.toml")["campaign"], Campaign)
 
 
@@ -239,12 +209,9 @@ def campaign() -> Campaign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryTime:
-    """A number, its 80 % interval, and its source: a key of the catalog."""
+class RecoveryTime(Uncertain):
+    """A number with its source: a key of the catalog."""
 
-    value: float
-    low: float
-    high: float
     source: str
 
 
@@ -264,5 +231,4 @@ class Recovery:
 
 @cache
 def recovery() -> Recovery:
-    """All of them."""
     return msgspec.convert(table("recovery.toml"), Recovery)

@@ -13,33 +13,36 @@ from orchestrator.values.spec import AUTO_TOPOLOGY
 
 Shape = tuple[int, ...]
 
-SHAPE = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,3}")
-NAME = re.compile(r"([a-z0-9-]+)-([1-9][0-9]{0,8})")
-NEAREST = 3
+_SHAPE = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,3}")
+_NAME = re.compile(r"([a-z0-9-]+)-([1-9][0-9]{0,8})")
+_NEAREST = 3
 
 
 def topology(chip: Chip, text: str) -> Topology:
-    """The slice that a shape (16x20x28) or an accelerator type (v5p-128) means."""
+    """Return the slice that a shape (16x20x28) or an accelerator type (v5p-128) means."""
     if text == AUTO_TOPOLOGY:
         raise NoTopology
-    if SHAPE.fullmatch(text):
+    if _SHAPE.fullmatch(text):
         shape = tuple(map(int, text.split("x")))
-        fault = _fault(chip, shape)
-        if fault:
+        if fault := _fault(chip, shape):
             is_cluster = chip.switched and prod(shape) > chip.pod_chips.value
             raise NoSuchSlice(fault, _near(chip, shape), "nearest", is_cluster=is_cluster)
     else:
         shape = _named(chip, text)
-    return Topology(shape=shape, wraps=_wraps(chip, shape))
+    cube, ring = chip.slices.cube, chip.slices.ring
+    if cube is not None:
+        closed = all(length % cube == 0 for length in shape)
+        return Topology(shape=shape, wraps=(closed,) * len(shape))
+    return Topology(shape=shape, wraps=tuple(length == ring for length in shape))
 
 
 def topologies(chip: Chip) -> tuple[str, ...]:
-    """Every slice of a chip that exists, smallest first."""
+    """Return every slice of a chip that exists, smallest first."""
     return tuple(map(_text, _shapes(chip)))
 
 
 def _fault(chip: Chip, shape: Shape) -> str | None:
-    """Why there is no such slice, or None."""
+    """Return why there is no such slice, or None."""
     slices, text, chips = chip.slices, _text(shape), prod(shape)
     if shape in slices.listed:
         return None
@@ -65,41 +68,31 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
 
 
 def _named(chip: Chip, text: str) -> Shape:
-    """The shape that an accelerator type means: the most cubic one with that many chips."""
-    name = NAME.fullmatch(text)
-    if meant := _respelt(chip, text):
+    """Return the shape that an accelerator type means: the most cubic one with that many chips."""
+    # A shape in another notation: 4X4X4, 4*4*4, 4, 4, 4.
+    meant = re.sub(r"[ ]*[xX*×,][ ]*", "x", text.strip("([ ])"))
+    if meant != text and meant in topologies(chip):
         raise NoSuchSlice(f"{text!r} is no shape", [meant], "did you mean")
-    if not name or name[1] not in chip.slices.names:
+    name, slices = _NAME.fullmatch(text), chip.slices
+    if not name or name[1] not in slices.names:
         raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", _examples(chip), "known")
-    named = int(name[2])
-    chips, rest = divmod(named, chip.slices.named_per_chip)
+    chips, rest = divmod(int(name[2]), slices.named_per_chip)
     shape = None if rest else _most_cubic(chip, chips)
     if shape is None:
-        nearest = _near_names(chip, name[1], named)
+        counts = {prod(each) * slices.named_per_chip for each in _shapes(chip)}
+        by_distance = sorted(counts, key=lambda count: abs(log(count) - log(int(name[2]))))
+        nearest = [f"{name[1]}-{count}" for count in sorted(by_distance[:_NEAREST])]
         raise NoSuchSlice(f"no {chip.name} slice is called {text}", nearest, "nearest")
     return shape
 
 
-def _respelt(chip: Chip, text: str) -> str | None:
-    """The slice that a shape in another notation means: 4X4X4, 4*4*4, 4, 4, 4."""
-    shape = re.sub(r"[ ]*[xX*×,][ ]*", "x", text.strip("([ ])"))
-    return shape if shape != text and shape in topologies(chip) else None
-
-
 def _most_cubic(chip: Chip, chips: int) -> Shape | None:
-    """The slice of that many chips with the least sum of lengths: the one Google Cloud means."""
+    """Return the slice of that many chips with the least sum of lengths, as Google Cloud does."""
     return min((shape for shape in _shapes(chip) if prod(shape) == chips), key=sum, default=None)
 
 
-def _wraps(chip: Chip, shape: Shape) -> tuple[bool, ...]:
-    slices = chip.slices
-    if slices.cube is not None:
-        return (all(length % slices.cube == 0 for length in shape),) * len(shape)
-    return tuple(length == slices.ring for length in shape)
-
-
 def _shapes(chip: Chip) -> tuple[Shape, ...]:
-    """Every slice that exists, smallest first."""
+    """Return every slice that exists, smallest first."""
     cube = chip.slices.cube
     boxes = () if cube is None else _boxes(cube, int(chip.pod_chips.value))
     return tuple(sorted({*chip.slices.listed, *boxes}, key=lambda shape: (prod(shape), shape)))
@@ -107,7 +100,7 @@ def _shapes(chip: Chip) -> tuple[Shape, ...]:
 
 @cache
 def _boxes(edge: int, most: int) -> tuple[Shape, ...]:
-    """The boxes of whole cubes, dimensions ascending, that have at most so many chips."""
+    """Return the boxes of whole cubes, dimensions ascending, that have at most `most` chips."""
     cubes = most // edge**3
     return tuple(
         (a * edge, b * edge, c * edge)
@@ -118,25 +111,20 @@ def _boxes(edge: int, most: int) -> tuple[Shape, ...]:
 
 
 def _near(chip: Chip, shape: Shape) -> list[str]:
-    """The slices nearest to a shape: in chips, then in lengths, in any order."""
+    """Return the slices nearest to a shape: in chips, then in lengths, in any order."""
 
     def distance(other: Shape) -> tuple[float, float]:
         chips = abs(log(prod(other)) - log(prod(shape)))
         lengths = zip_longest(sorted(shape, reverse=True), sorted(other, reverse=True), fillvalue=1)
         return chips, sum((log(a) - log(b)) ** 2 for a, b in lengths)
 
-    return list(map(_text, sorted(_shapes(chip), key=distance)[:NEAREST]))
-
-
-def _near_names(chip: Chip, name: str, named: int) -> list[str]:
-    """The accelerator types of that name with the nearest numbers of chips."""
-    counts = {prod(shape) * chip.slices.named_per_chip for shape in _shapes(chip)}
-    nearest = sorted(counts, key=lambda count: abs(log(count) - log(named)))[:NEAREST]
-    return [f"{name}-{count}" for count in sorted(nearest)]
+    return list(map(_text, sorted(_shapes(chip), key=distance)[:_NEAREST]))
 
 
 def _examples(chip: Chip) -> list[str]:
-    """What a message lists: the small slices, each doubling, the largest rented, the whole pod."""
+    """Return what a message lists: the small slices, each doubling, the largest rented, the whole
+    pod.
+    """
     pod = int(chip.pod_chips.value)
     doublings = (_most_cubic(chip, 2**power) for power in range(pod.bit_length()))
     shapes = {*chip.slices.listed, *doublings, chip.largest_slice, _most_cubic(chip, pod)} - {None}

@@ -24,8 +24,8 @@ from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.reading.expectations import keys_of_specs
+from orchestrator.reading.load import FLAG
 from orchestrator.reading.offer_options import WrongOption
-from orchestrator.reading.overrides import FLAG
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.run.next_commands import spec_command
 from orchestrator.run.progress import OperationInterrupted

@@ -22,7 +22,7 @@ from orchestrator.cli.arguments import (
 from orchestrator.errors import SpecError, refuse_options
 from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
 from orchestrator.planning.plan_warnings import input_missing
-from orchestrator.reading.inputs import missing_inputs
+from orchestrator.reading.load import missing_inputs
 from orchestrator.run.next_commands import offer_command, spec_command, stage_option
 from orchestrator.run.progress import interruptible
 from orchestrator.show.offers_screen import offers_screen, to_take

@@ -26,7 +26,7 @@ from orchestrator.show.parts import Detail
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.progress import Display
 from orchestrator.show.proof_screen import proof_screens, stage_proof_screens
-from orchestrator.show.score_screen import score_screen
+from orchestrator.show.report_screen import score_screen
 from orchestrator.show.terminal import CommandResult, show, show_result
 from orchestrator.values.proof import Proof
 from orchestrator.values.spec import Spec

@@ -99,7 +99,7 @@ class Cancelled(OrchError):
 
 
 class AttemptLost(OrchError):
-    """What was to carry out an attempt is gone before the attempt began."""
+    """The processes that were to carry out an attempt ended before it began."""
 
 
 def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None) -> int:
@@ -160,7 +160,7 @@ class Driver:
         self.first_plan = self.journal.plan(self.submission.plan_digest)
 
     def run(self) -> int:
-        """Try until there is no reason to try again; the exit code."""
+        """Start attempts until the run has ended, and return the exit code."""
         losses = 0
         with self.writer.background_heartbeat():
             if self.writer.before:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import erf, exp, hypot, log, sqrt
 
-from orchestrator.formatting import DAY_S
-from orchestrator.goodput.losses import DEVIATIONS
+from orchestrator.formatting import DAY_S, HOUR_S
+from orchestrator.goodput.losses import DEVIATIONS, changed, exactly
 from orchestrator.values.goodput import GoodputForecast, GoodputLine, Outlook, Uncertain
 from orchestrator.values.plan import Plan
 
-HOUR_S = 3600.0
-# How unsure the steps to come are, as shares: beyond those measured, and for one step alone.
-LASTING, OF_ONE_STEP = 0.02, 0.2
+# How unsure the steps to come are, as shares: beyond those measured, and for a single step.
+_LASTING, _SINGLE_STEP = 0.02, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +36,15 @@ class SoFar:
 
 
 @dataclass(frozen=True)
-class Belief:
+class _Belief:
     """A number whose logarithm has this mean and deviation."""
 
     mean: float
     deviation: float
+
+    @classmethod
+    def between(cls, value: float, low: float, high: float) -> "_Belief":
+        return cls(log(value), log(high / low) / 2 / DEVIATIONS)
 
     def uncertain(self, most: float | None = None) -> Uncertain:
         width = DEVIATIONS * self.deviation
@@ -53,84 +56,84 @@ class Belief:
 def outlook(
     plan: Plan, so_far: SoFar, deadline_at_s: float | None, *, forecast: bool
 ) -> Outlook | None:
-    """What is left; None where neither a forecast nor a measurement says how long a step takes.
+    """Return what is left; None where neither a forecast nor a measurement says how long a step
+    takes.
 
     `forecast`: whether the plan's is about the devices that the run is on.
     """
     stage = plan.stage_of(max(so_far.measured_steps - 1, 0))
-    step = step_belief(stage, so_far, forecast=forecast)
+    step = _step_belief(stage, so_far, forecast=forecast)
     if step is None or so_far.ended:
         return None
-    done_steps, left_steps = steps_of_stage(plan, stage, so_far)
-    share = goodput_belief(stage.forecast.goodput, so_far, done_steps * exp(step.mean))
     left = max(so_far.steps - so_far.steps_done, 0)
-    left_s = Belief(
+    done_steps: float = so_far.steps_done
+    left_steps: float = left
+    if plan.stages:
+        # Steps of all stages, counted in steps of this one by what each should take: what is
+        # learned of its steps holds for those of the others.
+        step_s, done_s = stage.forecast.step_s.likeliest, plan.run_s(so_far.steps_done)
+        done_steps = done_s / step_s
+        left_steps = max(plan.run_s(so_far.steps) - done_s, 0.0) / step_s
+    share = _goodput_belief(stage.forecast.goodput, so_far, done_steps * exp(step.mean))
+    # left_s = steps x seconds per step / goodput, in logarithms
+    left_s = _Belief(
         log(max(left_steps, 1)) + step.mean - share.mean, hypot(step.deviation, share.deviation)
     )
-    seconds = left_s.uncertain() if left else Uncertain(value=0.0, low=0.0, high=0.0)
+    seconds = left_s.uncertain() if left else exactly(0.0)
     price = plan.forecast.dollars_per_chip_hour if forecast and not plan.chip_profile else None
     rate = price and price * plan.chips * plan.forecast.goodput.inputs.rented / HOUR_S
     return Outlook(
         steps_left=left,
         step_s=step.uncertain(),
         goodput=share.uncertain(most=1.0),
-        days_left=scaled(seconds, 1 / DAY_S),
-        ends_at_s=shifted(seconds, so_far.now_s),
+        days_left=changed(seconds, lambda s: s * (1 / DAY_S)),
+        ends_at_s=changed(seconds, lambda s: s + so_far.now_s),
         dollars_so_far=None if rate is None else rate * so_far.running_s,
-        dollars_left=None if rate is None else scaled(seconds, rate),
+        dollars_left=None if rate is None else changed(seconds, lambda s: s * rate),
         deadline_at_s=deadline_at_s,
-        odds=None if deadline_at_s is None else odds(left_s, left, deadline_at_s - so_far.now_s),
+        odds=None if deadline_at_s is None else _odds(left_s, left, deadline_at_s - so_far.now_s),
     )
 
 
-def steps_of_stage(plan: Plan, stage: Plan, so_far: SoFar) -> tuple[float, float]:
-    """The steps that are done and left, counted in steps of one stage by what each should take:
-    what is learned of its steps holds for those of the others.
-    """
-    if not plan.stages:
-        return so_far.steps_done, max(so_far.steps - so_far.steps_done, 0)
-    step_s, done_s = stage.forecast.step_s.likeliest, plan.run_s(so_far.steps_done)
-    return done_s / step_s, max(plan.run_s(so_far.steps) - done_s, 0.0) / step_s
-
-
-def step_belief(plan: Plan, so_far: SoFar, *, forecast: bool) -> Belief | None:
-    """The seconds of the steps that are left."""
+def _step_belief(plan: Plan, so_far: SoFar, *, forecast: bool) -> _Belief | None:
+    """Return the seconds of the steps that are left."""
     beliefs = []
     known = plan.forecast.step_s
     if forecast and known.expected is not None and known.low and known.high:
-        beliefs.append(Belief(log(known.expected), log(known.high / known.low) / 2 / DEVIATIONS))
+        beliefs.append(_Belief.between(known.expected, known.low, known.high))
     if so_far.median_step_s:
         steps = max(so_far.measured_steps - plan.first_step, 1)
-        unsure = hypot(LASTING, OF_ONE_STEP / sqrt(steps))
-        beliefs.append(Belief(log(so_far.median_step_s), unsure))
-    return combined(beliefs) if beliefs else None
+        unsure = hypot(_LASTING, _SINGLE_STEP / sqrt(steps))
+        beliefs.append(_Belief(log(so_far.median_step_s), unsure))
+    return _combined(beliefs) if beliefs else None
 
 
-def goodput_belief(forecast: GoodputForecast, so_far: SoFar, done_s: float) -> Belief:
-    """The goodput of the time that is left: what was lost is as sure as failures were many."""
-    prior = Belief(log(forecast.expected), log(forecast.high / forecast.low) / 2 / DEVIATIONS)
+def _goodput_belief(forecast: GoodputForecast, so_far: SoFar, done_s: float) -> _Belief:
+    """Return the goodput of the time that is left: what was lost is the surer, the more failures
+    there were.
+    """
+    prior = _Belief.between(forecast.expected, forecast.low, forecast.high)
     if forecast.stated or not so_far.median_step_s or so_far.running_s <= 0:
         return prior
-    trained_s = min(done_s, so_far.running_s)
-    share = trained_s / so_far.running_s
+    share = min(done_s, so_far.running_s) / so_far.running_s
     if not share:
         return prior
-    unsure = hypot(LASTING, (1 - share) / sqrt(so_far.starts), HOUR_S / so_far.running_s)
-    return combined([prior, Belief(log(share), unsure)])
+    unsure = hypot(_LASTING, (1 - share) / sqrt(so_far.starts), HOUR_S / so_far.running_s)
+    return _combined([prior, _Belief(log(share), unsure)])
 
 
-def combined(beliefs: list[Belief]) -> Belief:
-    """The mean of beliefs, weighted by how sure they are. One without doubt is the only one."""
-    sure = [one for one in beliefs if not one.deviation]
-    if sure:
-        return sure[0]
-    weights = [one.deviation**-2 for one in beliefs]
-    mean = sum(w * one.mean for w, one in zip(weights, beliefs, strict=True)) / sum(weights)
-    return Belief(mean, sum(weights) ** -0.5)
+def _combined(beliefs: list[_Belief]) -> _Belief:
+    """Return the mean of beliefs, weighted by how sure they are; the first without doubt if any."""
+    for belief in beliefs:
+        if not belief.deviation:
+            return belief
+    weights = [belief.deviation**-2 for belief in beliefs]
+    mean = sum(w * belief.mean for w, belief in zip(weights, beliefs, strict=True)) / sum(weights)
+    return _Belief(mean, sum(weights) ** -0.5)
 
 
-def odds(left_s: Belief, left: int, until_s: float) -> float:
-    """The probability that what is left takes no longer."""
+def _odds(left_s: _Belief, left: int, until_s: float) -> float:
+    """Return the probability that what is left takes no longer than `until_s`."""
     if not left or until_s <= 0:
         return float(not left)
     if not left_s.deviation:
@@ -138,22 +141,12 @@ def odds(left_s: Belief, left: int, until_s: float) -> float:
     return 0.5 * (1 + erf((log(until_s) - left_s.mean) / left_s.deviation / sqrt(2)))
 
 
-def scaled(number: Uncertain, factor: float) -> Uncertain:
-    return Uncertain(
-        value=number.value * factor, low=number.low * factor, high=number.high * factor
-    )
-
-
-def shifted(number: Uncertain, by: float) -> Uncertain:
-    return Uncertain(value=number.value + by, low=number.low + by, high=number.high + by)
-
-
 # The goodput of a run in stages, from that of each stage.
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePart:
-    """The goodput of a stage, and the seconds of its steps alone."""
+    """The goodput of a stage, and the seconds of its steps without losses."""
 
     goodput: GoodputForecast
     steps_s: float
@@ -164,7 +157,8 @@ class StagePart:
 
 
 def change_s(goodput: GoodputForecast) -> float:
-    """What a change of stages takes: a save is written, the next step compiled, the state restored.
+    """Return the seconds of a change of stages: a save is written, the next step compiled, the
+    state restored.
 
     A compilation takes no longer than a restart. A goodput that the spec states counts it all.
     """
@@ -176,34 +170,53 @@ def change_s(goodput: GoodputForecast) -> float:
 
 
 def over_stages(parts: Sequence[StagePart]) -> GoodputForecast:
-    """Seconds add up, so shares are weighted by them. Saves are those of the longest stage."""
-    longest = max(parts, key=lambda one: one.all_s).goodput
-    steps_s = sum(one.steps_s for one in parts)
-    changes = [change_s(one.goodput) for one in parts[1:]]
+    """Return the goodput of all stages. Seconds add up, so shares are weighted by them; saves are
+    those of the longest stage.
+    """
+    longest = max(parts, key=lambda part: part.all_s).goodput
+    steps_s = sum(part.steps_s for part in parts)
+    changes = [change_s(part.goodput) for part in parts[1:]]
 
-    def share(of: str) -> float:
-        seconds = sum(one.steps_s / getattr(one.goodput, of) for one in parts)
+    def share(name: str) -> float:
+        seconds = sum(part.steps_s / getattr(part.goodput, name) for part in parts)
         return float(steps_s / (seconds + sum(changes)))
 
-    total_s = sum(one.all_s for one in parts) + sum(changes)
+    total_s = sum(part.all_s for part in parts) + sum(changes)
+    lines = _stage_lines(parts, total_s)
+    if lost_s := sum(changes):
+        each_s = lost_s / len(changes)
+        lines.append(
+            GoodputLine(
+                kind="stage_changes",
+                share=lost_s / total_s,
+                each_s=each_s,
+                per_day=len(changes) / total_s * DAY_S,
+                formula="changes x (write + start) / total",
+                inputs={"changes": len(changes), "each": each_s, "total": total_s},
+            )
+        )
     return replace(
         longest,
         expected=share("expected"),
         low=share("low"),
         high=share("high"),
         best=share("best"),
-        lines=(*_lines(parts, total_s), *_changes(changes, total_s)),
+        lines=tuple(lines),
     )
 
 
-def _lines(parts: Sequence[StagePart], total_s: float) -> list[GoodputLine]:
-    """The losses of all stages, each kind once; formulas and inputs are those of the longest."""
-    kinds = dict.fromkeys(line.kind for one in parts for line in one.goodput.lines)
+def _stage_lines(parts: Sequence[StagePart], total_s: float) -> list[GoodputLine]:
+    """Return the losses of all stages, each kind once; formulas and inputs are those of the
+    longest.
+    """
+    by_kind: dict[str, list[tuple[StagePart, GoodputLine]]] = {}
+    for part in parts:
+        for line in part.goodput.lines:
+            by_kind.setdefault(line.kind, []).append((part, line))
     lines = []
-    for kind in kinds:
-        same = [(one, line) for one in parts for line in one.goodput.lines if line.kind == kind]
-        lost_s = sum(one.all_s * line.share for one, line in same)
-        count = sum(one.all_s / DAY_S * line.per_day for one, line in same)
+    for same in by_kind.values():
+        lost_s = sum(part.all_s * line.share for part, line in same)
+        count = sum(part.all_s / DAY_S * line.per_day for part, line in same)
         _, longest = max(same, key=lambda pair: pair[0].all_s)
         lines.append(
             replace(
@@ -214,20 +227,3 @@ def _lines(parts: Sequence[StagePart], total_s: float) -> list[GoodputLine]:
             )
         )
     return lines
-
-
-def _changes(changes: Sequence[float], total_s: float) -> list[GoodputLine]:
-    lost_s = sum(changes)
-    if not lost_s:
-        return []
-    each_s = lost_s / len(changes)
-    return [
-        GoodputLine(
-            kind="stage_changes",
-            share=lost_s / total_s,
-            each_s=each_s,
-            per_day=len(changes) / total_s * DAY_S,
-            formula="changes x (write + start) / total",
-            inputs={"changes": len(changes), "each": each_s, "total": total_s},
-        )
-    ]

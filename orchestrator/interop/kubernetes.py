@@ -37,7 +37,7 @@ _LONGEST: dict[ManifestKind, int] = {"jobset": 40, "ray": 53, "rayjob": 47}
 _DIGEST = 6
 # A host that comes again joins again; the run itself counts its retries. The driver resumes a run.
 _HOST_RETRIES, _DRIVER_RETRIES, _JOBSET_RESTARTS = 1_000, 3, 3
-# What a TPU runtime in a container needs to know; Google's node runs one service on 8353.
+# The environment of a TPU runtime in a container; Google's node runs a service on port 8353.
 _TPU_ENVIRONMENT = (
     {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
     {"name": "VBAR_CONTROL_SERVICE_URL", "value": "$(NODE_IP):8353"},

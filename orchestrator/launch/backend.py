@@ -31,7 +31,7 @@ class DeadRank:
 
     @property
     def error(self) -> str:
-        """All of it in one line."""
+        """The whole error in one line."""
         return f"rank {self.rank} {self.how} (host {self.host}, slice {self.slice_name})"
 
 
@@ -74,8 +74,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpec:
-    """What an attempt is for: the directory of the run's journal, the claim that it serves, and the
-    worker.
+    """The journal's directory that an attempt works on, the claim that it serves, and the worker.
 
     A backend ends what it has started for an attempt when the claim counts no more: see
     `journal.ClaimWatch`. `worker` is the dotted name `package.module:function` of a function that
@@ -134,7 +133,7 @@ class AttemptHandle(Protocol):
     ) -> None: ...
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
-        """The next event; None when there is none within the timeout."""
+        """Return the next event, or None after the timeout."""
         ...
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
@@ -158,7 +157,7 @@ class ClusterEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class RunNeeds:
-    """What a run needs of a named cluster: the plan's slices, versions, secrets and storage.
+    """The needs of a run on a named cluster: the plan's slices, versions, secrets and storage.
 
     `secrets` are names of environment variables, and every host must see the file `marker`.
     """
@@ -169,7 +168,7 @@ class RunNeeds:
     marker: str
 
     def preflight_request(self) -> PreflightRequest:
-        """The same as a question to a cluster."""
+        """Return these needs as a question to a cluster."""
         return PreflightRequest(
             pods=self.plan.pods,
             kind=self.plan.slice_kind,
@@ -183,7 +182,7 @@ class LocalCluster(Protocol):
     """A cluster on this machine that runs one command."""
 
     def next_event(self, timeout_s: float) -> ClusterEvent | None:
-        """The next event; None when there is none within the timeout."""
+        """Return the next event, or None after the timeout."""
         ...
 
 

@@ -3,18 +3,24 @@
 A run that the cluster cannot serve is refused before it exists, with all that is missing at once.
 """
 
+import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from orchestrator.errors import OrchError
+from orchestrator.launch import provenance
 from orchestrator.launch.provenance import differences
+from orchestrator.storage import copies
+from orchestrator.storage.addresses import folder, is_copy
 
 SHOWN_HOSTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRequest:
-    """What a run needs: slices, the submitter's versions, and on every host secrets and storage.
+    """The needs of a run: slices, the submitter's versions, and on every host secrets and storage.
 
     `kind` is the chip and the topology of its slices, `secrets` are names of environment variables,
     and `file` lies in the run's storage.
@@ -44,7 +50,7 @@ class PreflightHost:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightReport:
-    """What a cluster has for a run. `others` counts its other slices, by its name of their kind."""
+    """The resources of a cluster for a run. `others` counts its other slices by their kind."""
 
     present: int
     free: int
@@ -141,3 +147,27 @@ def some_of(names: Sequence[str], total: int) -> str:
     shown = ", ".join(names[:SHOWN_HOSTS])
     more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
     return f"{len(names)} of {total} hosts ({shown}{more})"
+
+
+# What a preflight learns from a host: the process on that host calls this.
+
+
+def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
+    """Describe this host: versions, whether it can write next to `file`, the secrets it lacks."""
+    path = folder(file)
+    return PreflightHost(
+        name=name,
+        versions=provenance.versions(),
+        reaches=_reaches(path),
+        lacks=tuple(variable for variable in secrets if not os.environ.get(variable)),
+    )
+
+
+def _reaches(path: Path) -> bool:
+    """Whether this host sees a file and can write next to it."""
+    if not is_copy(path):
+        return path.exists() and os.access(path.parent, os.W_OK)
+    try:
+        return copies.exists(path) and copies.check_writable(path.parent)
+    except (OSError, OrchError):
+        return False

@@ -1,4 +1,4 @@
-"""What a run is made of: versions, the code with its digest and archive, its commit.
+"""The origin of a run: versions, the code with its digest and archive, its commit.
 
 It reads the files of this installation, and asks git when they lie in a checkout.
 """
@@ -36,7 +36,7 @@ class VersionsDiffer(OrchError):
 def versions() -> dict[str, str]:
     """The versions of this process: Python, what computes, this project, a digest of its code.
 
-    What is not installed is left out: a laptop that submits may have no libtpu.
+    Packages that are absent are left out: a laptop that submits may lack libtpu.
     """
     known = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in (*DISTRIBUTIONS, "orch"):
@@ -94,7 +94,7 @@ def _known_to_git(paths: list[Path]) -> list[Path]:
 
 
 def lock_files() -> list[Path]:
-    """The files that say which packages are needed, where they lie beside the code."""
+    """The files next to the code that say which packages are needed."""
     paths = (Path(name) for name in (LOCK, "pyproject.toml"))
     return [path for path in paths if _is_own_file(PROJECT / path)]
 
@@ -172,7 +172,7 @@ def without_secrets(text: bytes, names: Iterable[str]) -> bytes:
 
 
 def _values(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The longest first: one may be a part of another. One letter is no secret."""
+    """The longest first: one may be a part of another. A letter is too short for a secret."""
     known = [(name, os.environ.get(name, "")) for name in (*names, "RAY_AUTH_TOKEN")]
     yield from sorted((pair for pair in known if len(pair[1]) > 1), key=lambda pair: -len(pair[1]))
 

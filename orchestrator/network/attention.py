@@ -164,7 +164,7 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
 def queries(
     model: Model, shape: latent.LatentDimensions, dimensions: tuple[Dimension, Dimension]
 ) -> Matmul:
-    """From their latent, or from the stream where they have none."""
+    """From their latent, or from the stream."""
     if shape.query_rank is None:
         return projection(model, "query", dimensions)
     return from_latent("query_rank", shape.query_rank, "query", "q_b_proj", dimensions, dimensions)
@@ -187,7 +187,7 @@ def from_latent(
 
 
 def latents(model: Model, shape: latent.LatentDimensions) -> tuple[Matmul, ...]:
-    """What the stream is multiplied by: the latents, and the part of keys that RoPE turns."""
+    """Projections of the stream: to the latents, and to the part of keys that RoPE turns."""
     embed = Dimension(GATHERED, model.d_model)
     kinds = [
         ("query_down", "query_latent", shape.query_rank, "q_a_proj"),

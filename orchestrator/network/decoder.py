@@ -143,7 +143,7 @@ def window_of(model: Model, layer: int) -> int | None:
 
 
 def kind_of(model: Model, window: int | None, has_experts: bool) -> str:
-    """What a block is called where a network has several kinds."""
+    """The name of a block in a network of several kinds."""
     words = []
     if model.window is not None and len(set(model.window_pattern)) > 1:
         words.append("global" if window is None else "local")

@@ -1,4 +1,4 @@
-"""What a network is made of, as data. Sizes are those of the whole model, before any split."""
+"""A network as data. Sizes are those of the whole model, before any split."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Dimension:
 class Weight:
     """A trained array, with its dimensions as stored and its name in Hugging Face checkpoints.
 
-    A matrix starts normally distributed with `deviation`. A vector (a norm scale, a bias) has none:
+    A matrix starts normally distributed with `deviation`. A vector (a norm scale, a bias) does not:
     it starts at `start`, does not decay, and every device has all of it but what `tensor` splits.
     """
 
@@ -286,7 +286,7 @@ class Mixture(MLP):
 
     @property
     def active_vector_elements(self) -> int:
-        """All, but for the biases of experts that a token does not go to."""
+        """All except the biases of experts that a token does not go to."""
         biases = [one for one in self.matmuls if one.bias and one.share < 1]
         idle = sum((1 - one.share) * one.bias.elements for one in biases if one.bias)
         return super().active_vector_elements - round(idle)
@@ -412,7 +412,7 @@ class Network:
 
     @property
     def vector_parameters(self) -> int:
-        """Those of norms and biases."""
+        """Parameters of norms and biases."""
         blocks = sum(
             layers * sum(vector.elements for vector in block.vectors)
             for block, layers in self.kinds
@@ -425,7 +425,7 @@ class Network:
 
     @property
     def matrix_parameters(self) -> int:
-        """Those of the blocks."""
+        """Parameters of the blocks."""
         return sum(layers * block.matrix_elements for block, layers in self.kinds)
 
     @property
@@ -435,7 +435,7 @@ class Network:
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token uses: of its experts alone, and all of the tables and norms."""
+        """Parameters active per token: its own experts, plus all tables and norms."""
         vectors = sum(
             layers * sum(part.active_vector_elements for part in block.sublayers)
             for block, layers in self.kinds
@@ -460,7 +460,7 @@ class Network:
 
 
 # The sublayer, and where the norm is → its name in published checkpoints. Where a sublayer has a
-# norm on one side alone, these follow Llama and OLMo 2; with both, Gemma 2.
+# norm on one side, these follow Llama and OLMo 2; with both, Gemma 2.
 PUBLISHED = {
     ("attention", "before"): "input_layernorm",
     ("attention", "after"): "post_attention_layernorm",

@@ -116,12 +116,12 @@ def link_of(axes: Iterable[str]) -> Link:
 
 
 def in_slice(axes: Iterable[str]) -> tuple[str, ...]:
-    """Those of the axes that lie inside a slice."""
+    """Return the axes that lie inside a slice."""
     return tuple(axis for axis in axes if axis in ICI_AXES)
 
 
 def between_slices(axes: Iterable[str]) -> tuple[str, ...]:
-    """Those of the axes that join slices."""
+    """Return the axes that join slices."""
     return tuple(axis for axis in axes if axis in DCN_AXES)
 
 
@@ -132,7 +132,7 @@ REPLICA_AXES = tuple(axis for axis in AXES if axis not in PARAMETER_AXES)
 # The one axis that joins slices and splits no parameters: it has what slices are left.
 (SLICE_REPLICAS,) = between_slices(REPLICA_AXES)
 # The axes that join slices and split parameters. They cost DCN traffic in every layer, so a plan
-# has them on request alone.
+# has them only on request.
 SHARED_OVER_DCN = between_slices(PARAMETER_AXES)
 
 # The devices of a slice that one collective joins, by the name that plans give the group. The axes

@@ -1,11 +1,10 @@
 """Forecasts a plan with what was measured on a machine.
 
-A plan on chips keeps its ledger: what a device does alone takes the measured rates, and links keep
+A plan on chips keeps its ledger: what a single device does takes the measured rates, and links keep
 those of the datasheet. Emulated devices take turns on the cores of one machine: there the trainer's
 own step is timed with fewer layers, and every further layer takes as long as those.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,7 +36,6 @@ from orchestrator.values.plan import (
     LedgerLine,
     LineKind,
     Plan,
-    PlanWarning,
     plan_digest,
 )
 
@@ -122,46 +120,34 @@ class ChipProfile:
         return self.machine.platform == "cpu"
 
 
-CORES = "cores"
-FASTEST, SLOWEST = 0.8, 1.4  # measured steps over forecasts: docs/calibrate.md has the table
-OPERATIONS: dict[str | None, Operation] = {"mxu": "matmul", "hbm": "copy"}  # by resource
+_CORES = "cores"
+_FASTEST, _SLOWEST = 0.8, 1.4  # measured steps over forecasts: docs/calibrate.md has the table
+_OPERATIONS: dict[str | None, Operation] = {"mxu": "matmul", "hbm": "copy"}  # by resource
 
 
 def shape_digest(plan: Plan) -> str:
-    """The identity of all that a step's seconds depend on, beside the trainer's source."""
+    """Return the identity of all that a step's seconds depend on except the trainer's source."""
     model = replace(plan.model, name="")
     split = plan.pods, plan.hosts, plan.mesh, plan.gradient_reduction, plan.remat
     return codec.digest((plan.trainer, model, plan.batch, plan.precision, *split))
 
 
 def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
-    """The plan with a forecast from a profile, which it names. Its digest changes with it."""
+    """Return the plan with a forecast from a profile, which it names; its digest changes, too."""
     replaced = forecast_warnings(plan)  # of the forecast by datasheets
-    forecast = emulated_forecast if profile.emulated else chip_forecast
-    calibrated = replace(
-        plan,
-        chip_profile=codec.digest(profile),
-        forecast=forecast(plan, profile),
-        warnings=tuple(warning for warning in plan.warnings if warning not in replaced),
-    )
-    warnings = (
-        *calibrated.warnings,
-        *too_long(calibrated),
-        *unknown_rates(calibrated),
-        *(() if profile.emulated else goodput_warnings(calibrated)),
-        *unsteady(profile, plan),
-    )
-    return replace(calibrated, digest=plan_digest(calibrated), warnings=warnings)
-
-
-def unsteady(profile: ChipProfile, plan: Plan) -> Iterator[PlanWarning]:
-    """The step was measured while something disturbed it."""
-    if profile.emulated and not (step := timing_of(profile, "step", plan)).is_steady:
-        yield unsteady_profile(spread=step.spread, others=step.others)
+    forecast = _emulated_forecast if profile.emulated else _chip_forecast
+    calibrated = replace(plan, chip_profile=codec.digest(profile), forecast=forecast(plan, profile))
+    warnings = [warning for warning in plan.warnings if warning not in replaced]
+    warnings += [*too_long(calibrated), *unknown_rates(calibrated)]
+    if not profile.emulated:
+        warnings += goodput_warnings(calibrated)
+    elif not (step := _timing_of(profile, "step", plan)).is_steady:
+        warnings.append(unsteady_profile(spread=step.spread, others=step.others))
+    return replace(calibrated, digest=plan_digest(calibrated), warnings=tuple(warnings))
 
 
 def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
-    """The same; a profile of another kind of chip than the plan's is an error."""
+    """Return the plan with a profile; one of another kind of chip than the plan's is an error."""
     kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
     if kind not in kinds:
         raise SpecError(
@@ -170,7 +156,7 @@ def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
     return with_profile(plan, profile)
 
 
-def write(
+def _write(
     plan: Plan,
     layout: Training,
     lines: list[LedgerLine],
@@ -180,19 +166,30 @@ def write(
     price: float | None = None,
     hidden_s: float = 0.0,
 ) -> Forecast:
-    """The forecast of these lines. Where nothing overlaps but transfers to the host, on emulated
-    devices and on a single chip, their sum is expected, less what computation hides of transfers.
+    """Return the forecast of these lines. Where nothing overlaps but transfers to the host, on
+    emulated devices and on a single chip, their sum is expected, less the hidden transfers.
     """
     sum_s = max(sum(line.value for line in lines), lower_s)
     step_s = Estimate(lower=lower_s, unoverlapped=sum_s)
-    shown = [exposed(line, hidden_s) if line.kind == "offload" else line for line in lines]
-    if bound[0] == CORES or plan.devices == 1:
-        expected_s = max(sum(line.value for line in shown), lower_s)
-        low_s, high_s = max(expected_s * FASTEST, lower_s), expected_s * SLOWEST
+    # Transfers to the host, without what computation hides of them.
+    exposed = [
+        replace(
+            line,
+            value=line.value - hidden_s,
+            formula="both ways - hidden",
+            inputs={"both_ways": line.value, "hidden": hidden_s},
+        )
+        if line.kind == "offload"
+        else line
+        for line in lines
+    ]
+    if bound[0] == _CORES or plan.devices == 1:
+        expected_s = max(sum(line.value for line in exposed), lower_s)
+        low_s, high_s = max(expected_s * _FASTEST, lower_s), expected_s * _SLOWEST
         step_s = replace(step_s, expected=expected_s, low=low_s, high=high_s)
     time, parts = (
         tuple(sorted(map(plain_line, ledger), key=lambda line: -line.value))
-        for ledger in (lines, shown)
+        for ledger in (lines, exposed)
     )
     return write_forecast(
         layout,
@@ -205,23 +202,14 @@ def write(
     )
 
 
-def exposed(line: LedgerLine, hidden_s: float) -> LedgerLine:
-    """A line of transfers to the host, without what computation hides of them."""
-    return replace(
-        line,
-        value=line.value - hidden_s,
-        formula="both ways - hidden",
-        inputs={"both_ways": line.value, "hidden": hidden_s},
-    )
-
-
 # --- emulated devices: the trainer's own step
 
 
-def emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """`lower` is what MFU counts at the measured rate of a matmul, which is MFU's peak."""
-    rate = timing_of(profile, "matmul", plan).per_s
-    source = source_of(profile)
+def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """Return a forecast whose `lower` is what MFU counts at the measured rate of a matmul, which is
+    MFU's peak.
+    """
+    rate, source = _timing_of(profile, "matmul", plan).per_s, _source_of(profile)
     chip = replace(
         catalog.chip_of(plan),
         peak_flops_per_s={plan.precision.compute: Quantity(value=rate / plan.chips, source=source)},
@@ -229,21 +217,14 @@ def emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         dollars_per_hour=None,
     )
     lower_s = plain(flops.model_flops_per_step(plan.model, plan.batch) / rate)
-    nothing = nothing_fails(plan.forecast.goodput.inputs)
-    return write(
-        plan, layout_of(plan, chip), step_lines(plan, profile), lower_s, (CORES, 0.0), nothing
-    )
-
-
-def step_lines(plan: Plan, profile: ChipProfile) -> list[LedgerLine]:
-    """The layers, and all else: what is left of a measured step without its layers."""
-    (few, few_s), (more, more_s) = timing_of(profile, "step", plan).points
+    # The layers, and all else: what is left of a measured step without its layers.
+    (few, few_s), (more, more_s) = _timing_of(profile, "step", plan).points
     layer_s = min(max(more_s - few_s, 0.0) / (more - few), few_s / few)
     parts: tuple[tuple[LineKind, str, float, float], ...] = (
         ("layers", "layers", plan.model.layers, layer_s),
         ("outside_layers", "outside the layers", 1, few_s - few * layer_s),
     )
-    return [
+    lines = [
         LedgerLine(
             kind=kind,
             name=name,
@@ -251,18 +232,22 @@ def step_lines(plan: Plan, profile: ChipProfile) -> list[LedgerLine]:
             unit="s",
             formula="calls x measured",
             inputs={"calls": calls, "measured": measured_s},
-            sources=(source_of(profile),),
-            resource=CORES,
+            sources=(source,),
+            resource=_CORES,
         )
         for kind, name, calls, measured_s in parts
     ]
+    nothing = nothing_fails(plan.forecast.goodput.inputs)
+    return _write(plan, layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
 
 
 # --- chips: the ledger at measured rates
 
 
-def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """Bound, peak and price stay those of the plan, and so do the seconds of links and hosts."""
+def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+    """Return a forecast with the bound, peak and price of the plan, and its seconds of links and
+    hosts.
+    """
     was, layout = plan.forecast, layout_of(plan, catalog.chip_of(plan))
     between = LedgerLine(
         kind="elementwise",
@@ -274,34 +259,28 @@ def chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         resource="hbm",
     )
     lines = [
-        measured_line(line, plan, profile) if line.resource in OPERATIONS else line
+        _measured_line(line, plan, profile) if line.resource in _OPERATIONS else line
         for line in (*was.time, between)
     ]
+    # What passes at the measured rates hide of transfers to the host.
+    moved, hidden_s = transfers(layout), 0.0
+    if moved.one_way_s:
+        peak = device_peak(layout)
+        matmul = _timing_of(profile, "matmul", plan).per_s / peak
+        attention = _timing_of(profile, "attention", plan).per_s / peak
+        hbm_s = lines[-1].value / FORWARD_AND_BACKWARD
+        hidden_s = plain(moved.hidden_s(matmul, attention, hbm_s))
     bound, inputs = (was.bound, was.bound_by), was.goodput.inputs
-    hidden_s = hidden_transfers_s(plan, profile, layout, lines[-1].value)
-    made = write(
+    made = _write(
         plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
     )
     return replace(made, hidden_s=was.hidden_s)
 
 
-def hidden_transfers_s(
-    plan: Plan, profile: ChipProfile, layout: Training, between_s: float
-) -> float:
-    """What passes at the measured rates hide of transfers to the host."""
-    moved = transfers(layout)
-    if not moved.one_way_s:
-        return 0.0
-    matmul, attention = (
-        timing_of(profile, one, plan).per_s / device_peak(layout) for one in ("matmul", "attention")
-    )
-    return plain(moved.hidden_s(matmul, attention, between_s / FORWARD_AND_BACKWARD))
-
-
-def measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:
-    """A line at the measured rate of its operation."""
-    operation = "attention" if line.kind in ATTENTION_LINES else OPERATIONS[line.resource]
-    rate = timing_of(profile, operation, plan).per_s
+def _measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:
+    """Return a line at the measured rate of its operation."""
+    operation = "attention" if line.kind in ATTENTION_LINES else _OPERATIONS[line.resource]
+    rate = _timing_of(profile, operation, plan).per_s
     unit = "flops" if "flops" in line.inputs else "bytes"
     amount = line.inputs[unit]
     return replace(
@@ -309,34 +288,33 @@ def measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerL
         value=amount / rate,
         formula=f"{unit} / measured rate",
         inputs={unit: amount, "rate": rate},
-        sources=(source_of(profile),),
+        sources=(_source_of(profile),),
     )
 
 
 # --- what was measured
 
 
-def timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
-    """The newest timing of an operation for a plan; of attention, that of the nearest head."""
+def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
+    """Return the newest timing of an operation for a plan; of attention, that of the nearest
+    head.
+    """
     dtype, head_dim = plan.precision.compute, plan.model.head_dim
-    shape = shape_digest(plan) if operation == "step" else ""
-    same = [
-        one
-        for one in reversed(profile.timings)
-        if (one.operation, one.dtype, one.shape) == (operation, dtype, shape)
-    ]
+    wanted = (operation, dtype, shape_digest(plan) if operation == "step" else "")
+    newest_first = reversed(profile.timings)
+    same = [each for each in newest_first if (each.operation, each.dtype, each.shape) == wanted]
     if not same:
         raise SpecError(f"the profile has no {operation} in {dtype}: orch calibrate measures it")
-    return min(same, key=lambda one: abs(one.head_dim - head_dim))
+    return min(same, key=lambda timing: abs(timing.head_dim - head_dim))
 
 
-def source_of(profile: ChipProfile) -> str:
-    """The profile as the source of a number."""
+def _source_of(profile: ChipProfile) -> str:
+    """Return the profile as the source of a number."""
     return f"profile {codec.short(codec.digest(profile))}"
 
 
 def layout_of(plan: Plan, chip: Chip) -> Training:
-    """The plan's layout, without links."""
+    """Return the plan's layout, without links."""
     return Training(
         chip=chip,
         model=plan.model,

@@ -186,12 +186,12 @@ def is_bias_of_experts(weight: Weight) -> bool:
 
 
 def is_inner_bias(weight: Weight) -> bool:
-    """Of experts, and split over `tensor`."""
+    """A bias of experts that `tensor` splits."""
     return is_bias_of_experts(weight) and is_split_over_tensor(weight)
 
 
 def is_outer_bias(weight: Weight) -> bool:
-    """Of experts, and on every device of a `tensor` group."""
+    """A bias of experts that every device of a `tensor` group holds."""
     return is_bias_of_experts(weight) and not is_split_over_tensor(weight)
 
 

@@ -105,7 +105,7 @@ def skew_share(work: StepWork, own_s: Number) -> Number:
 def expected_s(
     layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> Number:
-    """Seconds of a step: all parts, or the lower bound where one resource alone takes longer."""
+    """Seconds of a step: all parts, or the lower bound where a single resource takes longer."""
     return np.maximum(sum(step_parts(step_work(layout, lines), efficiency).values()), time.lower_s)
 
 
@@ -222,7 +222,7 @@ def waits_s(work: StepWork, efficiency: Efficiency) -> float:
 
 
 def overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
-    """What a run pays for each step beside the step."""
+    """Seconds that a run pays for each step outside the step."""
     return efficiency.run_overhead_s.value
 
 

@@ -1,4 +1,4 @@
-"""Of all policies and numbers of microbatches, those with which a mesh may be fastest.
+"""The policies and numbers of microbatches with which a mesh may be fastest.
 
 A policy changes four things of a step: what it recomputes, the HBM traffic of activations, exposed
 transfers to the host, and a collective over `tensor`. At one number of microbatches the policy with

@@ -139,7 +139,7 @@ def placements(
         grows = realizable(inherited, mesh, sizes) & (replicas_in_pod(sizes) <= most_replicas)
         for name, size in requested.items():
             grows &= size % sizes[name] == 0
-        # Of two equal torus axes, the later has the lower number: it orders the factors on an axis.
+        # On two equal torus axes, a number orders the factors: the later axis has the lower one.
         for twin in reversed(range(i)):
             if replace(slice_torus.axes[twin], name=axis.name) == axis:
                 digits = (1 + axis.length) ** np.arange(len(ICI_AXES))

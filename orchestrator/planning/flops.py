@@ -55,7 +55,7 @@ def parameters(model: Model) -> int:
 
 
 def active_parameters(model: Model) -> int:
-    """Those that one token uses: of its experts alone, and all of the tables and norms."""
+    """Parameters active per token: its own experts, plus all tables and norms."""
     return decoder(model).active_parameters
 
 
@@ -90,7 +90,7 @@ def model_flops_per_token(model: Model, length: int) -> float:
 
 
 def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
-    """The same for all tokens of a batch."""
+    """FLOPs of all tokens of a batch that MFU counts."""
     return batch.tokens * model_flops_per_token(model, batch.length)
 
 
@@ -306,5 +306,5 @@ def unembedding_forward_flops(layout: Layout) -> Number:
 
 
 def padding_forward_flops(layout: Layout) -> Number:
-    """Logits of rows that fill up the vocabulary."""
+    """Logits of the rows that pad the vocabulary."""
     return matmul_flops(layout, layout.table_padding_elements)

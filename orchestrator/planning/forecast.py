@@ -40,7 +40,7 @@ from orchestrator.values.spec import Resources, Spec
 
 @dataclass(frozen=True)
 class Terms:
-    """What days and dollars are for: all tokens, what the goodput follows from, a chip's price."""
+    """The basis of days and dollars: all tokens, the inputs of goodput, a chip's price."""
 
     tokens: int
     goodput: GoodputInputs
@@ -155,7 +155,7 @@ def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
 
 
 def evaluation_cost(layout: Training, options: EvaluationOptions | None) -> EvaluationCost | None:
-    """The forward passes of an evaluation, beside the FLOPs of a step."""
+    """The forward passes of an evaluation, and the FLOPs of a step."""
     if options is None:
         return None
     return EvaluationCost(
@@ -181,7 +181,7 @@ def mfu(layout: Training, step_s: Estimate) -> Estimate:
 
 
 def mfu_of(layout: Training, step_s: Estimate, flops_per_token: float) -> Estimate:
-    """MFU for that many FLOPs a token."""
+    """MFU for that many FLOPs per token."""
     step_flops = tokens_per_step(layout) * flops_per_token
     return rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
@@ -198,7 +198,7 @@ def step_bounds(layout: Training, lines: list[LedgerLine], time: StepTime) -> Es
 
 
 def efficiency_of(layout: Training) -> catalog.Efficiency | None:
-    """What published runs on such chips reach; None where there is none, or none in that type."""
+    """Return what published runs on such chips in that type reach, or None without such runs."""
     if layout.precision.compute != layout.activation_type:
         return None
     return catalog.efficiency(layout.chip.name)
@@ -271,7 +271,7 @@ def binding_resource(layout: Training, time: StepTime) -> tuple[str, float]:
 
 
 def scale(values: Estimate, factor: float) -> Estimate:
-    """The same times, in days, hours or money."""
+    """Scale times to days, hours or money."""
     return apply(values, lambda value: value * factor)
 
 

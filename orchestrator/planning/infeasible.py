@@ -42,9 +42,11 @@ class Infeasible(SpecError):
         self.spec, self.reasons, self.suggests = spec, reasons, suggests
         self._nearest: tuple[Suggestion, ...] | None = None if suggests else ()
 
-    def of_stage(self, number: int, of: int) -> "Infeasible":
+    def of_stage(self, number: int, count: int) -> "Infeasible":
         """Return the error of a stage. It suggests nothing: that would have to suit all stages."""
-        return Infeasible(self.spec, (_stage(number=number, of=of), *self.reasons), suggests=False)
+        return Infeasible(
+            self.spec, (_stage(number=number, of=count), *self.reasons), suggests=False
+        )
 
     @property
     def message(self) -> str:

@@ -105,7 +105,7 @@ def partial_sums(length: int, block: Any, window: int | None, head_bytes: float)
 
 
 def query_keys(block: Any) -> Any:
-    """Keys of a kernel that makes the gradients of queries alone, by blocks of so many queries."""
+    """Keys of a kernel that makes only the gradients of queries, by blocks of `block` queries."""
     return np.maximum(_largest_block(block, QUERY_KEYS), np.minimum(block, LANES))
 
 

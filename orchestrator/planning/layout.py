@@ -1,7 +1,7 @@
 """One way to lay a step out on the devices, or arrays of ways with one element each.
 
 Every formula of this package takes a Layout. Given plain numbers it yields one ledger; given numpy
-arrays it prices a whole search at once. There is no second, faster copy of any formula.
+arrays it prices a whole search at once. Each formula exists once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,7 +95,7 @@ MOMENT_BYTES = DTYPE_BYTES | {"int8": 1 + 4 / 256}  # an fp32 scale for 256 of t
 
 
 def activation_type(precision: Precision) -> DType:
-    """The type of activations: matrices alone are narrower, and only while they multiply."""
+    """The type of activations. Only matrices are narrower, and only while they multiply."""
     return "fp32" if precision.compute == "fp32" else "bf16"
 
 
@@ -171,7 +171,7 @@ class Layout:
 
     @property
     def tokens(self) -> Number:
-        """The same for what a device works on at a time."""
+        """Tokens that a device works on at a time."""
         return self.step_tokens
 
     # --- what one device holds
@@ -228,7 +228,7 @@ class Layout:
 
     @property
     def buffer_of_token(self) -> Number:
-        """The same for each of a device's own tokens."""
+        """Rows for which there is room, per token of the device."""
         return self.buffer_of_choice * self.model.moe.top_k if self.model.moe else 0.0
 
     def tensor_elements(self, tensor: Tensor) -> Number:
@@ -242,7 +242,7 @@ class Layout:
 
     @cached_property
     def layer_elements(self) -> Number:
-        """The same for all layers."""
+        """Matrix elements of all layers on a device, gathered for use."""
         return self.over_layers(self.block_elements)
 
     @cached_property
@@ -298,16 +298,16 @@ class Layout:
         return self.size(dimension)
 
     def stored_elements(self, weight: Weight) -> Number:
-        """What a device's part of a weight takes, in elements: parameters lie as they pad least."""
+        """Elements that a device's part of a weight takes: parameters lie as they pad least."""
         return fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     def elements_in_order(self, weight: Weight) -> Number:
-        """What its part of a weight takes where its dimensions stay in their order."""
+        """Elements that its part of a weight takes where its dimensions stay in their order."""
         return elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     @cached_property
     def stored_layer_elements(self) -> Number:
-        """What a device's part of all blocks' matrices takes, in elements."""
+        """Elements that a device's part of all blocks' matrices takes."""
         return self.over_layers(
             lambda block: sum(self.stored_elements(one.weight) for one in block.matmuls)
         )
@@ -319,7 +319,7 @@ class Layout:
         return self.stored_layer_elements + tables + self.vector_elements
 
     def stored_tensor_elements(self, tensor: Tensor) -> Number:
-        """What an activation of one layer and microbatch takes, in elements.
+        """Elements that an activation of one layer and microbatch takes.
 
         The attention kernel fixes the order of what it reads and writes: a head's numbers are the
         minor dimension there, so that a head of 64 takes as much as one of 128.
@@ -349,7 +349,7 @@ class Layout:
 
     @cached_property
     def layer_elements_of_a_head(self) -> Number:
-        """Those of all layers that belong to one copied head."""
+        """Elements of all layers that belong to one replicated KV head."""
         return self.over_layers(
             lambda block: sum(self.elements_of_a_head(one.weight) for one in copied_matmuls(block))
         )
@@ -426,7 +426,7 @@ class Training(Layout):
         """Whether each chunk of the loss sums its part of the table's gradient over devices.
 
         That spares the whole gradient in fp32. It costs no time where sums over all devices of a
-        pod run beside products. The links of a smaller slice do not close, have half the rate, and
+        pod overlap products. The links of a smaller slice do not close, have half the rate, and
         would let the products wait. A device's rows fill whole tiles of bf16, or they take more.
         """
         pod = self.chip.pod_chips.value * self.chip.devices
@@ -446,12 +446,12 @@ class Training(Layout):
 
     @property
     def sums_beside_products(self) -> Number:
-        """Whether sums of gradients run beside the products that follow them."""
+        """Whether sums of gradients overlap the products that follow them."""
         return self._has_option("xla_enable_async_all_reduce")
 
     @property
     def gathers_beside_products(self) -> Number:
-        """Whether gathers of weights run beside the products before them."""
+        """Whether gathers of weights overlap the products before them."""
         return self._has_option("xla_enable_async_all_gather")
 
     def _has_option(self, name: str) -> Number:

@@ -81,7 +81,7 @@ class _SlicePart:
 
     `slice`, `sizes`, `batch`, `pods` and `mesh` are of keys, `mesh` the row in a table's
     `best_links`. The others are of rows: `place` that of a placement in a table's `factors` and
-    `links`, `order` the place in the search of its slice alone.
+    `links`, `order` the place in the search of only its slice.
     """
 
     slice: Ints
@@ -194,8 +194,8 @@ def best_of_slices(requests: Sequence[SearchRequest]) -> list[Choice | None]:
     """
     by_shape = sorted(range(len(requests)), key=lambda i: requests[i].topology.shape)
     found: list[Choice | None] = [None] * len(requests)
-    for some in _batches_of_slices(requests, by_shape):
-        for i, choice in zip(some, _best_of_some([requests[i] for i in some]), strict=True):
+    for chunk in _batches_of_slices(requests, by_shape):
+        for i, choice in zip(chunk, _best_of_some([requests[i] for i in chunk]), strict=True):
             found[i] = choice
     return found
 
@@ -308,9 +308,9 @@ class _SlicesSearch:
         """Bound the placements of these meshes, each on its own links."""
         rows = np.flatnonzero(np.isin(self.table.key_of_row, keys))
         for begin in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[begin : begin + _ROWS_AT_ONCE]
-            links = rows_of_links(self.table.links, self.table.place[some])
-            self.row_bounds[some] = self.cost_bounds(self.table.key_of_row[some], fewest, links)
+            chunk = rows[begin : begin + _ROWS_AT_ONCE]
+            links = rows_of_links(self.table.links, self.table.place[chunk])
+            self.row_bounds[chunk] = self.cost_bounds(self.table.key_of_row[chunk], fewest, links)
         self.bounds[keys] = np.inf
         np.minimum.at(self.bounds, self.table.key_of_row[rows], self.row_bounds[rows])
 
@@ -324,9 +324,9 @@ class _SlicesSearch:
         slice_of_row = self.table.slice[self.table.key_of_row]
         may_win = self.row_bounds <= _REACH * self.best[slice_of_row]
         rows = np.flatnonzero(may_win & np.isin(self.table.key_of_row, now))
-        for some, microbatches_of_some in _in_chunks(keys[columns], microbatches[columns]):
-            of_some = rows[np.isin(self.table.key_of_row[rows], some)]
-            self.parts.append(self.priced(some, microbatches_of_some, of_some))
+        for chunk, microbatches_of_chunk in _in_chunks(keys[columns], microbatches[columns]):
+            rows_of_chunk = rows[np.isin(self.table.key_of_row[rows], chunk)]
+            self.parts.append(self.priced(chunk, microbatches_of_chunk, rows_of_chunk))
             part = self.parts[-1]
             np.minimum.at(self.best, part.slices, part.candidates.cost_s_per_token)
 
@@ -356,19 +356,19 @@ class _SlicesSearch:
         layout = self.layout_of_rows(found.rows[every], microbatches, self.treated[remat])
         expected[every] = expected_s_of(layout)
         return {
-            i: candidates.choice(pick(candidates, some, expected[some])) for i, some in near.items()
+            i: candidates.choice(pick(candidates, rows, expected[rows])) for i, rows in near.items()
         }
 
     def nearest(self) -> _PricedRows:
         """Return candidates within reach of the best of their slice, in its own search's order."""
-        kept = []
-        for part in self.parts:
-            cost = part.candidates.cost_s_per_token
-            kept.append(np.flatnonzero(cost <= _REACH * self.best[part.slices]))
-        pairs = list(zip(self.parts, kept, strict=True))
-        candidates = Candidates.join([part.candidates.rows(some) for part, some in pairs])
-        slices = np.concatenate([part.slices[some] for part, some in pairs])
-        rows = np.concatenate([part.rows[some] for part, some in pairs])
+        near = [
+            np.flatnonzero(part.candidates.cost_s_per_token <= _REACH * self.best[part.slices])
+            for part in self.parts
+        ]
+        pairs = list(zip(self.parts, near, strict=True))
+        candidates = Candidates.join([part.candidates.rows(places) for part, places in pairs])
+        slices = np.concatenate([part.slices[places] for part, places in pairs])
+        rows = np.concatenate([part.rows[places] for part, places in pairs])
         order = np.lexsort(
             (candidates.remat, candidates.microbatches, self.table.order[rows], slices)
         )

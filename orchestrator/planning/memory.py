@@ -52,7 +52,7 @@ def split_ways(layout: Layout) -> Number:
 # both. Dropless: those sent, and the gradients of those that come back.
 ROUTED_STAGES, DROPLESS_STAGES = 4, 2
 # First matrices of experts that are alive at once before the backward pass: joined and gathered,
-# parted, and turned for the gradients of their rows.
+# split, and transposed for the gradients of their rows.
 TURNED_STAGES = 3
 
 
@@ -73,14 +73,14 @@ def backward_lines(layout: Training, block: Block) -> tuple[tuple[str, list[Ledg
 
 def is_early(layout: Training, block: Block) -> Number:
     """One where the MLP's gradients are made before the attention's backward pass: those of a plain
-    MLP, and those of experts whose sums run beside it.
+    MLP, and those of experts whose sums overlap it.
     """
     is_mixture = isinstance(block.mlp, Mixture)
     return (layout.sums_beside_products if is_mixture else 1) * (split_ways(layout) == 1)
 
 
 def is_narrow(layout: Training) -> Number:
-    """One where the log-sum-exp of attention that runs again is narrow at once, as sums run beside
+    """One where the log-sum-exp of recomputed attention is narrow at once, as sums overlap
     products.
     """
     return layout.sums_beside_products * (split_ways(layout) == 1)
@@ -95,10 +95,10 @@ def dropless_phases(
 ) -> tuple[tuple[str, list[LedgerLine]], ...]:
     """The backward pass of experts whose rows lie in groups of any size.
 
-    A kernel reads matrices in one order alone, so those for the gradients of rows are copies, made
+    A kernel reads matrices in only one order, so those for the gradients of rows are copies, made
     before the first product. Then the products are made again, and their gradients, after that of
     the last matrix, which is not needed any more. At last each of the first matrices has a part of
-    the rows' gradient, and they are added up beside the rows and the gradient of the results. Where
+    the rows' gradient; they are added up next to the rows and the gradient of the results. Where
     experts lie apart, which no compiled program has shown yet, one more of each is counted.
     """
     apart = np.where(layout.ways("experts") > 1, 1, 0)
@@ -148,10 +148,10 @@ def mlp_lines(layout: Training, block: Block, stages: Number, products: Number) 
 
 
 def attention_before(layout: Training, block: Block) -> Number:
-    """What of the attention is there in the MLP's backward pass.
+    """Bytes of the attention that are alive in the MLP's backward pass.
 
     All of it where its kernel runs again for the MLP's input. Where the result is kept, the rest is
-    made again later. Chips whose sums run beside products make it first, and turn the kept result.
+    made again later. Chips whose sums overlap products make it first, and turn the kept result.
     """
     whole, result = attention_bytes(layout, block), block.attention.result
     again = layout.remat.share(result.name, "recompute")
@@ -166,7 +166,7 @@ def activation_moment(layout: Training, block: Block) -> tuple[Number, Number]:
     """Stages of the stream, and inner tensors, while the activation is differentiated.
 
     Around a ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
-    attention's where its products are made again. The inner tensor and its gradient are beside a
+    attention's where its products are made again. The inner tensor and its gradient live with a
     gradient of the first products and, made again, the products, which are one array.
     """
     ways = split_ways(layout)
@@ -180,7 +180,7 @@ def activation_moment(layout: Training, block: Block) -> tuple[Number, Number]:
 
 
 def ring_phases(layout: Training, block: Block) -> tuple[tuple[str, list[LedgerLine]], ...]:
-    """A ring's exchange of the gradient of the MLP's result, beside what the activation needs.
+    """A ring's exchange of the gradient of the MLP's result, with what the activation needs.
 
     About half of it is there twice: as it arrives, and where it is whole.
     """
@@ -199,7 +199,7 @@ def attention_inputs(layout: Training, block: Block) -> Number:
 
 
 def joined_products(layout: Training, block: Block) -> Number:
-    """The inner tensors that a ring makes again, as one array."""
+    """The inner tensors that a ring recomputes, as one array."""
     return np.where(inputs_away(layout, block.mlp) > 0, len(block.mlp.inputs), 0)
 
 
@@ -207,8 +207,8 @@ def mlp_products(layout: Training, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
     them, and while attention runs again after it.
 
-    Products that are made again are beside their gradients. The input of the last matmul is there
-    too where products are kept, and on chips whose sums run beside products but whose gathers do
+    Recomputed products are alive with their gradients. The input of the last matmul is there
+    too where products are kept, and on chips whose sums overlap products but whose gathers do
     not. Experts are made again after attention that runs again.
     """
     inputs, away = len(block.mlp.inputs), inputs_away(layout, block.mlp)
@@ -288,7 +288,7 @@ def attention_bytes(layout: Training, block: Block) -> Number:
 
 
 def in_order_of_arrival(layout: Layout, block: Block) -> Number:
-    """The attention's result as a ring of `tensor` multiplies it, beside what the kernel wrote."""
+    """The attention's result as a ring of `tensor` multiplies it: a copy of the kernel's."""
     ring = split_ways(layout) > 1
     return ring * layout.compute_bytes * layout.tensor_elements(block.attention.result)
 
@@ -366,7 +366,7 @@ def phase(name: str, lines: list[LedgerLine]) -> MemoryPhase:
 
 
 def resting_lines(layout: Training) -> list[LedgerLine]:
-    """What a device holds all through the step. Copied kv heads, and rows that fill up the
+    """State that a device holds all through the step. Replicated KV heads, and rows that pad the
     vocabulary, have lines of their own.
     """
     copied, filled = layout.copied_elements, layout.padding_elements
@@ -412,7 +412,7 @@ def block_activation_bytes(layout: Training, treatment: Treatment, block: Block)
 
 
 def activation_bytes(layout: Training, treatment: Treatment) -> Number:
-    """Those of all layers."""
+    """Activation bytes of all layers."""
     return layout.over_layers(partial(block_activation_bytes, layout, treatment))
 
 
@@ -461,7 +461,7 @@ def head_line(layout: Training, name: str, *, by_chunk: Number = False) -> Ledge
 
 def arrival_lines(layout: Training) -> list[LedgerLine]:
     """The unembedding as it arrives, before the loss, where the rows of each device do not fill
-    sublanes: beside it is the one in which rows follow each other, and the stream.
+    sublanes: the one in which rows follow each other is alive too, and the stream.
     """
     rows = layout.model.d_model / layout.devices_along(GROUPS["weights"])
     padded = whole(rows, layout.tile[0])
@@ -498,7 +498,7 @@ def loss_lines(layout: Training) -> list[LedgerLine]:
 def gradient_lines(layout: Training) -> list[LedgerLine]:
     """Gradients of the layers and of the unembedding.
 
-    Nothing is added to a gradient that is alone: it stays in the type it came in. What replicas of
+    A single gradient is not summed: it stays in the type it came in. What replicas of
     a slice reduce layer by layer comes out of one message, and keeps the order of its dimensions.
     """
     at_once = layout.microbatches == 1

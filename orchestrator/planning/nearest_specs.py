@@ -232,21 +232,15 @@ def rentable(chip: Chip, model: Model) -> list[Topology]:
     ]
 
 
-def _smaller_slices(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the largest smaller slice, where memory is not what is lacking."""
+def _other_sizes(near: Nearby) -> Iterator[Suggestion]:
+    """Yield the largest smaller slice, where memory is not what is lacking, and the smallest larger
+    one.
+    """
     now = _requested_slices(near)
-    if not near.lacks_memory:
-        sizes = rentable(now.chip, near.changed.experiment.model)[::-1]
-        fewer = [size for size in sizes if size.chips < now.topology.chips]
-        yield from _first_with_plan(near, [_SliceChoice(now.chip, t, now.pods) for t in fewer])
-
-
-def _larger_slices(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the smallest larger slice."""
-    now = _requested_slices(near)
-    sizes = rentable(now.chip, near.changed.experiment.model)
-    more = [size for size in sizes if size.chips > now.topology.chips]
-    yield from _first_with_plan(near, [_SliceChoice(now.chip, t, now.pods) for t in more])
+    sizes, own = rentable(now.chip, near.changed.experiment.model), now.topology.chips
+    smaller = [] if near.lacks_memory else [size for size in sizes[::-1] if size.chips < own]
+    for side in (smaller, [size for size in sizes if size.chips > own]):
+        yield from _first_with_plan(near, [_SliceChoice(now.chip, size, now.pods) for size in side])
 
 
 def _other_chips(near: Nearby) -> Iterator[Suggestion]:
@@ -315,8 +309,7 @@ _KINDS = (
     _searched_instead,
     _other_batches,
     _other_pods,
-    _smaller_slices,
-    _larger_slices,
+    _other_sizes,
     _precision,
     _other_chips,
 )

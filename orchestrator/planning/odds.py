@@ -82,7 +82,7 @@ class OfferReason:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A number of slices of a chip, and the plan of the spec there; or why there is none.
+    """A number of slices of a chip, and the plan of the spec there, or why it has no plan.
 
     `overrides` make the spec of the offer. `on_frontier`: no other offer is both faster and
     cheaper. `extrapolations` are axes along which it leaves the range of published runs.

@@ -278,8 +278,8 @@ def _with_plan(candidate: _Candidate, choice: Choice | None, wanted: OfferReques
 
 
 def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
-    """Return the offer for all stages; mesh, step and batch are those of the longest. Without a
-    plan for one of them there is no offer.
+    """Return the offer for all stages; mesh, step and batch are those of the longest. The first
+    stage without a plan is returned as it is.
     """
     offers = [stage.offer for stage in stages]
     if without := next((offer for offer in offers if offer.days is None), None):

@@ -1,4 +1,4 @@
-"""What an optimizer holds for each parameter, and what its update costs beside memory traffic.
+"""The state of an optimizer for each parameter, and the cost of its update without memory traffic.
 
 AdamW holds two moments of every parameter. Adafactor holds second moments of rows and columns
 (arXiv 1804.04235): a matrix has one row for each position of its gathered dimension. Muon holds one

@@ -124,7 +124,7 @@ def _attention_positions(length: int, sequence: int, positions: int) -> str:
     )
 
 
-# --- the run as a whole: a stage of it has none of these
+# --- the run as a whole: its stages lack these warnings
 
 
 def run_warnings(plan: Plan) -> tuple[PlanWarning, ...]:

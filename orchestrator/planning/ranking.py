@@ -137,7 +137,7 @@ def accumulates_faster(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> tuple[int, float] | None:
     """Return the microbatches with which a step is expected to be faster than a plan's, and its
-    seconds per token; None if there are none.
+    seconds per token; or None.
     """
     row = _accumulating_row(request, candidates, s_per_token)
     if row is None:

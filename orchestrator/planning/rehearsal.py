@@ -6,6 +6,7 @@ lists whatever differs in kind.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import ceil, lcm, prod
 
 from orchestrator import catalog
@@ -16,7 +17,6 @@ from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
-from orchestrator.values.run_options import EvaluationOptions
 from orchestrator.values.spec import (
     Batch,
     DataSource,
@@ -29,18 +29,18 @@ from orchestrator.values.spec import (
 )
 
 MOST_PODS = 8
-SMALLER, LONGEST_NAME = "-rehearsal", 52  # a name of a model has at most 63 letters
-FEWEST_DEVICES = 4
-STEPS = 20
-LENGTH = 128
-SEQUENCES_PER_REPLICA = 2
-LAYERS, MOST_PATTERN = 4, 8  # and whole patterns of as many layers as that
-D_MODEL = 128
-HEAD_DIM = 16
-FEWEST_EXPERTS = 8
-SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
+_SMALLER, _LONGEST_NAME = "-rehearsal", 52  # a name of a model has at most 63 letters
+_FEWEST_DEVICES = 4
+_STEPS = 20
+_LENGTH = 128
+_SEQUENCES_PER_REPLICA = 2
+_LAYERS, _MOST_PATTERN = 4, 8  # and whole patterns of at most _MOST_PATTERN layers
+_D_MODEL = 128
+_HEAD_DIM = 16
+_FEWEST_EXPERTS = 8
+_SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
 # The axes that get more than one device first, if there are too few for all.
-PRIORITY = ("fsdp", "tensor", "sequence", "data")
+_PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +54,34 @@ class Rehearsal:
 
 
 def rehearse(
-    spec: Spec, plan: Plan, *, steps: int = STEPS, devices: int | None = None
+    spec: Spec, plan: Plan, *, steps: int = _STEPS, devices: int | None = None
 ) -> Rehearsal:
-    """The rehearsal of a plan: up to eight pods of that many devices each, or of the smallest slice
-    with four or more.
+    """Return the rehearsal of a plan: up to eight pods with `devices` devices each, or with those
+    of the smallest slice that has at least four.
     """
     chip = catalog.chip_of(plan)
     shared = {axis: plan.mesh[axis] for axis in SHARED_OVER_DCN}
-    pods, topology = _pods(plan, prod(shared.values())), _topology(chip, plan, devices)
-    meshes = [_mesh(one, topology.chips * chip.devices) for one in plan.each_stage]
-    mesh = {axis: lcm(*(one[axis] for one in meshes)) for axis in ICI_AXES}
+    # At most eight pods, in whole groups that share weights.
+    group = prod(shared.values())
+    pods = min(plan.pods, max(MOST_PODS // group, 1) * group)
+    topology = _topology(chip, plan, devices)
+    meshes = [_mesh(stage, topology.chips * chip.devices) for stage in plan.each_stage]
+    mesh = {axis: lcm(*(sizes[axis] for sizes in meshes)) for axis in ICI_AXES}
     model = _model(plan, mesh | shared)
     experiment = _experiment(spec.experiment, plan, model, _batch(plan, pods, meshes[0]), steps)
     if plan.stages:
-        asked = MeshRequest(**shared)
-        experiment = _with_stages(experiment, plan, pods, [replace(asked, **m) for m in meshes])
+        requests = [MeshRequest(**shared, **sizes) for sizes in meshes]
+        experiment = _with_stages(experiment, plan, pods, requests)
         steps = max(steps, len(plan.stages))  # each has one
+    save_every = max(steps // _SAVES, 1)
+    sources = (experiment.data, *(stage.data for stage in experiment.stages))
+    # Evaluations of a batch, as often as saves; of synthetic text where that is trained on.
+    evaluation = spec.run.evaluation and replace(
+        spec.run.evaluation,
+        path=spec.run.evaluation.path if any(s.kind == "tokens" for s in sources) else None,
+        every=min(spec.run.evaluation.every, save_every),
+        sequences=min(spec.run.evaluation.sequences, experiment.batch.sequences),
+    )
     small = replace(
         spec,
         experiment=experiment,
@@ -85,8 +97,8 @@ def rehearse(
         run=replace(
             spec.run,
             steps=steps,
-            checkpoint=replace(spec.run.checkpoint, every=max(steps // SAVES, 1)),
-            evaluation=_evaluation(spec.run.evaluation, experiment, steps),
+            checkpoint=replace(spec.run.checkpoint, every=save_every),
+            evaluation=evaluation,
         ),
     )
     copy = make_plan(small)
@@ -98,12 +110,11 @@ def rehearse(
 def _with_stages(
     small: Experiment, plan: Plan, pods: int, meshes: Sequence[MeshRequest]
 ) -> Experiment:
-    """The experiment with every stage, on the axes that it has; steps are dealt out to them."""
+    """Return the experiment with every stage on its own axes; stages share the steps."""
     steps, count = small.tokens // small.batch.sequences // small.batch.length, len(plan.stages)
     stages = []
     for number, (stage, mesh) in enumerate(zip(plan.stages, meshes, strict=True)):
-        inside = {axis: getattr(mesh, axis) for axis in ICI_AXES}
-        batch = _batch(stage, pods, inside)
+        batch = _batch(stage, pods, {axis: getattr(mesh, axis) for axis in ICI_AXES})
         own = max(steps // count + (number < steps % count), 1)
         warmup = min(stage.optimizer.warmup_steps, ceil(own / 4))
         stages.append(
@@ -117,20 +128,15 @@ def _with_stages(
                 remat=stage.remat,
             )
         )
-    tokens, first = sum(one.tokens for one in stages), stages[0]
-    return replace(small, tokens=tokens, batch=first.batch, stages=tuple(stages))
-
-
-def _pods(plan: Plan, sharing: int) -> int:
-    """As many pods as eight, in whole groups that share weights."""
-    return min(plan.pods, max(MOST_PODS // sharing, 1) * sharing)
+    tokens = sum(stage.tokens for stage in stages)
+    return replace(small, tokens=tokens, batch=stages[0].batch, stages=tuple(stages))
 
 
 def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
-    """The plan's own slice if it is that small, otherwise the smallest with the devices."""
+    """Return the plan's own slice if it is that small, otherwise the smallest with the devices."""
     if chip.switched:
         raise SpecError(f"{chip.name}: a rehearsal emulates TPU slices; this is not a TPU")
-    least = devices or FEWEST_DEVICES
+    least = devices or _FEWEST_DEVICES
     own = catalog.topology(chip, plan.topology)
     if own.chips * chip.devices <= least:
         return own
@@ -143,64 +149,59 @@ def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
 
 
 def _mesh(plan: Plan, devices: int) -> dict[str, int]:
-    """Sizes of the axes inside a pod: factors of two go round the axes that the plan uses."""
+    """Return sizes of the axes inside a pod: factors of two, dealt to the axes in use in turn."""
     if prod(plan.mesh[axis] for axis in ICI_AXES) == devices:
         return {axis: plan.mesh[axis] for axis in ICI_AXES}
-    order = dict.fromkeys((*PRIORITY, *ICI_AXES))
-    present = [axis for axis in order if plan.mesh[axis] > 1]
-    mesh, left, turn = dict.fromkeys(ICI_AXES, 1), devices, 0
+    order = dict.fromkeys((*_PRIORITY, *ICI_AXES))
+    present = cycle([axis for axis in order if plan.mesh[axis] > 1])
+    mesh, left = dict.fromkeys(ICI_AXES, 1), devices
     while left > 1:
-        mesh[present[turn % len(present)]] *= 2
-        left, turn = left // 2, turn + 1
+        mesh[next(present)] *= 2
+        left //= 2
     return mesh
 
 
 def _model(plan: Plan, mesh: dict[str, int]) -> Model:
-    """The model in its own proportions at a width of about 128, or itself if it is no wider."""
+    """Return the model in its own proportions at a width of about 128, or itself if it is no
+    wider.
+    """
     full = plan.model
     same = {name: getattr(full, name) for name in Model.__dataclass_fields__}
     if _is_small(plan):
         return Model(**same)
+    # The fewest KV heads, in the model's groups of heads, that `tensor` divides or replicates.
     group, tensor = full.heads // full.kv_heads, ways(mesh, "heads")
-    kv_heads = max(1, round(D_MODEL * full.kv_heads / full.heads / HEAD_DIM))
+    kv_heads = max(1, round(_D_MODEL * full.kv_heads / full.heads / _HEAD_DIM))
     while (kv_heads * group) % tensor or (kv_heads % tensor and tensor % kv_heads):
         kv_heads += 1
     heads = kv_heads * group
     width = full.d_model / (full.heads * full.head_dim)
-    d_model = _multiple(heads * HEAD_DIM * width, lcm(ways(mesh, "embed"), 16))
+    d_model = _multiple(heads * _HEAD_DIM * width, lcm(ways(mesh, "embed"), 16))
     scale = d_model / full.d_model
+    # Layers with every kind of window, in the model's pattern; the same share of a sequence.
+    patterned = full.window is not None and len(full.window_pattern) <= _MOST_PATTERN
+    pattern = len(full.window_pattern) if patterned else 1
+    length = plan.batch.length
     shrunk = {
-        "layers": min(full.layers, max(LAYERS, _pattern_layers(full))),
-        "window": full.window and _window(plan, full.window),
+        "layers": min(full.layers, max(_LAYERS, pattern)),
+        "window": full.window and max(full.window * min(length, _LENGTH) // length, 1),
         "d_model": d_model,
         "d_ff": _multiple(full.d_ff * scale, lcm(ways(mesh, "ff"), 16)),
         "heads": heads,
         "kv_heads": kv_heads,
-        "head_dim": HEAD_DIM,
+        "head_dim": _HEAD_DIM,
         "vocab": _multiple(full.vocab * scale, lcm(ways(mesh, "vocab"), 64)),
-        "name": f"{full.name[:LONGEST_NAME]}{SMALLER}",
+        "name": f"{full.name[:_LONGEST_NAME]}{_SMALLER}",
         "latent": full.latent and _latent(full, full.latent, d_model, mesh),
         "moe": full.moe and _moe(full, full.moe, mesh),
     }
     return Model(**(same | shrunk))
 
 
-def _pattern_layers(full: Model) -> int:
-    """Layers that have every kind of window, in the model's pattern."""
-    if full.window is None or len(full.window_pattern) > MOST_PATTERN:
-        return 1
-    return len(full.window_pattern)
-
-
-def _window(plan: Plan, window: int) -> int:
-    """The window as the same share of a sequence."""
-    return max(window * min(plan.batch.length, LENGTH) // plan.batch.length, 1)
-
-
 def _latent(
     full: Model, latent: LatentDimensions, d_model: int, mesh: dict[str, int]
 ) -> LatentDimensions:
-    """Latents that are as narrow beside the stream, of heads in two equal parts."""
+    """Return latents in the same proportion to the stream, of heads in two equal parts."""
 
     def rank(whole: int) -> int:
         return _multiple(whole * d_model / full.d_model, lcm(ways(mesh, "kv_rank"), 8))
@@ -208,52 +209,52 @@ def _latent(
     return LatentDimensions(
         query_rank=latent.query_rank and rank(latent.query_rank),
         kv_rank=rank(latent.kv_rank),
-        nope_dim=HEAD_DIM // 2,
-        rope_dim=HEAD_DIM // 2,
-        value_dim=HEAD_DIM,
+        nope_dim=_HEAD_DIM // 2,
+        rope_dim=_HEAD_DIM // 2,
+        value_dim=_HEAD_DIM,
     )
 
 
 def _moe(full: Model, moe: MixtureOfExperts, mesh: dict[str, int]) -> MixtureOfExperts:
-    """The mixture with fewer and smaller experts, of which a token goes to as many."""
-    least = max(FEWEST_EXPERTS, 2 * moe.top_k, ceil(moe.top_k / moe.top_groups) * moe.groups)
-    experts = min(moe.experts, ceil(least / moe.groups) * moe.groups)
-    width = expert_d_ff(full, moe) * D_MODEL / full.d_model
+    """Return the mixture with fewer and smaller experts; a token goes to as many as before."""
+    least = max(_FEWEST_EXPERTS, 2 * moe.top_k, ceil(moe.top_k / moe.top_groups) * moe.groups)
+    width = expert_d_ff(full, moe) * _D_MODEL / full.d_model
     dense = min(moe.dense_layers, 1)
     return replace(
         moe,
-        experts=experts,
+        experts=min(moe.experts, ceil(least / moe.groups) * moe.groups),
         d_ff=_multiple(width, lcm(ways(mesh, "expert_ff"), 16)),
         dense_layers=dense,
-        every=min(moe.every, LAYERS - dense),
+        every=min(moe.every, _LAYERS - dense),
     )
 
 
 def _is_small(plan: Plan) -> bool:
     """Whether the model and its batch are small enough to stay as they are."""
-    return plan.model.d_model <= D_MODEL
+    return plan.model.d_model <= _D_MODEL
 
 
-def _multiple(value: float, of: int) -> int:
-    """The nearest multiple, at least one."""
-    return max(1, round(value / of)) * of
+def _multiple(value: float, factor: int) -> int:
+    """Return the nearest multiple of a factor, at least the factor itself."""
+    return max(1, round(value / factor)) * factor
 
 
 def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> Batch:
-    replicas = pods * ways(mesh, "batch")
+    replicas, each = pods * ways(mesh, "batch"), plan.batch.sequences_per_replica
     if _is_small(plan):
-        each = plan.batch.sequences_per_replica
         return Batch(sequences=replicas * each, length=plan.batch.length)
-    each = min(plan.batch.sequences_per_replica, SEQUENCES_PER_REPLICA)
     zigzag = ways(mesh, "residual_length") * 2
-    length = min(plan.batch.length, LENGTH)
+    length = min(plan.batch.length, _LENGTH)
     length = max(length - length % zigzag, zigzag)
-    return Batch(sequences=replicas * each, length=length)
+    return Batch(sequences=replicas * min(each, _SEQUENCES_PER_REPLICA), length=length)
 
 
 def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps: int) -> Experiment:
-    same_vocab = model.vocab == full.model.vocab
-    warmup = min(full.optimizer.warmup_steps, ceil(steps / 4))
+    data, warmup = full.data, min(full.optimizer.warmup_steps, ceil(steps / 4))
+    if model.vocab != full.model.vocab:
+        # A token of the smaller vocabulary, so that documents are rehearsed too.
+        separator = data.separator
+        data = DataSource(separator=None if separator is None else separator % model.vocab)
     return replace(
         full,
         model=model,
@@ -262,31 +263,13 @@ def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps:
         optimizer=replace(full.optimizer, warmup_steps=warmup),
         remat=plan.remat,
         compiler_options={},
-        data=full.data if same_vocab else DataSource(separator=_separator(full.data, model)),
+        data=data,
         start=full.start if _is_small(plan) else None,
     )
 
 
-def _evaluation(
-    full: EvaluationOptions | None, experiment: Experiment, steps: int
-) -> EvaluationOptions | None:
-    """Evaluations of a batch, as often as saves; of synthetic text where that is trained on."""
-    sources = (experiment.data, *(stage.data for stage in experiment.stages))
-    return full and replace(
-        full,
-        path=full.path if any(one.kind == "tokens" for one in sources) else None,
-        every=min(full.every, max(steps // SAVES, 1)),
-        sequences=min(full.sequences, experiment.batch.sequences),
-    )
-
-
-def _separator(data: DataSource, model: Model) -> int | None:
-    """A token of the smaller vocabulary, so that documents are rehearsed too."""
-    return None if data.separator is None else data.separator % model.vocab
-
-
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
-    """What the rehearsal does not rehearse."""
+    """Yield what the rehearsal does not rehearse."""
     if copy.pods < plan.pods:
         yield f"{plan.pods} pods became {copy.pods}"
     gone = [axis for axis in ICI_AXES if plan.mesh[axis] > 1 == copy.mesh[axis]]

@@ -67,7 +67,7 @@ def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
     identity = experiment_digest(spec.experiment)
     placed_plans = []
     for plan, span in zip(plans, _stage_spans(spec.experiment.stages, plans), strict=True):
-        # What depends on how long the run is, is for the whole run to say.
+        # Warnings that depend on the length of the run belong to the whole run.
         of_run = run_warnings(plan)
         own = tuple(warning for warning in plan.warnings if warning not in of_run)
         stage = replace(plan, spec_digest=identity, stage=span, warnings=own)

@@ -67,7 +67,7 @@ class Transfers:
 
 
 def transfers(layout: Training) -> Transfers:
-    """What a step sends to the host and fetches again, beside the passes that hide it."""
+    """Return a step's transfers to the host and back, with the passes that hide them."""
     both_ways_s = sum(line.value for line in host_lines(layout))
     blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
     backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.blocks_recompute_flops(layout)
@@ -112,7 +112,7 @@ class StepWork:
     `reductions_by_layer` is how often if nothing accumulated. Matmuls, attention and HBM are at
     peak rates, links at the rate that they reach. `gathers_s` of weights and gradients can run
     behind the layers before and after, `dcn_s` likewise between slices; matmuls wait for
-    `tensor_s`, all but the part that they send piece by piece; nothing runs beside `serial_s`.
+    `tensor_s`, all but the part that they send piece by piece; nothing overlaps `serial_s`.
     `host` are transfers, of which the passes hide some.
     """
 

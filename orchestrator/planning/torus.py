@@ -175,7 +175,7 @@ def one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
 
 
 def has_closed_way(chips: Ints) -> Bools:
-    """Whether a way through all chips of several spans ends beside its start."""
+    """Whether a way through all chips of several spans ends next to its start."""
     return np.asarray((chips % 2 == 0).any(axis=1))
 
 

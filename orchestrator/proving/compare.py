@@ -36,7 +36,7 @@ SCALARS_BYTES = 4096  # losses and the like, of one step
 ROUNDED_SHARE = 1.1  # of the Forecast: payloads are rounded up to whole tiles and shards
 SUMS = frozenset({"all-reduce", "reduce-scatter"})
 GATHER = "all-gather"
-# What a payload is in the Forecast's ledger.
+# The lines of the Forecast's ledger that price each payload.
 LINES: dict[Payload, tuple[LineKind, ...]] = {
     "gradients": ("gradient_reduction", "gradient_scatter"),
     "weights": ("weight_gather",),
@@ -74,9 +74,9 @@ def carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
 
 
 def faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
-    """What crosses pods and may not. `crossed` has the most bytes first."""
+    """Return the payloads that must not cross pods. `crossed` has the most bytes first."""
     planned = {what: forecast_bytes(plan, what) for what in LINES}
-    # What another trainer sends has no Forecast, but gradients may always cross.
+    # Another trainer has no Forecast, but gradients may always cross.
     expected = {"gradients", *(what for what, size in planned.items() if size)}
     others = [one for one in crossed if one.carries not in expected]
     result = []
@@ -120,7 +120,7 @@ CLASS_OF: dict[LineKind, str] = {
     "kept_activations": "kept activations",
 }
 WORKING = "working set"
-# Lines of parameters beside the model's own, and what counts their elements.
+# Lines of parameters that the model does not have, and the input that counts their elements.
 STORED: dict[LineKind, str] = {"copied_heads": "copied", "vocab_padding": "filled"}
 KERNELS = "attention kernels"
 

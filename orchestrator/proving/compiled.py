@@ -1,4 +1,4 @@
-"""What the compile process receives and reports, before anything is compared with a forecast."""
+"""The input and output of the compile process, before anything is compared with a forecast."""
 
 import hashlib
 import os
@@ -63,7 +63,7 @@ class OpenedFiles:
 
 
 def loaded_code(trainer_module: str, opened: Iterable[str]) -> LoadedCode:
-    """What this process has loaded for a trainer, and the files beside it that it opened."""
+    """Return the modules that this process loaded for a trainer, and files it opened near."""
     own_packages = {*PROJECT, trainer_module.partition(".")[0]}
     files, installed = dict[str, Path](), set[str]()
     for name, path in _modules():
@@ -108,7 +108,7 @@ def _versions(modules: set[str]) -> dict[str, str]:
 
 
 def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Opened files that lie beside a module or below it, and are neither modules nor installed."""
+    """Opened files next to a module or below it that are neither modules nor installed."""
     folders = {path.parent: name for name, path in sorted(files.items(), reverse=True)}
     modules = set(files.values())
     for path in map(_source_file, opened):
@@ -161,8 +161,8 @@ GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each
 class CompileRequest:
     """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
 
-    `rates` price its schedule; without them it has none. `beyond_hbm`: compile even what the chip's
-    memory cannot hold, to see what it needs.
+    `rates` price its schedule; without them the schedule is left out. `beyond_hbm`:
+    compile even what the chip's memory cannot hold, to see what it needs.
     """
 
     plan: str
@@ -221,7 +221,7 @@ class DcnSend:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSummary:
-    """What the text of a program shows. `live_bytes`: what is alive at the peak, by class.
+    """The contents of a program's text. `live_bytes`: bytes alive at the peak, by class.
 
     `flops` are of one device and step, by what computes them; `uncounted` kernels have no formula.
     `schedule` is None where the chip's clock is not known.

@@ -203,7 +203,7 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
         return SpecError(f"the trainer refuses the plan: {failure.message}")
     if option := UNKNOWN_OPTION.search(failure.message):
         return SpecError(
-            f"experiment.compiler_options: {option[1]} is no option of this TPU compiler"
+            f"experiment.compiler_options: {option[1]} is not an option of this TPU compiler"
         )
     if failure.exit_code is not None:
         return _exit_error(failure, failure.exit_code)

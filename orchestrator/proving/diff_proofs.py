@@ -24,7 +24,7 @@ class ProofFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class LineSeconds:
-    """Seconds that a source line takes in each of two schedules; None where it is in one alone."""
+    """Seconds that a source line takes in each of two schedules; None where it is absent."""
 
     line: str
     first_s: float | None
@@ -32,7 +32,7 @@ class LineSeconds:
 
     @property
     def more_s(self) -> float:
-        """What the second takes more than the first."""
+        """Seconds that the second takes more than the first."""
         return (self.second_s or 0.0) - (self.first_s or 0.0)
 
 

@@ -46,7 +46,7 @@ def plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCha
     """
     limit = plan.forecast.hbm_bytes_per_device - missed_bytes
     near = [_best_within(changed, limit) for changed in _variants(spec, plan)]
-    # Given the mesh and the remat alone, the search may choose fewer microbatches.
+    # Given only the mesh and the remat, the search may choose fewer microbatches.
     fit = [other for other in near if other and other.forecast.memory_bytes_per_device <= limit]
     return tuple(dict.fromkeys(change_to(spec, other, missed_bytes) for other in fit))
 
@@ -89,7 +89,7 @@ def _plan_or_none(spec: Spec) -> Plan | None:
 
 
 def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
-    """What leads from a spec to a plan: the remat, and the mesh where that is not enough."""
+    """The overrides that lead from a spec to a plan: the remat, and if need be the mesh."""
     overrides = [f"experiment.remat={text_of(other.remat)}"]
     alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
     if alone is None or alone.digest != other.digest:

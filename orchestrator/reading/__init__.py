@@ -1,6 +1,6 @@
 """Reads YAML specs and studies, and says everything that is wrong with them at once.
 
-The only package that knows YAML and JSON Schema. It imports `catalog`, `plan` and `types`.
+The only package that knows the YAML and the JSON Schema of specs.
 """
 
 from orchestrator.reading.load import is_study, load

@@ -1,11 +1,13 @@
 """The schema in words: what a field must hold, and what to write instead of a wrong value."""
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 from orchestrator.errors import UnknownName
+from orchestrator.processes import resource
 from orchestrator.reading.nodes import Mapping, Node, Scalar, as_written, respellings
 from orchestrator.reading.problems import SHOWN_VALUE, Correction, shortened
 from orchestrator.reading.schema import (
@@ -24,76 +26,20 @@ from orchestrator.reading.schema import (
 )
 
 SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
-# Our keys, and what other programs call them. Each is looked for where the unknown key stands;
-# where a name is in several rows, the first key that is legal there is meant.
-_NAMES_OF_OTHERS = {
-    "sequences": "batch_size global_batch_size train_batch_size",
-    "length": "seq_len seq_length sequence_length max_seq_len context_length",
-    "microbatches": "microbatch num_microbatches grad_accum accumulation_steps"
-    " gradient_accumulation gradient_accumulation_steps",
-    "peak_lr": "lr learning_rate max_lr",
-    "end_lr": "min_lr",
-    "warmup_steps": "warmup",
-    "decay": "schedule lr_schedule",
-    "weight_decay": "wd",
-    "epsilon": "eps",
-    "norm_epsilon": "eps rms_norm_eps",
-    "clip_norm": "grad_clip clip_grad max_grad_norm gradient_clipping",
-    "beta1": "b1",
-    "beta2": "b2",
-    "data": "dp data_parallel replica dataset",
-    "tensor": "tp model tensor_parallel",
-    "sequence": "sp cp context",
-    "fsdp_dcn": "dcn_fsdp",
-    "fsdp": "zero",
-    "layers": "num_layers n_layers num_hidden_layers depth",
-    "d_model": "dim hidden_size hidden_dim embed_dim n_embd",
-    "d_ff": "ffn_dim mlp_dim intermediate_size",
-    "heads": "num_heads n_heads num_attention_heads",
-    "kv_heads": "n_kv_heads num_kv_heads num_key_value_heads",
-    "vocab": "vocab_size",
-    "tied": "tie_word_embeddings tie_embeddings",
-    "pods": "slices num_slices replicas",
-    "chip": "accelerator tpu gpu",
-    "topology": "accelerator_type shape",
-    "dollars_per_chip_hour": "price cost",
-    "steps": "max_steps num_steps train_steps",
-    "storage": "output_dir",
-    "checkpoint": "checkpoints",
-    "secrets": "env",
-    "hang_limit": "timeout",
-    "every": "interval save_every",
-    "remat": "remat_policy checkpointing gradient_checkpointing activation_checkpointing",
-    "precision": "dtype",
-    "compute": "dtype activations",
-    "parameters": "params weights",
-    "gradients": "grads",
-    "optimizer": "moments",
-    "compiler_options": "xla_flags",
-    "path": "tokens manifest files",
-    "tracking": "mlflow",
-    "uri": "tracking_uri mlflow",
-    "cluster": "ray",
-    "address": "ray ray_address",
-}
-SYNONYMS: dict[str, list[str]] = {}
-for _key, _names in _NAMES_OF_OTHERS.items():
-    for _name in _names.split():
-        SYNONYMS.setdefault(_name, []).append(_key)
-# Values, looked for among the legal ones of their key.
-_VALUE_SYNONYMS = {
-    "trillium": "v6e",
-    "ironwood": "tpu7x",
-    "tpu7": "tpu7x",
-    "v5litepod": "v5e",
-    "v5lite": "v5e",
-    "float32": "fp32",
-    "f32": "fp32",
-    "single": "fp32",
-    "half": "bf16",
-    "save_qkv_proj": "keep_qkv",
-    "qkv_proj_offloaded": "offload_qkv",
-}
+
+
+def _names_of_others(table: dict[str, str]) -> dict[str, list[str]]:
+    """Return our names by what other programs call them."""
+    ours: dict[str, list[str]] = {}
+    for name, others in table.items():
+        for other in others.split():
+            ours.setdefault(other, []).append(name)
+    return ours
+
+
+_SYNONYMS = tomllib.loads(resource("reading", "synonyms.toml").read_text("utf-8"))
+SYNONYMS = _names_of_others(_SYNONYMS["keys"])
+_VALUE_SYNONYMS = _names_of_others(_SYNONYMS["values"])
 _BOUNDS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
@@ -177,7 +123,7 @@ def _names_meant(text: str, legal: list[str]) -> list[str]:
     """
     name = text.lower().strip().rpartition("/")[2]
     if known := _VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_")):
-        return [known] if known in legal else []
+        return [value for value in known if value in legal]
     begun = [value for value in legal if name and value.startswith(name)]
     close = get_close_matches(name, begun or legal, _SUGGESTED, cutoff=0.0 if begun else 0.6)
     similar = {value: SequenceMatcher(None, value, name).ratio() for value in close}
@@ -248,7 +194,7 @@ def meant_key(key: str, legal: list[str]) -> str | None:
     return synonym(key, legal) or next(iter(close + longer), None)
 
 
-# What the keys of a spec mean, must be, and are when left out.
+# Help about the keys of a spec: meaning, legal values, default.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,20 +23,18 @@ from orchestrator.reading.huggingface_families import (
     FAMILIES,
     FIXED,
     HARMLESS,
-    LAYER_TYPES,
-    OTHER_FAMILIES,
-    SIZES,
-    Family,
-    window_pattern,
-)
-from orchestrator.reading.huggingface_rope import (
     LATENT_DEFAULTS,
     LATENT_KEYS,
+    LAYER_TYPES,
+    OTHER_FAMILIES,
     ROPE_KEYS,
+    SIZES,
+    Family,
     Unserved,
     is_positive,
     rope_of,
     scale_of_scores,
+    window_pattern,
 )
 from orchestrator.reading.nodes import TOO_DEEP, Mapping, Value, as_written, parse, read
 from orchestrator.reading.problems import (
@@ -317,5 +315,5 @@ def _json(source: SpecText) -> Any:
 
 
 def _number(text: str) -> Value:
-    """Return a number; one that is too large, or is none, stays text."""
+    """Return a number, or the text where it is too large or not a number."""
     return as_written(text, {"integer", "number"})

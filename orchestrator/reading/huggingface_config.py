@@ -17,12 +17,13 @@ from orchestrator.reading.huggingface import text_model
 from orchestrator.reading.huggingface_families import (
     ACTIVATIONS,
     FAMILIES,
+    LATENT_KEYS,
     LAYER_TYPES,
+    SCALINGS,
     SIZES,
     Family,
+    with_growth,
 )
-from orchestrator.reading.huggingface_rope import LATENT_KEYS, SCALINGS, with_growth
-from orchestrator.reading.inputs import CONFIG
 from orchestrator.reading.nodes import read
 from orchestrator.reading.problems import SpecProblems, SpecText
 from orchestrator.values.model import Model
@@ -54,7 +55,7 @@ def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
 def same_config(folder: Path, model: Model) -> dict[str, Any] | None:
     """Return the config.json of a folder if it describes this model; it may say more than ours."""
     try:
-        source = read(folder / CONFIG)
+        source = read(folder / "config.json")
     except SpecProblems:
         return None
     if not _describes(source, model):

@@ -1,13 +1,17 @@
-"""The architectures of Hugging Face configs that are served: their keys, and what each key means.
+"""The architectures of Hugging Face configs that are served, RoPE and latent attention.
 
-Defaults are those of each family's configuration class in `transformers`. A family's own fields are
-what its architecture computes whatever its config says.
+What their keys mean stands in `huggingface_families.toml`.
 """
 
+import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
-# How the experts of a Hugging Face config are called, family by family.
+import msgspec
+
+from orchestrator.network.attention import yarn_growth
+from orchestrator.processes import resource
+from orchestrator.values.model import LatentDimensions, RopeScaling
 
 
 @dataclass(frozen=True)
@@ -24,379 +28,216 @@ class ExpertKeys:
     choices: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
-EXPERTS = {"num_experts_per_tok": "top_k", "router_aux_loss_coef": "balance_loss"}
-MIXTRAL = ExpertKeys(
-    EXPERTS | {"num_local_experts": "experts"},
-    defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-)
-QWEN_3 = ExpertKeys(
-    EXPERTS
-    | {
-        "num_experts": "experts",
-        "num_local_experts": "experts",  # since transformers 5
-        "moe_intermediate_size": "d_ff",
-        "decoder_sparse_step": "every",
-        "norm_topk_prob": "normalized",
-    },
-    defaults={
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": False,
-    },
-)
-GPT_OSS = ExpertKeys(
-    EXPERTS | {"num_local_experts": "experts"},
-    defaults={"num_local_experts": 128, "num_experts_per_tok": 4},
-    own={"biases": True, "router_bias": True},
-)
-DEEPSEEK_KEYS = {
-    "n_routed_experts": "experts",
-    "num_experts_per_tok": "top_k",
-    "moe_intermediate_size": "d_ff",
-    "n_shared_experts": "shared_experts",
-    "first_k_dense_replace": "dense_layers",
-    "norm_topk_prob": "normalized",
-    "routed_scaling_factor": "scale",
-    "n_group": "groups",
-    "topk_group": "top_groups",
-    "aux_loss_alpha": "balance_loss",
-    "scoring_func": "router",
-}
-ONE_GROUP = {"groups": 1, "top_groups": 1}
-# How far a bias moves after a step: DeepSeek-V3's report, section 4.2.
-BALANCE = {"balance_bias": 0.001}
-DEEPSEEK_V2 = ExpertKeys(
-    DEEPSEEK_KEYS,
-    defaults={
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "moe_intermediate_size": 1407,
-        "first_k_dense_replace": 0,
-        "norm_topk_prob": False,
-        "routed_scaling_factor": 1.0,
-        "topk_method": "greedy",
-    },
-    choices={"topk_method": {"greedy": ONE_GROUP, "group_limited_greedy": {}}},
-)
-DEEPSEEK_V3 = ExpertKeys(
-    DEEPSEEK_KEYS,
-    defaults={
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 3,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "n_group": 8,
-        "topk_group": 4,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-    },
-    choices={"topk_method": {"noaux_tc": BALANCE}},
-)
-
-
-# Keys of the config → the fields of Model that they give. All families have these.
-SIZES = {
-    "num_hidden_layers": ("layers",),
-    "hidden_size": ("d_model",),
-    "intermediate_size": ("d_ff",),
-    "num_attention_heads": ("heads",),
-    "num_key_value_heads": ("kv_heads",),
-    "head_dim": ("head_dim",),
-    "vocab_size": ("vocab",),
-    "tie_word_embeddings": ("tied",),
-    "rope_theta": ("rope_theta",),
-    "rms_norm_eps": ("norm_epsilon",),
-    "hidden_act": ("activation",),
-}
-DEFAULTS = {
-    "tie_word_embeddings": False,
-    "rope_theta": 10_000.0,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-}
-# Their names of activation functions → ours.
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu",
-    "gelu_new": "gelu",
-    "gelu": "gelu_exact",
-    "relu2": "relu2",
-}
-Keys = dict[str, tuple[str, ...]]
-BIASES: Keys = {"attention_bias": ("qkv_bias", "output_bias")}
-# The layers that have the family's window: all, or those that the config lists.
-NO_WINDOW = ""
-
-
 @dataclass(frozen=True)
 class Family:
     """An architecture that is served.
 
-    `own` are fields of the Model that it always has, `keys` the keys that only some families have,
-    and `defaults` what its config means by leaving a key out. `window_pattern` are the layers with
-    its window, where the config does not list them.
+    `own` are fields of the Model that it always has, `keys` the keys that only some families have
+    with the fields that each gives, and `defaults` what its config means by leaving a key out.
+    `window_pattern` are the layers with its window, where the config does not list them.
     """
 
     architecture: str
     model_type: str
-    own: dict[str, Any] = field(default_factory=dict)
-    keys: Keys = field(default_factory=dict)
-    defaults: dict[str, Any] = field(default_factory=dict)
-    window_pattern: str = NO_WINDOW
+    own: dict[str, Any]
+    keys: dict[str, tuple[str, ...]]
+    defaults: dict[str, Any]
+    fixed: dict[str, tuple[Any, str]]  # keys with one value that is served, and the reason
+    window_pattern: str = ""
     # Keys that choose the layers with the window: a switch, and the first layer that has it.
     window_switch: str = ""
     window_first: str = ""
     experts: ExpertKeys | None = None  # where the family has experts
     latent: bool = False  # whether its attention has latents
-    # Keys of which it has one value alone, and the reason.
-    fixed: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    harmless: frozenset[str] = frozenset()  # keys that change nothing, in this family alone
+    harmless: frozenset[str] = frozenset()  # keys that change nothing, only in this family
     # The section of the config that describes the text model, where it describes another as well.
     section: str = ""
 
 
-# Weights are published in a narrow type, which says nothing of training.
-STORED = frozenset({"quantization_config"})
-DEEPSEEK: dict[str, Any] = {
-    "keys": {"num_nextn_predict_layers": ("mtp_layers",)},
-    "latent": True,
-    "harmless": STORED | {"qk_head_dim"},  # a sum of two other keys
-    "fixed": {"rope_interleave": (True, "what RoPE turns together is side by side in its weights")},
-}
-GEMMA = {"norm_offset": True, "embedding_scale": True}
-GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}
-BOTH = {"norm_placement": "both"}
-QUERY_SCALE: Keys = {"query_pre_attn_scalar": ("attention_scale",)}
-CAPS: Keys = {
-    "attn_logit_softcapping": ("attention_cap",),
-    "final_logit_softcapping": ("logit_cap",),
-}
-GEMMA_3: dict[str, Any] = {
-    "own": GEMMA | BOTH | {"qk_norm": "head"},
-    "keys": BIASES | QUERY_SCALE | CAPS | {"rope_local_base_freq": ("local_rope_theta",)},
-    "defaults": GEMMA_DEFAULTS
-    | {
-        "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-    },
-    "window_pattern": "LLLLLG",
-}
-QWEN: dict[str, Any] = {
-    "defaults": {"sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32},
-    "window_pattern": "L",
-    "window_switch": "use_sliding_window",
-    "window_first": "max_window_layers",
-}
-FAMILIES = (
-    Family(
-        "LlamaForCausalLM",
-        "llama",
-        keys=BIASES | {"mlp_bias": ("mlp_bias",), "partial_rotary_factor": ("rotary_share",)},
-    ),
-    Family(
-        "MistralForCausalLM",
-        "mistral",
-        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
-        window_pattern="L",
-    ),
-    Family("Qwen2ForCausalLM", "qwen2", own={"qkv_bias": True}, **QWEN),
-    Family(
-        "Qwen3ForCausalLM",
-        "qwen3",
-        own={"qk_norm": "head"},
-        keys=BIASES,
-        **QWEN | {"defaults": QWEN["defaults"] | {"head_dim": 128}},
-    ),
-    Family("GemmaForCausalLM", "gemma", own=GEMMA, keys=BIASES, defaults=GEMMA_DEFAULTS),
-    Family(
-        "Gemma2ForCausalLM",
-        "gemma2",
-        own=GEMMA | BOTH,
-        keys=BIASES | QUERY_SCALE | CAPS,
-        defaults=GEMMA_DEFAULTS
-        | {
-            "query_pre_attn_scalar": 256,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "sliding_window": 4096,
-        },
-        window_pattern="LG",
-    ),
-    Family("Gemma3ForCausalLM", "gemma3_text", **GEMMA_3),
-    Family("Gemma3ForConditionalGeneration", "gemma3", section="text_config", **GEMMA_3),
-    Family(
-        "Phi3ForCausalLM",
-        "phi3",
-        keys={"partial_rotary_factor": ("rotary_share",)},
-        defaults={"rms_norm_eps": 1e-5},
-        window_pattern="L",
-    ),
-    Family(
-        "MixtralForCausalLM",
-        "mixtral",
-        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
-        window_pattern="L",
-        experts=MIXTRAL,
-    ),
-    Family(
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        own={"qk_norm": "head"},
-        keys=BIASES,
-        experts=QWEN_3,
-        **QWEN | {"defaults": QWEN["defaults"] | {"num_key_value_heads": 4}},
-    ),
-    Family(
-        "Olmo2ForCausalLM",
-        "olmo2",
-        own={"norm_placement": "after", "qk_norm": "heads"},
-        keys=BIASES,
-        defaults={"rms_norm_eps": 1e-5},
-    ),
-    Family("DeepseekV2ForCausalLM", "deepseek_v2", experts=DEEPSEEK_V2, **DEEPSEEK),
-    Family("DeepseekV3ForCausalLM", "deepseek_v3", experts=DEEPSEEK_V3, **DEEPSEEK),
-    Family(
-        "GptOssForCausalLM",
-        "gpt_oss",
-        own={"sinks": True, "activation": "clamped_swiglu"},
-        keys=BIASES,
-        defaults={
-            "attention_bias": True,
-            "head_dim": 64,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 150_000.0,
-            "sliding_window": 128,
-        },
-        window_pattern="LG",
-        experts=GPT_OSS,
-        harmless=STORED,
-        fixed={
-            "hidden_act": ("silu", "its experts have a clamped SwiGLU"),
-            "swiglu_limit": (7.0, "the clamp of its SwiGLU is 7"),
-            "swiglu_alpha": (1.702, "the gain of its SwiGLU is 1.702"),
-        },
-    ),
-)
-# What other architectures compute that is not served.
-OTHER_FAMILIES = {
-    "deepseek_v32": "its attention chooses the positions that it sees",
-    "kimi_k2": "it computes what deepseek_v3 does: write that as its model_type",
-    "qwen2_moe": "its shared expert has a gate",
-    "phi": "its attention and MLP work on one norm's result, and its head has a bias",
-    "gpt2": "it has learned positions",
-    "gpt_neox": "its attention and MLP add to one stream at once",
-    "smollm3": "some of its layers have no rotary positions",
-    "llama4_text": "it attends in chunks",
-    "cohere": "its attention and MLP work on one norm's result",
-    "olmo": "its norms have no weights",
-}
-# The one value that can be served, and the reason.
-FIXED: dict[str, tuple[Any, str]] = {
-    "attention_dropout": (0, "the trainer has no dropout"),
-    "resid_pdrop": (0, "the trainer has no dropout"),
-    "embd_pdrop": (0, "the trainer has no dropout"),
-    "rope_interleaved": (False, "the trainer turns halves of heads, not neighbours"),
-    "router_jitter_noise": (0, "the trainer's routers have no noise"),
-    "moe_layer_freq": (1, "every layer after the dense ones has experts"),
-    "seq_aux": (True, "the load-balancing loss is of a sequence"),
-    "mlp_only_layers": ([], "layers without experts come first or in turn"),
-    "use_bidirectional_attention": (False, "the trainer's attention is causal"),
-}
-# Keys that do not change what is computed in pre-training.
-HARMLESS = frozenset(
-    {
-        "_model_name_or_path",
-        "_name_or_path",
-        "_sliding_window_pattern",
-        "architectures",
-        "auto_map",
-        "boi_token_index",
-        "bos_token_id",
-        "cache_implementation",
-        "dtype",
-        "eoi_token_index",
-        "ep_size",  # how a trainer spreads experts
-        "experts_per_token",  # num_experts_per_tok again
-        "initial_context_length",  # rope_scaling has it
-        "eos_token_id",
-        "hidden_activation",
-        "image_token_index",
-        "initializer_range",
-        "is_llama_config",
-        "max_position_embeddings",
-        "max_window_layers",
-        "mm_tokens_per_image",
-        "model_type",
-        "original_max_position_embeddings",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "return_dict",
-        "sliding_window",
-        "sliding_window_pattern",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "unk_token_id",
-        "use_cache",
-        "use_sliding_window",
-        "vision_config",
-    }
-)
+def _families(tables: list[dict[str, Any]]) -> tuple[Family, ...]:
+    """Return the families of their tables; one that is like another has its tables too."""
+    known: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        like = known.get(table.get("like", ""), {})
+        merged = like | table
+        for name in ("own", "keys", "defaults", "fixed", "experts"):
+            merged[name] = (like.get(name) or {}) | table.get(name, {})
+        known[table["model_type"]] = merged | {"experts": merged["experts"] or None}
+    return tuple(msgspec.convert(table, Family) for table in known.values())
 
 
+_TABLES = tomllib.loads(resource("reading", "huggingface_families.toml").read_text("utf-8"))
+# Keys of the config → the fields of Model that they give. All families have these.
+SIZES: dict[str, tuple[str, ...]] = {key: (name,) for key, name in _TABLES["sizes"].items()}
+DEFAULTS: dict[str, Any] = _TABLES["defaults"]
+ACTIVATIONS: dict[str, str] = _TABLES["activations"]
+FAMILIES = _families(_TABLES["family"])
+OTHER_FAMILIES: dict[str, str] = _TABLES["other_families"]
+FIXED = msgspec.convert(_TABLES["fixed"], dict[str, tuple[Any, str]])
+HARMLESS = frozenset(_TABLES["harmless"]["keys"].split())
 # Their kinds of layers → a letter of `window_pattern`.
 LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
-GLOBAL = "G"
+_GLOBAL = "G"
+_LONGEST = 1000  # layers that a pattern names
 
 
 def window_pattern(family: Family, values: dict[str, Any]) -> str | None:
-    """The layers with the window, as the shortest pattern; None where a kind is not served."""
+    """Return the layers with the window, as the shortest pattern; None for a kind not served."""
     kinds = values.get("layer_types")
     if kinds is not None:
-        return pattern_of(kinds)
+        if not isinstance(kinds, list) or not 0 < len(kinds) <= _LONGEST:
+            return None
+        letters = [LAYER_TYPES.get(kind) if isinstance(kind, str) else None for kind in kinds]
+        return None if None in letters else _shortest("".join(filter(None, letters)))
     if family.window_switch and not values.get(family.window_switch):
-        return GLOBAL
+        return _GLOBAL
     first, layers = values.get(family.window_first), values.get("num_hidden_layers")
     if isinstance(first, int) and isinstance(layers, int):
-        return shortest((GLOBAL * min(first, layers) + "L" * (layers - first))[:LONGEST])
+        return _shortest((_GLOBAL * min(first, layers) + "L" * (layers - first))[:_LONGEST])
     every = values.get("sliding_window_pattern", values.get("_sliding_window_pattern"))
-    if isinstance(every, int) and 0 < every < LONGEST:
-        return "L" * (every - 1) + GLOBAL
-    return family.window_pattern or GLOBAL
+    if isinstance(every, int) and 0 < every < _LONGEST:
+        return "L" * (every - 1) + _GLOBAL
+    return family.window_pattern or _GLOBAL
 
 
-LONGEST = 1000  # layers that a pattern names
-
-
-def pattern_of(kinds: Any) -> str | None:
-    """The pattern of a list of layers."""
-    if not isinstance(kinds, list) or not kinds:
-        return None
-    letters = [LAYER_TYPES.get(kind) if isinstance(kind, str) else None for kind in kinds]
-    if None in letters or len(letters) > LONGEST:
-        return None
-    return shortest("".join(filter(None, letters)))
-
-
-def shortest(row: str) -> str:
-    """The shortest pattern that gives the row by repetition."""
+def _shortest(row: str) -> str:
+    """Return the shortest pattern that gives the row by repetition."""
     for length in range(1, len(row)):
         if (row[:length] * len(row))[: len(row)] == row:
             return row[:length]
     return row
+
+
+# RoPE, in an older form (`rope_scaling`) and a newer one (`rope_parameters`), and latent attention.
+
+
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
+_PLAIN = "default"
+# Their keys → the fields of RopeScaling, by its kind.
+_FACTOR = {"factor": "factor"}
+_STRETCHED = _FACTOR | {"original_max_position_embeddings": "original_length"}
+SCALINGS: dict[str, dict[str, str]] = {
+    "linear": _FACTOR,
+    "llama3": _STRETCHED
+    | {"low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor"},
+    "yarn": _STRETCHED
+    | {key: key for key in ("beta_fast", "beta_slow", "attention_factor", "truncate")},
+}
+_GROWTH = ("mscale", "mscale_all_dim")  # of turned numbers, and of all numbers of a head
+_SHARE_DIGITS = 10  # so that a published 0.707 is 0.707 again
+_ROTARY_SHARE = "partial_rotary_factor"
+_NAMES = frozenset({"type", "rope_type", "rope_theta", _ROTARY_SHARE})
+# The newer form by kind of layer → the field of its base.
+_BY_LAYER = {"full_attention": "rope_theta", "sliding_attention": "local_rope_theta"}
+# Keys of the config → the fields of LatentDimensions.
+LATENT_KEYS = {
+    "q_lora_rank": "query_rank",
+    "kv_lora_rank": "kv_rank",
+    "qk_nope_head_dim": "nope_dim",
+    "qk_rope_head_dim": "rope_dim",
+    "v_head_dim": "value_dim",
+}
+LATENT_DEFAULTS = dict(zip(LATENT_KEYS, (1536, 512, 128, 64, 128), strict=True))
+
+
+class Unserved(Exception):
+    """A value that is not served, and what can be."""
+
+    def __init__(self, key: str, value: Any) -> None:
+        self.key, self.value = key, value
+        self.expected = f"null or one of {', '.join(SCALINGS)} with their own keys"
+
+
+def is_positive(value: object) -> bool:
+    """Return whether a value of JSON is a number above zero; `true` is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def rope_of(values: dict[str, Any], *, scales_scores: bool = False) -> dict[str, Any]:
+    """Return the fields of a Model that say how positions turn; raise `Unserved`.
+
+    Where attention `scales_scores` itself, YaRN may have a share of its growth for all numbers.
+    """
+    fields: dict[str, Any] = {}
+    for key in ROPE_KEYS:
+        rope = values.get(key)
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise Unserved(key, rope)
+        if rope.keys() and rope.keys() <= _BY_LAYER.keys():
+            for kind, section in rope.items():  # only global layers are stretched
+                if not isinstance(section, dict):
+                    raise Unserved(key, section)
+                found = _of_all_layers(key, section, _BY_LAYER[kind], {})
+                if kind == "sliding_attention" and "rope_scaling" in found:
+                    raise Unserved(key, section)
+                fields |= found
+        else:
+            plain = _without_growth(key, rope) if scales_scores else rope
+            fields |= _of_all_layers(key, plain, "rope_theta", values)
+    return fields
+
+
+def _without_growth(key: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return YaRN with one factor of turned vectors in place of its two shares of growth."""
+    shares, factor = [rope.get(name) for name in _GROWTH], rope.get("factor")
+    if shares == [None, None]:
+        return rope
+    others = {name: value for name, value in rope.items() if name not in _GROWTH}
+    if not all(map(is_positive, [*shares, factor])) or "attention_factor" in rope:
+        raise Unserved(key, rope)
+    turned, every = (yarn_growth(float(factor or 1), float(share or 0)) for share in shares)
+    return others | {"attention_factor": turned / every}
+
+
+def with_growth(factor: float, turned: float, every: float) -> dict[str, float]:
+    """Return the shares of YaRN's growth that scale turned vectors and all vectors so."""
+    whole = yarn_growth(factor) - 1
+    if not whole:
+        return {}  # a factor of 1 grows nothing, so that no share says another scale
+    growths = dict(zip(_GROWTH, (turned * every, every), strict=True))
+    return {key: round((growth - 1) / whole, _SHARE_DIGITS) for key, growth in growths.items()}
+
+
+def _of_all_layers(
+    key: str, rope: dict[str, Any], base: str, values: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the base, the share of numbers that turn, and the rule that stretches them."""
+    fields: dict[str, Any] = {}
+    if (theta := rope.get("rope_theta")) is not None:
+        if not is_positive(theta):
+            raise Unserved(key, rope)
+        fields[base] = float(theta)
+    if (share := rope.get(_ROTARY_SHARE)) is not None:
+        if not is_positive(share) or share > 1:
+            raise Unserved(key, rope)
+        fields["rotary_share"] = float(share)
+    kind = rope.get("rope_type", rope.get("type", _PLAIN))
+    if kind == _PLAIN and rope.keys() <= _NAMES:
+        return fields
+    # every key has to be one of its kind
+    known = SCALINGS.get(kind, {}) if isinstance(kind, str) else {}
+    others = {name for name, value in rope.items() if value is not None} - _NAMES - known.keys()
+    if not known or others or not is_positive(rope.get("factor")):
+        raise Unserved(key, rope)
+    scaling = {known[name]: value for name, value in rope.items() if name in known}
+    original = values.get("max_position_embeddings")
+    if "original_max_position_embeddings" in known and is_positive(original):
+        scaling.setdefault("original_length", original)
+    scaling = {name: value for name, value in scaling.items() if value is not None}
+    try:
+        fields["rope_scaling"] = msgspec.convert({"kind": kind, **scaling}, RopeScaling)
+    except msgspec.ValidationError:
+        raise Unserved(key, rope) from None
+    return fields
+
+
+def scale_of_scores(latent: LatentDimensions, values: dict[str, Any]) -> float | None:
+    """Return what scores are multiplied by where YaRN changes it, or None."""
+    for key in ROPE_KEYS:
+        rope = values.get(key)
+        share = rope.get(_GROWTH[1]) if isinstance(rope, dict) else None
+        if rope is not None and share:
+            return float(latent.head_dim**-0.5 * yarn_growth(rope["factor"], share) ** 2)
+    return None

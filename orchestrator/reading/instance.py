@@ -244,7 +244,7 @@ def dotted(path: KeyPath) -> str:
 
 def _illegal(path: KeyPath, here: _Field) -> _Located:
     schema = here.schema or {}
-    # The text of a file that holds one text is not repeated: it is no spec, whatever it is.
+    # The text of a file that holds only text is not repeated: it may be any file.
     value = shown(here.node, schema) if path or not isinstance(here.node, Scalar) else "text"
     hint = suggestion(path[-1:] and path[-1], schema, here.node)
     message = f"is {value}, must be {must(schema, brief=hint is not None and hint.kind == 'meant')}"

@@ -1,8 +1,9 @@
-"""Loads a file as a Spec, with the files that it names: a model's config, a chip of one's own."""
+"""Loads a file as a Spec, with its `--set` overrides and the files that it names."""
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,11 +11,22 @@ import msgspec
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
+from orchestrator.network.decoder import decoder
+from orchestrator.reading import huggingface
 from orchestrator.reading.checks import SECTIONS, check, check_topology, has_scheme, written_out
-from orchestrator.reading.inputs import check_inputs
+from orchestrator.reading.expectations import shown
 from orchestrator.reading.instance import KeyPath, SpecInstance, dotted
-from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
-from orchestrator.reading.overrides import apply
+from orchestrator.reading.nodes import (
+    Broken,
+    Entry,
+    Mapping,
+    Node,
+    Scalar,
+    SequenceNode,
+    parse,
+    parse_value,
+    read,
+)
 from orchestrator.reading.problems import (
     FileReference,
     Problem,
@@ -31,11 +43,14 @@ from orchestrator.reading.schema import (
     schema_field,
     spec_schema,
 )
-from orchestrator.values.model import Model
+from orchestrator.storage.addresses import has_input, input_path, is_address
 from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
 
 _T = TypeVar("_T")
+FLAG = "--set"
+_EXAMPLE = "for example --set experiment.batch.sequences=2048"
 _CONFIG, _CHIP_FILE = "experiment.model.huggingface", "resources.chip.file"
+_START = "experiment.start.huggingface"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
@@ -79,7 +94,9 @@ def spec_of(
     model = file["experiment.model"]
     if isinstance(model, dict) and "huggingface" in model:
         name = model.get("name")
-        model, wrong = _named_file(file, _CONFIG, lambda path: _config_model(folder / path, name))
+        model, wrong = _named_file(
+            file, _CONFIG, lambda path: huggingface.model_of(folder / path, name)
+        )
         elsewhere = [*wrong, *elsewhere]
     if found := [*problems, *file.problems, *elsewhere]:
         raise SpecProblems(found)
@@ -88,7 +105,9 @@ def spec_of(
         model = catalog.model(model)
     file.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
     spec = _spec(file.values, msgspec.to_builtins(model), overrides)
-    check_inputs(spec, file, folder)
+    # Hosts that train find the files that this machine lacks, and those in buckets.
+    if wrong := [*_start_problems(spec, file, folder)] or [*_data_problems(spec, file, folder)]:
+        raise SpecProblems(wrong)
     return spec
 
 
@@ -123,12 +142,6 @@ def _named_file(
         return None, named_by(FileReference(place, key), error.problems)
 
 
-def _config_model(path: Path, name: str | None) -> Model:
-    from orchestrator.reading import huggingface  # noqa: PLC0415  most specs name a model
-
-    return huggingface.model_of(path, name)
-
-
 def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, ...]) -> Spec:
     """Return legal values as a Spec, with what the file abbreviates written out."""
     experiment, resources = dict(values["experiment"]), dict(values["resources"])
@@ -158,6 +171,156 @@ def _renamed(section: dict[str, Any]) -> dict[str, Any]:
     """Return a section of a file with the keys of its value."""
     keys = {in_file: key for key, in_file in KEYS_IN_FILES.items()}
     return {keys.get(key, key): value for key, value in section.items()}
+
+
+# Puts `--set key=value` into the nodes of a file before anything is checked.
+
+
+def apply(root: Node, overrides: Sequence[str]) -> list[Problem]:
+    """Set each override in turn. Together they are one source, one per line."""
+    source = SpecText(FLAG, tuple(overrides))
+    problems: list[Problem] = []
+    for line, text in enumerate(overrides, start=1):
+        start = SpecPosition(source, line, 1)
+        path, equals, value = text.partition("=")
+        keys = path.split(".")
+        if not equals or not all(keys):
+            message = "must be KEY=VALUE, with dots between the keys"
+            problems.append(start.problem("override-form", "", message, _EXAMPLE))
+        elif not text.isprintable():
+            message = "is not plain text, must be on one line and printable"
+            problems.append(start.problem("override-text", "", message, _EXAMPLE))
+        else:
+            try:
+                node, wrong = parse_value(SpecPosition(source, line, len(path) + 2), value, keys)
+                problems += wrong or put(root, keys, start, node)
+            except SpecProblems as error:
+                problems += error.problems
+    return problems
+
+
+def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> list[Problem]:
+    """Put a value under a dotted key, which is written from `start` on."""
+    inside, place = root, start
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(inside, Broken):
+            return []
+        if isinstance(inside, SequenceNode) and key.isdigit() and int(key) < len(inside.items):
+            if last:
+                inside.items[int(key)] = value
+            inside = inside.items[int(key)]
+            continue
+        if not isinstance(inside, Mapping):
+            name = ".".join(keys[:depth])
+            message = f"is {shown(inside, {})}, must be a mapping for a key of it to be set"
+            hint = f"set the whole: --set '{name}={{...}}'"
+            return [place.problem("override-inside-value", name, message, hint)]
+        offset = len(".".join(keys[:depth])) + (depth > 0)
+        place = SpecPosition(start.source, start.line, start.col + offset)
+        found = inside.entries.get(key)
+        is_auto = found and isinstance(found.node, Scalar) and found.node.text == "auto"
+        if last:
+            inside.entries[key] = Entry(place, value)
+        elif found is None or is_auto:  # `auto` gives way to a mapping
+            inside.entries[key] = Entry(place, Mapping(place))
+        inside = inside.entries[key].node
+    return []
+
+
+def places(path: Path, overrides: Sequence[str] = ()) -> Callable[[str], str]:
+    """Return a function that says where a key or its section stands, such as a.yaml:7:3."""
+    root, _ = parse(read(path))
+    apply(root, overrides)
+
+    def place_of(key: str) -> str:
+        node: Node = root
+        place = root.place
+        for name in key.split("."):
+            if not isinstance(node, Mapping) or name not in node.entries:
+                break
+            place, node = node.entries[name].key_place, node.entries[name].node
+        return place.text
+
+    return place_of
+
+
+# The files that a run reads: checks of those that this machine has, and which are missing.
+
+
+def _start_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:
+    """Yield what is wrong where the weights to start from are of another model."""
+    start, model = spec.experiment.start, spec.experiment.model
+    if start is None or is_address(start.huggingface) or not (folder / start.huggingface).exists():
+        return
+    place = file.place(_START)
+    config = folder / start.huggingface / "config.json"
+    try:
+        theirs = huggingface.model_of(config, model.name)
+    except SpecProblems as error:
+        yield from named_by(FileReference(place, _START), error.problems)
+        return
+    if not any(config.parent.glob("*.safetensors")):
+        message = "has no safetensors, must be a folder with the weights of a model"
+        yield place.problem("no-weights", _START, message)
+    elif decoder(theirs) != decoder(model):
+        ours = asdict(model)
+        names = ", ".join(key for key, value in asdict(theirs).items() if value != ours[key])
+        message = f"has weights of another model, must be this one's: {names} differ"
+        hint = f"for example model: {{huggingface: {start.huggingface}/config.json}}"
+        yield place.problem("other-model", _START, message, hint)
+
+
+def _data_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:
+    """Yield what is wrong where a path of data is not the manifest of a token set."""
+    for key, path in _data_paths(spec):
+        found, manifest = folder / path, Path(path) / "manifest.json"
+        is_text = found.is_file() and found.suffix != ".json"
+        if is_address(path) or not (found.is_dir() or is_text):
+            continue
+        if (folder / manifest).is_file():
+            code = "folder-of-a-set"
+            message = "is the folder of a token set, must be its manifest"
+            hint = f"for example path: {manifest}"
+        else:
+            code = "no-token-set"
+            message = f"is {path}, which holds text, must be the manifest of a token set"
+            pack = f"orch data pack tokens {found} --tokenizer tokenizer.json makes one"
+            hint = f"{pack}; then write path: tokens/manifest.json"
+        yield file.place(key).problem(code, key, message, hint, found=found)
+
+
+def _data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield every path of tokens, with its key."""
+    sources = {"experiment.data": spec.experiment.data}
+    if stages := spec.experiment.stages:
+        sources = {f"experiment.stages.{n}.data": stage.data for n, stage in enumerate(stages)}
+    yield from ((f"{key}.path", data.path) for key, data in sources.items() if data.path)
+    if spec.run.evaluation and spec.run.evaluation.path:
+        yield "run.evaluation.path", spec.run.evaluation.path
+
+
+def missing_inputs(spec: Spec, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the key and path of each file that this machine lacks: hosts that train may have it.
+
+    Paths are relative to the folder of the spec. Buckets are not asked.
+    """
+    for key, path in _input_paths(spec):
+        if not is_address(path) and not (folder / path).exists():
+            yield key, path
+
+
+def absent_objects(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield the key and address of each input that its bucket does not have; buckets are asked."""
+    for key, path in _input_paths(spec):
+        if is_address(path) and not has_input(input_path(Path(), path)):
+            yield key, path
+
+
+def _input_paths(spec: Spec) -> Iterator[tuple[str, str]]:
+    if start := spec.experiment.start:
+        yield _START, start.huggingface
+    yield from _data_paths(spec)
 
 
 # Reads a chip from a TOML file of the user's own, and says everything that is wrong with it.

@@ -10,9 +10,8 @@ from math import prod
 from pathlib import Path
 
 from orchestrator.reading.instance import SpecInstance
-from orchestrator.reading.load import load, spec_of
+from orchestrator.reading.load import FLAG, apply, load, put, spec_of
 from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
-from orchestrator.reading.overrides import FLAG, apply, put
 from orchestrator.reading.problems import (
     FileReference,
     Problem,
@@ -29,7 +28,7 @@ _MOST_TRIALS = 1_000
 _SECTIONS = ("experiment", "resources", "run")
 _FIXED = {"run.storage": "their runs lie beside the study"}
 _PODS, _SEQUENCES = "resources.pods", "experiment.batch.sequences"
-# What makes a trial larger: a study that varies one of these is about scaling.
+# Keys that make a trial larger: a study that varies one of them is about scaling.
 _SIZES = (_PODS, "resources.topology")
 _EXAMPLE = "for example vary: {resources.pods: [1, 2, 4]}"
 
@@ -56,7 +55,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     problems += [*form_problems, *file.problems, *_overridden(varied, applied)]
     base, spec = _load_base(file, path.parent, applied, problems)
     section = file.value["study"]
-    # What the study compares: as it says, or as the keys that are given and varied show.
+    # The kind is given, or follows from the keys that are given and varied.
     has_size = any(varied_key.key in _SIZES for varied_key in varied)
     is_scaling = "scaling" in section or has_size
     kind: StudyKind = section.get("kind") or ("scaling" if is_scaling else "sweep")

@@ -228,7 +228,7 @@ def read(path: Path) -> SpecText:
     raw = _bytes(path)
 
     def refuse(text: str, start: int | None, code: str, message: str, hint: str) -> NoReturn:
-        """Refuse the character of a text, or a file that is none."""
+        """Refuse the character of a text, or a file without text."""
         lines = _LINE_END.split(text[:start])
         source = SpecText(name, () if start is None else tuple(_LINE_END.split(text)))
         place = SpecPosition(source, len(lines), len(lines[-1]) + 1)
@@ -302,7 +302,7 @@ MOST = 10**18
 _BOOLEANS = {"true": True, "false": False}
 _TRUE_WORDS = frozenset({"y", "yes", "on", "true"})
 _FALSE_WORDS = frozenset({"n", "no", "off", "false"})
-# What one program takes for a number or a truth value, and the next one for text.
+# Text that some programs read as a number or a truth value.
 _AMBIGUOUS = re.compile(
     r"[-+]?([0-9][0-9_]*(:[0-9_.]+)+|[0-9][0-9_]*|0[xob][0-9a-f_]+|[.]?(inf|nan))"
     r"|y|yes|on|true|n|no|off|false",

@@ -31,7 +31,7 @@ from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.run.next_commands import RUNS
 from orchestrator.storage.addresses import folder
-from orchestrator.tracking.protocol import destination
+from orchestrator.tracking.destinations import destination
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import (

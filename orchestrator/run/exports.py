@@ -21,8 +21,8 @@ from orchestrator.journal.listing import find_run
 from orchestrator.plugins import require
 from orchestrator.reading.examples import spec_text
 from orchestrator.reading.huggingface_config import config_of, same_config
+from orchestrator.reading.load import places
 from orchestrator.reading.nodes import read
-from orchestrator.reading.overrides import places
 from orchestrator.run.next_commands import RUNS
 from orchestrator.run.progress import Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned

@@ -27,10 +27,10 @@ from orchestrator.run.progress import (
     silent,
 )
 from orchestrator.storage.addresses import folder, is_copy
+from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import server
 from orchestrator.tracking.mlflow.store import TRACKER, Store, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views, views_with_runs
-from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
 from orchestrator.values.run import LIVE, Destination, Run, SyncResult, ViewLink
 from orchestrator.values.run_options import TrackingOptions

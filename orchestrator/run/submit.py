@@ -40,8 +40,7 @@ from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import MOST_PODS
 from orchestrator.planning.rehearsal import rehearse as rehearsal_of
 from orchestrator.plugins import require
-from orchestrator.reading.inputs import absent_objects, missing_inputs
-from orchestrator.reading.load import load
+from orchestrator.reading.load import absent_objects, load, missing_inputs
 from orchestrator.run.calibrate import PROFILE_DOCUMENT, calibrated_plan
 from orchestrator.run.cluster import (
     archive_of,

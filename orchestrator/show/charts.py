@@ -221,17 +221,10 @@ def _over_steps(
         for number, x in enumerate(begins)
     ]
     lines = [*restarts, *predicted]
-    return Plot(
-        x=Axis(0.0, max(_last_step(steps), 1.0), whole=True),
-        y=y_axis,
-        x_name="steps",
-        y_name=name,
-        show_x=count,
-        show_y=show,
-        curves=[*lines, measured],
-        bands=[*expected, Band("measured", spread)],
-        keyed=bool(lines),
-    )
+    x_axis = Axis(0.0, max(_last_step(steps), 1.0), whole=True)
+    curves, bands = [*lines, measured], [*expected, Band("measured", spread)]
+    keyed = bool(lines)
+    return Plot(x_axis, y_axis, "steps", name, count, show, curves, bands, keyed=keyed)
 
 
 def thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
@@ -292,9 +285,7 @@ def roofline(plan: Plan, measured_s: float | None) -> Plot:
 
 
 def _roofs(plan: Plan, flops: float) -> list[tuple[str, float, float]]:
-    """Return the kinds of bytes that matter, the busiest first: name, bytes per second, and FLOPs
-    of the step for each byte.
-    """
+    """Return name, bytes per second and FLOPs per byte of the kinds that matter, busiest first."""
     moved: dict[str, list[float]] = {}
     for line in plan.forecast.time:
         if "bytes" in line.inputs and line.resource:

@@ -23,7 +23,7 @@ _UNITS = 1000  # of the inner drawing of curves, in each direction
 _FLAG_ROWS, _FLAG_TOP, _FLAG_STEP = 3, 10, 14  # heights of names above a plot, in pixels
 _EDGE = 0.06  # of a plot's width: half of a flag's name, about
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 Show = Callable[[float], str]
 
 
@@ -34,10 +34,7 @@ def share(fraction: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A map from numbers to positions from 0 to 1; numbers outside are cut.
-
-    Ticks of a `whole` axis are whole numbers, as those of steps.
-    """
+    """A map from numbers to positions from 0 to 1, with cuts; a `whole` one has whole ticks."""
 
     low: float
     high: float
@@ -126,12 +123,9 @@ class Mark:
     high: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars on one scale, with marks across them.
-
-    The largest `named` segments of a bar are named below it: color alone would not say them.
-    """
+    """Horizontal bars on one scale, with marks; the largest `named` parts are named below a bar."""
 
     bars: Sequence[Bar]
     show: Show
@@ -151,9 +145,7 @@ class BarChart:
         return share(max(self.axis(high) - self.axis(low), 0.0))
 
     def placed(self, bar: Bar) -> Iterator[tuple[str, str, str, str]]:
-        """Yield the label, the left end, the width and the classes of each segment, end to end;
-        those of one color have different shades.
-        """
+        """Yield label, left, width and classes of each segment; shades part those of one color."""
         start, used = 0.0, Counter[str]()
         for segment in bar.segments:
             kind, end = segment.kind or bar.kind, start + segment.value
@@ -172,9 +164,9 @@ class BarChart:
         if len(bar.segments) < 2:
             return ""
         ordered = sorted(bar.segments, key=lambda segment: -segment.value)
-        texts = [f"{one.name} {self.show(one.value)}" for one in ordered[: self.named]]
+        texts = [f"{part.name} {self.show(part.value)}" for part in ordered[: self.named]]
         if others := ordered[self.named :]:
-            texts.append(f"{len(others)} more {self.show(sum(one.value for one in others))}")
+            texts.append(f"{len(others)} more {self.show(sum(part.value for part in others))}")
         return ", ".join(texts)
 
 
@@ -183,13 +175,11 @@ class BarChart:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined by a line, with or without dots; `name` stands in the key. `labels` replace the
-    values that a dot shows.
-    """
+    """Points, joined or not, with or without dots; `labels` replace the values that a dot shows."""
 
     name: str
     kind: str
-    points: tuple[Point, ...]
+    points: tuple[_Point, ...]
     dots: bool = False
     joined: bool = True
     labels: tuple[str, ...] = ()
@@ -213,7 +203,7 @@ class Flag:
     y: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plot:
     """Curves over two axes. `x_ticks` replace the round numbers of the x axis."""
 
@@ -235,7 +225,7 @@ class Plot:
     def top(self, y: float) -> str:
         return share(1 - self.y(y))
 
-    def line(self, points: Iterable[Point]) -> str:
+    def line(self, points: Iterable[_Point]) -> str:
         """Return points in units of the inner drawing, which stretches to the outer one."""
         places = ((self.x(x), 1 - self.y(y)) for x, y in points)
         return " ".join(f"{x * _UNITS:.4g},{y * _UNITS:.4g}" for x, y in places)
@@ -251,9 +241,7 @@ class Plot:
         return f"{curve.name}: {self.show_x(point[0])}, {self.show_y(point[1])}"
 
     def placed_flags(self) -> Iterator[tuple[Flag, int, str]]:
-        """Yield each flag, its row in pixels from the top, and the side of its pole on which its
-        name stands near an edge of the drawing, off the ticks.
-        """
+        """Yield each flag, its row in pixels, and the side of its name near an edge of the plot."""
         for number, flag in enumerate(sorted(self.flags, key=lambda flag: flag.x)):
             row = _FLAG_TOP + _FLAG_STEP * (number % _FLAG_ROWS)
             place = self.x(flag.x)
@@ -261,7 +249,6 @@ class Plot:
 
 
 # Fill the templates of dashboards/. Every value is escaped; only templates contain markup.
-
 
 _FILTERS = ("count", "counted", "elapsed", "in_memory", "percent", "scaled", "seconds")
 
@@ -282,7 +269,6 @@ def environment() -> Environment:
 
 
 def filled(template: str, **values: object) -> str:
-    """Return a page."""
     return environment().get_template(template).render(values)
 
 

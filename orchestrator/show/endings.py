@@ -31,13 +31,11 @@ def _cancel_text(before: Run, after: Run, *, at_once: bool) -> str:
 
 
 def submission_question(proposal: Proposal) -> str:
-    """Return the question before a run or a study takes chips."""
     what = proposal.name if proposal.runs == 1 else "all of it"
     return f"Run {what} on {proposal.address}?"
 
 
 def removal_question(doomed: Run | StudyStatus) -> str:
-    """Return the question before a run or a study is removed."""
     if isinstance(doomed, StudyStatus):
         what = f"{doomed.study} ({doomed.state}, {doomed.done} of {doomed.total} done)"
         runs, folder = counted(len(doomed.runs), "run"), doomed.journal.rpartition("/")[0]
@@ -53,7 +51,6 @@ def removed_text(removed: Run | StudyStatus) -> str:
 
 
 def removed_fields(removed: Run | StudyStatus) -> dict[str, object]:
-    """Return what `--json` says of what was removed."""
     if isinstance(removed, StudyStatus):
         runs = [run.run for run in removed.runs]
         return {"study": removed.study, "runs": runs, "removed": True}

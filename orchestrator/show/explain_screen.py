@@ -57,7 +57,6 @@ from orchestrator.values.plan import DeviceGroup, TorusSpan, WarningCode
 
 # The sentences of an explanation: its answers, the differences of the plan, its summary.
 
-
 _NO_PLAN = "no realizable plan"
 _QUESTIONS: dict[QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
@@ -72,7 +71,6 @@ _QUESTIONS: dict[QuestionCode, str] = {
 
 
 def summary_text(summary: ExplanationSummary) -> str:
-    """Return the whole explanation in one line."""
     forecast = summary.forecast
     planned = f"planned {likely(forecast.days, lasting)}" if forecast else _NO_PLAN
     return f"Answer: {_by_hand(summary)}, {planned}."
@@ -129,7 +127,6 @@ def answer_text(verdict: Verdict) -> str:
 
 
 # The words of an explanation about its plan: what was derived, what is planned, and why.
-
 
 GB = 1e9
 RENTED: dict[WarningCode, str] = {
@@ -331,7 +328,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         (given.symbol, number(given.value), given.meaning, _cite(given.source or "spec"))
         for given in sheet.inputs
     ]
-    # The differences between the derivation and the plan, or why there is no plan.
+    # The differences between the derivation and the plan, or why nothing is planned.
     realized: list[Part] = [_title("Where the realizable plan differs")]
     for words in difference_texts(sheet.differences) if sheet.differences else ():
         realized.append(Command(f"  {words.about}"))
@@ -385,9 +382,7 @@ def _cite(source: str) -> str:
 
 
 def _section(entry: DerivationSection) -> list[Part]:
-    """Return formulas, below each the same with numbers, the value, and the sources; then answers
-    to questions.
-    """
+    """Return formulas, each with its numbers, value and sources, then answers to questions."""
     parts: list[Part] = [_title(entry.title)]
     for line in entry.lines:
         value = _result(line.computed, line.unit)
@@ -442,9 +437,7 @@ def _quote(figure: QuotedFigure) -> list[Part]:
 
 
 def _expected(step: ExpectedStep) -> list[Part]:
-    """Return the formula of each part of the expected step, the same with numbers, the runs behind
-    its constants, and the interval.
-    """
+    """Return the parts of the expected step, the runs behind their constants, and the interval."""
     parts: list[Part] = [_title("The expected step, from published runs")]
     for entry in step.parts:
         value = f"{put_in(entry.computed)} {_result(entry.computed, 's')}"
@@ -472,7 +465,6 @@ def _expected(step: ExpectedStep) -> list[Part]:
 
 
 def _written(formula: str) -> str:
-    """Return `2 * alpha**2` as 2 x alpha^2."""
     return formula.replace("**", "^").replace(" * ", " x ")
 
 

@@ -163,7 +163,6 @@ def weights_screen(weights: ExportedWeights) -> str:
 
 
 def examples_screen(examples: Mapping[str, str]) -> Screen:
-    """Return the examples, each with what it is about."""
     copied = next_step(f"orch init --from {_LEADING} my-run.yaml")
     return screen([Table(list(examples.items()), "<w")], copied)
 
@@ -177,9 +176,7 @@ def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[st
 
 
 def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> Screen:
-    """Return what each key means, must be, and is when it is left out; of many keys, what each
-    below the first means.
-    """
+    """Return what each key means and must be; of many keys, what those below the first mean."""
 
     def whole(key: KeyHelp) -> list[Part]:
         absent = "required" if key.required else f"default: {key.default or 'none'}"

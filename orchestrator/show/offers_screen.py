@@ -82,7 +82,6 @@ def offers_headline(found: Offers) -> str:
 
 
 def _choice(found: Offers) -> list[Part]:
-    """Return the cheapest and the fastest of the sure offers, or how near one comes."""
     request, rows = found.request, []
     if _is_hopeless(found):
         # The two ends of the frontier: no offer costs or takes less.
@@ -109,7 +108,7 @@ def _sure(found: Offers) -> str:
 
 
 def nothing_sure(found: Offers) -> str:
-    """Return why there is no offer that is sure enough."""
+    """Return why no offer is sure enough."""
     if found.likeliest is None:
         if any(offer.days for offer in found.offers):
             return "no odds: what runs on such chips reach, or their price, is unknown"
@@ -121,7 +120,6 @@ def nothing_sure(found: Offers) -> str:
 
 
 def in_words(offer: Offer) -> str:
-    """Return an offer as a sentence's part."""
     slices = f"{count(offer.pods)} x {offer.chip} {offer.topology}"
     cost = f", {_likely(offer.dollars, dollars)}" if offer.dollars else ""
     return f"{slices}, {counted(offer.chips, 'chip')}: {_likely(offer.days, lasting)}{cost}"
@@ -135,7 +133,6 @@ def _likely(estimate: Estimate | None, show: Show) -> str:
 
 
 def to_take(found: Offers) -> Offer | None:
-    """Return the offer that is proposed."""
     return found.cheapest or found.likeliest or found.fastest
 
 

@@ -1,24 +1,42 @@
-"""Write HTML pages: the report of a run or a study, the schedule of a proof, offers."""
+"""Write HTML pages: of a run or a study, of the schedule of a proof, of offers."""
 
 import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
 from orchestrator.evidence.scaling import read_trial_runs
 from orchestrator.evidence.studies import report_of_runs
-from orchestrator.journal import boundary, files, find_run_or_study
+from orchestrator.formatting import count, percent, scaled, seconds
+from orchestrator.journal import boundary, files
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
-from orchestrator.journal.study_journal import StudyJournal
+from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.planning.odds import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.next_commands import RUNS
 from orchestrator.run.records import record_files
 from orchestrator.show import charts
-from orchestrator.show.drawings import filled
+from orchestrator.show.charts import expected_bars, resource_bars
+from orchestrator.show.drawings import (
+    Axis,
+    Band,
+    Bar,
+    BarChart,
+    BarPart,
+    Curve,
+    Plot,
+    around,
+    filled,
+    from_zero,
+    logarithmic,
+    sentence,
+)
+from orchestrator.show.parts import Row, Show
 from orchestrator.show.plan_pages import offers_page, schedule_page
 from orchestrator.show.plan_text import amount, headline, resource_name
 from orchestrator.show.report_screen import (
@@ -26,19 +44,37 @@ from orchestrator.show.report_screen import (
     gap_text,
     goodput_rows,
     goodput_text,
+    loss_text,
     main_figures,
     run_verdict,
     stage_rows,
 )
 from orchestrator.show.status_screen import attempt_time, cause
-from orchestrator.show.study_pages import scaling_page, sweep_page
+from orchestrator.show.study_screens import (
+    SCALINGS,
+    gap_explanation,
+    key_names,
+    scaling_notes,
+    scaling_table,
+    scaling_verdict,
+    settings_text,
+    sweep_notes,
+    sweep_table,
+    sweep_verdict,
+)
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
-from orchestrator.values.plan import Plan
+from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import Run
-from orchestrator.values.study import ScalingReport, SweepReport
+from orchestrator.values.study import (
+    PlannedTrial,
+    ScalingReport,
+    SweepReport,
+    SweepTrialReport,
+    TrialReport,
+)
 
 _PAGE = "report.html"
 
@@ -57,9 +93,11 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     the current one where that cannot be written.
     """
     record = find_run_or_study(folder(storage), run)
-    path = Path(out) if out else record.path / _PAGE
-    if not out and not _is_writable(record.path):
-        path = Path(f"{record.key}-{_PAGE}")
+    path = Path(out) if out else Path(f"{record.key}-{_PAGE}")
+    if not out:
+        with suppress(OSError):  # only a folder that is the user's own, and not read-only
+            boundary.check_own(boundary.settled(record.path))
+            path = record.path / _PAGE if os.access(record.path, os.W_OK) else path
     if isinstance(record, StudyJournal):
         return _write_study_page(record, path)
     proof, problem = _proof(record)
@@ -74,7 +112,7 @@ def _write_study_page(study: StudyJournal, path: Path) -> Page:
     runs = read_trial_runs(study)
     report = report_of_runs(study, runs)
     if isinstance(report, SweepReport):
-        text = sweep_page(report)
+        text = _sweep_page(report)
     else:
         text = scaling_page(report, {run.trial: run.predicted for run in runs})
     page = Page(path=_write(path, text), report=report)
@@ -106,9 +144,8 @@ def keep_report(journal: Journal) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPage:
-    """What the page of a run shows. `plan` is the one that ran, `rehearsed` the plan for chips of
-    which it is a small copy; `proof` is of the plan for chips, and `mlflow` where the MLflow UI
-    shows the run.
+    """The page of a run. `plan` ran; it may be a small copy of `rehearsed`, the plan for chips, to
+    which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
     """
 
     run: Run
@@ -173,17 +210,6 @@ def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
         return None, str(error)
 
 
-def _is_writable(folder: Path) -> bool:
-    """Return whether this user may write into a folder, which is the user's own and not
-    read-only.
-    """
-    try:
-        boundary.check_own(boundary.settled(folder))
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
-
-
 def _write(path: Path, text: str) -> Path:
     """Write a page, whole or not at all; one that was there before is replaced."""
     if is_copy(path):
@@ -201,3 +227,233 @@ def _write(path: Path, text: str) -> Path:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+# The page of a study: its scaling curves or its losses, its trials, and what they say.
+
+
+# The colors of several series; a single one has the first.
+_KINDS = ("measured", "matmul", "hbm", "ici", "dcn", "host")
+_MOST_BARS = 12  # trials whose ledgers are drawn
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Trials that differ only in size, the smallest first."""
+
+    name: str
+    kind: str
+    trials: tuple[TrialReport, ...]
+
+    def named(self, what: str) -> str:
+        return f"{what}, {self.name}" if self.name else what
+
+
+def scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
+    """Return the page as HTML; `plans` has the plan of each trial by its number."""
+    # The series with a measured trial, each with its color.
+    groups: dict[str, list[TrialReport]] = {}
+    for trial in report.trials:
+        if trial.measured:
+            name = settings_text(trial.series, report.vary, " ")
+            groups.setdefault(name, []).append(trial)
+    series = [
+        _Series(name, _KINDS[i % len(_KINDS)], tuple(sorted(trials, key=lambda trial: trial.chips)))
+        for i, (name, trials) in enumerate(groups.items())
+    ]
+    throughput, efficiency = _scaling_plots(series) if series else (None, None)
+    bars = _compared_bars(report, plans)
+    head, rows = scaling_table(report)
+    return filled(
+        "study.html",
+        title=report.study,
+        verdict=sentence(scaling_verdict(report)),
+        headline=f"{report.name}: {len(report.trials)} trials, {SCALINGS[report.scaling]}",
+        report=report,
+        throughput=throughput,
+        efficiency=efficiency,
+        trial_head=head,
+        trial_rows=rows,
+        notes=[f"{sentence(note)}." for note in scaling_notes(report)],
+        compared=BarChart(bars=bars, show=seconds) if bars else None,
+        explanation=gap_explanation(report.explanations),
+        chip_head=(*key_names(report.vary, report.vary), "chips", "at best", "expected", "MFU",
+                   "efficiency", "bottleneck"),
+        chip_rows=_chip_rows(report),
+        unfinished=[pair for trial in report.trials for pair in trial.unfinished.items()],
+    )  # fmt: skip
+
+
+def _chip_rows(report: ScalingReport) -> list[Row]:
+    """Return the predictions for chips, where the trials themselves were rehearsed."""
+
+    def likeliest(share: Estimate) -> str:
+        return f"{percent(share.likeliest)}{' at best' if share.expected is None else ''}"
+
+    return [
+        (
+            *(trial.settings[key] for key in report.vary),
+            count(plan.chips),
+            seconds(plan.step_s.lower),
+            "-" if plan.step_s.expected is None else seconds(plan.step_s.expected),
+            likeliest(plan.mfu),
+            likeliest(plan.efficiency),
+            plan.bound,
+        )
+        for trial in report.trials
+        if (plan := trial.predicted) and trial.not_compared
+    ]
+
+
+def _scaling_plots(series: Sequence[_Series]) -> tuple[Plot, Plot]:
+    """Return tokens per second over chips, and efficiency: measured, predicted, and ideal."""
+    sizes = sorted({float(trial.chips) for group in series for trial in group.trials})
+    speeds, bands = list[Curve](), list[Band]()
+    shares = [Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]
+    for group in series:
+        measured = [
+            (float(trial.chips), trial.measured) for trial in group.trials if trial.measured
+        ]
+        speed = tuple((x, found.tokens_per_s_per_chip.median * x) for x, found in measured)
+        first, tokens_per_s = speed[0]
+        ideal = tuple((x, x * tokens_per_s / first) for x in (first, max(first, sizes[-1])))
+        speeds += [
+            Curve(group.named("ideal"), "ideal", ideal),
+            *_predictions(group, lambda p, at: getattr(p.tokens_per_s_per_chip, at) * p.chips),
+            Curve(group.named("measured"), group.kind, speed, dots=True),
+        ]
+        share = tuple((x, found.efficiency.median) for x, found in measured)
+        shares += _predictions(group, lambda p, at: float(getattr(p.efficiency, at)))
+        shares.append(Curve(group.named("measured"), group.kind, share, dots=True))
+        area = tuple((x, found.efficiency.low, found.efficiency.high) for x, found in measured)
+        bands.append(Band(group.kind, area))
+
+    def plot(name: str, y: Axis, show: Show, curves: list[Curve], bands: list[Band]) -> Plot:
+        x = logarithmic(sizes, 1.25)
+        return Plot(x, y, "chips", name, count, show, curves, bands, x_ticks=sizes)
+
+    tokens = logarithmic((y for curve in speeds for _, y in curve.points), 1.4)
+    tops = [y for curve in shares for _, y in curve.points]
+    tops += [high for band in bands for *_, high in band.points]
+    return (
+        plot("tokens per second", tokens, scaled, speeds, []),
+        plot(
+            "efficiency", from_zero(tops, 1.1), lambda value: f"{value * 100:.0f} %", shares, bands
+        ),
+    )
+
+
+def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) -> list[Curve]:
+    """Return what was predicted, where it can be compared with the measurement."""
+    known = [(t, t.predicted) for t in series.trials if t.predicted and not t.not_compared]
+    if not known:
+        return []
+    lines = [("unoverlapped", "unoverlapped", "unoverlapped"), ("lower bound", "lower", "lower")]
+    if known[0][0].expected_s is not None:
+        at = "expected" if known[0][1].efficiency.expected is not None else "unoverlapped"
+        lines = [("expected", "expected", at)]
+    return [
+        Curve(
+            series.named(name),
+            kind,
+            tuple((float(trial.chips), figure(plan, at)) for trial, plan in known),
+        )
+        for name, kind, at in lines
+    ]
+
+
+def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[Bar]:
+    """Return the ledger of each comparable trial as one bar, with its measured step below."""
+    bars: list[Bar] = []
+    for trial in report.trials:
+        if trial.measured is None or trial.not_compared or trial.number not in plans:
+            continue
+        name = settings_text({key: trial.settings[key] for key in report.vary}, report.vary)
+        # The parts of the expected step end to end, or the resources of the unoverlapped.
+        plan = plans[trial.number]
+        step_s, expected = plan.forecast.step_s, expected_bars(plan)
+        if expected and step_s.expected != step_s.unoverlapped:
+            ledger = replace(expected[0], name=f"{name}: expected")
+        else:
+            parts = tuple(
+                BarPart(bar.name, bar.value, kind=bar.kind) for bar in resource_bars(plan)
+            )
+            what = "expected" if expected else "predicted, unoverlapped"
+            ledger = Bar(f"{name}: {what}", "latency", parts)
+        step = BarPart("median step", trial.measured.step_s.median)
+        bars += [ledger, Bar(f"{name}: measured", "measured", (step,))]
+    return bars[: 2 * _MOST_BARS]
+
+
+# The colors of a few trials; of many, only the best has a color.
+_SWEEP_KINDS = ("matmul", "hbm", "ici", "dcn", "host")
+_BEST, _OTHER = "measured", "ideal"
+_MOST_PLOTS = 4
+_EXPONENT, _UNBROKEN = re.compile(r"(?<=\de)-"), "-\N{WORD JOINER}"  # 1e-2 stays on a line
+_WIDE = 10.0  # values that differ by this factor have a logarithmic axis
+
+
+def _sweep_page(report: SweepReport) -> str:
+    """Return the page as HTML."""
+    known = [trial for trial in report.trials if trial.losses]
+    plots = [plot for key in report.vary if (plot := _over_setting(report, key))]
+    head, rows = sweep_table(report)
+    return filled(
+        "sweep.html",
+        title=report.study,
+        verdict=_EXPONENT.sub(_UNBROKEN, sentence(sweep_verdict(report))),
+        headline=f"{report.name}: a sweep of {len(report.trials)} trials",
+        report=report,
+        over_steps=_over_steps(report, known) if known else None,
+        over_settings=plots[:_MOST_PLOTS],
+        trial_head=head,
+        trial_rows=rows,
+        words=2 + len(report.vary),
+        notes=[f"{sentence(note)}." for note in sweep_notes(report)],
+    )
+
+
+def _over_steps(report: SweepReport, trials: Sequence[SweepTrialReport]) -> Plot:
+    """Return the loss of each trial over its steps, the best on top."""
+    are_few = len(trials) <= len(_SWEEP_KINDS) + 1
+    kinds, curves, is_named = iter(_SWEEP_KINDS), list[Curve](), False
+    for trial in sorted(trials, key=lambda trial: trial.number == report.best):
+        settings = settings_text({key: trial.settings[key] for key in report.vary}, report.vary)
+        points = tuple((float(step), loss) for step, loss in trial.losses)
+        if trial.number == report.best:
+            kind, name = _BEST, f"{settings} (best)"
+        elif are_few:
+            kind, name = next(kinds, _OTHER), settings
+        else:  # one name for all others
+            kind, name, is_named = _OTHER, "" if is_named else "other trials", True
+        curves.append(Curve(name, kind, points, dots=len(points) == 1))
+    x = Axis(0.0, float(max(trial.steps for trial in trials)), whole=True)
+    y = around([loss for trial in trials for _, loss in trial.losses])
+    return Plot(x, y, "steps", "loss", count, loss_text, curves)
+
+
+def _over_setting(report: SweepReport, key: str) -> Plot | None:
+    """Return the last loss over a setting that is a number and differs; None for others."""
+    known = [(trial, trial.loss) for trial in report.trials if trial.loss is not None]
+    try:
+        points = [(float(trial.settings[key]), loss, trial.number) for trial, loss in known]
+    except ValueError:
+        return None
+    values = [value for value, *_ in points]
+    if len(set(values)) < 2:
+        return None
+    curves = []
+    for name, kind in (("best", _BEST), ("others", "matmul")):
+        group = [point for point in points if (point[2] == report.best) == (name == "best")]
+        labels = tuple(f"trial {number}: {loss_text(loss)}" for _, loss, number in group)
+        places = tuple((value, loss) for value, loss, _ in group)
+        if group:
+            curves.append(Curve(name, kind, places, dots=True, joined=False, labels=labels))
+    is_wide = min(values) > 0 and max(values) / min(values) >= _WIDE
+    x = logarithmic(values, 1.4) if is_wide else around(values)
+    y = around([loss for _, loss, _ in points])
+
+    def show(value: float) -> str:
+        return f"{value:g}" if value < 1 else scaled(value)
+
+    return Plot(x, y, key, "loss", show, loss_text, curves)

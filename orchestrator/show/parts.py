@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Literal
+from typing import Literal, Self
 
 Detail = Literal["brief", "usual", "full"]
 Row = tuple[str, ...]
 Show = Callable[[float], str]  # a number as text
 
 WIDTH = 80
-STYLES = {
+_STYLES = {
     "bold": "\033[1m",
     "yellow": "\033[33m",
     "red": "\033[1;31m",
     "green": "\033[1;32m",
     "bar": "\033[36m",
 }
-RESET = "\033[0m"
+_RESET = "\033[0m"
 # A line never ends between a number and its unit or its label, before a path, or inside an option.
 _UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
 # What commands a terminal, or turns the direction of its text around.
@@ -44,9 +44,7 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph. Its first line starts with `start`; later lines are indented by `hang` columns,
-    or below the first word.
-    """
+    """A paragraph that begins with `start`; later lines hang below its first word, or at `hang`."""
 
     text: str
     start: str = ""
@@ -68,23 +66,17 @@ class Text:
         lines = [line.replace(NO_BREAK, " ") for line in lines] or [self.start.rstrip()]
         return [*lines, *(line for other in others for line in paragraph(other).lines(width))]
 
-    def indented(self, by: int) -> "Text":
+    def indented(self, by: int) -> Self:
         hang = None if self.hang is None else self.hang + by
         return replace(self, start=" " * by + self.start, hang=hang)
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(Text):
     """A line that stays whole, so that a person can copy it."""
 
-    text: str
-    style: str = ""
-
     def lines(self, _: int) -> list[str]:
-        return [self.text]
-
-    def indented(self, by: int) -> "Command":
-        return replace(self, text=" " * by + self.text)
+        return [self.start + self.text]
 
 
 @dataclass(frozen=True)
@@ -126,9 +118,7 @@ class Table:
         return replace(self, start=" " * by + self.start)
 
     def row_lines(self, width: int) -> list[list[str]]:
-        """Return the lines of each row. Columns move closer together where they would be too wide,
-        or leave no room for bars.
-        """
+        """Return the lines of each row; columns move closer where they or bars lack room."""
         if not self.rows:
             return []
         sides = self.columns or "<" + ">" * (len(self.rows[0]) - 1)
@@ -189,7 +179,7 @@ class Table:
         return [line.rstrip() for line in self._aligned(sides, chosen, self.gap)]
 
 
-Part = str | Text | Command | Title | Table
+Part = str | Text | Title | Table
 
 
 def _widest(lines: Sequence[str]) -> int:
@@ -197,10 +187,7 @@ def _widest(lines: Sequence[str]) -> int:
 
 
 def _with_bars(lines: list[str], sizes: Sequence[float], width: int) -> list[str]:
-    """Return the lines, each with a bar of its size behind the longest line.
-
-    There are none without room, or where there is nothing to compare.
-    """
+    """Return the lines, each with a bar of its size if there is room and a second size."""
     start = _widest(lines) + _GAP
     room, largest = min(width - start, _MOST_COLUMNS), max(sizes)
     if room < _LEAST_COLUMNS or sum(size > 0 for size in sizes) < 2:
@@ -268,7 +255,7 @@ def _part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
 
 
 def with_style(text: str, style: str) -> str:
-    return f"{STYLES[style]}{text}{RESET}" if style else text
+    return f"{_STYLES[style]}{text}{_RESET}" if style else text
 
 
 def in_encoding(text: str, encoding: str) -> str:
@@ -331,7 +318,7 @@ def closing(sentence: str, command: str | None = None) -> list[Part]:
 
 
 def table(head: Row, rows: Iterable[Row], columns: str = "") -> list[Part]:
-    """Return rows below their head; nothing where there are none."""
+    """Return rows below their head; nothing without rows."""
     listed = list(rows)
     return [Table([head, *listed], columns)] if listed else []
 
@@ -353,23 +340,8 @@ def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:
 
 
 def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
-    """Return indented parts below their name; nothing where there are none."""
+    """Return indented parts below their name; nothing without parts."""
     return indent([heading(name), *indent(parts)], by) if parts else []
-
-
-def with_smaller(
-    sized: Iterable[tuple[float, Row]], least: float, rest: Callable[[int, float], Row]
-) -> tuple[list[Row], list[float]]:
-    """Return the rows of at least a size, one more for all smaller ones, and the size of each.
-    `rest` makes that row from their number and their sum.
-    """
-    listed = list(sized)
-    rows = [row for size, row in listed if size >= least]
-    sizes = [size for size, _ in listed if size >= least]
-    small = [size for size, _ in listed if size < least]
-    if not small:
-        return rows, sizes
-    return [*rows, rest(len(small), sum(small))], [*sizes, sum(small)]
 
 
 def fit(text: str, width: int = WIDTH, *, whole: tuple[str, ...] = ()) -> str:

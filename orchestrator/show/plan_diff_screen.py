@@ -70,7 +70,7 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
         figures,
     ]
     if are_one:
-        compared = [figures] if _figures_differ(diff) else []
+        compared = [figures] if any(pair.first != pair.second for pair in diff.figures) else []
     names = []
     for plan in diff.plans:
         changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
@@ -91,7 +91,6 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
 
 
 def _verdict_table(diff: PlanDiff) -> Table:
-    """Return the five lines of both verdicts."""
     rows: list[Row] = []
     memory, limits = (
         figure(diff, key) for key in ("memory_bytes_per_device", "hbm_bytes_per_device")
@@ -137,7 +136,8 @@ def verdict(diff: PlanDiff) -> str:
     """Return how much faster and dearer the second plan is."""
     first, second = diff.plans
     if first.digest == second.digest:
-        differ = "its figures differ" if _figures_differ(diff) else "its figures are the same"
+        is_same = all(pair.first == pair.second for pair in diff.figures)
+        differ = "its figures are the same" if is_same else "its figures differ"
         return f"Both are one plan; {differ}."
     at = _estimate(diff)
 
@@ -179,7 +179,6 @@ def faster(ratio: float) -> str:
 
 
 def _costs(ratio: float) -> str:
-    """Return a ratio of costs: `1.6 times as much`, `9.4 % less`."""
     if abs(ratio - 1) < _SAME:
         return "the same"
     if not 1 / _FEW_TIMES < ratio < _FEW_TIMES:
@@ -187,12 +186,8 @@ def _costs(ratio: float) -> str:
     return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
 
 
-def _figures_differ(diff: PlanDiff) -> bool:
-    return any(pair.first != pair.second for pair in diff.figures)
-
-
 def figure(diff: PlanDiff, key: str) -> tuple[float, float]:
-    """Return a figure of both forecasts; 0 where one has none."""
+    """Return a figure of both forecasts; 0 where a forecast lacks it."""
     pair = next((pair for pair in diff.figures if pair.key == key), None)
     return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
@@ -207,7 +202,6 @@ def change(first: float, second: float) -> str:
 
 
 def _changed(values: tuple[float, float], show: Show) -> str:
-    """Return the change of a figure; of a share in points."""
     return signed_points(values[1] - values[0]) if show is percent else change(*values)
 
 
@@ -218,7 +212,6 @@ def _differences(diff: PlanDiff) -> list[Row]:
     """Return the keys that differ in the specs, then those that differ in the plans."""
 
     def as_written(value: bool | float | str | None) -> str:
-        """Return a value as a spec or a plan has it."""
         if value is None:
             return "-"
         if isinstance(value, bool):
@@ -341,7 +334,6 @@ def _shown(values: tuple[float, float], show: Show) -> list[str]:
 
 
 # Two proofs side by side.
-
 
 _MOST = 10  # lines; --json has all
 _SMALL_LINE = 0.001  # of a step: lines that differ by less are left to --json

@@ -23,7 +23,7 @@ from orchestrator.show.offers_screen import (
 from orchestrator.show.plan_text import headline
 from orchestrator.show.proof_screen import KINDS, by_line, short_line
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Proof, Schedule, ScheduledLine, ScheduledLoop
+from orchestrator.values.proof import Proof, Schedule, ScheduledLoop
 
 _COLORS = 6  # of chips, in the style sheet
 
@@ -106,7 +106,6 @@ def _place(offer: Offer) -> tuple[float, float]:
 
 
 # A proof's schedule: a round of the layer loops in time, and a flame graph by line.
-
 
 _TRACKS = ("compute", "ici", "dcn", "host", "hbm")
 # The page's colors of each kind of time, and of what is on its way over each link.
@@ -194,14 +193,11 @@ def _flame(schedule: Schedule) -> list[_Box]:
         for place in line.stack or (line.line,):
             frame = frame.inner.setdefault(place, _Frame(place))
             frame.seconds += line.total_s
-        frame.color = _SCHEDULE_COLORS[_longest_kind(line)]
+        # The color of what the line does for most of its time.
+        kinds = zip(("product", "kernel", "copy", "other", "exposed"), KINDS, strict=True)
+        longest = max((getattr(line, field), kind) for kind, (_, field) in kinds)[1]
+        frame.color = _SCHEDULE_COLORS[longest]
     return list(_boxes(_shortened(root), 0.0, 0, schedule.total_s))
-
-
-def _longest_kind(line: ScheduledLine) -> str:
-    """Return what the line does for most of its time."""
-    kinds = zip(("product", "kernel", "copy", "other", "exposed"), KINDS, strict=True)
-    return max((getattr(line, kind), name) for name, (_, kind) in kinds)[1]
 
 
 def _shortened(frame: _Frame) -> _Frame:

@@ -68,12 +68,9 @@ def plan_screen(
     detail: Detail = "usual",
     odds: DeadlineOdds | None = None,
 ) -> Screen:
-    """Return what the plan should reach and cost, what will be done, and what to do next.
-
-    `compiled` is the summary of an earlier proof of this plan.
-    """
-    first = warning_texts([one for one in plan.warnings if one.code in _SAID_FIRST])
-    others = [one for one in plan.warnings if one.code not in _SAID_FIRST]
+    """Return what the plan should reach and cost; `compiled` sums up an earlier proof of it."""
+    first = warning_texts([note for note in plan.warnings if note.code in _SAID_FIRST])
+    others = [note for note in plan.warnings if note.code not in _SAID_FIRST]
     more = deadline_and_run(plan, odds)
     if compiled:
         more.append(("proof", compiled))
@@ -103,7 +100,6 @@ def plan_screen(
 
 
 def _unsaid(warnings: Sequence[PlanWarning]) -> list[Part]:
-    """Return how many warnings a brief screen leaves out."""
     number = len(warning_texts(warnings))
     return [warning(f"{counted(number, 'warning')}, shown without --brief")] if warnings else []
 
@@ -161,7 +157,6 @@ def _model(plan: Plan) -> str:
 
 
 def _figures(plan: Plan, *, full: bool) -> Table:
-    """Return MFU, throughput, days and money as a table."""
     forecast = plan.forecast
     return estimates_table(
         forecast,
@@ -176,7 +171,6 @@ def _figures(plan: Plan, *, full: bool) -> Table:
 
 
 # The runners-up of a plan: what each would be, and why it is not the plan.
-
 
 _WHY = "it takes the least time per token, by the mean of lower bound and unoverlapped (loss)"
 _ALIKE_RULE = (
@@ -237,12 +231,10 @@ def _runners_up(plans: Sequence[Plan]) -> list[Part]:
 
 
 def _mesh_text(plan: Plan, axes: Sequence[str]) -> str:
-    """Return the sizes of the mesh inside a pod."""
     return ".".join(str(plan.mesh[axis]) for axis in axes)
 
 
 def _why_not(reason: Reason, plan: Plan, other: Plan) -> str:
-    """Return why a plan that is expected to be faster ranks lower."""
     share = percent(abs(loss(plan, other)))
     match reason:
         case "work":
@@ -283,9 +275,7 @@ def stages_screen(
     detail: Detail = "usual",
     odds: DeadlineOdds | None = None,
 ) -> Screen:
-    """Return what the run takes, then what each stage is and takes. `compiled` are the summaries of
-    earlier proofs, a line each.
-    """
+    """Return what the run takes, then each stage; `compiled` are lines about earlier proofs."""
     top: list[list[Part]] = [
         [Title(headline(plan), f"plan {short(plan.digest)}")],
         indent([_whole_run(plan, odds)]),

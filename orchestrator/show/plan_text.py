@@ -1,7 +1,7 @@
 """What the screens and pages of plans share: phrases, the verdict, the ledgers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.formatting import (
     DAY_S,
@@ -32,12 +32,11 @@ from orchestrator.show.parts import (
     heading,
     indent,
     section,
-    with_smaller,
 )
 from orchestrator.values.goodput import GoodputForecast, LossKind
 from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan, PlannedBatch
 
-INTERVAL = "80 % interval"
+_INTERVAL = "80 % interval"
 
 _RESOURCES = {
     "mxu": "matmul",
@@ -72,7 +71,6 @@ def resource_name(name: str) -> str:
 
 
 def in_words(bound: str) -> str:
-    """Return what a resource is, from its display name."""
     return _IN_WORDS.get(bound) or _IN_WORDS[bound.partition(" ")[0]]
 
 
@@ -104,10 +102,10 @@ def _with_interval(estimate: Estimate, show: Show) -> str:
     """Return the expected value with its interval; without one, the least it can be."""
     if estimate.expected is None:
         return at_least(show(estimate.lower))
-    return f"{show(estimate.expected)}, {INTERVAL} {likely(estimate, show)}"
+    return f"{show(estimate.expected)}, {_INTERVAL} {likely(estimate, show)}"
 
 
-def time_and_cost(forecast: Forecast, share: float) -> list[str]:
+def _time_and_cost(forecast: Forecast, share: float) -> list[str]:
     """Return the days and dollars that a share of all tokens is likely to take."""
     takes = [likely(scale(forecast.days, share), lasting)]
     if forecast.dollars is not None:
@@ -122,14 +120,12 @@ def price(forecast: Forecast) -> str:
 def estimates_table(
     forecast: Forecast, rows: Sequence[tuple[str, Estimate, Show]], name: str = ""
 ) -> Table:
-    """Return a table of estimates, with the cost last: the bounds, the expected value and its
-    interval; or the best alone, where nothing is expected.
-    """
+    """Return bounds, expected values and intervals, the cost last; or only the best values."""
     known = forecast.days.expected is not None
     listed = [*rows]
     if forecast.dollars is not None:
         listed.append((price(forecast), forecast.dollars, dollars))
-    head = ("lower bound", "expected", INTERVAL, "unoverlapped") if known else ("at best",)
+    head = ("lower bound", "expected", _INTERVAL, "unoverlapped") if known else ("at best",)
     shown = [(name, *head)]
     for label, value, show in listed:
         expected = () if value.expected is None else (show(value.expected), likely(value, show))
@@ -142,9 +138,13 @@ def estimates_table(
 
 
 def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, str]] = ()) -> Table:
-    """Return whether a forecast fits, its time, cost and MFU with their intervals, and what binds
-    it; then more lines.
-    """
+    """Return the five lines of a forecast with their intervals, then more lines."""
+    used, limit = forecast.memory_bytes_per_device, forecast.hbm_bytes_per_device
+    fits = f"{in_memory(used)} of {in_memory(limit)} per device ({percent(used / limit)})"
+    if on_host := forecast.host_memory_bytes_per_chip:
+        known = forecast.host_bytes_per_chip
+        of = f" of {in_memory(known)}" if known else ""
+        fits += f", {in_memory(on_host)}{of} of the host per chip"
     mfu = f"at most {percent(forecast.mfu.lower)}"
     if forecast.mfu.expected is not None:
         mfu = f"{_with_interval(forecast.mfu, percent)}; {mfu}"
@@ -153,7 +153,7 @@ def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, s
     return five_lines(
         forecast,
         (
-            _fits_text(forecast),
+            f"{'yes' if forecast.fits else 'no'}: {fits}",
             *time_and_price(forecast, tokens),
             mfu,
             f"{bound}, {ahead}" if ahead else bound,
@@ -172,16 +172,6 @@ def five_lines(
     return Table(rows, "<w", row_styles=styles)
 
 
-def _fits_text(forecast: Forecast) -> str:
-    used, limit = forecast.memory_bytes_per_device, forecast.hbm_bytes_per_device
-    text = f"{in_memory(used)} of {in_memory(limit)} per device ({percent(used / limit)})"
-    if forecast.host_memory_bytes_per_chip:
-        known = forecast.host_bytes_per_chip
-        of = f" of {in_memory(known)}" if known else ""
-        text += f", {in_memory(forecast.host_memory_bytes_per_chip)}{of} of the host per chip"
-    return f"{'yes' if forecast.fits else 'no'}: {text}"
-
-
 def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:
     """Return the time and the cost of a forecast with their intervals."""
     time = f"{_with_interval(forecast.days, lasting)}; {scaled(tokens)} tokens"
@@ -191,9 +181,7 @@ def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:
 
 
 def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, str]]:
-    """Return how likely the deadline holds for a run that begins now, and what a run takes and
-    costs that ends before all tokens are used; each where there is one.
-    """
+    """Return how likely the deadline holds, and what a run of fewer steps takes, where asked."""
     rows = []
     if odds:
         within = "" if odds.deadline == f"{odds.days:g}d" else f", in {lasting(odds.days)}"
@@ -203,7 +191,7 @@ def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, s
         rows.append(("deadline", f"{odds.deadline}{within}: {likeliness}"))
     if plan.run_share < 1:
         steps = f"{count(plan.run_steps or 0)} of {count(plan.total_steps)} steps"
-        takes = ", ".join(time_and_cost(plan.forecast, plan.run_share))
+        takes = ", ".join(_time_and_cost(plan.forecast, plan.run_share))
         rows.append(("this run", f"{steps}: {takes}"))
     return rows
 
@@ -223,15 +211,14 @@ def verdict(plan: Plan) -> str:
     if not plan.ledger_describes_trainer:
         return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."
     fits = "fits" if forecast.fits else "does not fit"
-    text = ", ".join([fits, f"bound by {forecast.bound}", *time_and_cost(forecast, 1)])
+    text = ", ".join([fits, f"bound by {forecast.bound}", *_time_and_cost(forecast, 1)])
     if plan.run_share < 1:
-        shorter = ", ".join(time_and_cost(forecast, plan.run_share))
+        shorter = ", ".join(_time_and_cost(forecast, plan.run_share))
         text += f"; {counted(plan.run_steps or 0, 'step')}: {shorter}"
     return f"Plan: {text}."
 
 
 # The ledgers: bytes of a device, seconds of a step, parts of the expected step, lost time.
-
 
 _SMALL_LINE = 0.009  # of the unoverlapped step: smaller lines are shown as one
 _SMALL_BYTES = 0.01  # of the peak
@@ -252,12 +239,32 @@ _LOSSES: dict[LossKind, str] = {
 }
 
 
-def _ledger(rows: list[Row], sizes: list[float], totals: Sequence[Row], columns: str) -> Table:
-    """Return a ledger with a bar for each line, and its totals below, the last of them bold."""
-    bars = [*sizes, *(0.0 for _ in totals)]
-    every = [*rows, *totals]
-    styles = {len(every) - 1: "bold"} if totals else {}
-    return Table(every, columns, bars=bars, row_styles=styles)
+def _ledger(
+    lines: Sequence[tuple[Row, float]],
+    least: float,
+    show: Callable[[float], Row],
+    smaller: Callable[[int], str],
+    totals: Sequence[Row] = (),
+    *,
+    is_bold: bool = True,
+) -> Table:
+    """Return a line for each value of at least a size and one for all smaller ones, each with a
+    bar; below them the totals, the last of them bold. `show` gives the cells of a value.
+    """
+    listed = [line for line in lines if line[1] >= least]
+    if small := [value for _, value in lines if value < least]:
+        blanks = [""] * (len(lines[0][0]) - 1)
+        listed.append(((smaller(len(small)), *blanks), sum(small)))
+    rows = [*((*words, *show(value)) for words, value in listed), *totals]
+    bars = [*(value for _, value in listed), *(0.0 for _ in totals)]
+    styles = {len(rows) - 1: "bold"} if totals and is_bold else {}
+    values = len(show(0.0))
+    columns = "<" * (len(rows[0]) - values) + ">" * values
+    return Table(rows, columns, bars=bars, row_styles=styles)
+
+
+def _smaller_lines(number: int) -> str:
+    return counted(number, "smaller line")
 
 
 def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
@@ -273,23 +280,19 @@ def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
             line.formula,
         )
 
-    rows, sizes = with_smaller(
-        (
-            (line.value, (line.name, with_numbers(line), in_memory(line.value)))
-            for line in largest.lines
-        ),
+    table = _ledger(
+        [((line.name, with_numbers(line)), line.value) for line in largest.lines],
         0 if full else _SMALL_BYTES * largest.bytes,
-        lambda number, size: (counted(number, "smaller line"), "", in_memory(size)),
+        lambda size: (in_memory(size),),
+        _smaller_lines,
+        [(f"peak: {largest.name}", "", in_memory(largest.bytes))],
     )
-    peak = f"peak: {largest.name}", "", in_memory(largest.bytes)
     limit = f"the compiler allows {in_memory(forecast.hbm_bytes_per_device)}"
-    phases = ", ".join(
-        f"{phase.name} {in_memory(phase.bytes)}" for phase in (others if full else others[:1])
-    )
+    shown = others if full else others[:1]
+    phases = ", ".join(f"{phase.name} {in_memory(phase.bytes)}" for phase in shown)
     parts: list[Part] = [
-        _ledger(rows, sizes, [peak], "<<>"),
-        f"{limit}; {'other phases' if full else 'next phase'}: {phases}",
-    ]
+        table, f"{limit}; {'other phases' if full else 'next phase'}: {phases}"
+    ]  # fmt: skip
     if on_host := forecast.host_memory_bytes_per_chip:
         host = forecast.host_bytes_per_chip
         known = f"of {in_memory(host)}" if host else "of an unknown size"
@@ -298,40 +301,34 @@ def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
 
 
 def time_ledger(plan: Plan, *, full: bool) -> list[Part]:
-    """Return the seconds of a step, each line at its peak rate."""
+    """Return the seconds of a step, each line at its peak rate; a star marks the bottleneck."""
     forecast, step_s = plan.forecast, plan.forecast.step_s
-
-    def row(line: LedgerLine) -> Row:
+    lines = []
+    for line in forecast.time:
         name = resource_name(line.resource or "")
         mark = "*" if name == forecast.bound else " "
-        return f"{mark} {line.name}", name, amount(line), seconds(line.value)
-
-    rows, sizes = with_smaller(
-        ((line.value, row(line)) for line in forecast.time),
-        0 if full else _SMALL_LINE * step_s.unoverlapped,
-        lambda number, s: (f"  {counted(number, 'smaller line')}", "", "", seconds(s)),
-    )
+        lines.append(((f"{mark} {line.name}", name, amount(line)), line.value))
     totals = [
         ("  unoverlapped", "", "all lines", seconds(step_s.unoverlapped)),
         ("  lower bound", forecast.bound, "", seconds(step_s.lower)),
     ]
-    rows += totals
-    expected = []
     if step_s.expected is not None:
-        expected = [("  expected", "", "as real runs take it", seconds(step_s.expected))]
+        totals.append(("  expected", "", "as real runs take it", seconds(step_s.expected)))
+    table = _ledger(
+        lines,
+        0 if full else _SMALL_LINE * step_s.unoverlapped,
+        lambda s: (seconds(s),),
+        lambda number: f"  {_smaller_lines(number)}",
+        totals,
+        is_bold=step_s.expected is not None,
+    )
     ahead = _ahead_of_next(forecast)
     notes = [f"* bottleneck: {ahead}" if ahead else "* bottleneck", *_above_unoverlapped(forecast)]
-    return indent(
-        [
-            heading(f"time per step, each line at its peak rate{of_trainer(plan)}"),
-            _ledger(rows, [*sizes, *(0.0 for _ in totals)], expected, "<<<>"),
-            *indent(notes),
-        ]
-    )
+    title = heading(f"time per step, each line at its peak rate{of_trainer(plan)}")
+    return indent([title, table, *indent(notes)])
 
 
 def _above_unoverlapped(forecast: Forecast) -> list[Part]:
-    """Return why `expected` exceeds the sum of all lines, where it does."""
     expected_s = forecast.step_s.expected
     if expected_s is None or expected_s <= forecast.step_s.unoverlapped:
         return []
@@ -348,24 +345,20 @@ def _above_unoverlapped(forecast: Forecast) -> list[Part]:
 
 
 def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
-    """Return the parts of the expected step, largest first, and whose runs they are learned from;
-    nothing where nothing is expected.
-    """
+    """Return the parts of the expected step, largest first, and whose runs they come from."""
     lines = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
     if not lines:
         return []
     total_s = sum(line.value for line in lines)
 
-    def row(name: str, s: float) -> Row:
-        return name, seconds(s), percent(s / total_s)
-
-    rows, sizes = with_smaller(
-        ((line.value, row(line.name, line.value)) for line in lines),
+    table = _ledger(
+        [((line.name,), line.value) for line in lines],
         0 if full else _SMALL_PART * total_s,
-        lambda number, s: row(counted(number, "smaller part"), s),
+        lambda s: (seconds(s), percent(s / total_s)),
+        lambda number: counted(number, "smaller part"),
     )
-    interval = f"{INTERVAL} {likely(plan.forecast.step_s, seconds)}"
-    parts: list[Part] = [_ledger(rows, sizes, [], "<>>")]
+    interval = f"{_INTERVAL} {likely(plan.forecast.step_s, seconds)}"
+    parts: list[Part] = [table]
     if known := plan.forecast.learned_from:
         text = f"as in {counted(known.reference.runs, 'published run')}"
         text += f" of {known.reference.software}"
@@ -382,29 +375,23 @@ def goodput_ledger(plan: Plan, *, full: bool) -> list[Part]:
     forecast = plan.forecast.goodput
     if not plan.ledger_describes_trainer:
         return []
-    losses = [] if forecast.stated else sorted(forecast.lines, key=lambda line: -line.share)
-    rows, sizes = with_smaller(
+    losses = [
         (
-            (
-                line.share,
-                (
-                    _LOSSES[line.kind],
-                    seconds(line.each_s),
-                    f"x {to_digits(line.per_day, 3)} a day",
-                    percent(line.share),
-                ),
-            )
-            for line in losses
-        ),
-        0 if full else _SMALL_LOSS,
-        lambda number, share: (
-            counted(number, "smaller loss", "es"), "", "", percent(share)
-        ),
-    )  # fmt: skip
-    interval = f"{INTERVAL} {span(percent(forecast.low), percent(forecast.high))}"
+            (_LOSSES[loss.kind], seconds(loss.each_s), f"x {to_digits(loss.per_day, 3)} a day"),
+            loss.share,
+        )
+        for loss in sorted(forecast.lines, key=lambda loss: -loss.share)
+    ]
+    interval = f"{_INTERVAL} {span(percent(forecast.low), percent(forecast.high))}"
     known = "of the spec" if forecast.stated else interval
-    total = ("goodput", "", known, percent(forecast.expected))
-    parts: list[Part] = [_ledger(rows, sizes, [total], "<<<>")]
+    table = _ledger(
+        [] if forecast.stated else losses,
+        0 if full else _SMALL_LOSS,
+        lambda share: (percent(share),),
+        lambda number: counted(number, "smaller loss", "es"),
+        [("goodput", "", known, percent(forecast.expected))],
+    )
+    parts: list[Part] = [table]
     between_s = forecast.seconds_between_failures
     if between_s is not None:
         rates = "rates of another chip, assumed" if forecast.inputs.assumed else "rates"

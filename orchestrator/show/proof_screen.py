@@ -90,7 +90,7 @@ def proof_screens(
     shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
     if others is None:
         return [shown]
-    return [shown, "\n", remat_screen(found.plan, [(one.plan, one.proof) for one in others])]
+    return [shown, "\n", remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
 
 
 def stage_proof_screens(
@@ -233,13 +233,12 @@ def _dcn_check(proof: Proof) -> list[Part]:
     if not proof.only_gradients_cross_pods:
         weights = f"weights, {exchanged('weights')} gathers"
         return [f"pods exchange only what is planned: gradients, {gradients}; {weights}"]
-    others = sum(one.bytes_per_step for one in proof.crossings if one.carries != "gradients")
+    others = sum(sent.bytes_per_step for sent in proof.crossings if sent.carries != "gradients")
     scalars = f" and {count(others)} B of scalars" if others else ""
     return [f"pods exchange only gradients: {gradients}{scalars}"]
 
 
 def _fault(fault: CrossingFault) -> str:
-    """Return what crosses pods and may not."""
     found = fault.crossing
     places = f", from {', '.join(found.places)}" if found.places else ""
     calls = f"{found.calls_per_step:,.0f} x " if found.calls_per_step > 1 else ""
@@ -271,7 +270,6 @@ def _advice(proof: Proof) -> list[Part]:
     """Return what is wrong, and what could be set instead."""
 
     def settings(change: PlanChange) -> str:
-        """Return the overrides as they are typed."""
         return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
     parts: list[Part] = [
@@ -283,11 +281,11 @@ def _advice(proof: Proof) -> list[Part]:
         parts += indent(
             [settings(near) for near in proof.refusal.nearest] or ["none on these chips"]
         )
-    return [*parts, *(f"memory is left for less recompute: {settings(one)}" for one in proof.hints)]
+    less = "memory is left for less recompute"
+    return [*parts, *(f"{less}: {settings(change)}" for change in proof.hints)]
 
 
 def _disagreement(found: Disagreement) -> str:
-    """Return where the forecast is off, and by how much."""
     if found.code == "uncounted_kernel":
         return f"no formula counts the FLOPs of kernel {found.kernel}"
     what = {
@@ -333,7 +331,6 @@ def _agreement(proof: Proof) -> str:
 
 
 # A proof's schedule: where the compiled step loses time, by line, product and transfer.
-
 
 _MOST = 3  # rows of each table; --json has all
 _SMALL_SHARE = 0.002  # of a step: what takes less is left to --json
@@ -397,9 +394,7 @@ def schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
 
 
 def _totals(plan: Plan, schedule: Schedule) -> list[Part]:
-    """Return seconds by kind. The ledger's are at peak rates, with nothing hidden; links are all
-    that is on the wire.
-    """
+    """Return seconds by kind; the ledger's are at peak rates, with nothing hidden."""
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
         name = {"mxu": "products", "hbm": "other"}.get(line.resource or "", "exposed")
@@ -435,9 +430,7 @@ def by_line(schedule: Schedule) -> list[ScheduledLine]:
 
 
 def short_line(line: str) -> str:
-    """Return a line of source by its file and number: `model.py:120 (mlp_part)`. Of a function's
-    qualified name the last word stays that names one: `<listcomp>` names none.
-    """
+    """Return a line by its file, number and innermost named function: `model.py:120 (mlp_part)`."""
     path, _, function = line.partition(" ")
     words = [word for word in function.strip("()").split(".") if word and not word.startswith("<")]
     return " ".join((path.rsplit("/", 1)[-1], *(f"({word})" for word in words[-1:])))

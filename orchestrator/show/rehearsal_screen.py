@@ -88,7 +88,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         [
             *(labelled("not rehearsed:", change) for change in changes),
             _labels(_expectation(small)),
-            *(warning(one.text) for one in small.warnings if one.code in _OF_MACHINE),
+            *(warning(note.text) for note in small.warnings if note.code in _OF_MACHINE),
             f"{counted(steps, 'step')} in {processes} on emulated slices",
         ],
     )
@@ -208,7 +208,6 @@ def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
 
 
 def _cost(runs: Sequence[tuple[Plan, int]]) -> str:
-    """Return the time and money of a number of steps of each plan."""
     unknown = {plan.trainer for plan, _ in runs if not plan.ledger_describes_trainer}
     if unknown:
         return f"time and cost of {', '.join(sorted(unknown))} are unknown"
@@ -220,7 +219,8 @@ def _cost(runs: Sequence[tuple[Plan, int]]) -> str:
         low = sum((estimate.low or estimate.lower) * share for estimate, share in pairs)
         if any(estimate.high is None for estimate in estimates):
             return at_least(show(low))
-        return span(show(low), show(sum((one.high or 0.0) * share for one, share in pairs)))
+        high = sum((estimate.high or 0.0) * share for estimate, share in pairs)
+        return span(show(low), show(high))
 
     def duration(days: float) -> str:
         return elapsed(days * DAY_S) if days * DAY_S >= 1 else "less than 1 s"
@@ -233,7 +233,6 @@ def _cost(runs: Sequence[tuple[Plan, int]]) -> str:
 
 
 def submitted_screen(run: Run, job: str) -> Screen:
-    """Return where the run is, once its job has started."""
     rows = [("run", run.run), ("job", job), ("journal", run.journal)]
     return screen(["submitted"], indent([Table(rows, "<<")]))
 
@@ -246,7 +245,6 @@ def detached_text(key: str, follow_command: str, cancel_command: str) -> str:
 
 
 def launch_result(run: Run, record: str, next_command: str) -> Screen:
-    """Return how the run ended, and where to look."""
     rows = []
     if recent := run.recent:
         mfu = f", MFU {percent(recent.mfu)}" if recent.mfu is not None else ""

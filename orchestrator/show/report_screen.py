@@ -1,6 +1,8 @@
-"""Show the report of a run, the reports of several side by side, and what both say."""
+"""Show what was measured against what was forecast: of runs, and of published runs (a score)."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator.formatting import (
     count,
@@ -14,6 +16,8 @@ from orchestrator.formatting import (
     percent,
     scaled,
     seconds,
+    signed_percent,
+    signed_points,
     span,
     to_digits,
 )
@@ -24,8 +28,11 @@ from orchestrator.show.parts import (
     Row,
     Screen,
     Table,
+    Title,
+    closing,
     heading,
     indent,
+    labelled,
     next_step,
     notes,
     paragraph,
@@ -35,6 +42,9 @@ from orchestrator.show.parts import (
 )
 from orchestrator.show.plan_text import resource_name
 from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio, Report, Spread
+
+if TYPE_CHECKING:
+    from orchestrator.evidence.score.samples import Score, Summary
 
 _SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
 _SAME = 0.01  # rates this close are equal
@@ -134,7 +144,7 @@ def gap_text(gap: Gap) -> str:
         text += f" At peak rates, {share} of the communication that could overlap did not."
     elif gap.exposed is not None and gap.exposed > 1:
         text += " It is slower than without any overlap, so some rate is below its peak."
-    # The likeliest resource to have set the pace alone.
+    # The resource that most likely set the pace.
     for suspect in gap.suspects[:1]:
         rate = percent(suspect.rate_if_alone)
         name = resource_name(suspect.resource)
@@ -143,7 +153,6 @@ def gap_text(gap: Gap) -> str:
 
 
 def goodput_text(goodput: Goodput) -> str:
-    """Return the share of the time that trained, and what took most of the rest."""
     total = elapsed(goodput.total_s)
     text = f"{percent(goodput.goodput)} of {total} went into steps that count"
     name, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
@@ -198,9 +207,7 @@ def goodput_rows(goodput: Goodput) -> list[Row]:
 
 
 def stage_rows(report: Report) -> list[Row]:
-    """Return a row for each stage, next to its forecast, and one for all; none for a run without
-    stages.
-    """
+    """Return a row for each stage, next to its forecast, and one for all of them."""
     totals = report.stage_totals
     if not report.stages or totals is None:
         return []
@@ -258,7 +265,8 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
                        "PREDICTED", "RATIO")  # fmt: skip
     if len({report.spec_digest for report in reports}) > 1:
         speed_head += ("LOSS",)
-        losses = ("-" if one.last_loss is None else loss_text(one.last_loss) for one in reports)
+        ends = [report.last_loss for report in reports]
+        losses = ("-" if loss is None else loss_text(loss) for loss in ends)
         speeds = [(*row, loss) for row, loss in zip(speeds, losses, strict=True)]
     memory = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT"), *sizes]
     time = [("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LARGEST LOSS"), *times]
@@ -274,7 +282,6 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
 
 
 def _compared_rows(reports: Sequence[Report]) -> tuple[list[Row], list[Row], list[Row]]:
-    """Return the speed, the memory and the time of each run."""
     speeds: list[Row] = []
     sizes: list[Row] = []
     times: list[Row] = []
@@ -324,7 +331,6 @@ def _compare_notes(reports: Sequence[Report]) -> list[str]:
 
 
 def _compare_verdict(reports: Sequence[Report]) -> str:
-    """Return which run is the fastest, where they can be compared."""
     if not reports:
         return "Compare: the study has no run yet."
     measured = [(report, report.measured) for report in reports if report.measured]
@@ -338,7 +344,7 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
     if len({report.spec_digest for report in reports}) > 1:
         # The speeds of different experiments say nothing of each other; their losses do.
         text = "Compare: these are different experiments; compare each with its own forecast."
-        losses = [(one.last_loss, one.run) for one in reports if one.last_loss is not None]
+        losses = [(run.last_loss, run.run) for run in reports if run.last_loss is not None]
         if len(losses) < len(reports):
             return text
         lowest, run = min(losses)
@@ -351,4 +357,141 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
     return (
         f"Compare: {best.run} has the most tokens per second and chip, {to_digits(ratio, 3)} times"
         " the fewest."
+    )
+
+
+# Published runs against their forecasts, with totals and what was left out.
+
+
+def score_screen(score: "Score", next_command: str) -> Screen:
+    """Return every run, the totals, the efficiency on several slices, and what to do next."""
+    summary = score.summary
+    verdict = _verdict(summary)
+    runs = [
+        (
+            run.id,
+            seconds(run.expected_step_s),
+            span(seconds(run.low_step_s), seconds(run.high_step_s)),
+            seconds(run.measured_step_s),
+            signed_percent(run.error),
+        )
+        for run in score.rows
+    ]
+    each_software = [
+        (
+            tool.software,
+            str(tool.rows),
+            share(tool.median_abs_error),
+            share(tool.p90_abs_error),
+            share(tool.inside_interval),
+            signed_percent(tool.median_error),
+        )
+        for tool in score.software
+    ]
+    # Tokens per second and chip on several slices over those on one.
+    retention = [
+        (
+            kept.id,
+            str(kept.slices),
+            percent(kept.measured),
+            percent(kept.expected),
+            signed_points(kept.expected - kept.measured),
+        )
+        for kept in score.retention
+    ]
+    goodput = [
+        (
+            run.id,
+            percent(run.predicted.value),
+            span(percent(run.predicted.low), percent(run.predicted.high)),
+            f"{'over ' if run.reported_is == 'at_least' else ''}{percent(run.reported)}",
+        )
+        for run in score.goodput
+    ]
+    recoveries = [
+        (fault.id, seconds(fault.predicted_s), seconds(fault.recorded_s))
+        for fault in score.recoveries
+    ]
+    # Runs outside their interval, and those faster than the lower bound.
+    groups = {
+        "outside the 80 % interval": [run.id for run in score.rows if not run.inside_interval],
+        "faster than the lower bound": [
+            f"{run.id} (at least {seconds(run.lower_step_s)})"
+            for run in score.rows
+            if run.below_lower_bound
+        ],
+    }
+    software = table(
+        ("software", "runs", "median", "p90", "inside 80 %", "bias"),
+        each_software if len(each_software) > 1 else [],
+    )
+    return screen(
+        [Title(f"{_runs(summary.rows)} against their forecasts", score.learned_on)],
+        indent([heading(verdict)]),
+        indent(table(("run", "expected", "80 % interval", "measured", "error"), runs)),
+        indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
+        indent(_totals(score)),
+        indent(software),
+        indent(
+            table(
+                ("rate per chip, over one slice", "slices", "measured", "expected", ""), retention
+            )
+        ),
+        indent(
+            table(("share of time that trains", "predicted", "80 % interval", "reported"), goodput)
+        ),
+        indent(table(("seconds until a step was done again", "predicted", "recorded"), recoveries)),
+        indent(_assumptions(score)),
+        indent(labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
+        closing(verdict, next_command),
+    )
+
+
+def _runs(number: int) -> str:
+    return counted(number, "published run")
+
+
+def _totals(score: "Score") -> list[Part]:
+    """Return the errors of the model, next to a simple baseline's; mixtures of experts apart."""
+    summary = score.summary
+    if not summary.rows:
+        return []
+    named = {"this model": summary}
+    if score.mixtures.rows:
+        named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
+    names = ("median", "mean", "p90", "worst")
+    rows: list[Row] = [("error", "runs", *names)]
+    for label, part in named.items():
+        errors = (share(getattr(part, f"{name}_abs_error")) for name in names)
+        rows.append((label, str(part.rows), *errors))
+    median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
+    cells = ("" if error is None else share(error) for error in (median, None, p90, None))
+    rows.append(("baseline: one MFU per chip", "", *cells))
+    return [Table(rows, gap=3)]
+
+
+def share(fraction: float | None) -> str:
+    return "-" if fraction is None else percent(fraction)
+
+
+def _assumptions(score: "Score") -> list[Part]:
+    """Return what the rows do not state of their software, and what was assumed instead."""
+    lines: list[Part] = []
+    names = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
+    for column, name in names.items():
+        counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
+        assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
+        lines += [f"{name} not stated: assumed {assumed}"] if counts else []
+    return lines
+
+
+def _verdict(summary: "Summary") -> str:
+    out = f"{summary.left_out} left out"
+    if not summary.rows:
+        return f"Score: no run that can be planned and converted, {out}."
+    faster = f"{summary.below_lower_bound or 'none'} faster than the lower bound"
+    return (
+        f"Score: {_runs(summary.rows)}, median error {share(summary.median_abs_error)}, p90"
+        f" {share(summary.p90_abs_error)}, {share(summary.inside_interval)} inside the 80 %"
+        f" interval, {faster}, {out}."
     )

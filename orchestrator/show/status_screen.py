@@ -17,7 +17,7 @@ from orchestrator.formatting import (
     span,
     to_digits,
 )
-from orchestrator.journal.run_journal import Log, LogTail, list_logs
+from orchestrator.journal.run_journal import LogTail, list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.run.next_commands import run_command
 from orchestrator.show.parts import (
@@ -52,9 +52,7 @@ _ERROR_WIDTH = 100
 def runs_screen(
     runs: list[Run], storage: str, studies: Sequence[StudyStatus] = (), following: str | None = None
 ) -> Screen:
-    """Return all runs, newest first; a study comes above its runs. `following` is the command for
-    one of them.
-    """
+    """Return all runs, newest first, below their studies; `following` is a command for one."""
     if not runs and not studies:
         return screen([Command(f"No runs in {storage}"), *next_step("orch submit SPEC")])
     heads: dict[str, Row] = {}
@@ -75,7 +73,6 @@ def runs_screen(
 
 
 def study_runs_screen(status: StudyStatus) -> Screen:
-    """Return a study and its runs, in their order."""
     done = f"{status.done} of {status.total} runs done"
     title = Title(f"{status.study}: {status.state}, {done}", kind_text(status.scaling))
     rows = [row[:-1] for row in (_HEAD, *map(_run_row, status.runs))]
@@ -175,7 +172,6 @@ def stage(newest: StageSpan | None) -> str | None:
 
 
 def held_out(newest: Evaluation | None) -> str | None:
-    """Return the newest loss and perplexity of held-out text."""
     if newest is None:
         return None
     perplexity = to_digits(newest.perplexity, 4)
@@ -189,7 +185,6 @@ def _is_for_chips(status: Status) -> bool:
 
 
 def _step_time(status: Status) -> str:
-    """Return the measured median and the forecast."""
     parts: list[str] = []
     if status.recent:
         parts.append(f"{seconds(status.recent.step_s)} over the last {status.recent.steps}")
@@ -203,7 +198,6 @@ def _step_time(status: Status) -> str:
 
 
 def _mfu(status: Status) -> str | None:
-    """Return the measured median MFU and the forecast."""
     measured = status.recent.mfu if status.recent else None
     known = percent(measured) if measured is not None else None
     if not status.forecast or _is_for_chips(status):
@@ -225,7 +219,6 @@ def _outlook(outlook: Outlook) -> Iterator[tuple[str, str]]:
     """Yield what is left: days, dollars, and whether the deadline still holds."""
 
     def moment(at_s: float) -> str:
-        """Return a time of day in UTC, to the minute."""
         return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
 
     days = outlook.days_left
@@ -257,7 +250,6 @@ def cause(attempt: Attempt) -> str:
 
 
 def _verdict(status: Status) -> str:
-    """Return the run in one line."""
     parts: list[str] = [status.state]
     if status.state in LIVE and status.steps_done:
         parts.append(f"step {count(status.steps_done)} of {count(status.steps)}")
@@ -289,17 +281,13 @@ def next_run_command(run: Run, named: str, storage: Path) -> str:
 def log_lines(tails: list[LogTail], *, as_json: bool, titled: bool) -> Iterator[str]:
     """Yield the lines of logs, one log after the other, each below its title."""
     for tail in tails:
+        log = tail.log
         if titled and not as_json:
-            yield _log_title(tail.log)
+            first = ", died first" if log.first_dead else ""
+            rank = f"== attempt {log.attempt}, rank {log.rank}{first} =="
+            yield "== driver ==" if log.rank is None else rank
         for line in tail.lines:
             yield log_line(line, as_json=as_json, alone=True)
-
-
-def _log_title(log: Log) -> str:
-    if log.rank is None:
-        return "== driver =="
-    first = ", died first" if log.first_dead else ""
-    return f"== attempt {log.attempt}, rank {log.rank}{first} =="
 
 
 def log_line(line: LogLine, *, as_json: bool, alone: bool) -> str:

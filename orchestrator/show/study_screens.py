@@ -157,7 +157,6 @@ def _planned_trials(forecast: ScalingForecast | SweepForecast) -> Table:
 
 
 def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
-    """Return what all trials cost together."""
     parts = []
     if days := forecast.days:
         runs = counted(planned * forecast.repeats, "run")
@@ -174,9 +173,7 @@ def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
 
 
 def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[Part]:
-    """Return why trials have no plan, then the warnings of the plans, each with its trials; those
-    of all plans name none.
-    """
+    """Return why trials have no plan, then the warnings; those of all plans name no trial."""
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for trial in forecast.trials:
@@ -261,7 +258,6 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
 
 
 def verdict_text(report: ScalingReport | SweepReport) -> str:
-    """Return a study's name and verdict, as lines."""
     if isinstance(report, SweepReport):
         return fit(f"{report.study}: {sweep_verdict(report)}\n")
     return fit(f"{report.study}: {scaling_verdict(report)}\n")

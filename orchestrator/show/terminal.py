@@ -60,9 +60,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def say_error(text: str) -> None:
-    """Print a refusal on the error stream. It begins with ERROR, which a terminal shows in red, and
-    may end with the next command, in bold.
-    """
+    """Print a refusal on the error stream; in a terminal ERROR is red, the next command bold."""
     begin, shown = ERROR, visible(text.removeprefix(ERROR))
     if _is_styled(sys.stderr):
         begin = with_style(ERROR, "red")
@@ -94,9 +92,7 @@ def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_jso
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command shows: a value for --json, its screens for people, a file that was written,
-    and the exit code.
-    """
+    """What a command shows: a value for --json, screens, a file that was written, the exit code."""
 
     value: object
     screens: Callable[[], str | list[str]] = list
@@ -105,9 +101,7 @@ class CommandResult:
 
 
 def show_result(result: CommandResult, *, as_json: bool) -> None:
-    """Show a result, with the file that was written on its last screen, and end the command with
-    its exit code.
-    """
+    """Show a result and the file that was written, and end the command with its exit code."""
 
     def screens() -> str | list[str]:
         shown = result.screens()
@@ -124,7 +118,7 @@ def show_result(result: CommandResult, *, as_json: bool) -> None:
 
 
 def aside(as_json: bool) -> AbstractContextManager[object]:
-    """Print everything on the error stream where the standard output is to hold JSON alone."""
+    """Print everything on the error stream where the standard output is to hold only JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
@@ -145,7 +139,6 @@ def report_unwritable(why: str | None) -> None:
 
 
 # The bottom line of a terminal: a bar, what happens now, and for how long.
-
 
 _BAR_COLUMNS = 20
 

@@ -5,15 +5,20 @@ truth: a tracker may be slow, gone or lost, and the next sync sends what is miss
 may import the journal, reports and planned values; `tracking.mlflow` alone imports MLflow.
 """
 
-from orchestrator.tracking.destinations import begin, is_behind, read_sync_state
-from orchestrator.tracking.protocol import NotRecorded, Tracker, destination, find_tracker
+from orchestrator.tracking.destinations import (
+    NotRecorded,
+    begin,
+    destination,
+    find_tracker,
+    is_behind,
+    read_sync_state,
+)
 from orchestrator.tracking.recorder import BackgroundRecorder, Recorder, in_background
 
 __all__ = [
     "BackgroundRecorder",
     "NotRecorded",
     "Recorder",
-    "Tracker",
     "begin",
     "destination",
     "find_tracker",

@@ -18,53 +18,51 @@ from orchestrator.storage.addresses import folder
 from orchestrator.tracking.recorder import ONCE_LIMIT_S, Recorder
 from orchestrator.values.run import LIVE
 
-POLL_S, LONGEST_WAIT_S = 2.0, 30.0
+_POLL_S, _LONGEST_WAIT_S = 2.0, 30.0
 # After its driver has ended a run shows as lost within this time.
-LAST_LIMIT_S = 15.0
-NICE = 10
+_LAST_LIMIT_S = 15.0
 
 
 def main(arguments: list[str]) -> None:
-    """Sync the runs once, or follow one."""
-    os.nice(NICE)  # training comes first
+    os.nice(10)  # training comes first
     if arguments[0] == "--follow":
-        follow(Journal(folder(arguments[1])))
+        _follow(Journal(folder(arguments[1])))
         return
     signal.alarm(ONCE_LIMIT_S)
     recorder = Recorder(os.environ)
     for path in arguments:
-        log(recorder.record(Journal(folder(path))).problem)
+        _log(recorder.record(Journal(folder(path))).problem)
 
 
-def follow(journal: Journal) -> None:
+def _follow(journal: Journal) -> None:
     """Sync a run again and again until it has ended, or its driver has."""
-    deadline, wait_s, last_problem = None, POLL_S, None
+    deadline, wait_s, last_problem = None, _POLL_S, None
     recorder = Recorder(os.environ)
     while deadline is None or time.monotonic() < deadline:
         result = recorder.record(journal)
         if result.problem:
             recorder.forget()
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         else:
-            wait_s = POLL_S
+            wait_s = _POLL_S
         if result.problem != last_problem:
-            log(result.problem or "recorded again")
+            _log(result.problem or "recorded again")
             last_problem = result.problem
         if result.recorded and result.recorded.state not in LIVE:
             return
-        if deadline is None and input_ended(wait_s):
-            deadline = time.monotonic() + LAST_LIMIT_S
+        if deadline is None and _input_ended(wait_s):
+            deadline = time.monotonic() + _LAST_LIMIT_S
         elif deadline is not None:
-            time.sleep(POLL_S / 4)
+            time.sleep(_POLL_S / 4)
 
 
-def input_ended(limit_s: float) -> bool:
-    """Whether whoever started this closed its input, or ended, within some time."""
+def _input_ended(limit_s: float) -> bool:
+    """Return whether the starter of this process closed its input, or ended, within `limit_s`."""
     readable, _, _ = select.select([sys.stdin], [], [], limit_s)
     return bool(readable) and not os.read(sys.stdin.fileno(), 4096)
 
 
-def log(problem: str | None) -> None:
+def _log(problem: str | None) -> None:
     """Write a line with the time, if there is a problem."""
     if problem:
         print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), problem, flush=True)
@@ -74,5 +72,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except OrchError as error:
-        log(str(error))
+        _log(str(error))
         sys.exit(error.exit_code)

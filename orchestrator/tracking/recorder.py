@@ -1,4 +1,4 @@
-"""Records runs: one process at a time syncs a run, and notes the result beside the journal."""
+"""Records runs: one process at a time syncs a run, and notes the result next to its journal."""
 
 import os
 import subprocess
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from filelock import FileLock, Timeout
@@ -20,25 +19,28 @@ from orchestrator.journal.ownership import check_own
 from orchestrator.journal.run_journal import Journal
 from orchestrator.storage.addresses import address
 from orchestrator.tracking import destinations
-from orchestrator.tracking.destinations import read_sync_state
-from orchestrator.tracking.protocol import (
+from orchestrator.tracking.destinations import (
     NotRecorded,
-    RecordedElsewhere,
     RunNotRecorded,
     Tracker,
     destination,
     find_tracker,
+    read_sync_state,
 )
 from orchestrator.values.run import LIVE, Destination, SyncProgress, SyncResult, SyncState
 from orchestrator.values.run_options import TrackingOptions
 
-LOCK_LIMIT_S, POLL_S = 15.0, 0.1
+LOCK_LIMIT_S, _POLL_S = 15.0, 0.1
 # A process that records once in the background holds a run this long at most, then ends itself.
 ONCE_LIMIT_S = 120
 
 
-def ignore(_: float) -> None:
-    """Nobody follows the progress."""
+class _RecordedElsewhere(RunNotRecorded):
+    """Another process records this run now."""
+
+
+def _ignore(_: float) -> None:
+    pass
 
 
 @dataclass
@@ -52,8 +54,8 @@ class Recorder:
     def record(
         self,
         journal: Journal,
-        on_steps: Callable[[int], None] = ignore,
-        on_wait: Callable[[float], None] = ignore,
+        on_steps: Callable[[int], None] = _ignore,
+        on_wait: Callable[[float], None] = _ignore,
         limit_s: float = LOCK_LIMIT_S,
     ) -> SyncResult:
         """Sync one run and note the result.
@@ -61,7 +63,10 @@ class Recorder:
         Another process that records it is waited for until the limit; `on_wait` hears how long.
         """
         try:
-            self._check_own(journal)
+            trusted = set()  # the owner of a run that the command that started this names
+            if destinations.is_passed_on(journal, self.environment):
+                trusted = {boundary.status_of(journal.paths.root).st_uid}
+            check_own(journal, trusted)
             state = self._state(journal)
         except (ForeignRun, JournalUnreadable, RunNotRecorded) as error:
             return SyncResult(
@@ -72,7 +77,7 @@ class Recorder:
             with only_one(journal, limit_s, on_wait):
                 recorded = self._sync(journal, state.destination, on_steps)
         except NotRecorded as error:
-            if isinstance(error, RecordedElsewhere) and journal.run().state in LIVE:
+            if isinstance(error, _RecordedElsewhere) and journal.run().state in LIVE:
                 # The driver records the run, and notes its own progress.
                 return _result(journal, state, state.recorded, by_driver=True)
             problem = str(error)
@@ -86,15 +91,8 @@ class Recorder:
         self.failures.clear()
         self.trackers.clear()
 
-    def _check_own(self, journal: Journal) -> None:
-        """Refuse a run of another user, unless the command that started this names it."""
-        trusted = set()
-        if destinations.is_passed_on(journal, self.environment):
-            trusted = {boundary.status_of(journal.paths.root).st_uid}
-        check_own(journal, trusted)
-
     def _state(self, journal: Journal) -> SyncState:
-        """Where the run is to be recorded, and how much is."""
+        """Return where the run is to be recorded, and how much of it is."""
         if state := destinations.read_sync_state(journal, self.environment):
             return state
         requested = journal.spec().tracking
@@ -143,7 +141,7 @@ def _result(
 
 @contextmanager
 def only_one(
-    journal: Journal, limit_s: float = LOCK_LIMIT_S, on_wait: Callable[[float], None] = ignore
+    journal: Journal, limit_s: float = LOCK_LIMIT_S, on_wait: Callable[[float], None] = _ignore
 ) -> Iterator[None]:
     """Be the one process that records a run. The lock ends with the process."""
     lock, began_s = FileLock(journal.paths.sync_lock), time.monotonic()
@@ -156,28 +154,26 @@ def only_one(
             raise JournalUnreadable(error.filename, f"{error.strerror}") from error
         waited_s = time.monotonic() - began_s
         if waited_s > limit_s:
-            raise RecordedElsewhere("another process is recording it")
+            raise _RecordedElsewhere("another process is recording it")
         on_wait(waited_s)
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
     try:
         yield
     finally:
         lock.release()
 
 
-# Records runs in a background process, so that neither training nor a command waits.
+# --- recording in a background process, so that neither training nor a command waits
 
-
-RESTART_AFTER_S = 5.0
+_RESTART_AFTER_S = 5.0
 # A driver that ends waits this long for the last sync. Later commands can make up for it.
-END_LIMIT_S = 10.0
-PROGRAM = [sys.executable, "-m", "orchestrator.tracking"]
+_END_LIMIT_S = 10.0
 
 
 class BackgroundRecorder:
     """Records a run for as long as a `with` lasts, and restarts its process when that dies.
 
-    A run that is not to be recorded is left alone.
+    It does nothing for a run that is not to be recorded.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -190,12 +186,7 @@ class BackgroundRecorder:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._closed.set()
         process = self._process
         if process is None:
@@ -204,7 +195,7 @@ class BackgroundRecorder:
         with suppress(OSError):
             process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(END_LIMIT_S)
+            process.wait(_END_LIMIT_S)
         process.kill()
         self._thread.join()
 
@@ -214,7 +205,7 @@ class BackgroundRecorder:
                 self._process = _start(["--follow", address(self._journal.path)], log, piped=True)
             if self._process.wait() == 0:
                 return
-            self._closed.wait(RESTART_AFTER_S)
+            self._closed.wait(_RESTART_AFTER_S)
 
 
 def in_background(journals: list[Journal]) -> None:
@@ -224,7 +215,7 @@ def in_background(journals: list[Journal]) -> None:
 
 
 def _log_of(journal: Journal) -> IO[bytes]:
-    """The log of what records a run; nothing is kept where it cannot be written."""
+    """Open the log of the process that records a run, if it can be written."""
     try:
         return boundary.appending_to(journal.paths.sync_log)
     except OSError:
@@ -233,7 +224,7 @@ def _log_of(journal: Journal) -> IO[bytes]:
 
 def _start(arguments: list[str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*PROGRAM, *arguments],
+        [sys.executable, "-m", "orchestrator.tracking", *arguments],
         stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
         stdout=log,
         stderr=log,

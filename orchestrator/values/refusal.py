@@ -10,7 +10,7 @@ from orchestrator.values.spec import Remat
 
 @dataclass(frozen=True, kw_only=True)
 class Reason(Note):
-    """One reason why a spec has no plan."""
+    """One reason: a code, and its figures."""
 
     code: Literal[
         "stage",

@@ -28,12 +28,12 @@ def train(config: dict[str, Any]) -> None:
     plan = codec.from_json(Path(config["plan"]).read_bytes(), Plan)
     program = build(llama, plan, jax.devices())
     batches = batch_source(plan)
-    step = program.step.lower(program.state, program.batch).compile()
+    step = program.lowered().compile()
     state: Any = program.init(plan.seed)
     ended = []
     for index in range(config["steps"]):
         rows = partial(rows_of, batches, index)
-        state, metrics = step(state, place(program, rows))
+        state, metrics = step(state, place(program, rows), *program.rate(index))
         float(metrics["loss"])
         ended.append(time.time())
     if jax.process_index() == 0:

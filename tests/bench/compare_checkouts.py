@@ -8,9 +8,9 @@ Each checkout answers with its own `.venv`, through its commands and its Python 
 moved and renamed between the two. What BASE says is kept in DIR, `build/compare/COMMIT` by default,
 and is not asked for again. The exit code is 1 after a difference.
 
-The part `proofs` compiles programs for minutes. A proof is compared without what depends on the
-machine or names lines of the trainer (`NOT_COMPARED`). Differences of the part `screens`, the texts
-for people, are shown and do not count.
+The part `proofs` compiles programs for minutes, once for each commit. A proof is compared without
+what depends on the machine or names lines of the trainer (`NOT_COMPARED`). Differences of the part
+`screens`, the texts for people, are shown and do not count.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 from tests.bench.compared_commands import PARTS, SHOWN_ONLY, commands_of
@@ -41,21 +41,21 @@ NOT_COMPARED = (
     *("schedule.lines", "schedule.loops", "schedule.collectives", "schedule.products"),
 )
 LINE_OF_CODE = re.compile(r"\S+\.py:\d+.*")  # names a buffer; compared as "a line"
+PROGRESS = re.compile(r"[a-z]+: \d+ of \d+ ")  # a line now and then, on the error stream
 
 
-def answer(checkout: Path, part: str, command: list[str], cache: Path) -> dict[str, Any]:
+def answer(checkout: Path, part: str, command: list[str]) -> dict[str, Any]:
     """The exit code of a command, its output, and the lines of its error stream."""
-    is_proof = part == "proofs"
-    # Screens say whether a plan is proven, and plans use measured rates: only proofs have a cache.
-    caches = str(cache / ("proofs" if is_proof else "none"))
     own = {name: value for name, value in os.environ.items() if not name.startswith("ORCH_")}
     full = [str(checkout / ".venv" / "bin" / command[0]), *command[1:]]
-    done = subprocess.run(
-        ["nice", "-n", "15", *full] if is_proof else full, cwd=checkout,
-        env={**own, "XDG_CACHE_HOME": caches, "XDG_STATE_HOME": caches, "COLUMNS": "100"},
-        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
-        timeout=SECONDS, check=False,
-    )  # fmt: skip
+    # What other runs left in a cache would show: proofs, and rates that were measured.
+    with TemporaryDirectory() as cache:
+        done = subprocess.run(
+            ["nice", "-n", "15", *full] if part == "proofs" else full, cwd=checkout,
+            env={**own, "XDG_CACHE_HOME": cache, "XDG_STATE_HOME": cache, "COLUMNS": "100"},
+            stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
     try:
         output = json.loads(done.stdout)
     except ValueError:
@@ -63,19 +63,21 @@ def answer(checkout: Path, part: str, command: list[str], cache: Path) -> dict[s
     return {"exit": done.returncode, "output": output, "errors": done.stderr.splitlines()}
 
 
-def recorded(base: Path, part: str, name: str, command: list[str], out: Path) -> dict[str, Any]:
-    """What BASE says, asked once. A crash, or a proof without a compiler, is no answer."""
+def recorded(checkout: Path, part: str, name: str, command: list[str], out: Path) -> dict[str, Any]:
+    """An answer that is asked for once. A crash, or a proof without a compiler, is not kept."""
     path = out / part / f"{re.sub(r'[^a-zA-Z0-9_.=-]+', '_', name)}.json"
-    if not path.exists():
-        found = answer(base, part, command, out / "cache")
-        if found["exit"] not in (0, 2, 3):
-            sys.exit(f"compare: {base}: {name}: {' '.join(found['errors'][-3:])}")
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    if part == "proofs":
+        print(f"proofs  {name}: {checkout} compiles", file=sys.stderr, flush=True)
+    found = answer(checkout, part, command)
+    if found["exit"] in (0, 2, 3):
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
             json.dump(found, file)
         Path(file.name).replace(path)
-    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return kept
+    return found
 
 
 def values_of(part: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def values_of(part: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
     if part == "proofs" and found["exit"] in (0, 3):
         # The error stream has the compiler's progress.
         return {name: {"exit": found["exit"], "output": proof_values(found["output"])}}
-    return {name: found}
+    return {name: {**found, "errors": [e for e in found["errors"] if not PROGRESS.match(e)]}}
 
 
 def proof_values(value: Any, path: str = "") -> Any:
@@ -120,27 +122,39 @@ def verdict(old: Any, new: Any) -> str:
     return f"differs: {found[0]}{more}" if found else "same"
 
 
-def compare_part(part: str, base: Path, new: Path | None, out: Path) -> Counter[str]:
-    """Print a line for each value of a part, and count them. Without `new`, only record BASE."""
+def compare_part(
+    part: str, base: Path, new: Path | None, out: Path, new_out: Path | None = None
+) -> Counter[str]:
+    """Print a line for each value of a part, and count them. Without `new`, only record BASE.
+
+    Proofs of the new checkout are kept in `new_out`.
+    """
     asked = commands_of(base, part)
     asked_new = commands_of(new, part) if new else {}
 
     def both(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        old = recorded(base, part, name, asked[name], out) if name in asked else None
-        cache = new / "build" / "compare" / "cache" if new else out
-        found = answer(new, part, asked_new[name], cache) if new and name in asked_new else None
-        return values_of(part, name, old) if old else {}, values_of(
-            part, name, found
-        ) if found else {}
+        old, found = {}, {}
+        if name in asked:
+            said = recorded(base, part, name, asked[name], out)
+            if said["exit"] not in (0, 2, 3):
+                sys.exit(f"compare: {base}: {name}: {' '.join(said['errors'][-3:])}")
+            old = values_of(part, name, said)
+        if new and name in asked_new:
+            command = asked_new[name]
+            if part == "proofs" and new_out:
+                said = recorded(new, part, name, command, new_out)
+            else:
+                said = answer(new, part, command)
+            found = values_of(part, name, said)
+        return old, found
 
     counts: Counter[str] = Counter()
     # A compiler takes gigabytes and more than a core.
     with ThreadPoolExecutor(1 if part == "proofs" else 2) as pool:
         for old, found in pool.map(both, asked | asked_new):
             for name in old | found:
-                line = (
-                    verdict(old.get(name, ABSENT), found.get(name, ABSENT)) if new else "recorded"
-                )
+                line = verdict(old.get(name, ABSENT), found.get(name, ABSENT))
+                line = line if new else "recorded"
                 print(f"{part}  {name}  {line}", flush=True)
                 counts[line.partition(":")[0]] += 1
     return counts
@@ -176,12 +190,15 @@ def main() -> int:
     if owner.exists() and owner.read_text(encoding="utf-8") != commit:
         parser.error(f"{out} keeps what {owner.read_text(encoding='utf-8')} says, not {commit}")
     owner.write_text(commit, encoding="utf-8")
+    new_out = None
     if new:
-        print(f"{commit} → {commit_of(new)}; of proofs not compared: {', '.join(NOT_COMPARED)}")
+        new_commit = commit_of(new)
+        new_out = None if "dirty" in new_commit else new / "build" / "compare" / new_commit
+        print(f"{commit} → {new_commit}; of proofs not compared: {', '.join(NOT_COMPARED)}")
     differ = 0
     for part in (part for part in PARTS if part in parts):
         begun = time.monotonic()
-        counts = compare_part(part, base, new, out)
+        counts = compare_part(part, base, new, out, new_out)
         seconds = time.monotonic() - begun
         figures = ", ".join(f"{count} {what}" for what, count in counts.items())
         print(f"== {part}: {figures}, {seconds:.0f} s", flush=True)

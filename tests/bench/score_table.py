@@ -24,7 +24,7 @@ from orchestrator.evidence.score.published_runs import PUBLISHED, read
 from orchestrator.evidence.score.samples import Score, SoftwareSummary, Summary
 from orchestrator.formatting import seconds, signed_percent
 from orchestrator.planning import flops
-from orchestrator.show import score_screen as render
+from orchestrator.show import report_screen as render
 from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 

@@ -17,7 +17,7 @@ from orchestrator import journal
 from orchestrator.evidence.scaling import make_scaling_report, read_trial_runs
 from orchestrator.journal.liveness import this_process
 from orchestrator.show import study_screens
-from orchestrator.show.study_pages import scaling_page
+from orchestrator.show.pages import scaling_page
 from orchestrator.values import codec
 from orchestrator.values.study import Study, Trial, TrialStart
 from tests.journals import tiny_plan, tiny_spec

@@ -69,7 +69,9 @@ class Bare:
 
     def _steps(self, count: int) -> None:
         for _ in range(count):
-            self._state, metrics = self.program.step(self._state, self._batch)
+            self._state, metrics = self.program.step(
+                self._state, self._batch, *self.program.rate(0)
+            )
         jax.block_until_ready(metrics)
 
 

@@ -28,11 +28,11 @@ def add_points(points: Points, who: str) -> None:
     """Stop where a checkpoint is written, where the step is compiled, and after each step."""
     from orchestrator.journal import heartbeat  # noqa: PLC0415
     from trainers import loop  # noqa: PLC0415
-    from trainers.checkpoint import objects, summed_orbax  # noqa: PLC0415
+    from trainers.checkpoint import objects, step_folders  # noqa: PLC0415
 
     before_and_after(loop, "_compiled", lambda _: points.come_to("compile", who), nothing)
     for owner, name in (
-        (summed_orbax.Summed, "finalize"),
+        (step_folders.Summed, "finalize"),
         (objects.StepObjects, "write_manifest"),
     ):
         before_and_after(

@@ -1,14 +1,14 @@
 """The checkpoints of one run: saved while it trains, restored if they count and are whole.
 
-Every process of the run makes one `Checkpoints` and calls the same methods in the same order. The
-primary process alone creates, deletes and moves directories.
+Every process of the run makes one `Checkpoints` and calls the same methods in the same order. Only
+the primary process creates, deletes and moves directories.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import msgspec
@@ -17,17 +17,17 @@ from orchestrator.errors import CheckpointFailed
 from orchestrator.storage.addresses import address
 from orchestrator.values import codec
 from orchestrator.values.run import SkippedCheckpoint
-from trainers.checkpoint import summed_orbax
 from trainers.checkpoint.objects import ObjectSaver, StepObjects, step_objects
 from trainers.checkpoint.step_folders import (
-    ListedSaves,
-    RecordedSave,
-    SaveLog,
+    NO_TABLES,
+    OrbaxSaver,
+    Rows,
     StepFolders,
+    difference,
     owner_of,
+    shapes_of,
     step_of,
 )
-from trainers.checkpoint.summed_orbax import NO_TABLES, OrbaxSaver, Rows
 from trainers.multihost import barrier, first_message
 
 Tree = Any
@@ -35,21 +35,71 @@ Identity = Mapping[str, str | int]
 ADVICE = "; put one back that is whole, or submit the run anew"
 
 
-def identity_file(stage: int | None = None) -> str:
-    """The name of the file with the identity of a run, or of a stage."""
-    return "identity.json" if stage is None else f"identity-stage-{stage}.json"
+class RecordedSave(Protocol):
+    """A checkpoint that counts. `sha256` is that of its sums, None where nobody recorded it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def folder(self) -> str: ...
+    @property
+    def sha256(self) -> str | None: ...
+
+
+class SaveLog(Protocol):
+    """The checkpoints of a run, for one of its attempts."""
+
+    def recorded(self) -> Sequence[RecordedSave]:
+        """Return the newest checkpoints that count, the newest last."""
+        ...
+
+    def folder(self, step: int) -> str:
+        """Return the name of the folder of a checkpoint that this attempt saves."""
+        ...
+
+    def report(self, step: int, sha256: str) -> None:
+        """Report that a checkpoint of this attempt is whole."""
+        ...
+
+    def settle(self) -> None:
+        """Wait a moment until the last report is recorded."""
+        ...
+
+
+class _ListedSave(NamedTuple):
+    step: int
+    folder: str
+    sha256: None = None
+
+
+@dataclass(frozen=True)
+class _ListedSaves:
+    """Every checkpoint in a folder counts: one attempt at a time uses it, and nobody records."""
+
+    steps: StepFolders | StepObjects
+
+    def recorded(self) -> Sequence[RecordedSave]:
+        return [_ListedSave(int(name), name) for name in self.steps.names() if name.isdecimal()]
+
+    def folder(self, step: int) -> str:
+        return str(step)
+
+    def report(self, step: int, sha256: str) -> None:
+        """Do nothing: its folder says that it is there."""
+
+    def settle(self) -> None:
+        """Do nothing."""
 
 
 def newest_step(folder: Path, saves: SaveLog | None = None) -> int:
-    """The steps of the newest checkpoint that counts, whole or not; 0 where none was saved."""
+    """Return the steps of the newest checkpoint that counts, whole or not; 0 if none was saved."""
     steps = _steps_in(folder)
-    log = saves or ListedSaves(steps)
+    log = saves or _ListedSaves(steps)
     recorded = log.recorded() if isinstance(steps, StepObjects) or folder.is_dir() else ()
     return recorded[-1].step if recorded else 0
 
 
 def _steps_in(folder: Path) -> StepFolders | StepObjects:
-    """The steps of a folder: objects, where a bucket has it."""
     return step_objects(folder.absolute()) or StepFolders(folder.absolute())
 
 
@@ -78,9 +128,9 @@ class Checkpoints:
     ) -> None:
         self._steps, self._keep = _steps_in(folder), keep
         self._folder = address(self._steps.folder)
-        self._saves: SaveLog = saves or ListedSaves(self._steps)
+        self._saves: SaveLog = saves or _ListedSaves(self._steps)
         self._owner = owner_of(self._saves.folder(0))
-        self._identity_file = identity_file(stage)
+        self._identity_file = "identity.json" if stage is None else f"identity-stage-{stage}.json"
         self._primary = jax.process_index() == 0
         self.latest: int | None = None  # the newest step restored or saved
         self._saving: int | None = None
@@ -114,16 +164,21 @@ class Checkpoints:
             error.add_note(str(failure))
 
     def restore(self, target: Tree, table_rows: Rows = NO_TABLES) -> Restored | None:
-        """The newest whole state, as `target` shapes and shards it; None if none was ever saved.
+        """Return the newest whole state, as `target` shapes and shards it; None if none was saved.
 
-        Leaves of `table_rows` have so many rows, and zeros below, whose number may differ.
+        Leaves of `table_rows` have these rows, and zeros below, whose number may differ.
         A step that is not whole is skipped, and set aside once an earlier one is restored.
         """
         with self._errors_as("cannot be restored"):
             save, faults = self._newest_whole()
             if save is None:
                 return None
-            state, self.latest = self._read(save.folder, target, table_rows), save.step
+            saved = self._saver.shapes(save.folder)
+            if differs := difference(saved, shapes_of(target), table_rows):
+                where = f"{self._folder}/{save.folder}"
+                raise CheckpointFailed(f"{where}: is of another model or optimizer: {differs}")
+            state = self._saver.restore(save.folder, target, table_rows)
+            self.latest = save.step
             if self._primary:
                 for folder in faults:
                     self._steps.set_aside(folder)
@@ -139,11 +194,14 @@ class Checkpoints:
         self.latest = self._saving = step
 
     def check(self) -> None:
-        """Raise what failed in the background, and report a save that is whole; never waits."""
+        """Raise what failed in the background, and report a save that is whole, without waiting."""
         with self._writing(self._saving):
             self._saver.check()
-            if self._primary and self._saving is not None and self._is_saved(self._saving):
-                self._report(self._saving)
+            step = self._saving
+            if step is None or step == self._reported or not self._primary:
+                return
+            if self._steps.is_whole(self._saves.folder(step)):
+                self._report(step)
 
     def finish(self) -> None:
         """Wait until the last save is on disk, check that it is, and delete old steps."""
@@ -160,10 +218,6 @@ class Checkpoints:
         if self._primary:
             self._prune()
 
-    def _is_saved(self, step: int) -> bool:
-        """Whether a step that this attempt saves is whole; what was reported is not looked at."""
-        return self._reported != step and self._steps.is_whole(self._saves.folder(step))
-
     def _report(self, step: int) -> None:
         if self._reported != step:
             self._saves.report(step, self._steps.sums_digest(self._saves.folder(step)))
@@ -172,8 +226,7 @@ class Checkpoints:
     def _prune(self) -> None:
         """Delete what no later attempt can need: steps before the newest recorded ones.
 
-        Steps of others that are not known to be recorded are left alone: another attempt may have
-        taken over.
+        Steps of others that are not known to be recorded stay: another attempt may have taken over.
         """
         recorded = self._saves.recorded()
         old = {save.folder for save in recorded[: -self._keep]}
@@ -211,27 +264,16 @@ class Checkpoints:
         """The newest checkpoint that counts and is whole, and the later ones by their folders."""
         faults: dict[str, SkippedCheckpoint] = {}
         for save in reversed(self._saves.recorded()):
-            why = self._fault(save)
-            if why is None:
+            # Each process verifies its share; all get the result.
+            mine, readers = jax.process_index(), jax.process_count()
+            fault = self._steps.fault(save.folder, sha256=save.sha256, share=mine, of=readers)
+            if (why := first_message(fault)) is None:
                 return save, faults
             faults[save.folder] = SkippedCheckpoint(step=save.step, why=why)
         if not faults:
             return None, faults
         reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
         raise CheckpointFailed(f"{self._folder}: no checkpoint is whole: {reasons}{ADVICE}")
-
-    def _fault(self, save: RecordedSave) -> str | None:
-        """What is wrong with a step. Each process verifies its share; all get the result."""
-        mine, readers = jax.process_index(), jax.process_count()
-        fault = self._steps.fault(save.folder, sha256=save.sha256, share=mine, of=readers)
-        return first_message(fault)
-
-    def _read(self, folder: str, target: Tree, table_rows: Rows) -> Tree:
-        saved = self._saver.shapes(folder)
-        if differs := summed_orbax.difference(saved, summed_orbax.shapes_of(target), table_rows):
-            where = f"{self._folder}/{folder}"
-            raise CheckpointFailed(f"{where}: is of another model or optimizer: {differs}")
-        return self._saver.restore(folder, target, table_rows)
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,19 @@ import tensorstore as ts
 from orchestrator.storage.addresses import Place, place_of
 from orchestrator.storage.bucket import GCS_ENDPOINT, Bucket, StoredObject, s3_settings
 from orchestrator.values import codec
-from trainers.checkpoint.step_folders import NAME, Owner, owner_of, step_of
-from trainers.checkpoint.summed_orbax import NO_TABLES, TIMEOUT_S, Rows, Shapes, leaf_name
+from trainers.checkpoint.step_folders import (
+    NAME,
+    NO_TABLES,
+    TIMEOUT_S,
+    Owner,
+    Rows,
+    Shapes,
+    leaf_name,
+    owner_of,
+    step_of,
+)
 
-# The saved steps of a run on a bucket: objects, and a manifest that makes them a step.
-
+# The saved steps of a run on a bucket: objects, and a manifest that makes them a step
 
 MANIFEST = "manifest.json"
 NOTES = "written/"  # by each process, once its shards are there
@@ -65,24 +74,23 @@ class StepObjects:
         return self.place.bucket
 
     def names(self) -> list[str]:
-        """The names of the saved steps, oldest first; those that are not whole too."""
+        """Return the names of the saved steps, oldest first, whole or not."""
         _, prefixes = self.bucket.inside(self.place.prefix)
-        names = [one.rstrip("/").rpartition("/")[2] for one in prefixes]
-        names = [one for one in names if NAME.fullmatch(one)]
+        names = [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
+        names = [name for name in names if NAME.fullmatch(name)]
         return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
 
     def prefix(self, name: str) -> str:
-        """What the names of a step's objects begin with."""
+        """Return the beginning of the names of a step's objects."""
         return f"{self.place.prefix}{name}/"
 
     def prepare(self) -> None:
         """A bucket has no folders to make."""
 
     def delete(self, name: str) -> None:
-        """Remove a step: without its manifest it is none."""
-        manifest = self.prefix(name) + MANIFEST
-        self.bucket.delete([manifest])
-        self.bucket.delete([one.name for one in self.bucket.below(self.prefix(name))])
+        """Remove a step, its manifest first: without it the step does not count."""
+        self.bucket.delete([self.prefix(name) + MANIFEST])
+        self.bucket.delete([stored.name for stored in self.bucket.below(self.prefix(name))])
 
     def set_aside(self, name: str) -> None:
         """A damaged step stays where it is, as another attempt saves under another name."""
@@ -93,19 +101,13 @@ class StepObjects:
             if owner_of(name) <= owner and not self.is_whole(name):
                 self.delete(name)
 
-    # --- the identity of a run
-
     def read_small(self, name: str) -> bytes:
         return self.bucket.read(self.place.prefix + name)[0]
 
     def create_small(self, name: str, content: bytes) -> None:
-        """Create a file beside the steps, unless it is there."""
-        try:
+        """Create a file next to the steps, unless it is there."""
+        with suppress(FileExistsError):
             self.bucket.create(self.place.prefix + name, content)
-        except FileExistsError:
-            return
-
-    # --- whether a step is whole
 
     def is_whole(self, name: str) -> bool:
         """Whether a step has its manifest: it comes last."""
@@ -121,13 +123,12 @@ class StepObjects:
         self.bucket.create(self.prefix(name) + MANIFEST, content)
 
     def sums_digest(self, name: str) -> str:
-        """The sha256 of a step's manifest."""
         return hashlib.sha256(self.bucket.read(self.prefix(name) + MANIFEST)[0]).hexdigest()
 
     def fault(
         self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
     ) -> str | None:
-        """What is wrong with a step, or None. The first of several readers looks for all."""
+        """Return what is wrong with a step, or None. The first of several readers looks for all."""
         assert of > share
         if share:
             return None
@@ -142,28 +143,28 @@ class StepObjects:
         found = self._sums(name)
         if lost := sorted(set(expected) - set(found)):
             return f"{lost[0]} is missing"
-        if changed := sorted(one for one, summed in expected.items() if found[one] != summed):
+        if changed := sorted(part for part, summed in expected.items() if found[part] != summed):
             return f"{changed[0]} is not as it was written"
         return None
 
     def _sums(self, name: str) -> dict[str, Sum]:
         prefix = self.prefix(name)
-        inside = {one.name.removeprefix(prefix): one for one in self.bucket.below(prefix)}
+        inside = {found.name.removeprefix(prefix): found for found in self.bucket.below(prefix)}
         return {
-            one: (found.size, _sum_of(found))
-            for one, found in inside.items()
-            if one != MANIFEST and not one.startswith(NOTES)
+            name: (found.size, _sum_of(found))
+            for name, found in inside.items()
+            if name != MANIFEST and not name.startswith(NOTES)
         }
 
-    # --- what processes tell one another
+    # Processes tell one another that they have written.
 
     def note_written(self, name: str, process: int, error: str = "") -> None:
         self.bucket.replace(f"{self.prefix(name)}{NOTES}{process}", error.encode())
 
     def notes(self, name: str) -> Sequence[str]:
-        """What the processes that have written said: an error, or nothing."""
+        """Return what each process that has written said: an error, or nothing."""
         found = self.bucket.below(self.prefix(name) + NOTES)
-        return [self.bucket.read(one.name)[0].decode() if one.size else "" for one in found]
+        return [self.bucket.read(note.name)[0].decode() if note.size else "" for note in found]
 
 
 def _sum_of(found: StoredObject) -> str:
@@ -172,7 +173,7 @@ def _sum_of(found: StoredObject) -> str:
 
 
 def step_objects(folder: Path) -> StepObjects | None:
-    """The steps of a folder that a bucket has; None for one of a file system."""
+    """Return the steps of a folder that a bucket has; None for one of a file system."""
     place = place_of(folder)
     return None if place is None else StepObjects(place)
 
@@ -195,16 +196,15 @@ class ObjectSaver:
     def save(self, name: str, state: Tree) -> None:
         """Copy the state off the devices, and write it in the background."""
         self.wait()
+        named = jax.tree_util.tree_leaves_with_path(state)
+        arrays = {leaf_name(path): array for path, array in named}
+        leaves = {name: _leaf(array) for name, array in arrays.items()}
         shards = [
-            (leaf_name(path), leaf, shard.index, np.array(shard.data, copy=True))
-            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-            for shard in leaf.addressable_shards
+            (name, shard.index, np.array(shard.data, copy=True))
+            for name, array in arrays.items()
+            for shard in array.addressable_shards
             if shard.replica_id == 0
         ]
-        leaves = {
-            leaf_name(path): _leaf(leaf)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        }
 
         def write() -> None:
             try:
@@ -219,13 +219,13 @@ class ObjectSaver:
         try:
             if self._process == 0:
                 for leaf, kind in leaves.items():
-                    self._array(name, leaf, kind, create=True)
+                    stored_array(self._steps, name, leaf, kind, create=True)
             writes = [
-                self._array(name, leaf, leaves[leaf])[index].write(data)
-                for leaf, _, index, data in shards
+                stored_array(self._steps, name, leaf, leaves[leaf])[index].write(data)
+                for leaf, index, data in shards
             ]
-            for one in writes:
-                one.result()
+            for write in writes:
+                write.result()
         except BaseException as error:
             self._steps.note_written(name, self._process, str(error) or type(error).__name__)
             raise
@@ -238,7 +238,7 @@ class ObjectSaver:
 
     def _all_wrote(self, name: str) -> bool:
         notes = self._steps.notes(name)
-        if failed := next((one for one in notes if one), None):
+        if failed := next(filter(None, notes), None):
             raise OSError(f"a process could not write its shards: {failed}")
         return len(notes) == jax.process_count()
 
@@ -257,7 +257,7 @@ class ObjectSaver:
         self.check()
 
     def check(self) -> None:
-        """Raise what failed; never waits."""
+        """Raise what failed, without waiting."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -265,22 +265,20 @@ class ObjectSaver:
     def close(self) -> None:
         self.wait()
 
-    # --- reading
-
     def shapes(self, name: str) -> Shapes:
-        """The type and shape of each leaf of a step."""
+        """Return the type and shape of each leaf of a step."""
         leaves = self._steps.manifest(name).leaves
         return {leaf: (kind.dtype, kind.shape) for leaf, kind in leaves.items()}
 
     def restore(self, name: str, target: Tree, table_rows: Rows = NO_TABLES) -> Tree:
-        """A state as `target` shapes and shards it; rows of a table that it lacks are zeros."""
+        """Return a state as `target` shapes and shards it; rows that a table lacks are zeros."""
         del table_rows  # the target has as many rows as it has
         leaves = self._steps.manifest(name).leaves
         named, tree = jax.tree_util.tree_flatten_with_path(target)
 
         def read(path_and_leaf: tuple[Any, Any]) -> jax.Array:
             path, leaf = path_and_leaf
-            stored = self._array(name, leaf_name(path), leaves[leaf_name(path)])
+            stored = stored_array(self._steps, name, leaf_name(path), leaves[leaf_name(path)])
             return jax.make_array_from_callback(
                 leaf.shape, leaf.sharding, lambda index: _read_part(stored, index or (), leaf)
             )
@@ -288,14 +286,11 @@ class ObjectSaver:
         with ThreadPoolExecutor(THREADS) as pool:
             return jax.tree_util.tree_unflatten(tree, list(pool.map(read, named)))
 
-    def _array(self, name: str, leaf: str, kind: Leaf, *, create: bool = False) -> Any:
-        return stored_array(self._steps, name, leaf, kind, create=create)
-
 
 def stored_array(
     steps: StepObjects, name: str, leaf: str, kind: Leaf, *, create: bool = False
 ) -> Any:
-    """An array of a step, as TensorStore reads and writes it."""
+    """Open an array of a step, as TensorStore reads and writes it."""
     bucket = steps.bucket
     path = f"{steps.prefix(name)}{quote(leaf, safe='._-')}/"
     spec = {
@@ -315,7 +310,7 @@ def stored_array(
 
 
 def driver(scheme: str) -> dict[str, Any]:
-    """TensorStore's driver for a kind of bucket, at the endpoint that the environment names."""
+    """Return TensorStore's driver for a kind of bucket, at the endpoint of the environment."""
     if scheme == "gs":
         if endpoint := os.environ.get(GCS_ENDPOINT):
             url = endpoint if "://" in endpoint else f"http://{endpoint}"
@@ -335,7 +330,7 @@ def _leaf(leaf: jax.Array) -> Leaf:
 
 
 def chunk_shape(shard: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    """A part of a shard that divides it, of at most CHUNK_BYTES where its sizes have divisors."""
+    """Return a part that divides a shard, of at most CHUNK_BYTES if its sizes have divisors."""
     chunk = [max(size, 1) for size in shard]
     while int(np.prod(chunk)) * item_bytes > CHUNK_BYTES:
         sizes = [(size, axis) for axis, size in enumerate(chunk) if size > 1]
@@ -347,13 +342,13 @@ def chunk_shape(shard: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
 
 def _read_part(stored: Any, index: tuple[slice, ...], leaf: Any) -> np.ndarray[Any, Any]:
     """The part of an array that a device wants; zeros where the array has no such rows."""
-    bounds = [one.indices(size)[:2] for one, size in zip(index, leaf.shape, strict=True)]
+    bounds = [side.indices(size)[:2] for side, size in zip(index, leaf.shape, strict=True)]
     there = tuple(
         slice(start, min(stop, size))
         for (start, stop), size in zip(bounds, stored.shape, strict=True)
     )
     part = np.zeros([stop - start for start, stop in bounds], leaf.dtype)
-    if all(one.start < one.stop for one in there):
-        inside = tuple(slice(0, one.stop - one.start) for one in there)
+    if all(side.start < side.stop for side in there):
+        inside = tuple(slice(0, side.stop - side.start) for side in there)
         part[inside] = stored[there].read().result()
     return part

@@ -1,24 +1,32 @@
 """The saved steps in a folder: each appears and disappears as a whole, and has checksums.
 
-Orbax restores flipped bits silently, so a step is restored only if its files have their sha256.
+Orbax writes them and reads them. It restores flipped bits silently, so a step is restored only if
+its files have their sha256. Each process sums the shards that it wrote; the sums of all are written
+into a step before the step becomes visible. Orbax also casts a saved type to the requested one
+silently, so shapes are compared before a state is restored.
 """
 
 import errno
+import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+import jax
 import msgspec
+import orbax.checkpoint as ocp
+from orbax.checkpoint import options
 
 from orchestrator.values import codec
 from trainers.files import file_digest, read_regular
 
+Tree = Any
 Owner = tuple[int, int]  # a claim and an attempt
 
 DELETED, DAMAGED = "deleted", "damaged"
@@ -29,6 +37,10 @@ SHARD_SUMS = "sha256.process_{}.json"  # while a step is written
 # What Orbax names the shards of a process, and their description.
 SHARD = re.compile(r"(?:ocdbt\.process_(\d+)/|array_metadatas/process_(\d+)$)")
 THREADS = 8
+Shape = tuple[str, tuple[int, ...]]  # the type of a leaf, and its shape
+Shapes = dict[str, Shape]  # by the names of leaves
+Rows = Mapping[str, int]  # rows of a table, by the last part of its name
+NO_TABLES: Rows = {}
 # Orbax's own notes, written after the sums are made. Restoring needs none of them.
 NOT_SUMMED = {CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt"}
 NOTES_OF_SHARDS = re.compile(r"sha256\.process_\d+\.json(\.partial)?")
@@ -41,23 +53,19 @@ class StepFolders:
     folder: Path
 
     def names(self) -> list[str]:
-        """The names of the saved steps, oldest first."""
+        """Return the names of the saved steps, oldest first."""
         names = [path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)]
         return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
 
-    def path(self, name: str) -> Path:
-        return self.folder / name
-
     def prepare(self) -> None:
-        """Make the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def read_small(self, name: str) -> bytes:
-        """A file beside the steps."""
+        """Read a file in the folder of the steps."""
         return read_regular(self.folder / name)
 
     def create_small(self, name: str, content: bytes) -> None:
-        """Create a file beside the steps, unless it is there."""
+        """Create a file in the folder of the steps, unless it is there."""
         path = self.folder / name
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -69,17 +77,15 @@ class StepFolders:
         return (self.folder / name / CHECKSUMS).exists()
 
     def sums_digest(self, name: str) -> str:
-        """The sha256 of a step's manifest."""
         return sums_digest(self.folder / name)
 
     def fault(
         self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
     ) -> str | None:
-        """What is wrong with a step, or None. Each of several readers verifies its share."""
         return fault(self.folder / name, sha256=sha256, share=share, of=of)
 
     def delete(self, name: str) -> None:
-        """Remove a step: one rename takes it out of the folder, then its files are deleted."""
+        """Remove a step: one rename takes it out of the folder, and then its files are deleted."""
         shutil.rmtree(self._move(name, DELETED))
 
     def set_aside(self, name: str) -> None:
@@ -102,22 +108,21 @@ class StepFolders:
         target.parent.mkdir(exist_ok=True)
         if target.exists():
             shutil.rmtree(target)
-        return self.path(name).rename(target)
+        return (self.folder / name).rename(target)
 
 
 def step_of(name: str) -> int:
-    """The step that a folder is named after."""
     match = NAME.match(name)
     return int(match[1]) if match else 0
 
 
 def owner_of(name: str) -> Owner:
-    """The claim and the attempt that a folder is named after; zeros where there is no claim."""
+    """Return the claim and the attempt that a folder is named after; zeros if it names none."""
     match = NAME.match(name)
     return (int(match[2]), int(match[3])) if match and match[2] else (0, 0)
 
 
-# --- checksums
+# Checksums
 
 
 def sum_shards(step: Path, process: int) -> None:
@@ -145,7 +150,7 @@ def write_checksums(step: Path, processes: int) -> None:
 
 
 def _writer(name: str) -> int | None:
-    """The process that wrote a file; None for the files of the primary."""
+    """The process that wrote a file; None for a file of the primary."""
     match = SHARD.match(name)
     return int(match[1] or match[2]) if match else None
 
@@ -169,9 +174,8 @@ def _read_sums(path: Path) -> dict[str, str]:
 
 
 def fault(step: Path, *, sha256: str | None = None, share: int = 0, of: int = 1) -> str | None:
-    """What is wrong with a step, or None. Each of several readers verifies its share of files.
-
-    `sha256` is that of the sums, as they were recorded.
+    """Return what is wrong with a step, or None. Each of several readers verifies its share of
+    files. `sha256` is that of the sums, as they were recorded.
     """
     try:
         expected = _read_sums(step / CHECKSUMS)
@@ -191,17 +195,16 @@ def fault(step: Path, *, sha256: str | None = None, share: int = 0, of: int = 1)
 
 
 def sums_digest(step: Path) -> str:
-    """The sha256 of a step's manifest."""
     return file_digest(step / CHECKSUMS)
 
 
 def _files(step: Path) -> list[str]:
     paths = (path for path in step.rglob("*") if path.is_file())
-    return sorted(str(path.relative_to(step)) for path in paths if not _is_note(path.name))
-
-
-def _is_note(name: str) -> bool:
-    return name in NOT_SUMMED or NOTES_OF_SHARDS.fullmatch(name) is not None
+    return sorted(
+        str(path.relative_to(step))
+        for path in paths
+        if path.name not in NOT_SUMMED and not NOTES_OF_SHARDS.fullmatch(path.name)
+    )
 
 
 def _file_fault(path: Path, expected: str) -> str | None:
@@ -212,74 +215,126 @@ def _file_fault(path: Path, expected: str) -> str | None:
     return None if actual == expected else f"has sha256 {actual[:8]}, against {expected[:8]}"
 
 
-# Which checkpoints of a run count: as its driver has recorded them, or all that a folder has.
+# Orbax, with these checksums
+
+TIMEOUT_S = 600
+# Orbax logs its own steps there; they would hide those of the run.
+logging.getLogger("absl").setLevel(logging.WARNING)
 
 
-class RecordedSave(Protocol):
-    """A checkpoint that counts. `sha256` is that of its sums, None where nobody recorded it."""
+class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
+    """Orbax's handler of a tree of arrays. The primary finalizes once all have written."""
 
-    @property
-    def step(self) -> int: ...
-    @property
-    def folder(self) -> str: ...
-    @property
-    def sha256(self) -> str | None: ...
+    async def async_save(self, directory: Any, *args: Any, **named: Any) -> list[Any]:
+        """Write the shards of this process and then sum them: each process reads only its own."""
+        written = await super().async_save(directory, *args, **named)
+        return [_SummedShards(written or [], directory)]
 
-
-class SaveLog(Protocol):
-    """The checkpoints of a run, for one of its attempts."""
-
-    def recorded(self) -> Sequence[RecordedSave]:
-        """The newest checkpoints that count, the newest last."""
-        ...
-
-    def folder(self, step: int) -> str:
-        """The name of the folder of a checkpoint that this attempt saves."""
-        ...
-
-    def report(self, step: int, sha256: str) -> None:
-        """Report that a checkpoint of this attempt is whole."""
-        ...
-
-    def settle(self) -> None:
-        """Wait a moment until the last report is recorded."""
-        ...
+    def finalize(self, directory: Any) -> None:
+        """Complete the hidden directory of a step; Orbax renames it afterwards."""
+        super().finalize(directory)
+        write_checksums(Path(directory), jax.process_count())
 
 
-class NamedSteps(Protocol):
-    """The saved steps in a folder, or on a bucket."""
+class _SummedShards:
+    """Orbax waits for this future of a process before it tells the others that it has written."""
 
-    def names(self) -> list[str]:
-        """Their names, oldest first."""
-        ...
+    def __init__(self, written: Sequence[Any], directory: Any) -> None:
+        self._written, self._directory = written, directory
 
-
-@dataclass(frozen=True)
-class ListedSave:
-    """A checkpoint that was found in a folder."""
-
-    step: int
-    sha256: str | None = None
-
-    @property
-    def folder(self) -> str:
-        return str(self.step)
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until the shards are written, and sum them."""
+        for future in self._written:
+            future.result(timeout)
+        # Orbax may pass a directory that it is still creating; it exists once shards are written.
+        directory = getattr(self._directory, "path", self._directory)
+        sum_shards(Path(directory), jax.process_index())
 
 
-@dataclass(frozen=True)
-class ListedSaves:
-    """Every checkpoint in a folder counts: one attempt at a time uses it."""
+@ocp.args.register_with_handler(Summed, for_save=True)
+class _Save(ocp.args.StandardSave):  # type: ignore[misc]
+    """A state to save."""
 
-    folders: NamedSteps
 
-    def recorded(self) -> Sequence[RecordedSave]:
-        return [ListedSave(step_of(name)) for name in self.folders.names() if name.isdecimal()]
+@ocp.args.register_with_handler(Summed, for_restore=True)
+class _Restore(ocp.args.StandardRestore):  # type: ignore[misc]
+    """Shapes and shardings to restore into."""
 
-    def folder(self, step: int) -> str:
-        return str(step)
 
-    def report(self, step: int, sha256: str) -> None:
-        """Its folder says that it is there."""
+class OrbaxSaver:
+    """Saves one state at a time in the background, into a folder below one of a file system."""
 
-    def settle(self) -> None:
-        """Nobody records."""
+    def __init__(self, folder: Path) -> None:
+        # Processes that are named meet at the coordination service. Otherwise Orbax's threads would
+        # meet in collectives on the devices, which would fall between those of the step.
+        everyone = options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
+        self._folder = folder
+        self._checkpointer = ocp.AsyncCheckpointer(
+            Summed(multiprocessing_options=everyone),
+            timeout_secs=TIMEOUT_S,
+            multiprocessing_options=everyone,
+        )
+
+    def save(self, name: str, state: Tree) -> None:
+        """Copy the state off the devices, and write it in the background."""
+        self._checkpointer.save(self._folder / name, args=_Save(state))
+
+    def check(self) -> None:
+        """Raise what failed, without waiting."""
+        self._checkpointer.check_for_errors()
+
+    def wait(self) -> None:
+        """Wait until the last save has ended; raise what failed."""
+        self._checkpointer.wait_until_finished()
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+    def shapes(self, name: str) -> Shapes:
+        """Return the type and shape of each leaf of a step."""
+        tree = self._checkpointer.metadata(self._folder / name).item_metadata.tree
+        return {leaf.name: _shape(leaf) for leaf in jax.tree.leaves(tree)}
+
+    def restore(self, name: str, target: Tree, table_rows: Rows = NO_TABLES) -> Tree:
+        """Return a state as `target` shapes and shards it; rows that a table lacks are zeros."""
+        how = _Restore(target, strict=not table_rows)
+        return self._checkpointer.restore(self._folder / name, args=how)
+
+
+# Shapes of a state
+
+
+def shapes_of(tree: Tree) -> Shapes:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {leaf_name(path): _shape(leaf) for path, leaf in leaves}
+
+
+def difference(saved: Shapes, expected: Shapes, table_rows: Rows = NO_TABLES) -> str | None:
+    """Return the first leaf that differs, as text; None if all are the same.
+
+    Leaves of `table_rows` may differ in the rows beyond these.
+    """
+
+    def filled(name: str, shape: Shape | None) -> Shape | None:
+        rows = table_rows.get(name.rpartition(".")[2])
+        if not shape or not rows or not shape[1] or shape[1][0] < rows:
+            return shape
+        return shape[0], (rows, *shape[1][1:])
+
+    for name in sorted({*saved, *expected}):
+        was, now = saved.get(name), expected.get(name)
+        if filled(name, was) != filled(name, now):
+            return f"{name} was {_shown(was)} when saved, against {_shown(now)} in the program"
+    return None
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _shape(leaf: Any) -> Shape:
+    return str(leaf.dtype), tuple(leaf.shape)
+
+
+def _shown(shape: Shape | None) -> str:
+    return f"{shape[0]}{list(shape[1])}" if shape else "absent"

@@ -1,7 +1,7 @@
 """A source of batches: its contract, the source of a plan, and the data of a run that resumes."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full, Queue
@@ -14,10 +14,9 @@ from orchestrator.storage.addresses import address, input_path
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run_options import EvaluationOptions
-from trainers.data.tokens import ShuffledWindows, TokenSet, open_for
+from trainers.data.tokens import ShuffledWindows, open_for
 
-# Endless synthetic text with something to learn in it.
-
+# Endless synthetic text with something to learn in it
 
 JUMP_BITS = 3
 CEILING_BITS = 6
@@ -34,37 +33,27 @@ class Synthetic:
 
     @property
     def digest(self) -> str:
-        """Identity of the text."""
         return codec.digest({"vocab": self.vocab, "length": self.length, "seed": self.seed})
 
     def batch(self, step: int, rows: range) -> np.ndarray:
-        """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
-        bits = [self._bits(step, row) for row in rows]
-        return _counting(np.array(bits, np.uint64).reshape(len(rows), -1), self.vocab)
-
-    def _bits(self, step: int, row: int) -> np.ndarray:
         key = np.array([self.seed, self.stage], np.uint64)
-        counter = np.array([0, row, step, 0], np.uint64)
-        return np.random.Philox(key=key, counter=counter).random_raw(self.length + 1)
-
-
-def _counting(bits: np.ndarray, vocab: int) -> np.ndarray:
-    """Counting text from 64 random bits per token: whether it jumps, and where."""
-    positions = np.arange(bits.shape[1])
-    jumps = (bits & np.uint64((1 << JUMP_BITS) - 1)) == 0
-    jumps[:, 0] = True
-    last_jump = np.maximum.accumulate(np.where(jumps, positions, 0), axis=1)
-    starts = np.take_along_axis(_starts(bits >> np.uint64(JUMP_BITS), vocab), last_jump, axis=1)
-    return ((starts + positions - last_jump) % vocab).astype(np.int32)
-
-
-def _starts(bits: np.ndarray, vocab: int) -> np.ndarray:
-    """Tokens below a power of two that is itself drawn at random, so that small ones are common."""
-    powers = np.uint64(vocab.bit_length() + 1)
-    exponents = (bits & np.uint64((1 << CEILING_BITS) - 1)) % powers
-    ceilings = np.minimum(np.uint64(1) << exponents, np.uint64(vocab))
-    starts: np.ndarray = (bits >> np.uint64(32)) % ceilings
-    return starts.astype(np.int64)
+        counters = (np.array([0, row, step, 0], np.uint64) for row in rows)
+        streams = [np.random.Philox(key=key, counter=counter) for counter in counters]
+        # 64 random bits per token say whether the text jumps there, and where to.
+        drawn = [stream.random_raw(self.length + 1) for stream in streams]
+        bits = np.array(drawn, np.uint64).reshape(len(rows), -1)
+        positions = np.arange(bits.shape[1])
+        jumps = (bits & np.uint64((1 << JUMP_BITS) - 1)) == 0
+        jumps[:, 0] = True
+        last_jump = np.maximum.accumulate(np.where(jumps, positions, 0), axis=1)
+        # It jumps below a power of two that is itself random, so that small tokens are common.
+        bits >>= np.uint64(JUMP_BITS)
+        powers = np.uint64(self.vocab.bit_length() + 1)
+        exponents = (bits & np.uint64((1 << CEILING_BITS) - 1)) % powers
+        ceilings = np.minimum(np.uint64(1) << exponents, np.uint64(self.vocab))
+        starts = ((bits >> np.uint64(32)) % ceilings).astype(np.int64)
+        tokens = np.take_along_axis(starts, last_jump, axis=1) + positions - last_jump
+        return (tokens % self.vocab).astype(np.int32)
 
 
 class BatchSource(Protocol):
@@ -76,12 +65,12 @@ class BatchSource(Protocol):
         ...
 
     def batch(self, step: int, rows: range) -> np.ndarray:
-        """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
+        """Return token ids int32 [rows, length + 1] of some rows of the batch of this step."""
         ...
 
 
 def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> BatchSource:
-    """The batches of a plan's data; `verify` first reads a token set through.
+    """Return the batches of a plan's data; `verify` first reads a token set through.
 
     A relative path begins at `folder`, the spec's, so a plan is the same in every checkout.
     """
@@ -89,7 +78,9 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
     if plan.data.kind == "synthetic":
         number = stage.number - 1 if stage else 0
         return Synthetic(plan.model.vocab, plan.batch.length, plan.seed, number)
-    source = open_for(plan.model.vocab, input_path(folder, _manifest(plan)), verify=verify)
+    if plan.data.path is None:
+        raise DataUnusable("data.kind is tokens, but data.path names no manifest")
+    source = open_for(plan.model.vocab, input_path(folder, plan.data.path), verify=verify)
     return ShuffledWindows(
         source,
         plan.batch.sequences,
@@ -98,12 +89,6 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
         first_token=stage.first_token if stage else 0,
         most_windows=stage.steps * plan.batch.sequences if stage else None,
     )
-
-
-def _manifest(plan: Plan) -> str:
-    if plan.data.path is None:
-        raise DataUnusable("data.kind is tokens, but data.path names no manifest")
-    return plan.data.path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,26 +119,20 @@ class ResumedData:
 
     @property
     def digest(self) -> str:
-        """Identity of the text."""
         return self.source.digest
 
     def batch(self, step: int, rows: range) -> np.ndarray:
-        """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
         start = self.first_sequence + (step - self.first_step) * self.sequences + rows.start
-        pieces = [self.source.batch(*piece) for piece in self._pieces(start, start + len(rows))]
-        return np.concatenate(pieces)
-
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, range]]:
-        """Sequences from `start` to `stop`, as steps and rows of the source."""
+        stop, pieces = start + len(rows), []
         while start < stop:
             step, row = divmod(start, self.source_sequences)
             count = min(stop - start, self.source_sequences - row)
-            yield step, range(row, row + count)
+            pieces.append(self.source.batch(step, range(row, row + count)))
             start += count
+        return np.concatenate(pieces)
 
 
-# Make the next few batches in a thread while the device works.
-
+# Make the next few batches in a thread while the device works
 
 T = TypeVar("T")
 POLL_S = 0.1
@@ -180,19 +159,17 @@ class Prefetched(Generic[T]):
         self._thread.join()
 
     def take(self) -> T:
-        """The result for the next step; waits for it."""
-        result = self._next()
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    def _next(self) -> T | BaseException:
+        """Wait for the result of the next step, and return it."""
         while True:
             try:
-                return self._ready.get(timeout=POLL_S)
+                result = self._ready.get(timeout=POLL_S)
             except Empty:
                 if not self._thread.is_alive() and self._ready.empty():
                     raise IndexError(f"no step is left of {self._steps}") from None
+                continue
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
     def _run(self) -> None:
         for step in self._steps:
@@ -204,7 +181,7 @@ class Prefetched(Generic[T]):
                 return
 
     def _put(self, result: T | BaseException) -> bool:
-        """Wait until the queue has space; False if the reader is gone."""
+        """Wait until the queue has space; return False if the reader is gone."""
         while not self._closing.is_set():
             try:
                 self._ready.put(result, timeout=POLL_S)
@@ -214,79 +191,32 @@ class Prefetched(Generic[T]):
         return False
 
 
-# Held-out sequences: the first of a token set of its own, the same at each evaluation.
-
+# Held-out sequences: the first of a token set of its own, the same at each evaluation
 
 SEED = 2**31  # of synthetic sequences: no spec has it
-
-
-class Sequences(Protocol):
-    """Sequences by their numbers."""
-
-    @property
-    def digest(self) -> str:
-        """Identity of the text."""
-        ...
-
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        """Token ids int32 [indices, length + 1] of sequences."""
-        ...
-
-
-@dataclass(frozen=True)
-class FirstWindows:
-    """The windows of a token set in order."""
-
-    source: TokenSet
-    length: int
-
-    @property
-    def digest(self) -> str:
-        return codec.digest(self.source.manifest)
-
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        return self.source.windows([index * self.length for index in indices], self.length + 1)
-
-
-@dataclass(frozen=True)
-class SyntheticSequences:
-    """Rows of one synthetic batch."""
-
-    source: Synthetic
-
-    @property
-    def digest(self) -> str:
-        return self.source.digest
-
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        return np.concatenate([self.source.batch(0, range(one, one + 1)) for one in indices])
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """Batches of `rows` sequences that hold `count` of them, whatever `rows` is.
 
-    The rows after the last sequence are others once more. Their tokens are below zero: ~token is
-    read, and not predicted.
+    `read` returns token ids int32 [indices, length + 1] of sequences. The rows after the last
+    sequence repeat others. Their tokens are below zero: ~token is read, and not predicted.
     """
 
-    sequences: Sequences
+    digest: str  # identity of the text
+    read: Callable[[Sequence[int]], np.ndarray]
     count: int
     rows: int
-
-    @property
-    def digest(self) -> str:
-        """Identity of the text."""
-        return self.sequences.digest
 
     @property
     def batches(self) -> int:
         return -(-self.count // self.rows)
 
     def batch(self, number: int, rows: range) -> np.ndarray:
-        """Token ids int32 [rows, length + 1] of some rows of a batch."""
+        """Return token ids int32 [rows, length + 1] of some rows of a batch."""
         indices = [number * self.rows + row for row in rows]
-        tokens = self.sequences.read([index % self.count for index in indices])
+        tokens = self.read([index % self.count for index in indices])
         left_over = np.array(indices) >= self.count
         tokens[left_over] = ~tokens[left_over]
         return tokens
@@ -295,11 +225,15 @@ class HeldOut:
 def held_out(
     plan: Plan, options: EvaluationOptions, folder: Path = Path(), *, verify: bool = False
 ) -> HeldOut:
-    """The batches of an evaluation; `verify` first reads a token set through."""
+    """Return the batches of an evaluation; `verify` first reads a token set through."""
     length, rows = plan.batch.length, plan.batch.sequences
     if options.path is None:
-        synthetic = SyntheticSequences(Synthetic(plan.model.vocab, length, SEED))
-        return HeldOut(synthetic, options.sequences, rows)
+        text = Synthetic(plan.model.vocab, length, SEED)
+
+        def rows_of_text(indices: Sequence[int]) -> np.ndarray:
+            return np.concatenate([text.batch(0, range(row, row + 1)) for row in indices])
+
+        return HeldOut(text.digest, rows_of_text, options.sequences, rows)
     source = open_for(plan.model.vocab, input_path(folder, options.path), verify=verify)
     windows = (source.manifest.tokens - 1) // length
     if windows < options.sequences:
@@ -307,4 +241,9 @@ def held_out(
             f"{address(source.path)}: {source.manifest.tokens} tokens are {windows} sequences of"
             f" {length} with their next words, against run.evaluation.sequences {options.sequences}"
         )
-    return HeldOut(FirstWindows(source, length), options.sequences, rows)
+
+    def windows_in_order(indices: Sequence[int]) -> np.ndarray:
+        return source.windows([index * length for index in indices], length + 1)
+
+    digest = codec.digest(source.manifest)
+    return HeldOut(digest, windows_in_order, options.sequences, rows)

@@ -1,37 +1,298 @@
 """The command that makes a token set; `orch data pack` runs it."""
 
 import argparse
+import gzip
 import hashlib
+import json
 import os
+import re
+import shlex
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, Protocol
 
 import numpy as np
 
 from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
 from orchestrator.formatting import counted
+from orchestrator.storage.addresses import SCHEMES
 from orchestrator.values import codec
 from orchestrator.values.refusal import ErrorReport, Hint
-from trainers.data.documents import (
-    FIELD,
-    Bytes,
-    Encoder,
-    HuggingFaceTokenizer,
-    TokenArrays,
-    check_local,
-    dtype_of,
-    files_of,
-    has_rows,
-    tokenizer_file,
-)
 from trainers.data.tokens import FILE_NAME, Manifest, Shard
+from trainers.files import read_regular
+
+# What turns files into tokens: bytes, a Hugging Face tokenizer, or arrays of tokens
+
+FIELD = "text"
+PIECE = 1 << 24
+END_OF_TEXT = 256
+TOGETHER = 256  # documents that a tokenizer encodes at once, on all cores
+ARRAYS = (".npy", ".bin")
+
+
+class Encoder(Protocol):
+    """Makes tokens of a file. `name` and `vocab` go into the manifest of the set."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab(self) -> int: ...
+
+    def pieces(self, path: Path) -> Iterator[np.ndarray]:
+        """The tokens of a file, a bounded number at a time."""
+        ...
+
+
+def _dtype_of(encoder: Encoder) -> np.dtype[Any]:
+    """The smallest type that holds every token."""
+    return np.dtype("<u2" if encoder.vocab <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A token is a byte, and 256 ends a document. Every file is one."""
+
+    name: str = "bytes"
+    vocab: int = 257
+
+    def pieces(self, path: Path) -> Iterator[np.ndarray]:
+        if path.suffix in ARRAYS:
+            raise DataUnusable(f"{path}: an array of tokens; name the tokenizer that made it")
+        with path.open("rb") as file:
+            while piece := file.read(PIECE):
+                yield np.frombuffer(piece, np.uint8)
+        yield np.array([END_OF_TEXT])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenArrays:
+    """Files are arrays of the tokens of that tokenizer."""
+
+    name: str
+    vocab: int
+
+    def pieces(self, path: Path) -> Iterator[np.ndarray]:
+        tokens = _token_array(path, _dtype_of(self))
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            low, high = int(piece.min()), int(piece.max())
+            if low < 0 or high >= self.vocab:
+                wrong = low if low < 0 else high
+                raise DataUnusable(f"{path}: token {wrong}, against 0 to {self.vocab - 1}")
+            yield piece
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json. `end` is the token after each document; if none is named, the end of text
+    of the config in the same folder. A document of JSON lines and Parquet is the text in `field`.
+    """
+
+    def __init__(self, file: Path, end: str | None = None, field: str = FIELD) -> None:
+        from tokenizers import Tokenizer  # noqa: PLC0415  who packs bytes needs no tokenizers
+
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:
+            raise DataUnusable(
+                f"{file}: not a tokenizer ({error}); name the tokenizer.json of a model"
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._field = field
+        self.name = file.absolute().parent.name if file.name == "tokenizer.json" else file.name
+        self.vocab = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        end = end or _end_of_config(file)
+        token = None if end is None else self._tokenizer.token_to_id(end)
+        if token is None:
+            reason = "no token ends a document" if end is None else f"it has no token {end!r}"
+            # Tokens that no text is made of may be meant.
+            added = self._tokenizer.get_added_tokens_decoder().values()
+            special = [added_token.content for added_token in added if added_token.special]
+            such_as = f", such as {shlex.quote(special[0])}" if special else ""
+            raise DataUnusable(f"{file}: {reason}: name one of its tokens with --end{such_as}")
+        self.end = int(token)
+
+    def pieces(self, path: Path) -> Iterator[np.ndarray]:
+        texts = _documents(path, self._field)
+        while together := list(islice(texts, TOGETHER)):
+            try:
+                encoded = self._tokenizer.encode_batch_fast(together, add_special_tokens=False)
+            except TypeError as error:
+                raise DataUnusable(f"{path}: a text has half a character: {error}") from error
+            tokens = (np.array([*text.ids, self.end], np.uint32) for text in encoded)
+            yield np.concatenate(list(tokens))
+
+
+def _end_of_config(file: Path) -> str | None:
+    """The end of text that the config of a tokenizer names."""
+    try:
+        config = json.loads(read_regular(file.parent / "tokenizer_config.json"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    token = config.get("eos_token") if isinstance(config, dict) else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _token_array(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
+    try:
+        if path.suffix == ".npy":
+            tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        elif path.suffix == ".bin":
+            tokens = np.memmap(path, dtype=dtype, mode="r")
+        else:
+            raise ValueError("its name ends in neither .npy nor .bin")
+    except (EOFError, OSError, ValueError) as error:
+        raise DataUnusable(f"{path}: not an array of tokens: {error}") from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise DataUnusable(f"{path}: {tokens.dtype}{list(tokens.shape)}, against a row of integers")
+    return tokens
+
+
+# The documents of a file: JSON lines and Parquet have one a row, any other file is one
+
+LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json.gz")
+PARQUET = ".parquet"
+ROWS = 1024  # of a Parquet file in memory
+
+
+def _documents(path: Path, field: str = FIELD) -> Iterator[str]:
+    """The texts of a file, one after another."""
+    try:
+        if path.name.endswith(LINES):
+            yield from _of_lines(path, field)
+        elif path.suffix == PARQUET:
+            yield from _of_parquet(path, field)
+        else:
+            yield path.read_text(encoding="utf-8")
+    except (OSError, EOFError) as error:
+        raise DataUnusable(f"{path}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataUnusable(f"{path}: not UTF-8 at byte {error.start:,}") from error
+
+
+def _of_lines(path: Path, field: str) -> Iterator[str]:
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataUnusable(f"{path}:{number}: not JSON: {error}") from error
+            text = row.get(field) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                known = ", ".join(row) if isinstance(row, dict) else "no keys"
+                raise DataUnusable(f"{path}:{number}: has no text in {field!r}, but {known}")
+            yield text
+
+
+def _opened(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _of_parquet(path: Path, field: str) -> Iterator[str]:
+    from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415  others need no pyarrow
+
+    try:
+        file = parquet.ParquetFile(path)
+    except ArrowInvalid as error:
+        raise DataUnusable(f"{path}: not Parquet: {error}") from error
+    with file:
+        if field not in file.schema_arrow.names:
+            known = ", ".join(file.schema_arrow.names)
+            raise DataUnusable(f"{path}: has no column {field!r}, but {known}")
+        for batch in file.iter_batches(ROWS, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                if not isinstance(text, str):
+                    raise DataUnusable(f"{path}: column {field!r} has {text!r}, against text")
+                yield text
+
+
+# The files and the tokenizer of the command line
+
+TOKENIZER = "tokenizer.json"
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # as Hugging Face names models
+FETCH = "hf download {name} tokenizer.json tokenizer_config.json --local-dir {folder}"
+
+
+def _files_of(inputs: list[Path], glob: str) -> list[Path]:
+    """The files of the inputs; those below a folder in order of name."""
+    files: list[Path] = []
+    for path in inputs:
+        _check_local(path, "copy its texts here first")
+        if path.is_dir():
+            files += _files_below(path, glob)
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise DataUnusable(f"{path}: no such file or folder; name files of text, or a folder")
+    return files
+
+
+def _files_below(folder: Path, glob: str) -> list[Path]:
+    """The files that match, without hidden ones and caches."""
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    visible = [
+        path
+        for path in paths
+        if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+    ]
+    if not visible:
+        raise DataUnusable(f"{folder}: has no files; name the folder that has the texts")
+    try:
+        matching = {path.relative_to(folder) for path in folder.rglob(glob)} & set(visible)
+    except (ValueError, NotImplementedError) as error:  # it is empty, or begins at the root
+        raise DataUnusable(
+            f"--glob {glob!r}: must be a pattern of names, such as '*.txt'"
+        ) from error
+    if not matching:
+        endings = sorted({f"'*{path.suffix}'" for path in visible})[:3]
+        raise DataUnusable(
+            f"{folder}: no file matches --glob {glob!r}, of {counted(len(visible), 'file')}; try"
+            f" {' or '.join(endings)}"
+        )
+    return [folder / path for path in sorted(matching)]
+
+
+def _tokenizer_file(name: str) -> Path:
+    """The file of a tokenizer that is named by it, or by its folder."""
+    path = Path(name)
+    _check_local(path, "copy its tokenizer.json here first")
+    if path.is_dir():
+        if not (path / TOKENIZER).is_file():
+            raise DataUnusable(f"{name}: has no {TOKENIZER}; name the folder of a model that has")
+        return path / TOKENIZER
+    if path.is_file():
+        return path
+    if REPOSITORY.fullmatch(name):
+        fetch = FETCH.format(name=name, folder=path.name)
+        raise DataUnusable(
+            f"{name}: no such file, and nothing is fetched; after `{fetch}` write --tokenizer"
+            f" {path.name}"
+        )
+    raise DataUnusable(
+        f"{name}: no such file; --tokenizer takes a {TOKENIZER}, the folder that has it, or bytes"
+    )
+
+
+def _check_local(path: Path, instead: str) -> None:
+    """Refuse the address of a bucket, which would be a path of this machine here."""
+    scheme, *rest = path.parts or ("",)
+    if scheme.removesuffix(":") in SCHEMES and scheme.endswith(":"):
+        raise DataUnusable(f"{scheme}//{'/'.join(rest)}: is on a bucket; {instead}")
+
+
+# The command
 
 BYTES = Bytes()
 ABOUT = """\
@@ -53,7 +314,7 @@ def pack(
     """Write a new token set at `out`, whole or not at all."""
     if shard_tokens < 1:
         raise DataUnusable(f"--shard-tokens {shard_tokens}: must be at least 1")
-    check_local(out, "pack into a folder here, and copy it there")
+    _check_local(out, "pack into a folder here, and copy it there")
     if os.path.lexists(out):
         raise DataUnusable(f"{out}: already exists; choose another folder, or remove this one")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +330,7 @@ def pack(
 
 
 def _write(folder: Path, inputs: list[Path], encoder: Encoder, shard_tokens: int) -> Manifest:
-    dtype = dtype_of(encoder)
+    dtype = _dtype_of(encoder)
     pieces = _counted(piece for path in inputs for piece in encoder.pieces(path))
     shards = tuple(
         _write_shard(folder / f"tokens-{number:05d}.bin", (part for _, part in parts), dtype)
@@ -88,7 +349,7 @@ def _write(folder: Path, inputs: list[Path], encoder: Encoder, shard_tokens: int
 
 
 def _counted(pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The pieces; on the error stream, now and then, how many tokens they have."""
+    """Yield the pieces; print on the error stream, now and then, how many tokens they have."""
     tokens, shown_at_s = 0, time.monotonic()
     for piece in pieces:
         tokens += len(piece)
@@ -123,25 +384,22 @@ def _write_shard(path: Path, parts: Iterator[np.ndarray], dtype: np.dtype[Any]) 
     return Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest())
 
 
-def encoder_of(options: argparse.Namespace) -> Encoder:
-    """What makes tokens of the inputs."""
+def _encoder(options: argparse.Namespace) -> Encoder:
     if options.vocab is not None:
         return TokenArrays(name=options.tokenizer, vocab=options.vocab)
     if options.tokenizer == BYTES.name:
         return BYTES
-    file = tokenizer_file(options.tokenizer)
+    file = _tokenizer_file(options.tokenizer)
     return HuggingFaceTokenizer(file, options.end, options.field)
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises where the words make no sense."""
-
+class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Usage(message, next_command=f"{self.prog} --help")
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(
+    parser = _Parser(
         prog="orch data pack",
         description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -165,14 +423,14 @@ def main(argv: list[str]) -> int:
     """Pack, and print what there is and how a spec names it."""
     try:
         options = _arguments(argv)
-        encoder = encoder_of(options)
-        inputs = files_of(options.inputs, options.glob)
+        encoder = _encoder(options)
+        inputs = _files_of(options.inputs, options.glob)
         manifest = pack(options.out, inputs, encoder, shard_tokens=options.shard_tokens)
     except OrchError as error:
-        return fail(error, as_json="--json" in argv)
+        return _fail(error, as_json="--json" in argv)
     except KeyboardInterrupt:
         stopped = Interrupted("packing was interrupted; nothing was written")
-        return fail(stopped, as_json="--json" in argv)
+        return _fail(stopped, as_json="--json" in argv)
     if options.json:
         print(codec.to_pretty_json(manifest), end="")
         return 0
@@ -181,18 +439,18 @@ def main(argv: list[str]) -> int:
         f"{path}: {manifest.tokens:,} tokens of {counted(len(inputs), 'file')} in"
         f" {counted(len(manifest.shards), 'shard')}, vocabulary {manifest.vocab:,}"
     )
-    rows = next(filter(has_rows, inputs), None)
-    if encoder is BYTES and rows is not None:
+    rows = [path for path in inputs if path.name.endswith((*LINES, PARQUET))]
+    if encoder is BYTES and rows:
         print(
-            f"warning: the tokenizer bytes takes {rows} as it is; --tokenizer tokenizer.json takes"
-            " the texts of its rows"
+            f"warning: the tokenizer bytes takes {rows[0]} as it is; --tokenizer tokenizer.json"
+            " takes the texts of its rows"
         )
     end = f", separator: {encoder.end}" if isinstance(encoder, HuggingFaceTokenizer) else ""
     print(f"Next: name it in a spec: experiment.data: {{kind: tokens, path: {path}{end}}}")
     return 0
 
 
-def fail(error: OrchError, *, as_json: bool) -> int:
+def _fail(error: OrchError, *, as_json: bool) -> int:
     """Print an error as the other commands do; its exit code."""
     following = error.next_command or "orch data pack --help"
     print(f"error: {error.message}\nNext: {following}", file=sys.stderr)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,18 +24,10 @@ from orchestrator.storage.addresses import StoredInput, address, is_copy, stored
 from orchestrator.values import codec
 from trainers.files import check_regular, file_digest, read_regular
 
-# The tokens of a shard: memory-mapped where a file system has it, read in ranges from a bucket.
-
-
-class Tokens(Protocol):
-    """A row of tokens, of which a part is read at a time."""
-
-    def __getitem__(self, part: slice, /) -> np.ndarray: ...
-
 
 @dataclass(frozen=True)
-class StoredTokens:
-    """The tokens of an object. Nothing of it is kept here."""
+class _StoredTokens:
+    """The tokens of a shard on a bucket. Nothing of it is kept here."""
 
     stored: StoredInput
     dtype: np.dtype[Any]
@@ -47,15 +39,7 @@ class StoredTokens:
         return np.frombuffer(self.stored.read(first, last), self.dtype)
 
 
-def tokens_in(path: Path, dtype: np.dtype[Any]) -> Tokens:
-    """The tokens of a shard."""
-    if stored := stored_input(path):
-        return StoredTokens(stored, dtype, stored.size // dtype.itemsize)
-    return np.memmap(path, dtype=dtype, mode="r")
-
-
-# The manifest of a token set on disk, and checks of its shards.
-
+# The manifest of a token set on disk, and checks of its shards
 
 FILE_NAME = "manifest.json"
 
@@ -89,7 +73,7 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards)
 
 
-def read(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     """The manifest at that path; every shard exists and has the right size."""
     try:
         manifest = codec.from_json(read_regular(path), Manifest)
@@ -100,31 +84,17 @@ def read(path: Path) -> Manifest:
     except msgspec.DecodeError as error:
         raise DataUnusable(f"{address(path)}: not a token set manifest: {error}") from error
     for shard in manifest.shards:
-        _check_size(path.parent / shard.file, shard.tokens * manifest.wire_dtype.itemsize)
-    return manifest
-
-
-def check_contents(path: Path, manifest: Manifest) -> None:
-    """Read every shard through and compare its sha256 with the manifest's."""
-    for shard in manifest.shards:
-        file = path.parent / shard.file
-        actual = file_digest(file)
-        if actual != shard.sha256:
+        where = address(path.parent / shard.file)
+        try:
+            actual_bytes = check_regular(path.parent / shard.file)
+        except OSError as error:
+            raise DataUnusable(f"{where}: shard cannot be read: {error.strerror}") from error
+        expected_bytes = shard.tokens * manifest.wire_dtype.itemsize
+        if actual_bytes != expected_bytes:
             raise DataUnusable(
-                f"{address(file)}: sha256 is {actual}, against {shard.sha256} in the manifest:"
-                " the shard has changed since it was packed"
+                f"{where}: {actual_bytes} bytes, against {expected_bytes} in the manifest"
             )
-
-
-def _check_size(shard: Path, expected_bytes: int) -> None:
-    try:
-        actual_bytes = check_regular(shard)
-    except OSError as error:
-        raise DataUnusable(f"{address(shard)}: shard cannot be read: {error.strerror}") from error
-    if actual_bytes != expected_bytes:
-        raise DataUnusable(
-            f"{address(shard)}: {actual_bytes} bytes, against {expected_bytes} in the manifest"
-        )
+    return manifest
 
 
 ROUNDS = 6  # of the Feistel network that shuffles
@@ -137,20 +107,29 @@ class TokenSet:
 
     path: Path
     manifest: Manifest
-    _shards: tuple[Tokens, ...] = field(repr=False)
+    _shards: tuple[np.ndarray | _StoredTokens, ...] = field(repr=False)
     _ends: np.ndarray = field(repr=False)
 
     @staticmethod
     def open(path: Path, *, verify: bool = False) -> "TokenSet":
         """Open the set of that manifest; `verify` reads it through and checks every sha256."""
-        manifest = read(path)
-        if verify:
-            check_contents(path, manifest)
-        shards = tuple(
-            tokens_in(path.parent / shard.file, manifest.wire_dtype) for shard in manifest.shards
-        )
+        manifest, shards = read_manifest(path), list[np.ndarray | _StoredTokens]()
+        dtype = manifest.wire_dtype
+        for shard in manifest.shards:
+            file = path.parent / shard.file
+            if verify and (actual := file_digest(file)) != shard.sha256:
+                raise DataUnusable(
+                    f"{address(file)}: sha256 is {actual}, against {shard.sha256} in the manifest:"
+                    " the shard has changed since it was packed"
+                )
+            stored = stored_input(file)
+            shards.append(
+                _StoredTokens(stored, dtype, stored.size // dtype.itemsize)
+                if stored
+                else np.memmap(file, dtype=dtype, mode="r")
+            )
         ends = np.array(list(accumulate(shard.tokens for shard in manifest.shards)), np.int64)
-        return TokenSet(path, manifest, shards, ends)
+        return TokenSet(path, manifest, tuple(shards), ends)
 
     def read(self, start: int, count: int) -> np.ndarray:
         """`count` tokens from `start` on, around the ring, as int32."""
@@ -160,7 +139,15 @@ class TokenSet:
             shard = int(np.searchsorted(self._ends, start, side="right"))
             taken = min(count, int(self._ends[shard]) - start)
             offset = start - int(self._ends[shard]) + self.manifest.shards[shard].tokens
-            pieces.append(self._checked(shard, offset, taken))
+            piece = self._shards[shard][offset : offset + taken]
+            if int(piece.max()) >= self.manifest.vocab:
+                where = int(np.argmax(piece >= self.manifest.vocab))
+                raise DataUnusable(
+                    f"{address(self.path.parent / self.manifest.shards[shard].file)}: token"
+                    f" {offset + where} is {piece[where]}, against a vocabulary of"
+                    f" {self.manifest.vocab}"
+                )
+            pieces.append(piece.astype(np.int32))
             start, count = start + taken, count - taken
         return np.concatenate(pieces)
 
@@ -171,20 +158,9 @@ class TokenSet:
         with ThreadPoolExecutor(READERS) as pool:
             return np.stack(list(pool.map(lambda start: self.read(start, count), starts)))
 
-    def _checked(self, shard: int, offset: int, count: int) -> np.ndarray:
-        piece = self._shards[shard][offset : offset + count]
-        if int(piece.max()) >= self.manifest.vocab:
-            where = int(np.argmax(piece >= self.manifest.vocab))
-            raise DataUnusable(
-                f"{address(self.path.parent / self.manifest.shards[shard].file)}: token"
-                f" {offset + where} is {piece[where]}, against a vocabulary of"
-                f" {self.manifest.vocab}"
-            )
-        return piece.astype(np.int32)
-
 
 def open_for(vocab: int, path: Path, *, verify: bool = False) -> TokenSet:
-    """Open the set of that manifest for a model with so many words."""
+    """Open the set of that manifest for a model with `vocab` words."""
     source = TokenSet.open(path, verify=verify)
     if source.manifest.vocab > vocab:
         raise DataUnusable(
@@ -218,7 +194,7 @@ class ShuffledWindows:
 
     @property
     def digest(self) -> str:
-        """Identity of the text: the sha256 of every shard is part of it."""
+        # The sha256 of every shard is part of it.
         return codec.digest(self.source.manifest)
 
     @property
@@ -228,12 +204,7 @@ class ShuffledWindows:
         return whole if self.most_windows is None else min(whole, self.most_windows)
 
     def batch(self, step: int, rows: range) -> np.ndarray:
-        """Token ids int32 [rows, length + 1] of some rows of the batch of this step."""
-        starts = self.first_token + self._windows(step, rows) * self.length
-        return self.source.windows(map(int, starts), self.length + 1)
-
-    def _windows(self, step: int, rows: range) -> np.ndarray:
-        """The number of each row's window, counted from the beginning of the first epoch."""
+        # The number of each row's window, counted from the beginning of the first epoch.
         samples = step * self.sequences + np.asarray(rows, np.int64)
         epochs, places = np.divmod(samples, self.windows)
         windows = np.empty_like(samples)
@@ -241,18 +212,16 @@ class ShuffledWindows:
             mine = epochs == epoch
             order = permuted(places[mine], self.windows, seed=self.seed, epoch=int(epoch))
             windows[mine] = epoch * self.windows + order
-        return windows
-
-
-# --- shuffling
+        starts = self.first_token + windows * self.length
+        return self.source.windows(map(int, starts), self.length + 1)
 
 
 def permuted(indices: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndarray:
-    """The indices in the pseudo-random order of (seed, epoch), a permutation of 0 .. size - 1.
+    """Return the indices in the pseudo-random order of (seed, epoch), which permutes 0 .. size - 1.
 
     A Feistel network permutes the smallest domain of 2^(2h) numbers that contains `size` of them.
     An image outside `size` goes through the network again until it is inside. Both are bijections,
-    so the whole is one, and each element is computed alone: an epoch needs no list in memory.
+    so the whole is one, and each element is computed by itself: an epoch needs no list in memory.
     """
     keys = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(ROUNDS)
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)

@@ -27,78 +27,21 @@ from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import WeightsRequest, WeightsResult
 from trainers.checkpoint import step_folders
-from trainers.checkpoint.objects import StepObjects, step_objects, stored_array
+from trainers.checkpoint.objects import step_objects, stored_array
 from trainers.contract import load
-from trainers.huggingface.folder import CONFIG, INDEX, ONE_FILE, NewFile, Shape, new_file
-from trainers.huggingface.read import selection, stored_shapes, stored_weights
+from trainers.huggingface.read import (
+    CONFIG,
+    INDEX,
+    ONE_FILE,
+    Shape,
+    selection,
+    stored_shapes,
+    stored_weights,
+)
 from trainers.mesh import abstract_mesh_of
-
-# The arrays of a checkpoint, read piece by piece: no process has to hold a whole one.
-
 
 Region = tuple[slice, ...]
 PARAMETERS = "parameters"  # their place in a trainer's state
-
-
-class CheckpointArray:
-    """A parameter of a checkpoint."""
-
-    def __init__(self, name: str, array: Any) -> None:
-        self.name, self._array = name, array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self._array.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self._array.dtype.numpy_dtype
-
-    def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
-        """Its parts as they were written: each part of each host once."""
-        chunk: Any = self._array.chunk_layout.read_chunk.shape
-        counts = [-(-size // part) for size, part in zip(self.shape, chunk, strict=True)]
-        for place in np.ndindex(*counts):
-            region = tuple(
-                slice(at * part, min((at + 1) * part, size))
-                for at, part, size in zip(place, chunk, self.shape, strict=True)
-            )
-            yield region, self._array[region].read().result()
-
-
-def fault_of(checkpoint: Path, sha256: str | None) -> str | None:
-    """What is wrong with a checkpoint, of a file system or of a bucket, or None."""
-    if objects := step_objects(checkpoint.parent):
-        return objects.fault(checkpoint.name, sha256=sha256)
-    return step_folders.fault(checkpoint, sha256=sha256)
-
-
-def saved_array(checkpoint: Path, path: tuple[str, ...]) -> CheckpointArray:
-    """A parameter of a checkpoint; `CheckpointFailed` where it has none of that name."""
-    name, objects = ".".join((PARAMETERS, *path)), step_objects(checkpoint.parent)
-    try:
-        array = (
-            _in_folder(checkpoint, name)
-            if objects is None
-            else _on_bucket(objects, checkpoint.name, name)
-        )
-    except (ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        where = address(checkpoint)
-        raise CheckpointFailed(f"{where}: {name} cannot be read: {reason}") from error
-    return CheckpointArray(name, array)
-
-
-def _in_folder(checkpoint: Path, name: str) -> Any:
-    base = {"driver": "ocdbt", "base": f"file://{checkpoint.absolute()}/"}
-    spec = {"driver": "zarr", "kvstore": {**base, "path": f"{name}/"}}
-    return tensorstore.open(spec, open=True, read=True).result()
-
-
-def _on_bucket(objects: StepObjects, step: str, name: str) -> Any:
-    return stored_array(objects, step, name, objects.manifest(step).leaves[name])
-
-
 DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
 
@@ -106,14 +49,23 @@ MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
 def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
     """Make the folder, whole or not at all."""
     out, checkpoint = Path(request.out), Path(request.checkpoint)
-    if fault := fault_of(checkpoint, request.sha256):
+    objects = step_objects(checkpoint.parent)
+    fault = (
+        objects.fault(checkpoint.name, sha256=request.sha256)
+        if objects
+        else step_folders.fault(checkpoint, sha256=request.sha256)
+    )
+    if fault:
         raise CheckpointFailed(f"{address(checkpoint)}: not whole: {fault}")
     if out.exists():
         raise SpecError(f"{out}: already exists; weights are never overwritten")
+    # How the architecture of the config stores the parameters of the plan's trainer.
+    program = load(plan.trainer).program(plan, abstract_mesh_of(plan))
+    weights = stored_weights(program, str(request.config["model_type"]))
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        result = _fill(partial, request, checkpoint, weights_of(plan, request.config))
+        result = _fill(partial, request, checkpoint, weights)
         partial.chmod(0o755)
         partial.rename(out)
     except BaseException:
@@ -122,24 +74,20 @@ def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
     return result
 
 
-def weights_of(plan: Plan, config: Mapping[str, Any]) -> Sequence[PublishedWeight]:
-    """How a config's architecture stores the parameters of a plan's trainer."""
-    program = load(plan.trainer).program(plan, abstract_mesh_of(plan))
-    return stored_weights(program, str(config["model_type"]))
-
-
 def _fill(
     folder: Path, request: WeightsRequest, checkpoint: Path, weights: Sequence[PublishedWeight]
 ) -> WeightsResult:
-    dtype = DTYPES[request.dtype]
     shapes = stored_shapes(weights)
-    files = list(_files(folder, shapes, dtype))
-    arrays = {name: array for file in files for name, array in file.arrays.items()}
+    files = _new_files(folder, shapes, DTYPES[request.dtype])
+    arrays = {name: array for file in files.values() for name, array in file.items()}
     for done, weight in enumerate(weights):
         print(json.dumps({"done": done, "total": len(weights)}), flush=True)
-        _copy(saved_array(checkpoint, weight.path), weight, arrays)
+        _copy(_saved_array(checkpoint, weight.path), weight, arrays)
     if len(files) > 1:
-        _write_index(folder, files)
+        names = {name: file for file, inside in files.items() for name in inside}
+        total = sum(array.nbytes for array in arrays.values())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(request.config, indent=2) + "\n", encoding="utf-8")
     for path in map(Path, request.copies):
         shutil.copyfile(path, folder / path.name)
@@ -147,60 +95,114 @@ def _fill(
     return WeightsResult(parameters=parameters, files=len(files))
 
 
-def _files(folder: Path, shapes: Mapping[str, Shape], dtype: Any) -> Iterator[NewFile]:
-    """Files of at most five gigabytes, but for an array that is larger."""
-    groups: list[dict[str, Shape]] = [{}]
-    size = 0
-    for name, shape in shapes.items():
-        of_array = prod(shape) * np.dtype(dtype).itemsize
-        if groups[-1] and size + of_array > MOST_BYTES:
-            groups.append({})
-            size = 0
-        groups[-1][name] = shape
-        size += of_array
-    for number, group in enumerate(groups, 1):
-        name = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        yield new_file(folder / (name if len(groups) > 1 else ONE_FILE), group, dtype)
+# The arrays of a checkpoint, read piece by piece: no process has to hold a whole one
 
 
-def _write_index(folder: Path, files: Sequence[NewFile]) -> None:
-    names = {name: file.path.name for file in files for name in file.arrays}
-    total = sum(array.nbytes for file in files for array in file.arrays.values())
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+def _saved_array(checkpoint: Path, path: tuple[str, ...]) -> Any:
+    """A parameter of a checkpoint; raise `CheckpointFailed` if it has no such name."""
+    name, objects = ".".join((PARAMETERS, *path)), step_objects(checkpoint.parent)
+    try:
+        if objects is not None:
+            leaf = objects.manifest(checkpoint.name).leaves[name]
+            return stored_array(objects, checkpoint.name, name, leaf)
+        base = {"driver": "ocdbt", "base": f"file://{checkpoint.absolute()}/"}
+        spec = {"driver": "zarr", "kvstore": {**base, "path": f"{name}/"}}
+        return tensorstore.open(spec, open=True, read=True).result()
+    except (ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        where = address(checkpoint)
+        raise CheckpointFailed(f"{where}: {name} cannot be read: {reason}") from error
 
 
-def _copy(
-    source: CheckpointArray, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]
-) -> None:
+def _pieces(array: Any) -> Iterator[tuple[Region, np.ndarray]]:
+    """The parts of an array as they were written: each part of each host once."""
+    chunk, shape = array.chunk_layout.read_chunk.shape, array.shape
+    counts = [-(-size // part) for size, part in zip(shape, chunk, strict=True)]
+    for place in np.ndindex(*counts):
+        region = tuple(
+            slice(at * part, min((at + 1) * part, size))
+            for at, part, size in zip(place, chunk, shape, strict=True)
+        )
+        yield region, array[region].read().result()
+
+
+def _copy(source: Any, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]) -> None:
     """Copy a parameter, without the rows that no token has."""
     depth = len(weight.stacked)
-    for region, piece in source.pieces():
-        inner = _within(region[depth:], weight.shape)
-        kept = piece[(slice(None),) * depth + tuple(slice(s.stop - s.start) for s in inner)]
-        if not kept.size:
+    for region, piece in _pieces(source):
+        inner = tuple(
+            slice(min(part.start, size), min(part.stop, size))
+            for part, size in zip(region[depth:], weight.shape, strict=True)
+        )
+        filled = piece[(slice(None),) * depth + tuple(slice(s.stop - s.start) for s in inner)]
+        if not filled.size:
             continue
         for place in np.ndindex(*piece.shape[:depth]):
             index = tuple(part.start + at for part, at in zip(region, place, strict=False))
-            put(weight, arrays[weight.name_at(index)], inner, kept[place])
+            _put(weight, arrays[weight.name_at(index)], inner, filled[place])
 
 
-def put(weight: PublishedWeight, array: np.ndarray, inner: Region, part: np.ndarray) -> None:
+def _put(weight: PublishedWeight, array: np.ndarray, inner: Region, part: np.ndarray) -> None:
     """Put a part of a weight, in the order of the trainer's dimensions, into a published array."""
-    ranges = [range(one.start, one.stop) for one in inner]
+    ranges = [range(side.start, side.stop) for side in inner]
     places = [axis.places(ranges) for axis in weight.axes]
     chosen = tuple(map(selection, places))
-    if not all(isinstance(one, slice) for one in chosen):
+    if not all(isinstance(side, slice) for side in chosen):
         chosen = np.ix_(*places)
-    ordered = part.transpose(weight.order).reshape([len(one) for one in places])
+    ordered = part.transpose(weight.order).reshape([len(side) for side in places])
     array[chosen] = ordered.astype(array.dtype)
 
 
-def _within(region: Region, shape: Shape) -> Region:
-    return tuple(
-        slice(min(part.start, size), min(part.stop, size))
-        for part, size in zip(region, shape, strict=True)
-    )
+# New files of safetensors on disk, whose arrays are filled in any order
+
+TYPE_NAMES = {np.dtype("float32"): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}
+FORMAT = {"__metadata__": {"format": "pt"}}  # without it transformers refuses a file
+ALIGNED = 8  # bytes
+
+
+def _new_files(
+    folder: Path, shapes: Mapping[str, Shape], dtype: Any
+) -> dict[str, dict[str, np.ndarray]]:
+    """Arrays by the names of files, of at most five gigabytes or one array."""
+    groups: list[dict[str, Shape]] = [{}]
+    size = 0
+    for name, shape in shapes.items():
+        array_bytes = prod(shape) * np.dtype(dtype).itemsize
+        if groups[-1] and size + array_bytes > MOST_BYTES:
+            groups.append({})
+            size = 0
+        groups[-1][name] = shape
+        size += array_bytes
+    if len(groups) == 1:
+        return {ONE_FILE: _new_arrays(folder / ONE_FILE, groups[0], dtype)}
+    files = {
+        f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
+        for number, group in enumerate(groups, 1)
+    }
+    return {name: _new_arrays(folder / name, group, dtype) for name, group in files.items()}
+
+
+def _new_arrays(path: Path, shapes: Mapping[str, Shape], dtype: Any) -> dict[str, np.ndarray]:
+    """A file of arrays that are all zero, in the order of their names; what is written to these is
+    in the file.
+    """
+    type_, header, end = np.dtype(dtype), dict[str, Any](FORMAT), 0
+    places = {}
+    for name in sorted(shapes):
+        size = prod(shapes[name]) * type_.itemsize
+        header[name] = {
+            "dtype": TYPE_NAMES[type_],
+            "shape": list(shapes[name]),
+            "data_offsets": [end, end + size],
+        }
+        places[name], end = slice(end, end + size), end + size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(ALIGNED, "little") + text)
+        file.truncate(ALIGNED + len(text) + end)
+    data = np.memmap(path, np.uint8, "r+")[ALIGNED + len(text) :]
+    return {name: data[at].view(type_).reshape(shapes[name]) for name, at in places.items()}
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 parameters  the tree of parameters, from the description of the network
 model       the forward pass of one chip, every collective in sight
+layers      attention and MLP of a block; `mixture` has its experts
 step        microbatches, the reduction of gradients, the optimizer; the Program
 """
 

@@ -28,13 +28,11 @@ from orchestrator.network.description import Scores
 from orchestrator.planning.kernels import LANES, attention_block, block_sizes, head_bytes
 from trainers.llama.collectives import SEQUENCE, all_gather
 
-# Flash attention in plain JAX, forward and backward, for any platform.
-
+# Flash attention in plain JAX, forward and backward, for any platform
 
 MOST_KEYS = 512  # in a block
 LEAST = -1e30  # a finite start of the maximum: a query may see no key of the first blocks
 
-Three = tuple[jax.Array, jax.Array, jax.Array]
 Blocks = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 Documents = tuple[jax.Array, jax.Array]  # numbers of the documents of queries and of keys
 Saved = tuple[Any, ...]  # arrays; no sinks are None
@@ -72,10 +70,11 @@ def _forward(
     b, t, kv, g, _ = grouped.shape
     own = documents[0] if documents else None
 
-    def step(carry: Three, block: Blocks) -> tuple[Three, None]:
+    def step(carry: Saved, block: Blocks) -> tuple[Saved, None]:
         top, total, out = carry
         keys, values, places, theirs = block
         scores, _ = _scores(grouped, keys, positions, places, own, theirs, kind)  # [b, K, G, T, B]
+        # m' = max(m, max s), l' = l e^(m - m') + sum e^(s - m'), o' = o e^(m - m') + e^(s - m') v
         new_top = jnp.maximum(top, scores.max(-1))
         shrink, weights = jnp.exp(top - new_top), jnp.exp(scores - new_top[..., None])
         added = _dot("bkgts,bskh->bkgth", weights.astype(v.dtype), values)
@@ -84,7 +83,7 @@ def _forward(
 
     top = jnp.full((b, kv, g, t), LEAST)
     total = jnp.zeros((b, kv, g, t), jnp.float32)
-    if sinks is not None:
+    if sinks is not None:  # a score without a value
         top = jnp.broadcast_to(_by_group(sinks, kv), top.shape)
         total = jnp.ones_like(total)
     start = (top, total, jnp.zeros((b, kv, g, t, v.shape[-1]), jnp.float32))
@@ -99,7 +98,7 @@ def _forward(
 def _backward(
     kind: Scores, saved: Saved, d_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array | None, None]:
-    """One pass over the same blocks; the weights are made again from the log-sum-exp."""
+    """One pass over the same blocks; the weights are computed again from the log-sum-exp."""
     q, k, v, positions, sinks, documents, out, log_sum = saved
     own = documents[0] if documents else None
     grouped, d_grouped = _grouped(q, k.shape[2]), _grouped(d_out, k.shape[2])
@@ -108,6 +107,7 @@ def _backward(
     def step(dq: jax.Array, block: Blocks) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         keys, values, places, theirs = block
         scores, slope = _scores(grouped, keys, positions, places, own, theirs, kind)
+        # p = e^(s - log sum), dv = p^T do, ds = p (do v^T - do . o), dq = ds k, dk = ds^T q
         weights = jnp.exp(scores - log_sum[..., None])
         d_values = _dot("bkgts,btkgh->bskh", weights.astype(v.dtype), d_grouped)
         d_weights = _dot("btkgh,bskh->bkgts", d_grouped, values)
@@ -122,7 +122,10 @@ def _backward(
     if sinks is not None:
         weights = jnp.exp(_by_group(sinks, k.shape[2]) - log_sum)
         d_sinks = -(weights * dot_out).sum((0, 3)).reshape(sinks.shape).astype(sinks.dtype)
-    return dq.reshape(q.shape).astype(q.dtype), _joined(dk, k), _joined(dv, v), None, d_sinks, None
+    dq = dq.reshape(q.shape).astype(q.dtype)
+    # [S/B, b, B, K, H] -> [b, S, K, H]
+    dk, dv = (d.swapaxes(0, 1).reshape(x.shape) for d, x in ((dk, k), (dv, v)))
+    return dq, dk, dv, None, d_sinks, None
 
 
 blockwise.defvjp(_forward, _backward)
@@ -183,12 +186,7 @@ def _blocks(k: jax.Array, v: jax.Array, documents: Documents | None) -> Blocks:
     return cut(k), cut(v), jnp.arange(length).reshape(-1, size), theirs
 
 
-def _joined(blocks: jax.Array, like: jax.Array) -> jax.Array:
-    """[S/B, b, B, K, H] -> [b, S, K, H]"""
-    return blocks.swapaxes(0, 1).reshape(like.shape)
-
-
-# The order of positions over `sequence`, so that causal work is even.
+# The order of positions over `sequence`, so that causal work is even
 
 
 def order(length: int, ways: int) -> np.ndarray:
@@ -216,7 +214,7 @@ def gather(x: jax.Array, ways: int) -> jax.Array:
     return chunks.reshape(batch, ways * shard, *rest)
 
 
-# Splash attention, the TPU's kernel, for a shard in zigzag order.
+# Splash attention, the TPU's kernel, for a shard in zigzag order
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,6 @@ class ZigzagMask(kernels.Mask):
 def splash(
     length: int, ways: int, kind: Scores, *, interpret: bool = False
 ) -> Callable[..., jax.Array]:
-    """`attend` of `trainers.llama.attention_kernels`."""
     if not attention_block(length, ways, kind.window, 0):
         raise SpecError(
             f"splash attention takes {LANES} positions at a time:"
@@ -271,62 +268,54 @@ def splash(
         sinks: jax.Array | None,
         documents: Documents | None,
     ) -> jax.Array:
+        head = head_bytes((q.shape[-1], v.shape[-1]), q.dtype.itemsize)
         mask = kernels.MultiHeadMask([ZigzagMask(length, ways, kind.window)] * q.shape[2])
         kernel = kernels.make_splash_mha(
             mask,
             head_shards=1,
             q_seq_shards=ways,
-            block_sizes=kernels.BlockSizes(
-                **block_sizes(length, ways, kind.window, _head_bytes(q, v))
-            ),
+            block_sizes=kernels.BlockSizes(**block_sizes(length, ways, kind.window, head)),
             residual_checkpoint_name="attention",
             attn_logits_soft_cap=kind.cap,
             interpret=interpret,
         )
-        shard = _shard(kernel, ways)
+        if ways > 1:
+            kernel = jax.tree.map(own_part, kernel)
 
-        def of_sequence(
+        def attend_sequence(
             q: jax.Array, k: jax.Array, v: jax.Array, documents: Documents | None
         ) -> jax.Array:
             ids = kernels.SegmentIds(*documents) if documents else None
-            return jnp.asarray(shard(q, k, v, segment_ids=ids, sinks=sinks))
+            return jnp.asarray(kernel(q, k, v, segment_ids=ids, sinks=sinks))
 
         q, k, v = (x.swapaxes(1, 2) for x in (q * kind.scale, k, v))
-        return jax.vmap(of_sequence)(q, k, v, documents).swapaxes(1, 2)
+        return jax.vmap(attend_sequence)(q, k, v, documents).swapaxes(1, 2)
 
-    return attend
-
-
-def _shard(kernel: Any, ways: int) -> Any:
-    """The kernel of this chip's queries: its part of every array that describes the mask."""
-    if ways == 1:
-        return kernel
-
-    def part(array: jax.Array) -> jax.Array:
+    def own_part(array: jax.Array) -> jax.Array:
+        """This chip's queries of an array that describes the mask."""
         axis = 0 if array.ndim == 1 else 1  # positions [S], blocks [1, query blocks, key blocks]
         size = array.shape[axis] // ways
         start = jax.lax.axis_index(SEQUENCE) * size
         return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
 
-    return jax.tree.map(part, kernel)
-
-
-def _head_bytes(q: jax.Array, v: jax.Array) -> int:
-    return head_bytes((q.shape[-1], v.shape[-1]), q.dtype.itemsize)
+    return attend
 
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, Documents | None], jax.Array]
 
 
 def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: Scores) -> Attend:
-    """The kernel for a platform and compute type, for sequences of `length` in `ways` shards.
+    """Return a platform's kernel for a compute type and sequences of `length` in `ways` shards.
 
     cuDNN has no fp32, no mask for a shard in zigzag order, no cap, no sinks, no documents, and only
     heads of one width; NVIDIA then uses `blockwise`.
     """
     if platform == "tpu":
         return splash(length, ways, kind)
-    plain = partial(_blockwise, length, ways, kind)
+
+    def plain(q: jax.Array, k: jax.Array, v: jax.Array, *optional: Any) -> jax.Array:
+        return blockwise(q, k, v, own_positions(length, ways), *optional, kind)
+
     if platform == "gpu" and compute == jnp.bfloat16 and ways == 1 and kind.cap is None:
         return partial(cudnn, kind, plain)
     return plain
@@ -354,16 +343,3 @@ def cudnn(
         local_window_size=window,
         implementation="cudnn",
     )
-
-
-def _blockwise(
-    length: int,
-    ways: int,
-    kind: Scores,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    sinks: jax.Array | None,
-    documents: Documents | None,
-) -> jax.Array:
-    return blockwise(q, k, v, own_positions(length, ways), sinks, documents, kind)

@@ -2,8 +2,12 @@
 
 Inside the body every loss and gradient is this chip's part of a sum over all chips. So the
 transpose of a gather is a reduce-scatter, and gradients from other chips are added explicitly.
+
+Every operation names the ledger's line that prices it (`line`): a collective by its axes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,6 +29,7 @@ from orchestrator.network.mesh_axes import (
     in_slice,
 )
 from orchestrator.planning.kernels import TILE
+from orchestrator.values.plan import LineKind
 
 # If there are fewer kv heads than chips in a tensor group, several chips have the same kv head. So
 # the plan's `tensor` axis is two axes here: `tensor` splits the kv heads, `copies` repeats them.
@@ -50,6 +55,13 @@ TENSOR = mesh_axes("heads")  # the book's Y
 COPY = (*PARAMETER_AXES, COPIES)  # the chips that together have one copy of the parameters
 
 
+@contextmanager
+def line(kind: LineKind) -> Iterator[None]:
+    """Name the operations inside after the ledger's line that prices them; the innermost counts."""
+    with jax.named_scope(kind):
+        yield
+
+
 def with_copies(mesh: Mesh | AbstractMesh, kv_heads: int) -> Mesh | AbstractMesh:
     """The plan's mesh with its last axis, `tensor`, split for that many kv heads."""
     *outer, tensor = mesh.axis_sizes
@@ -62,6 +74,15 @@ def with_copies(mesh: Mesh | AbstractMesh, kv_heads: int) -> Mesh | AbstractMesh
 
 
 Axes = str | tuple[str, ...]
+# The lines of a gather over these axes, and of the scatter that is its transpose.
+LINES: dict[Axes, tuple[LineKind, LineKind]] = {
+    TENSOR: ("activation_gather", "activation_scatter"),
+    SEQUENCE: ("kv_gather", "kv_scatter"),
+    EXPERT: ("expert_gather", "expert_scatter"),
+    WEIGHTS: ("weight_gather", "gradient_scatter"),
+    WEIGHTS_OF_EXPERTS: ("weight_gather", "gradient_scatter"),
+    WEIGHTS_OVER_DCN: ("weight_gather", "gradient_scatter"),
+}
 Leaves = list[jax.Array]  # parameters, or their gradients
 Shardings = tuple[P, ...]  # of each leaf
 
@@ -71,12 +92,13 @@ def all_gather(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
     """The shards of all chips, concatenated along a dimension."""
     if jax.lax.axis_size(axes) == 1:
         return x
-    return jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
+    with line(LINES[axes][0]) if axes in LINES else nullcontext():
+        return jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def reduce_scatter(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
-    """The sum of the chips' parts, of which each chip keeps its shard along a dimension.
+    """Sum the chips' parts; each chip keeps its shard along a dimension.
 
     The dimension is first reshaped to (chip, rest). Without that XLA pads it on TPU, or uses an
     all-reduce if the dimensions before it are 1. TPU cannot reduce-scatter over an odd number of
@@ -86,10 +108,11 @@ def reduce_scatter(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
     if ways == 1:
         return x
     cut = x.reshape(*x.shape[:dimension], ways, -1, *x.shape[dimension + 1 :])
-    if ways % 2:
-        total, mine = jax.lax.psum(cut, axes), jax.lax.axis_index(axes)
-        return jax.lax.dynamic_index_in_dim(total, mine, dimension, keepdims=False)
-    return jax.lax.psum_scatter(cut, axes, scatter_dimension=dimension)
+    with line(LINES[axes][1]) if axes in LINES else nullcontext():
+        if ways % 2:
+            total, mine = jax.lax.psum(cut, axes), jax.lax.axis_index(axes)
+            return jax.lax.dynamic_index_in_dim(total, mine, dimension, keepdims=False)
+        return jax.lax.psum_scatter(cut, axes, scatter_dimension=dimension)
 
 
 all_gather.defvjp(
@@ -108,8 +131,8 @@ def gather_matrix(
 ) -> jax.Array:
     """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`.
 
-    Between slices goes a chip's own part alone: first of the gather, last of the scatter. `inside`
-    are the axes of a slice.
+    Only a chip's own part travels between slices: first of the gather, last of the scatter.
+    `inside` are the axes of a slice.
     """
     own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
     return all_gather(own, inside, dimension)
@@ -138,9 +161,9 @@ def scatter_matrix(
 def _scatter_rows(gradient: jax.Array, axes: Axes, dimension: int) -> jax.Array:
     """A matrix's gradient summed over chips, each with its own rows.
 
-    XLA would part the operands of the gradient's product instead. Rows are a dimension of the
-    activations there, and parts of fewer than 128 cost copies of them. The barrier leaves it to the
-    gradient, with its rows first, as the product can write them.
+    XLA would split the operands of the gradient's product instead. Rows are a dimension of the
+    activations there, and parts of fewer than 128 cost copies of them. With the
+    barrier it splits the gradient, with its rows first, as the product can write them.
     """
     if gradient.shape[dimension] // jax.lax.axis_size(axes) % TILE[0] == 0:
         return reduce_scatter(gradient, axes, dimension)
@@ -155,7 +178,8 @@ def all_to_all(x: jax.Array, axis: str, split: int, concatenated: int) -> jax.Ar
     """Part i of a dimension goes to chip i; the parts that arrive follow one another in another."""
     if jax.lax.axis_size(axis) == 1:
         return x
-    return jax.lax.all_to_all(x, axis, split, concatenated, tiled=True)
+    with line("expert_exchange"):
+        return jax.lax.all_to_all(x, axis, split, concatenated, tiled=True)
 
 
 def all_reduce(x: jax.Array, axes: Axes) -> jax.Array:
@@ -170,26 +194,23 @@ def reduce_gradients(gradients: Leaves, shardings: Shardings, wire: Any) -> Leav
     replicas in three steps, so that only 1/data of it crosses pods: scatter over `data`, add over
     `pods`, gather back.
     """
-    sent = [
-        over_copies(gradient.astype(wire), replicated_axes(sharding))
-        for gradient, sharding in zip(gradients, shardings, strict=True)
-    ]
-    if jax.lax.axis_size("data") > 1:
-        sent = _over_replicas(sent)
-    else:
-        sent = [all_reduce(gradient, SLICE_REPLICAS) for gradient in sent]
-    return [gradient.astype(jnp.float32) for gradient in sent]
-
-
-def over_copies(gradient: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The sum over chips that repeat a parameter: inside each slice, then between slices."""
-    across = between_slices(axes)
-    inside = tuple(axis for axis in axes if axis not in across)
-    return all_reduce(all_reduce(gradient, inside), across)
+    with line("gradient_reduction"):
+        sums = []
+        for gradient, sharding in zip(gradients, shardings, strict=True):
+            # Over the chips that repeat a parameter: inside each slice, then between slices.
+            axes = replicated_axes(sharding)
+            across = between_slices(axes)
+            inside = tuple(axis for axis in axes if axis not in across)
+            sums.append(all_reduce(all_reduce(gradient.astype(wire), inside), across))
+        if jax.lax.axis_size("data") > 1:
+            sums = _over_replicas(sums)
+        else:
+            sums = [all_reduce(gradient, SLICE_REPLICAS) for gradient in sums]
+        return [gradient.astype(jnp.float32) for gradient in sums]
 
 
 def _over_replicas(gradients: Leaves) -> Leaves:
-    """One message with all gradients: each alone would be padded to a part for every chip."""
+    """One message with all gradients: each by itself would be padded to a part for every chip."""
     message = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
     quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
     padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)

@@ -2,8 +2,8 @@
 
     M tokens of this tensor group, C tokens of a chunk, D d_model, V/Y words of this chip
 
-The whole logits [M, V] never exist. Each chunk computes loss and gradients in one pass, so that no
-logits are computed twice.
+The logits [M, V] never exist as a whole. Each chunk computes loss and gradients in one pass, so
+that no logits are computed twice.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from trainers.llama.collectives import TENSOR, all_gather
 
 LOGIT_BYTES = 4
 NO_WORD = -1  # the target of a place that predicts nothing
-# The gradient of a table that is summed in each chunk has so many parts: while one is summed, the
-# next is computed.
+# Parts of the gradient of a table that is summed in each chunk: while one is summed, the next is
+# computed.
 PARTS = 4
 
 Sums = tuple[jax.Array, jax.Array, jax.Array]  # the table's gradient, cross-entropy, penalty
 
 
 class Loss(NamedTuple):
-    """Sums over tokens. `objective` is the two others together, and alone has a gradient."""
+    """Sums over tokens. `objective` is the sum of the others, and only it has a gradient."""
 
     objective: jax.Array
     cross_entropy: jax.Array
@@ -42,7 +42,7 @@ class SplitTable(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """How a loss is made: the weight of its penalty, how many words there are, the least tokens of
+    """How a loss is made: the weight of its penalty, how many words there are, the fewest tokens of
     a chunk, and a cap of logits. With `split`, each chunk sums its part of the table's gradient
     over chips, and the whole gradient never exists.
     """
@@ -135,7 +135,7 @@ def _table_gradient(x: jax.Array, d_logits: jax.Array, split: SplitTable | None)
 
 
 def _parts(words: int) -> list[tuple[int, int]]:
-    """First and end of about as many words each, of whole tiles but for the last."""
+    """First and end of parts with about equally many words, in whole tiles except the last."""
     tiles = -(-words // TILE[1])
     ends = [min(tiles * part // PARTS * TILE[1], words) for part in range(PARTS + 1)]
     return [(first, end) for first, end in pairwise(ends) if end > first]

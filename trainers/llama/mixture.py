@@ -1,19 +1,29 @@
 """The mixture of experts of a block, as each chip runs it.
 
+    b sequences, S positions, T tokens of this chip, k choices of a token, E experts, D d_model,
+    F d_ff of an expert, C rows of an expert for each sequence, where a capacity factor limits them
+
 Every chip of a tensor group routes all tokens of the group, and has its part of the width of each
-expert.
+expert. Tokens are sorted by expert, multiplied, and brought back.
+
+A row is a token's numbers on their way through one expert. Dropless, rows lie in groups of any
+size, one expert after another, and empty ones come last. With a capacity, every expert has C rows a
+sequence: the last choices find none, and other rows are empty.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from math import gcd
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
 from orchestrator.network.description import MLP, Matmul, Mixture
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.mlp import BALANCE_BIAS, expert_rows
+from orchestrator.planning.kernels import MOST_TILE, grouped_tile
 from orchestrator.values.model import MixtureOfExperts
 from orchestrator.values.plan import Plan
 from trainers.llama.collectives import (
@@ -25,23 +35,16 @@ from trainers.llama.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
+    line,
     reduce_scatter,
 )
-from trainers.llama.experts import (
-    Grouped,
-    Multiply,
-    dropless_rows,
-    limited_rows,
-    multiply,
-    through_experts,
-)
-from trainers.llama.mlp import activate
+from trainers.llama.layers import Grouped, Runtime, activate
 from trainers.llama.parameters import Parameters
 
-# Which experts a token goes to, with what weights, and what keeps the experts evenly loaded.
+# Which experts a token goes to, with what weights, and what keeps the experts evenly loaded
 
 
-class Routing(NamedTuple):
+class _Routing(NamedTuple):
     """The choices of tokens. `penalty` is added to the loss summed over tokens, each chip its
     share; `load` counts the choices of each expert.
     """
@@ -52,27 +55,33 @@ class Routing(NamedTuple):
     load: jax.Array  # [E]
 
 
-def route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> Routing:
+def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> _Routing:
     """The experts of each token. logits [b, S, E] fp32, bias [E]"""
     sigmoid = moe.router == "sigmoid"
     scores = jax.nn.sigmoid(logits) if sigmoid else jax.nn.softmax(logits)
     preference = scores if bias is None else scores + bias
     preference = jax.lax.stop_gradient(preference)
     if moe.groups > 1:
-        preference = in_best_groups(moe, preference)
+        preference = _in_best_groups(moe, preference)
     experts = jax.lax.top_k(preference, moe.top_k)[1]
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if moe.normalized:
         weights = weights / weights.sum(-1, keepdims=True)
     load = jax.nn.one_hot(experts, moe.experts, dtype=jnp.float32).sum((1, 2))  # [b, E]
-    penalty = balance_penalty(moe, scores, load) + z_penalty(moe, logits)
+    penalty = _balance_penalty(moe, scores, load)
+    # The squared logarithm of the softmax's denominator, summed over tokens.
+    penalty += (
+        moe.z_loss * jnp.sum(jax.nn.logsumexp(logits, axis=-1) ** 2)
+        if moe.z_loss
+        else jnp.float32(0)
+    )
     if bias is not None:
-        penalty += excess_in_backward(bias, load.sum(0))
+        penalty += _excess_in_backward(bias, load.sum(0))
     share = 1 / jax.lax.axis_size(TENSOR)  # every chip of a tensor group has the same tokens
-    return Routing(experts, moe.scale * weights, share * penalty, share * load.sum(0))
+    return _Routing(experts, moe.scale * weights, share * penalty, share * load.sum(0))
 
 
-def in_best_groups(moe: MixtureOfExperts, preference: jax.Array) -> jax.Array:
+def _in_best_groups(moe: MixtureOfExperts, preference: jax.Array) -> jax.Array:
     """The preference for experts of the best groups; no other is chosen.
 
     A group is as good as its best expert, and with a sigmoid as its two best together.
@@ -85,7 +94,7 @@ def in_best_groups(moe: MixtureOfExperts, preference: jax.Array) -> jax.Array:
     return jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(preference.shape)
 
 
-def balance_penalty(moe: MixtureOfExperts, scores: jax.Array, load: jax.Array) -> jax.Array:
+def _balance_penalty(moe: MixtureOfExperts, scores: jax.Array, load: jax.Array) -> jax.Array:
     """For each sequence E x the experts' shares of its choices times their mean scores: one where
     all are alike. Summed over tokens.
     """
@@ -97,47 +106,23 @@ def balance_penalty(moe: MixtureOfExperts, scores: jax.Array, load: jax.Array) -
     return moe.balance_loss * moe.experts * jnp.einsum("be,bse->", shares, scores)
 
 
-def z_penalty(moe: MixtureOfExperts, logits: jax.Array) -> jax.Array:
-    """The squared logarithm of the softmax's denominator, summed over tokens."""
-    if not moe.z_loss:
-        return jnp.float32(0)
-    return moe.z_loss * jnp.sum(jax.nn.logsumexp(logits, axis=-1) ** 2)
-
-
 @jax.custom_vjp
-def excess_in_backward(bias: jax.Array, load: jax.Array) -> jax.Array:
+def _excess_in_backward(bias: jax.Array, load: jax.Array) -> jax.Array:
     """Zero. Its gradient of the bias is each expert's load beyond the mean.
 
     So the sums over chips and microbatches that gradients go through add up the load; the
-    optimizer takes the sign alone.
+    optimizer takes only the sign.
     """
     return jnp.float32(0)
 
 
-def _excess_backward(load: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
-    return gradient * (load - load.mean()), None
-
-
-excess_in_backward.defvjp(
-    lambda bias, load: (excess_in_backward(bias, load), load), _excess_backward
+_excess_in_backward.defvjp(
+    lambda bias, load: (_excess_in_backward(bias, load), load),
+    lambda load, gradient: (gradient * (load - load.mean()), None),
 )
 
 
-SLICE = (*ICI_AXES, COPIES)
-Gather = Callable[[jax.Array, int], jax.Array]  # a matrix's shard and its dimension of d_model
-
-
-class Gathers(Protocol):
-    """How matrices are gathered: from their shards and the dimension of d_model; and how rows of
-    experts are multiplied by them.
-    """
-
-    @property
-    def grouped(self) -> Grouped: ...
-
-    def gather_matrix(self, shard: jax.Array, dimension: int) -> jax.Array: ...
-
-    def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array: ...
+# The sublayer
 
 
 class Routed(NamedTuple):
@@ -148,73 +133,86 @@ class Routed(NamedTuple):
     dropped: jax.Array  # [layers] choices without a row
 
 
-def mixture_part(
-    gather: Gathers, kind: Mixture, moe: MixtureOfExperts, layer: Parameters, y: jax.Array
+def mixture(
+    runtime: Runtime, kind: Mixture, moe: MixtureOfExperts, layer: Parameters, y: jax.Array
 ) -> tuple[jax.Array, Routed]:
     """The mixture's addition to the stream. y [b, S/(s Y), D]"""
     x = all_gather(y, TENSOR, 1)  # [b, S/s, D]
-    router = gather.gather_matrix(layer["router"], 0)  # [D, E]
-    logits = jnp.einsum("bsd,de->bse", x, router, preferred_element_type=jnp.float32)
+    router = runtime.gather_matrix(layer["router"], 0)  # [D, E]
+    with line("matmul"):
+        logits = jnp.einsum("bsd,de->bse", x, router, preferred_element_type=jnp.float32)
     if kind.router.bias is not None:
         logits = logits + layer[kind.router.bias.name]
-    routing = route(moe, logits, layer.get(BALANCE_BIAS))
-    out, dropped = routed_part(gather, kind, moe, layer, x, routing)
+    routing = _route(moe, logits, layer.get(BALANCE_BIAS))
+    out, dropped = _chosen_experts(runtime, kind, moe, layer, x, routing)
     if kind.shared is not None:
-        out = out + shared_part(gather, kind.shared, layer, x)
+        out = out + _shared_experts(runtime, kind.shared, layer, x)
     share = 1 / jax.lax.axis_size(TENSOR)
     routed = Routed(routing.penalty, routing.load, share * dropped)
     return reduce_scatter(out, TENSOR, 1), routed
 
 
-def shared_part(gather: Gathers, kind: MLP, layer: Parameters, x: jax.Array) -> jax.Array:
-    """What the experts make that every token has."""
+def _shared_experts(runtime: Runtime, kind: MLP, layer: Parameters, x: jax.Array) -> jax.Array:
+    """The output of the experts that every token goes to."""
+    matrices = _gathered_each(runtime.gather_matrix, kind, layer)
+    product = line("matmul")(jnp.matmul)
+    products = [product(x, matrix) for matrix in matrices]
+    down = runtime.gather_matrix(layer[kind.output.weight.name], 1)
+    return product(activate(kind, products), down)
+
+
+def _gathered_each(
+    gather: Callable[[jax.Array, int], jax.Array], kind: MLP, layer: Parameters
+) -> list[jax.Array]:
+    """Matrices [..., D/X, F/Y] with the same input, each gathered by itself: joined, they would be
+    copied to join them, to split them, and to join their gradients.
+    """
     names = [matmul.weight.name for matmul in kind.inputs]
-    products = [x @ one for one in gathered_each(gather.gather_matrix, layer, names)]
-    down = gather.gather_matrix(layer[kind.output.weight.name], 1)
-    return activate(kind, products) @ down
+    return [gather(layer[name], layer[name].ndim - 2) for name in names]
 
 
-def routed_part(
-    gather: Gathers,
+def _chosen_experts(
+    runtime: Runtime,
     kind: Mixture,
     moe: MixtureOfExperts,
     layer: Parameters,
     x: jax.Array,
-    routing: Routing,
+    routing: _Routing,
 ) -> tuple[jax.Array, jax.Array]:
     """What the chosen experts make of x [b, S/s, D], and how many choices none takes."""
     tokens, weights = x.reshape(-1, x.shape[-1]), routing.weights.reshape(-1, moe.top_k)
     limit = expert_rows(moe, x.shape[1])
     if limit is not None:
-        rows = limited_rows(routing.experts, moe.experts, limit)
-        out = through_experts(tokens, weights, rows, partial(sent_apart, gather, kind, layer))
-        return out.reshape(x.shape), rows.dropped
+        rows = _limited_rows(routing.experts, moe.experts, limit)
+        out = _through_experts(tokens, weights, rows, partial(_exchanged, runtime, kind, layer))
+        return out.reshape(x.shape), jnp.sum(rows.row == rows.choice.shape[0])
     everyones = all_gather(tokens, EXPERT, 0)
     chosen = routing.experts.reshape(-1, moe.top_k)
-    experts = jax.lax.all_gather(chosen, EXPERT, tiled=True)
-    rows = dropless_rows(experts, moe.experts)
-    transform = partial(experts_part, gather, kind, layer, rows.sizes)
-    out = through_experts(everyones, all_gather(weights, EXPERT, 0), rows, transform)
+    with line("expert_gather"):
+        experts = jax.lax.all_gather(chosen, EXPERT, tiled=True)
+    rows = _dropless_rows(experts, moe.experts)
+    transform = partial(_own_experts, runtime, kind, layer, rows.sizes)
+    out = _through_experts(everyones, all_gather(weights, EXPERT, 0), rows, transform)
     return reduce_scatter(out, EXPERT, 0).reshape(x.shape), jnp.int32(0)
 
 
-def sent_apart(
-    gather: Gathers, kind: Mixture, layer: Parameters, rows: jax.Array, weights: jax.Array
+def _exchanged(
+    runtime: Runtime, kind: Mixture, layer: Parameters, rows: jax.Array, weights: jax.Array
 ) -> jax.Array:
     """Rows [E C b, D] sent to the chips of their experts, and what these make of them sent back."""
     count, ways = layer["expert_down"].shape[0], jax.lax.axis_size(EXPERT)
 
     def send(rows: jax.Array) -> jax.Array:
-        apart = rows.reshape(ways * count, -1, rows.shape[-1])
-        return all_to_all(apart, EXPERT, 0, 1).reshape(rows.shape)
+        by_expert = rows.reshape(ways * count, -1, rows.shape[-1])
+        return all_to_all(by_expert, EXPERT, 0, 1).reshape(rows.shape)
 
-    made = experts_part(gather, kind, layer, None, send(rows), send(weights))
-    apart = made.reshape(count, -1, made.shape[-1])
-    return all_to_all(apart, EXPERT, 1, 0).reshape(made.shape)
+    made = _own_experts(runtime, kind, layer, None, send(rows), send(weights))
+    by_expert = made.reshape(count, -1, made.shape[-1])
+    return all_to_all(by_expert, EXPERT, 1, 0).reshape(made.shape)
 
 
-def experts_part(
-    gather: Gathers,
+def _own_experts(
+    runtime: Runtime,
     kind: Mixture,
     layer: Parameters,
     sizes: jax.Array | None,
@@ -222,45 +220,42 @@ def experts_part(
     weights: jax.Array,
 ) -> jax.Array:
     """What this chip's experts make of rows [rows, D], which count by their weights [rows, 1]."""
-    product = multiply(gather.grouped, sizes, layer["expert_down"].shape[0])
-    names = [matmul.weight.name for matmul in kind.inputs]
-    matrices = gathered_each(gather.gather_experts, layer, names)
+
+    @line("matmul")
+    def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
+        """Rows, expert after expert, times weights [E, D, F]."""
+        if sizes is not None:
+            return runtime.grouped(rows, weight, sizes)
+        equal = rows.reshape(layer["expert_down"].shape[0], -1, rows.shape[-1])
+        return jnp.einsum("erd,edf->erf", equal, weight).reshape(-1, weight.shape[-1])
+
+    def bias(matmul: Matmul, times: jax.Array) -> jax.Array | float:
+        """`times` [rows, 1] the bias of each row's expert, as one more product."""
+        if matmul.bias is None:
+            return 0.0
+        return product(times, layer[matmul.bias.name][:, None].astype(times.dtype))
+
+    matrices = _gathered_each(runtime.gather_experts, kind, layer)
     ones = jnp.ones_like(weights, rows.dtype)
     products = [
-        product(rows, one) + biased(product, matmul, layer, ones)
-        for one, matmul in zip(matrices, kind.inputs, strict=True)
+        product(rows, matrix) + bias(matmul, ones)
+        for matrix, matmul in zip(matrices, kind.inputs, strict=True)
     ]  # [rows, F/Y]
     hidden = activate(kind, products) * weights
-    down = gather.gather_experts(layer[kind.output.weight.name], 2)
+    down = runtime.gather_experts(layer[kind.output.weight.name], 2)
     share = (weights / jax.lax.axis_size(TENSOR)).astype(rows.dtype)  # every chip adds the bias
-    return product(hidden.astype(rows.dtype), down) + biased(product, kind.output, layer, share)
-
-
-def biased(
-    product: Multiply, matmul: Matmul, layer: Parameters, times: jax.Array
-) -> jax.Array | float:
-    """So many `times` [rows, 1] the bias of each row's expert, as one more product."""
-    if matmul.bias is None:
-        return 0.0
-    return product(times, layer[matmul.bias.name][:, None].astype(times.dtype))
-
-
-def gathered_each(gather: Gather, layer: Parameters, names: list[str]) -> list[jax.Array]:
-    """Matrices [..., D/X, F/Y] with the same input, each gathered by itself: joined, they would be
-    copied to join them, to part them, and to join their gradients.
-    """
-    return [gather(layer[name], layer[name].ndim - 2) for name in names]
+    return product(hidden.astype(rows.dtype), down) + bias(kind.output, share)
 
 
 def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
-    """Of all tokens: the routers' losses, the share of choices that are dropped, each expert's load
-    over the mean, and that of the busiest expert, mean over layers.
+    """Return, for all tokens, the routers' losses, the share of choices that are dropped, each
+    expert's load over the mean, and that of the busiest expert, mean over layers.
 
     Loads of single layers stay in their slice: only a few numbers may cross pods.
     """
     layers, experts = routed.load.shape
     choices = float(plan.batch.tokens * plan.model.moe.top_k * layers)  # type: ignore[union-attr]
-    in_slice = all_reduce(routed.load, SLICE)
+    in_slice = all_reduce(routed.load, (*ICI_AXES, COPIES))
     busiest = jnp.mean(in_slice.max(1) / in_slice.mean(1)) / jax.lax.axis_size(MESH)
     sums = jnp.stack([routed.penalty.sum(), routed.dropped.sum(), busiest])
     penalty, dropped, busiest = all_reduce(sums, MESH)
@@ -269,5 +264,149 @@ def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
         "router_loss": penalty / plan.batch.tokens,
         "dropped_share": dropped / choices,
         "busiest_expert": busiest,
-        **{f"expert_load/{e}": one for e, one in enumerate(load)},
+        **{f"expert_load/{number}": share for number, share in enumerate(load)},
     }
+
+
+# Rows: tokens on their way through experts
+
+
+class _Rows(NamedTuple):
+    """Where each row comes from, and where it is needed. An index beyond the last is nothing."""
+
+    choice: jax.Array  # [rows] of T k
+    row: jax.Array  # [T, k] of rows
+    sizes: jax.Array | None  # [E] of groups, one expert after another; None where all are equal
+    complete: bool  # every choice has a row, and every row a choice
+
+
+def _dropless_rows(experts: jax.Array, count: int) -> _Rows:
+    """A row for each choice of this chip's experts, with room for the most there can be.
+
+    experts [T, k]
+    """
+    ways = jax.lax.axis_size(EXPERT)
+    own = count // ways
+    flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
+    is_own = (flat >= 0) & (flat < own)
+    expert = jnp.where(is_own, flat, own)
+    order = jnp.argsort(expert, stable=True)
+    room = experts.shape[0] * min(experts.shape[1], own)
+    sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
+    choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
+    row = jnp.where(is_own, jnp.argsort(order), room)
+    return _Rows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
+
+
+def _limited_rows(experts: jax.Array, count: int, rows: int) -> _Rows:
+    """`rows` rows for each expert and sequence, in the order of expert, sequence, row.
+
+    Choices come in the order of positions; those that an expert has no row for are dropped.
+    """
+    sequences, length, top_k = experts.shape
+    choices = length * top_k
+    flat = experts.reshape(sequences, choices)
+    order = jnp.argsort(flat, axis=1, stable=True)
+    # The place of a choice among those of its expert, and with it the row.
+    load = jax.nn.one_hot(flat, count, dtype=jnp.int32).sum(1)  # [b, E]
+    first = jnp.cumsum(load, axis=1) - load
+    place = jnp.argsort(order, axis=1) - jnp.take_along_axis(first, flat, axis=1)
+    row = (flat * sequences + jnp.arange(sequences)[:, None]) * rows + place
+    row = jnp.where(place < rows, row, count * sequences * rows)
+    # The choice in each row.
+    source = jnp.minimum(first[..., None] + jnp.arange(rows), choices - 1)  # [b, E, C]
+    choice = jnp.take_along_axis(order, source.reshape(sequences, -1), axis=1).reshape(source.shape)
+    choice += jnp.arange(sequences)[:, None, None] * choices
+    filled = jnp.arange(rows) < load[..., None]
+    choice = jnp.where(filled, choice, sequences * choices).swapaxes(0, 1).reshape(-1)
+    return _Rows(choice, row.reshape(-1, top_k), None, complete=False)
+
+
+def _through_experts(
+    x: jax.Array,
+    weights: jax.Array,
+    rows: _Rows,
+    transform: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Each token's weighted sum over its experts. x [T, D], weights [T, k] -> [T, D]
+
+    `transform` is what experts do with rows [rows, D] and their weights [rows, 1]. They multiply
+    by the weights before their last matmul, so that the backward pass does not need its result.
+    """
+    token = rows.choice // weights.shape[1]
+    row_x = spread(rows.complete, x, token, rows.row)
+    row_weights = spread(
+        rows.complete, weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1)
+    )
+    return collect(rows.complete, transform(row_x, row_weights), token, rows.row)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
+    """A row of x [n, D] for each of `source` [m], zero beyond the last -> [m, D].
+
+    `uses` [n, r] are the results that each row of x goes to: its gradient is the sum of theirs, so
+    nothing is scattered.
+    """
+    return _rows_at(complete, x, source)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
+    """The way back of `spread`: the sum of the rows [m, D] at the `uses` of each token -> [n, D].
+
+    Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
+    """
+    return _rows_at(complete, rows, uses).sum(1, dtype=jnp.float32).astype(rows.dtype)
+
+
+def _rows_at(complete: bool, x: jax.Array, places: jax.Array) -> jax.Array:
+    """Rows of x at `places`, zero beyond the last. Where all are `complete`, none lies there: to
+    make sure, the compiler would read and write everything once more.
+    """
+    if complete:
+        return x.at[places].get(mode="promise_in_bounds")
+    return x.at[places].get(mode="fill", fill_value=0)
+
+
+spread.defvjp(
+    lambda complete, x, *places: (spread(complete, x, *places), places),
+    lambda complete, places, gradient: (collect(complete, gradient, *places), None, None),
+)
+collect.defvjp(
+    lambda complete, rows, *places: (collect(complete, rows, *places), places),
+    lambda complete, places, gradient: (spread(complete, gradient, *places), None, None),
+)
+
+
+# Grouped matmuls: rows, expert after expert, each times the weight of its expert
+
+
+def grouped_matmul(platform: str) -> Grouped:
+    """Return the product for a platform.
+
+    On TPU the compiler has a kernel for it and for the gradient of the rows. For the gradient of
+    the weights it multiplies all rows by all experts, so that takes a kernel of Pallas.
+    """
+    return _grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
+
+
+@jax.custom_vjp
+def _grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot(rows, weights, sizes)
+
+
+Saved = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _backward(saved: Saved, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    rows, weights, sizes = saved
+    d_rows = jax.lax.ragged_dot(gradient, weights.swapaxes(1, 2), sizes)
+    count, *edges = weights.shape
+    tile = gcd(rows.shape[0], int(grouped_tile(rows.shape[0], count)))
+    tiling = (tile, *(min(edge, MOST_TILE) for edge in edges))
+    d_weights = tgmm(rows.swapaxes(0, 1), gradient, sizes, weights.dtype, tiling)
+    return d_rows, d_weights, None
+
+
+_grouped_on_tpu.defvjp(lambda *operands: (_grouped_on_tpu(*operands), operands), _backward)

@@ -1,6 +1,6 @@
 """The tree of parameters, built from the description of the network: shapes, shardings, start."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Dimension, Norm, Stack, Weight
+from orchestrator.network.description import Dimension, Norm, Weight
 from orchestrator.network.mesh_axes import PADDED, padded, ways
 from orchestrator.values.model import Model
 from trainers.llama.collectives import mesh_axes
 
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 Mesh = Mapping[str, int]  # sizes of the mesh axes
 UNSPLIT: Mesh = {}
 Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
@@ -21,7 +22,7 @@ Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter. `deviation` is of its normal start; a vector has none and starts at `start`.
+    """A parameter. Matrices start normal, with `deviation`; vectors have none and start at `start`.
 
     What `shape` has beyond `filled` starts at zero and stays there: rows that no token has.
     """
@@ -39,43 +40,38 @@ class Parameter:
 
 
 def leaves(model: Model, mesh: Mesh = UNSPLIT) -> dict[str, Any]:
-    """All parameters as stored on a mesh. Those of a stack of blocks are stacked over its layers,
-    to be scanned over.
+    """Return all parameters as stored on a mesh. Those of a stack of blocks are stacked over its
+    layers, to be scanned over.
     """
+
+    def parameter(weight: Weight, *stacked: Dimension) -> Parameter:
+        dimensions = (*stacked, *weight.dimensions)
+        return Parameter(
+            tuple(_stored_size(mesh, dimension) for dimension in dimensions),
+            tuple(dimension.size for dimension in dimensions),
+            P(*(_partition(dimension) for dimension in dimensions)),
+            weight.deviation,
+            weight.start,
+            tuple(dimension.axis for dimension in dimensions),
+        )
+
     network = decoder(model)
-    return {
-        **{table.name: parameter(mesh, table) for table in network.tables},
-        **{stack.name: stacked(mesh, stack) for stack in network.stacks},
-        **{weight.name: parameter(mesh, weight) for weight in network.norm.weights},
-    }
+    tree: dict[str, Any] = {table.name: parameter(table) for table in network.tables}
+    for stack in network.stacks:
+        layers = Dimension("layers", len(stack.layers))
+        tree[stack.name] = {w.name: parameter(w, layers) for w in stack.block.weights}
+    return tree | {weight.name: parameter(weight) for weight in network.norm.weights}
 
 
-def stacked(mesh: Mesh, stack: Stack) -> dict[str, Parameter]:
-    layers = Dimension("layers", len(stack.layers))
-    return {weight.name: parameter(mesh, weight, layers) for weight in stack.block.weights}
-
-
-def parameter(mesh: Mesh, weight: Weight, *stacked: Dimension) -> Parameter:
-    dimensions = (*stacked, *weight.dimensions)
-    return Parameter(
-        tuple(stored_size(mesh, dimension) for dimension in dimensions),
-        tuple(dimension.size for dimension in dimensions),
-        P(*(entry(dimension) for dimension in dimensions)),
-        weight.deviation,
-        weight.start,
-        tuple(dimension.axis for dimension in dimensions),
-    )
-
-
-def stored_size(mesh: Mesh, dimension: Dimension) -> int:
+def _stored_size(mesh: Mesh, dimension: Dimension) -> int:
     """The size of a dimension as stored: a vocabulary that the mesh does not divide is padded."""
     if dimension.axis != PADDED:
         return dimension.size
     return int(padded(dimension.size, ways(mesh, PADDED)))
 
 
-def entry(dimension: Dimension) -> str | tuple[str, ...] | None:
-    """A dimension's entry in a PartitionSpec."""
+def _partition(dimension: Dimension) -> str | tuple[str, ...] | None:
+    """The entry of a dimension in a PartitionSpec."""
     axes = mesh_axes(dimension.axis)
     return axes[0] if len(axes) == 1 else axes or None
 
@@ -85,41 +81,37 @@ def shardings(model: Model) -> Parameters:
 
 
 def matrices(model: Model) -> Parameters:
-    """Which parameters are matrices: these decay, norms and biases do not."""
+    """Return which parameters are matrices: these decay, norms and biases do not."""
     return jax.tree.map(lambda leaf: leaf.is_matrix, leaves(model))
 
 
 def start(model: Model, mesh: Mesh, dtype: jnp.dtype, seed: jax.Array) -> Parameters:
-    """Parameters before the first step: the same values on every mesh."""
+    """Return the parameters before the first step: the same values on every mesh."""
     tree = leaves(model, mesh)
-    keys = _keys(jax.random.key(seed), len(jax.tree.leaves(tree)))
-    return jax.tree.map(lambda leaf: _start(leaf, dtype, next(keys)), tree)
+    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(tree))))
+
+    def values(leaf: Parameter, key: jax.Array) -> jax.Array:
+        if leaf.deviation is None:
+            return jnp.full(leaf.shape, leaf.start, dtype)
+        drawn = (leaf.deviation * jax.random.normal(key, leaf.filled)).astype(dtype)
+        more = [(0, size - filled) for size, filled in zip(leaf.shape, leaf.filled, strict=True)]
+        return jnp.pad(drawn, more)
+
+    return jax.tree.map(lambda leaf: values(leaf, next(keys)), tree)
 
 
-def _keys(key: jax.Array, count: int) -> Iterator[jax.Array]:
-    return iter(jax.random.split(key, count))
-
-
-def _start(leaf: Parameter, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
-    if leaf.deviation is None:
-        return jnp.full(leaf.shape, leaf.start, dtype)
-    values = (leaf.deviation * jax.random.normal(key, leaf.filled)).astype(dtype)
-    more = [(0, size - filled) for size, filled in zip(leaf.shape, leaf.filled, strict=True)]
-    return jnp.pad(values, more)
-
-
-# RMSNorm and LayerNorm, in fp32.
+# RMSNorm and LayerNorm, in fp32
 
 
 def norm(kind: Norm | None, weights: Parameters, x: jax.Array) -> jax.Array:
-    """x normalized over its last dimension; as it is where there is no norm."""
+    """x normalized over its last dimension; unchanged if there is no norm."""
     if kind is None:
         return x
     wide = x.astype(jnp.float32)
     if kind.bias is not None:
         wide -= jnp.mean(wide, axis=-1, keepdims=True)
     mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
-    return scaled(kind, weights, wide, mean_square).astype(x.dtype)
+    return _scaled(kind, weights, wide, mean_square).astype(x.dtype)
 
 
 def norm_of_heads(
@@ -127,12 +119,12 @@ def norm_of_heads(
 ) -> jax.Array:
     """x [b, S/s, heads/Y, H] normalized over all heads together, which these mesh axes split."""
     wide = x.astype(jnp.float32)
-    of_chip = jnp.mean(wide**2, axis=(-2, -1), keepdims=True)
-    mean_square = jax.lax.pmean(of_chip, axes)
-    return scaled(kind, weights, wide, mean_square).astype(x.dtype)
+    own = jnp.mean(wide**2, axis=(-2, -1), keepdims=True)
+    mean_square = jax.lax.pmean(own, axes)
+    return _scaled(kind, weights, wide, mean_square).astype(x.dtype)
 
 
-def scaled(kind: Norm, weights: Parameters, wide: jax.Array, mean_square: jax.Array) -> jax.Array:
+def _scaled(kind: Norm, weights: Parameters, wide: jax.Array, mean_square: jax.Array) -> jax.Array:
     normed = wide * jax.lax.rsqrt(mean_square + kind.epsilon)
     scale = weights[kind.scale.name]
     normed = normed * (scale + kind.offset if kind.offset else scale)

@@ -12,7 +12,7 @@ A round of it is two hops: what the first of them writes is not copied for the s
 Positions stay in the order of arrival, [Y, b, t, ...]: the chip's own, then those of the chips k
 behind and k ahead for k = 1, 2, ..., last the opposite chip's where Y is even. Each hop writes into
 one array, so that the gradient of a weight is one product of arrays that are already whole. An
-operation on each position alone can work in that order.
+operation on each position by itself can work in that order.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from trainers.llama.collectives import TENSOR
+from trainers.llama.collectives import TENSOR, line
 
 HOPS = 2  # in a round of the loop over hops
 
@@ -65,9 +65,10 @@ all_gather_matmul.defvjp(_gathered_forward, _gathered_backward)
 matmul_reduce_scatter.defvjp(_scattered_forward, _scattered_backward)
 
 
+@line("matmul")
 def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
-    """Of weight [D, F], from one of [Y, b, t, D] and [Y, b, t, F] and the other's gradient: rounded
-    once.
+    """The gradient of weight [D, F], from one of [Y, b, t, D] and [Y, b, t, F] and the other's
+    gradient: rounded once.
 
     Positions stay three dimensions: one would cost a copy where the compiler has them last. What a
     ring has gathered stays in the order in which it was written, or the compiler turns it.
@@ -77,19 +78,23 @@ def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
     return jnp.tensordot(stream, inner, ((0, 1, 2), (0, 1, 2)))
 
 
+@line("activation_gather")
 def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Everyone's positions, and each times the weight while the next are on their way."""
     ways = jax.lax.axis_size(TENSOR)
+
+    @line("matmul")
+    def product(x: jax.Array) -> jax.Array:
+        return jnp.tensordot(x, weight, 1)
+
     if ways == 1:
-        return x[None], jnp.tensordot(x, weight, 1)[None]
+        return x[None], product(x)[None]
 
     def put(whole: Whole, arrived: jax.Array, slot: Any) -> Whole:
         positions, products = whole
         return (
             jax.lax.dynamic_update_slice_in_dim(positions, arrived, slot, 0),
-            jax.lax.dynamic_update_slice_in_dim(
-                products, jnp.tensordot(arrived, weight, 1), slot, 0
-            ),
+            jax.lax.dynamic_update_slice_in_dim(products, product(arrived), slot, 0),
         )
 
     def hop(state: tuple[Whole, Pair], k: jax.Array) -> tuple[tuple[Whole, Pair], None]:
@@ -113,6 +118,7 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
     return whole
 
 
+@line("activation_scatter")
 def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
     """The sum of all chips' products for this chip: the farthest are sent first. x [Y, b, t, F]
 
@@ -121,6 +127,7 @@ def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
     ways = jax.lax.axis_size(TENSOR)
     hops = (ways - 1) // 2
 
+    @line("matmul")
     def product(x: jax.Array) -> jax.Array:
         inner = range(1, weight.ndim)
         return jnp.tensordot(x, weight, ([n - weight.ndim for n in inner], list(inner)))

@@ -24,7 +24,6 @@ SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
-    """The plan on that mesh."""
     initial = partial(_initial_state, plan)
     state = jax.tree.map(partial(_placed, mesh), jax.eval_shape(initial, 0), _specs(plan))
     rows, length = plan.batch.sequences, plan.batch.length
@@ -40,19 +39,11 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         batch={name: _placed(mesh, leaf, BATCH) for name, leaf in batch.items()},
         arrange=partial(_arrange, plan),
         init=jax.jit(initial, out_shardings=shardings),
-        step=jax.jit(
-            partial(_step, plan),
-            donate_argnums=0,
-            out_shardings=(shardings, NamedSharding(mesh, P())),
-        ),
-        model_flops_per_step=_model_flops(plan),
+        step=jax.jit(_step, donate_argnums=0, out_shardings=(shardings, NamedSharding(mesh, P()))),
+        learning_rate=lambda _: plan.optimizer.peak_lr,
+        # Forward and backward matmuls. Words are data: nothing goes back to them.
+        model_flops_per_step=float(rows * (4 * length + 6) * plan.model.d_ff),
     )
-
-
-def _model_flops(plan: Plan) -> float:
-    """Forward and backward matmuls of all sequences. Words are data: nothing goes back to them."""
-    sequences, length, width = plan.batch.sequences, plan.batch.length, plan.model.d_ff
-    return float(sequences * (4 * length * width + 6 * width))
 
 
 def _arrange(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -67,13 +58,13 @@ def _initial_state(plan: Plan, seed: jax.Array) -> State:
         "into": jax.random.normal(into, (length, width)) * length**-0.5,
         "out": jax.random.normal(out, (width,)) * width**-0.5,
     }
-    return {"step": jnp.int32(0), "weights": weights, "moments": _adam(plan).init(weights)}
+    return {"step": jnp.int32(0), "weights": weights, "moments": optax.adam(0.0).init(weights)}
 
 
 def _specs(plan: Plan) -> State:
     moments = jax.eval_shape(partial(_initial_state, plan), 0)["moments"]
     places = optax.tree.map_params(
-        _adam(plan),
+        optax.adam(0.0),
         lambda _, sharding: sharding,
         moments,
         SHARDINGS,
@@ -86,22 +77,14 @@ def _placed(mesh: Mesh | AbstractMesh, leaf: Any, spec: P) -> jax.ShapeDtypeStru
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
 
-def _adam(plan: Plan) -> optax.GradientTransformation:
-    return optax.adam(plan.optimizer.peak_lr)
-
-
 def _loss(weights: State, batch: State) -> jax.Array:
     hidden = jax.nn.gelu(batch["words"] @ weights["into"])
     return jnp.mean((hidden @ weights["out"] - batch["next"]) ** 2)
 
 
-def _step(plan: Plan, state: State, batch: State) -> tuple[State, dict[str, jax.Array]]:
+def _step(state: State, batch: State, rate: jax.Array) -> tuple[State, dict[str, jax.Array]]:
     loss, gradients = jax.value_and_grad(_loss)(state["weights"], batch)
-    changes, moments = _adam(plan).update(gradients, state["moments"])
+    changes, moments = optax.adam(rate).update(gradients, state["moments"])
     weights = optax.apply_updates(state["weights"], changes)
-    metrics = {
-        "loss": loss,
-        "grad_norm": optax.tree.norm(gradients),
-        "learning_rate": jnp.float32(plan.optimizer.peak_lr),
-    }
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
     return {"step": state["step"] + 1, "weights": weights, "moments": moments}, metrics

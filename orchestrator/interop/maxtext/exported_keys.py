@@ -5,17 +5,19 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.interop.maxtext.recipe import Recipe, Setting
-from orchestrator.interop.maxtext.shape import (
+from orchestrator.interop.maxtext.conversion import (
     FIRST_LENGTH,
     GPT_OSS_LIMIT,
     GPT_OSS_MLP,
+    LATENT,
     LONGER,
+    OPTIMIZER,
     TYPES,
     comparable,
     model_of,
 )
-from orchestrator.interop.maxtext.used_keys import AXES, DEFAULTS, UsedKeys, models
+from orchestrator.interop.maxtext.recipe import Recipe, Setting
+from orchestrator.interop.maxtext.used_keys import AXES, DEFAULTS, TABLES, UsedKeys, models
 from orchestrator.network import rematerialization
 from orchestrator.network.attention import yarn_growth
 from orchestrator.network.decoder import decoder
@@ -24,64 +26,77 @@ from orchestrator.planning.flops import head_of
 from orchestrator.planning.kernels import attention_block, block_sizes, loss_chunk_bytes
 from orchestrator.planning.layout import DTYPE_BYTES, activation_type
 from orchestrator.values.fields import Treatment
-from orchestrator.values.model import MixtureOfExperts, Model, RopeScaling
+from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Remat
+
+_Keys = dict[str, Any]
+_OVERRIDE = "override_model_config"  # lets words change what MaxText's model says
+_REFUSED_NAMES = ("llama3-405b",)  # MaxText 0.2.5 has their files, and its runs refuse the names
+# What MaxText's models leave to the training.
+_OF_TRAINING = frozenset({"load_balance_loss_weight", "capacity_factor", "routed_bias_update_rate"})
+# Blocks in which MaxText asks for the name of the model too, and what may differ from its model.
+_NAMED_ALONE = ("deepseek", "gemma2", "gemma3")
+_OF_NAMED = frozenset({"n_routing_groups", "topk_routing_group", "vocab_size"})
+_OF_NAMED |= {"rope_type", "rope_max_timescale", "max_position_embeddings"}
+_MSCALE_DIGITS = 12  # published shares are rounded to fewer
+_THEIR_TYPES = {ours: theirs for theirs, ours in TYPES.items()}
+# The types in which blocks' matrices multiply, where it is not the type of activations.
+_QUANTIZED = {"int8": "int8", "fp8": "fp8_full"}
+# MaxText's names of the tensors that a policy keeps or offloads.
+_PLACES = {"keep": "device", "offload": "offload", "recompute": "remat"}
+_NAMES: dict[str, list[str]] = TABLES["tensors"]
+_OF_EXPERTS = {"gate": "moe_mlpwi_0", "up": "moe_mlpwi_1"}
+_UNGATED_UP = "mlpwi"
+_LOGIT_BYTES = 4  # fp32
+_LOGITS_HELD = 3.5  # how often MaxText's programs held them, at most
+_UNUSED = ("none", "minimal_flash")  # it recomputes all; an older name of minimal_with_context
+
 
 # A model of a spec in MaxText's keys.
 
 
-Keys = dict[str, Any]
-OVERRIDE = "override_model_config"  # lets words change what MaxText's model says
-REFUSED_NAMES = ("llama3-405b",)  # MaxText 0.2.5 has their files, and its runs refuse the names
-# What MaxText's models leave to the training.
-OF_TRAINING = frozenset({"load_balance_loss_weight", "capacity_factor", "routed_bias_update_rate"})
-# Blocks in which MaxText asks for the name of the model too, and what may differ from its model.
-NAMED_ALONE = ("deepseek", "gemma2", "gemma3")
-OF_NAMED = frozenset({"n_routing_groups", "topk_routing_group", "vocab_size"})
-OF_NAMED |= {"rope_type", "rope_max_timescale", "max_position_embeddings"}
-MSCALE_DIGITS = 12  # what published shares are rounded to, and no plan notices
-
-
-def keys_of_model(model: Model) -> Keys:
-    """The model by MaxText's name where it has one, else by its sizes.
+def keys_of_model(model: Model) -> _Keys:
+    """Return the model by MaxText's name where it has one, else by its sizes.
 
     A model that MaxText does not have is not the one that these keys say.
     """
-    keys = _keys(model)
+    keys = _sizes(model)
+    is_named = keys["decoder_block"] in _NAMED_ALONE
+    may_differ = _OF_TRAINING | (_OF_NAMED if is_named else frozenset())
     for name, of_name in models().items():
-        if of_name.get("decoder_block") == keys["decoder_block"] and name not in REFUSED_NAMES:
-            words = _by_name(name, keys)
-            if words is not None and shape_of(words) == comparable(model):
+        if of_name.get("decoder_block") != keys["decoder_block"] or name in _REFUSED_NAMES:
+            continue
+        usual = DEFAULTS | of_name
+        others = {key: value for key, value in keys.items() if usual.get(key) != value}
+        if not others.keys() - may_differ:
+            override = {_OVERRIDE: True} if others.keys() & of_name.keys() else {}
+            words = {"model_name": name, **override, **others}
+            if shape_of(words) == comparable(model):
                 return words
     return {"model_name": "default", **keys}
 
 
-def shape_of(words: Keys) -> Model | None:
-    """The model that keys are about; None where they are about none."""
+def shape_of(words: _Keys) -> Model | None:
+    """Return the model that keys are about; None where they are about none."""
     keys = UsedKeys(Recipe({key: Setting(value, "") for key, value in words.items()}))
     found = model_of(keys)
-    if keys.problems or (keys["decoder_block"] in NAMED_ALONE and words["model_name"] == "default"):
+    is_unnamed = keys["decoder_block"] in _NAMED_ALONE and words["model_name"] == "default"
+    if keys.problems or is_unnamed:
         return None
     return comparable(msgspec.convert(found, Model, strict=False))
 
 
-def _by_name(name: str, keys: Keys) -> Keys | None:
-    """The model of that name with the keys that differ; None where these are its sizes."""
-    of_name = models()[name]
-    others = {
-        key: value for key, value in keys.items() if of_name.get(key, DEFAULTS.get(key)) != value
-    }
-    may_differ = OF_TRAINING | (OF_NAMED if keys["decoder_block"] in NAMED_ALONE else set())
-    if others.keys() - may_differ:
-        return None
-    override = {OVERRIDE: True} if others.keys() & of_name.keys() else {}
-    return {"model_name": name, **override, **others}
+def model_of_plan(plan: Plan) -> Model:
+    """Return the plan's model without the counts of its parameters."""
+    counted = {"parameters", "active_parameters"}
+    said = {k: v for k, v in msgspec.to_builtins(plan.model).items() if k not in counted}
+    return msgspec.convert(said, Model)
 
 
-def _keys(model: Model) -> Keys:
+def _sizes(model: Model) -> _Keys:
     block = _block(model)
-    keys = {
+    return {
         "decoder_block": block,
         "base_num_decoder_layers": model.layers,
         "base_emb_dim": model.d_model,
@@ -93,13 +108,13 @@ def _keys(model: Model) -> Keys:
         "normalization_layer_epsilon": model.norm_epsilon,
         **_mlp(model, block),
         **_rope(model),
-        **_attention(model, block),
+        **(_latent(model) if model.latent else _attention(model, block)),
+        **_mixture(model, block),
     }
-    return keys | (_mixture(model.moe, model, block) if model.moe else {})
 
 
 def _block(model: Model) -> str:
-    """The block of MaxText that computes such layers."""
+    """Return the block of MaxText that computes such layers."""
     moe = model.moe
     if model.norm_offset:
         patterns = {"LG": "gemma2", "LLLLLG": "gemma3"}
@@ -115,68 +130,68 @@ def _block(model: Model) -> str:
     return "mixtral" if moe else "llama2"
 
 
-def _mlp(model: Model, block: str) -> Keys:
+def _mlp(model: Model, block: str) -> _Keys:
     if block == "gpt_oss":
-        biased = model.moe is not None and model.moe.biases
         return {
             "mlp_activations": GPT_OSS_MLP,
             "mlp_activations_limit": float(GPT_OSS_LIMIT),
-            "mlp_bias": biased,
+            "mlp_bias": model.moe is not None and model.moe.biases,
         }
     activations = [comparable(model).activation, *(["linear"] if model.gated else [])]
     return {"mlp_activations": activations} | ({"mlp_bias": True} if model.mlp_bias else {})
 
 
-def _attention(model: Model, block: str) -> Keys:
-    if model.latent is not None:
-        return {
-            "attention_type": "mla",
-            "q_lora_rank": model.latent.query_rank or 0,
-            "kv_lora_rank": model.latent.kv_rank,
-            "qk_nope_head_dim": model.latent.nope_dim,
-            "qk_rope_head_dim": model.latent.rope_dim,
-            "v_head_dim": model.latent.value_dim,
-            **_scores(model),
-        }
-    keys: Keys = {"head_dim": model.head_dim}
-    keys |= {"sliding_window_size": model.window} if model.window else {}
-    if model.qk_norm != "none" and block != "gemma3":  # which always has it
-        keys["use_qk_norm"] = True
-    keys |= {"attention_bias": True} if model.qkv_bias else {}
-    keys |= {"attention_sink": True} if model.sinks else {}
-    keys |= {"attn_logits_soft_cap": model.attention_cap} if model.attention_cap else {}
-    keys |= {"final_logits_soft_cap": model.logit_cap} if model.logit_cap else {}
-    if block in ("gemma2", "gemma3"):
-        keys |= {"use_post_attn_norm": True, "use_post_ffw_norm": True}
-    return keys
+def _attention(model: Model, block: str) -> _Keys:
+    in_both = block in ("gemma2", "gemma3")
+    always_normed = block == "gemma3"
+    keys: _Keys = {
+        "sliding_window_size": model.window,
+        "use_qk_norm": model.qk_norm != "none" and not always_normed,
+        "attention_bias": model.qkv_bias,
+        "attention_sink": model.sinks,
+        "attn_logits_soft_cap": model.attention_cap,
+        "final_logits_soft_cap": model.logit_cap,
+        "use_post_attn_norm": in_both,
+        "use_post_ffw_norm": in_both,
+    }
+    return {"head_dim": model.head_dim} | {key: value for key, value in keys.items() if value}
 
 
-def _scores(model: Model) -> Keys:
-    """How latent attention scales scores: more where sequences are longer than at first.
+def _latent(model: Model) -> _Keys:
+    """Return latent attention and the scale of its scores, which grows with longer sequences.
 
     MaxText's growth is 1 + 0.1 x mscale x ln(rope_factor), squared, also without YaRN.
     """
+    latent, scaling = model.latent, model.rope_scaling
+    assert latent is not None
     first, factor = FIRST_LENGTH, float(LONGER)
-    if (scaling := model.rope_scaling) is not None and scaling.kind == "yarn":
+    if scaling is not None and scaling.kind == "yarn":
         first, factor = scaling.original_length or first, scaling.factor
-    if model.attention_scale is None or factor <= 1:
-        return {"max_position_embeddings": first}
-    growth = math.sqrt(model.attention_scale * math.sqrt(model.head_dim))
-    share = round((growth - 1) / (yarn_growth(factor) - 1), MSCALE_DIGITS)
-    longer = {"max_position_embeddings": math.ceil(first * factor)}
-    return longer | ({"mscale": share} if share != 1 else {})
+    scores: _Keys = {"max_position_embeddings": first}
+    if model.attention_scale is not None and factor > 1:
+        growth = math.sqrt(model.attention_scale * math.sqrt(model.head_dim))
+        share_of_growth = round((growth - 1) / (yarn_growth(factor) - 1), _MSCALE_DIGITS)
+        scores = {"max_position_embeddings": math.ceil(first * factor)}
+        scores |= {"mscale": share_of_growth} if share_of_growth != 1 else {}
+    return {
+        "attention_type": "mla",
+        "q_lora_rank": latent.query_rank or 0,
+        **{theirs: getattr(latent, ours) for ours, (theirs, _) in LATENT.items()},
+        **scores,
+    }
 
 
-def _rope(model: Model) -> Keys:
-    keys: Keys = {"rope_max_timescale": int(model.rope_theta)}
+def _rope(model: Model) -> _Keys:
+    keys: _Keys = {"rope_max_timescale": int(model.rope_theta)}
     if model.local_rope_theta:
         keys["local_rope_max_timescale"] = int(model.local_rope_theta)
-    scaling = model.rope_scaling or RopeScaling(kind="linear", factor=1.0)
+    scaling = model.rope_scaling
+    if scaling is None:
+        return keys | {"rope_type": "default"}
+    if scaling.kind == "linear":
+        return keys | {"rope_type": "default", "rope_linear_scaling_factor": scaling.factor}
     if scaling.kind == "llama3":
         return keys | {"rope_type": "llama3.1"}
-    if scaling.kind == "linear":
-        factor = {"rope_linear_scaling_factor": scaling.factor} if model.rope_scaling else {}
-        return keys | {"rope_type": "default"} | factor
     return keys | {
         "rope_type": "yarn",
         "rope_factor": scaling.factor,
@@ -188,63 +203,44 @@ def _rope(model: Model) -> Keys:
     }
 
 
-def _mixture(moe: MixtureOfExperts, model: Model, block: str) -> Keys:
-    keys: Keys = {
+def _mixture(model: Model, block: str) -> _Keys:
+    moe = model.moe
+    if moe is None:
+        return {}
+    keys: _Keys = {
         "num_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
         "base_moe_mlp_dim": moe.d_ff or model.d_ff,
         "load_balance_loss_weight": moe.balance_loss,
     }
-    if block == "deepseek":
-        keys |= _deepseek(moe)
-    if block == "gpt_oss":
-        keys["routed_bias"] = moe.router_bias
-    if moe.capacity_factor:
-        keys["capacity_factor"] = moe.capacity_factor
-    return keys
+    if block == "deepseek":  # no other block has these
+        keys |= {
+            "first_num_dense_layers": moe.dense_layers,
+            "shared_experts": moe.shared_experts,
+            "routed_scaling_factor": moe.scale,
+            "routed_score_func": moe.router,
+        }
+        if moe.groups > 1:
+            keys |= {"n_routing_groups": moe.groups, "topk_routing_group": moe.top_groups}
+        if moe.balance_bias is not None:
+            keys |= {"routed_bias": True, "routed_bias_update_rate": moe.balance_bias}
+    keys |= {"routed_bias": moe.router_bias} if block == "gpt_oss" else {}
+    return keys | ({"capacity_factor": moe.capacity_factor} if moe.capacity_factor else {})
 
 
-def _deepseek(moe: MixtureOfExperts) -> Keys:
-    """What no other block of MaxText has."""
-    keys: Keys = {"first_num_dense_layers": moe.dense_layers, "shared_experts": moe.shared_experts}
-    keys |= {"routed_scaling_factor": moe.scale, "routed_score_func": moe.router}
-    if moe.groups > 1:
-        keys |= {"n_routing_groups": moe.groups, "topk_routing_group": moe.top_groups}
-    if moe.balance_bias is not None:
-        keys |= {"routed_bias": True, "routed_bias_update_rate": moe.balance_bias}
-    return keys
+# The run of a plan.
 
 
-THEIR_TYPES = {ours: theirs for theirs, ours in TYPES.items()}
-# What the blocks' matrices multiply in, where it is not the type of activations.
-QUANTIZED = {"int8": "int8", "fp8": "fp8_full"}
-# MaxText's names of what a policy keeps or offloads. The last of each word is that of experts.
-PLACES = {"keep": "device", "offload": "offload", "recompute": "remat"}
-NAMES = {
-    "block_input": ("decoder_layer_input",),
-    "latent": ("query_wa_proj", "kv_wa_proj"),
-    "query": ("query_proj",),
-    "key": ("key_proj",),
-    "value": ("value_proj",),
-    "attention": ("context",),
-    "mlp_input": ("out_proj",),
-    "gate": ("mlpwi_0",),
-    "up": ("mlpwi_1",),
-}
-OF_EXPERTS = {"gate": "moe_mlpwi_0", "up": "moe_mlpwi_1"}
-UNGATED_UP = "mlpwi"
-LOGIT_BYTES = 4  # fp32
-LOGITS_HELD = 3.5  # how often MaxText's programs held them, at most
-UNUSED = ("none", "minimal_flash")  # it recomputes all; an older name of minimal_with_context
-
-
-def keys_of_plan(plan: Plan) -> Keys:
-    """The keys, where MaxText has them: what is lost comes back otherwise."""
+def keys_of_plan(plan: Plan) -> _Keys:
+    """Return the keys of a plan; what MaxText has no key for does not come back from them."""
+    batch, accumulated = plan.batch, plan.batch.microbatches
     return {
         "run_name": plan.name,
         **keys_of_model(model_of_plan(plan)),
-        **_attention_keys(plan),
-        **_batch_keys(plan),
+        **_kernel_keys(plan),
+        "per_device_batch_size": share(batch.sequences // accumulated, plan.devices),
+        **({"gradient_accumulation_steps": accumulated} if accumulated > 1 else {}),
+        "max_target_length": batch.length,
         **_loss_keys(plan),
         **_mesh_keys(plan),
         **_remat_keys(plan),
@@ -256,9 +252,9 @@ def keys_of_plan(plan: Plan) -> Keys:
     }
 
 
-def _attention_keys(plan: Plan) -> Keys:
-    """The attention kernel, with the blocks that ours takes; `local_` are those along a window."""
-    keys: Keys = {"attention": "flash"}
+def _kernel_keys(plan: Plan) -> _Keys:
+    """Return the attention kernel, with our blocks; `local_` are those along a window."""
+    keys: _Keys = {"attention": "flash"}
     wide = DTYPE_BYTES[activation_type(plan.precision)]
     for block, _ in decoder(plan.model).kinds:
         attention = block.attention
@@ -271,18 +267,8 @@ def _attention_keys(plan: Plan) -> Keys:
     return keys
 
 
-def _batch_keys(plan: Plan) -> Keys:
-    batch = plan.batch
-    accumulated = {"gradient_accumulation_steps": batch.microbatches}
-    return {
-        "per_device_batch_size": share(batch.sequences // batch.microbatches, plan.devices),
-        **(accumulated if batch.microbatches > 1 else {}),
-        "max_target_length": batch.length,
-    }
-
-
-def _loss_keys(plan: Plan) -> Keys:
-    """The loss in about as many parts as ours makes of a device's tokens, where it must be.
+def _loss_keys(plan: Plan) -> _Keys:
+    """Return the parts of the loss, about those that ours makes of a device's tokens, if needed.
 
     In one part MaxText holds the logits of all tokens, which is as fast or faster. Its parts are of
     the whole batch: those of several slices travel between them, and a number that neither divides
@@ -291,11 +277,11 @@ def _loss_keys(plan: Plan) -> Keys:
     batch, parts = plan.batch, plan.mesh["tensor"]
     shards = plan.devices // parts
     tokens = batch.tokens // batch.microbatches // shards
-    logits = LOGIT_BYTES * -(-plan.model.vocab // parts)
-    whole = plan.forecast.memory_bytes_per_device + LOGITS_HELD * tokens * logits
+    logits = _LOGIT_BYTES * -(-plan.model.vocab // parts)  # bytes per token
+    whole = plan.forecast.memory_bytes_per_device + _LOGITS_HELD * tokens * logits
     if whole <= plan.forecast.hbm_bytes_per_device:
         return {}
-    most = int(loss_chunk_bytes(plan.loss_chunk_tokens, logits)) // logits
+    most = int(loss_chunk_bytes(plan.loss_chunk_tokens, logits)) // logits  # tokens of a part
     of_device = tokens // parts
     tiles = (n for n in range(-(-tokens // most), of_device) if of_device % n == 0)
     found = next((n for n in tiles if shards % n == 0 or n % shards == 0), 1)
@@ -303,16 +289,16 @@ def _loss_keys(plan: Plan) -> Keys:
 
 
 def share(part: int, whole: int) -> int | float:
-    """The number of which MaxText's int(whole x number) is `part`."""
+    """Return the number of which MaxText's int(whole x number) is `part`."""
     if part % whole == 0:
         return part // whole
     found = part / whole
     return found if int(whole * found) == part else math.nextafter(found, math.inf)
 
 
-def _mesh_keys(plan: Plan) -> Keys:
-    """Each of our axes as the first of MaxText's; fsdp is written also where it is 1."""
-    keys: Keys = {}
+def _mesh_keys(plan: Plan) -> _Keys:
+    """Return each of our axes as the first of MaxText's; fsdp is written also where it is 1."""
+    keys: _Keys = {}
     if plan.pods > 1:
         shared = plan.mesh["fsdp_dcn"]
         keys["dcn_data_parallelism"] = plan.pods // shared
@@ -323,77 +309,65 @@ def _mesh_keys(plan: Plan) -> Keys:
     return keys
 
 
-def _remat_keys(plan: Plan) -> Keys:
-    """A policy of MaxText's by its name, or tensor by tensor."""
-    wanted = treated(plan.remat, plan.model)
+def _remat_keys(plan: Plan) -> _Keys:
+    """Return a policy of MaxText's by its name, or tensor by tensor."""
+    model, moe = plan.model, plan.model.moe
+    wanted = treated(plan.remat, model)
     for name, known in rematerialization.NAMED.items():
-        if name not in UNUSED and of_policy(known, plan.model) == wanted:
+        if name not in _UNUSED and _of_policy(known, model) == wanted:
             return {"remat_policy": name}
-    keys: Keys = {"remat_policy": "custom"}
+    has_mlp = moe is None or moe.shared_experts or moe.dense_layers or moe.every > 1
+    keys: _Keys = {"remat_policy": "custom"}
     for tensor, treatment in wanted.items():
+        names = _NAMES[tensor]
+        if tensor == "up" and not model.gated:
+            names = [_UNGATED_UP]
+        if tensor == "latent" and model.latent and model.latent.query_rank is None:
+            names = names[1:]
+        if moe is not None and tensor in _OF_EXPERTS:
+            names = [*(names if has_mlp else ()), _OF_EXPERTS[tensor]]
         if treatment != "recompute":
-            keys |= dict.fromkeys(_names(tensor, plan.model), PLACES[treatment])
+            keys |= dict.fromkeys(names, _PLACES[treatment])
     return keys
-
-
-def _names(tensor: str, model: Model) -> tuple[str, ...]:
-    moe, names = model.moe, NAMES[tensor]
-    if tensor == "up" and not model.gated:
-        names = (UNGATED_UP,)
-    if tensor == "latent" and model.latent and model.latent.query_rank is None:
-        names = names[1:]
-    if moe is None or tensor not in OF_EXPERTS:
-        return names
-    has_mlp = moe.shared_experts or moe.dense_layers or moe.every > 1
-    return (*(names if has_mlp else ()), OF_EXPERTS[tensor])
 
 
 def treated(remat: Remat, model: Model) -> dict[str, Treatment]:
-    """What becomes of the tensors that the model has."""
-    return of_policy(policy(remat), model)
+    """Return what becomes of the tensors that the model has."""
+    return _of_policy(policy(remat), model)
 
 
-def of_policy(one: Policy, model: Model) -> dict[str, Treatment]:
-    return treatments(one, latent=model.latent is not None, gated=model.gated)
+def _of_policy(known: Policy, model: Model) -> dict[str, Treatment]:
+    return treatments(known, latent=model.latent is not None, gated=model.gated)
 
 
-def _precision_keys(plan: Plan) -> Keys:
+def _precision_keys(plan: Plan) -> _Keys:
     types = plan.precision
-    keys: Keys = {"weight_dtype": THEIR_TYPES[types.parameters]}
-    if types.first_moment:
-        keys["mu_dtype"] = THEIR_TYPES[types.first_moment]
-    keys["dtype"] = THEIR_TYPES.get(types.compute, "bfloat16")
-    if types.compute in QUANTIZED:
-        keys |= {"quantization": QUANTIZED[types.compute], "use_qwix_quantization": True}
-    return keys
+    moment = {"mu_dtype": _THEIR_TYPES[types.first_moment]} if types.first_moment else {}
+    quantized = _QUANTIZED.get(types.compute)
+    return {
+        "weight_dtype": _THEIR_TYPES[types.parameters],
+        **moment,
+        "dtype": _THEIR_TYPES.get(types.compute, "bfloat16"),
+        **({"quantization": quantized, "use_qwix_quantization": True} if quantized else {}),
+    }
 
 
-def _optimizer_keys(plan: Plan) -> Keys:
-    steps, one = plan.total_steps, plan.optimizer
+def _optimizer_keys(plan: Plan) -> _Keys:
+    steps, optimizer = plan.total_steps, plan.optimizer
     run_steps = min(plan.run_steps or steps, steps)
-    keys: Keys = {
+    keys: _Keys = {
         "steps": run_steps,
         **({"learning_rate_schedule_steps": steps} if run_steps < steps else {}),
-        "learning_rate": one.peak_lr,
-        "learning_rate_final_fraction": one.end_lr / one.peak_lr,
-        "warmup_steps_fraction": share(one.warmup_steps, steps),
+        "learning_rate": optimizer.peak_lr,
+        "learning_rate_final_fraction": optimizer.end_lr / optimizer.peak_lr,
+        "warmup_steps_fraction": share(optimizer.warmup_steps, steps),
     }
-    if one.decay != "cosine":
-        falling = steps - one.warmup_steps if one.decay == "linear" else 0
+    if optimizer.decay != "cosine":
+        falling = steps - optimizer.warmup_steps if optimizer.decay == "linear" else 0
         keys |= {"lr_schedule_type": "wsd", "wsd_decay_steps_fraction": share(falling, steps)}
     keys |= {
-        "adam_b1": one.beta1,
-        "adam_b2": one.beta2,
-        "adam_eps": one.epsilon,
-        "adam_weight_decay": one.weight_decay,
+        **{theirs: getattr(optimizer, ours) for ours, theirs in OPTIMIZER.items()},
         "adamw_mask": ["scale", "bias"],
-        "gradient_clipping_threshold": one.clip_norm,
+        "gradient_clipping_threshold": optimizer.clip_norm,
     }
-    return keys | ({"z_loss_multiplier": one.z_loss} if one.z_loss else {})
-
-
-def model_of_plan(plan: Plan) -> Model:
-    """The plan's model without what is counted of it."""
-    counted = {"parameters", "active_parameters"}
-    said = {k: v for k, v in msgspec.to_builtins(plan.model).items() if k not in counted}
-    return msgspec.convert(said, Model)
+    return keys | ({"z_loss_multiplier": optimizer.z_loss} if optimizer.z_loss else {})

@@ -194,7 +194,7 @@ class HostsAttempt:
     def _give(self, order: Order, after: Order | None) -> Order | None:
         """Give an order under the next number; None where another driver gave one after `after`.
 
-        A file of that number which is no order that counts is passed over.
+        A file of that number that does not hold a valid order is passed over.
         """
         while True:
             numbered = replace(order, number=self._meeting.next_number)
@@ -268,7 +268,7 @@ class HostsBackend:
 
     @contextmanager
     def emulate(self, plan: Plan, command: str) -> Iterator["EmulatedHosts"]:
-        """Emulate the hosts of the plan's slices on this machine, and run a command beside them."""
+        """Emulate the hosts of the plan's slices on this machine, and run a command with them."""
         with tempfile.TemporaryDirectory(prefix="orch-hosts-") as folder:
             started = [start_host(plan, Path(folder), number) for number in range(plan.hosts)]
             words = [sys.executable, "-m", DRIVER, folder, str(plan.hosts), *shlex.split(command)]
@@ -344,7 +344,7 @@ class MeetingClient:
 
     def __init__(self, folder: Path) -> None:
         if not storage.is_copy(folder) and not folder.is_dir():
-            raise ClusterUnusable(f"{folder}: is no folder in which hosts meet")
+            raise ClusterUnusable(f"{folder}: is not a meeting folder of hosts")
         self.folder, self._meeting = folder.absolute(), Meeting(folder)
         self._drivers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -415,7 +415,7 @@ def check_installed(archive: bytes | None, folder: str) -> None:
 
 
 def _report(hosts: list[HostState], question: Question, kind: str) -> PreflightReport:
-    """What the hosts are together: whole slices of a kind, and each host's answer."""
+    """Return what the hosts offer together: whole slices of a kind, and each host's answer."""
     mine = [one for one in hosts if one.kind == kind]
     heads = {one.host.slice_name: one for one in mine if one.host.index == 0}
     count = Counter(one.host.slice_name for one in mine)

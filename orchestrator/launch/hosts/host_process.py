@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.errors import JournalUnwritable
-from orchestrator.launch import this_host
+from orchestrator.launch import preflight
 from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order
 from orchestrator.processes import (
     LOOPBACK,
@@ -74,7 +74,7 @@ class Host:
             self.state = replace(self.state, run=None, code=code, free_port=free_port())
         question = self.meeting.question()
         if question and self.state.answer_to(question) is None:
-            host = this_host.describe(str(self.state.host), question.file, question.secrets)
+            host = preflight.describe(str(self.state.host), question.file, question.secrets)
             self.state = replace(self.state, answer=Answer(id=question.id, host=host))
         self.state = replace(self.state, beat=self.state.beat + 1)
         self.meeting.join(self.state)

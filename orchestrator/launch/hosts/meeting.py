@@ -100,7 +100,7 @@ class HostState:
     answer: Answer | None = None
 
     def answer_to(self, question: Question) -> PreflightHost | None:
-        """What the host answered to that question; None while it has not."""
+        """Return the host's answer to that question, or None while it has not answered."""
         return self.answer.host if self.answer and self.answer.id == question.id else None
 
 
@@ -143,7 +143,7 @@ class Meeting:
         return _read_now(self.folder / "question.json", Question)
 
     def order(self) -> Order | None:
-        """The newest order that counts; None where there is none yet."""
+        """Return the newest valid order, or None before the first."""
         while self._exists(self._seen + 1):
             try:
                 order = self._read_order(self._seen + 1)

@@ -19,7 +19,7 @@ POLL_S = 0.1
 
 
 def main(folder: str, hosts: str, *command: str) -> int:
-    """Wait until so many hosts have joined, and run the command beside them; its exit code."""
+    """Wait until `hosts` hosts have joined, run the command, and return its exit code."""
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     meeting = Meeting(Path(folder))
     while len(meeting.hosts()) < int(hosts):

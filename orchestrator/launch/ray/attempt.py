@@ -319,7 +319,7 @@ if __name__ == "__main__":
     main(os.environ["RAY_ADDRESS"], codec.from_json(sys.argv[1], AttemptSpec))
 
 
-# Where the processes of an attempt listen: on the address of their node alone.
+# The processes of an attempt listen only on the address of their node.
 
 
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # read by JAX on the first process

@@ -89,7 +89,7 @@ class AttemptProcess:
             self._process.stdin.close()
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
-        """The next event; None when there is none within the timeout.
+        """Return the next event, or None after the timeout.
 
         A process that is stopped before the attempt begins has lost it. Later its ranks decide,
         which do their work without it.

@@ -24,7 +24,7 @@ from orchestrator.values import codec
 END_LIMIT_S = 30.0
 NOBODY = "http://127.0.0.1:9"
 LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the others
-# A busy machine starts processes slowly, which is no reason to give up.
+# A busy machine starts processes slowly: wait longer than that.
 LIMITS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     "RAY_gcs_server_port_wait_time_s": "300",
@@ -46,7 +46,7 @@ class PrivateCluster:
     events: queue.SimpleQueue[ClusterEvent]
 
     def next_event(self, timeout_s: float) -> ClusterEvent | None:
-        """The next event; None when there is none within the timeout."""
+        """Return the next event, or None after the timeout."""
         try:
             return self.events.get(timeout=timeout_s)
         except queue.Empty:

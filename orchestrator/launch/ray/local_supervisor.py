@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import attempt_process, private_api
 from orchestrator.launch.ray.attempt_process import ClusterRequest
-from orchestrator.launch.ray.job_client import Patience, states
+from orchestrator.launch.ray.backend import Patience, states
 from orchestrator.processes import LOOPBACK, claimed
 from orchestrator.values import codec
 

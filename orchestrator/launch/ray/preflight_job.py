@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.launch import this_host
+from orchestrator.launch import preflight as this_host
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.preflight import PreflightHost, PreflightReport, PreflightRequest
 from orchestrator.launch.ray import private_api
@@ -52,7 +52,7 @@ def parse_report(log: str) -> PreflightReport:
 
 
 def look(preflight: RayPreflight) -> PreflightReport:
-    """What the cluster that was joined has for a run."""
+    """Return what the joined cluster offers a run."""
     import ray  # noqa: PLC0415
     from ray.util.tpu import get_num_tpu_slices  # noqa: PLC0415
 

@@ -180,7 +180,7 @@ class _LivenessPass:
         return last
 
     def _inside(self, instruction: Instruction) -> Peak:
-        """What a loop or a call needs in addition to what it is given."""
+        """Bytes that a loop or a call needs in addition to its inputs."""
         if instruction.opcode == "while":
             state = self.of[instruction.name]
             body = self.program.computations[instruction.attribute("body")[1:]]
@@ -199,7 +199,7 @@ COPIES, GRADIENTS, KEPT, WORKING = (
 CLASSES = (PARAMETERS, OPTIMIZER, STATE, BATCH, COPIES, GRADIENTS, KEPT, WORKING)
 PATH = re.compile(r"(state|batch)((?:\[[^\]]*\]|\.\w+)*)")
 MOST = 12
-# What a scan does to its slices says nothing about what is in them.
+# A scan's own slicing says nothing about the contents.
 PLUMBING = {"broadcast_in_dim", "dynamic_slice", "dynamic_update_slice", "reshape", "while"}
 CHANGES_NOTHING = frozenset({"convert"})
 

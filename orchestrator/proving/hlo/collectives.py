@@ -111,7 +111,7 @@ def _counted(shape: str, counted: str, order: str | None) -> tuple[int, ...]:
 
 
 def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) -> tuple[int, ...]:
-    """Partitions that differ along the chosen axes alone, the first of them outermost."""
+    """Partitions that differ only along the chosen axes, the first of them outermost."""
     sizes = {name: int(size) for name, size in AXIS.findall(axes)}
     parts = [
         (name, int(before or 1), int(size or sizes[name]))
@@ -375,7 +375,7 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
 
 
 def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:
-    """What a send is part of, and the slices that exchange it."""
+    """The collective that a send belongs to, and the slices that exchange it."""
     return DCN_KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE), _members(send)
 
 

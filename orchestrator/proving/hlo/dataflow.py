@@ -129,7 +129,7 @@ class Dataflow:
         return _walk([value], further)
 
     def loop_results(self, value: Value) -> list[Value]:
-        """What loops leave in the place of this value, where it is part of their state."""
+        """The values that loops leave in place of this value, where it is part of their state."""
         return [
             Value(_body(reader), self._root(_body(reader)), at.element)
             for at in self.copies(value)

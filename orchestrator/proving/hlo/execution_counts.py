@@ -67,7 +67,7 @@ def visits(program: HloProgram) -> Iterator[Visit]:
 
 
 class UnknownTrips(ValueError):
-    """The loop counts in a way that is not understood here."""
+    """This reader does not know how the loop counts."""
 
 
 @dataclass(frozen=True)

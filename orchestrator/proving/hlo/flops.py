@@ -110,7 +110,7 @@ def kernel_name(kernel: Instruction) -> str:
 
 
 def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
-    """FLOPs of one call; None where there is no formula for it, or no table to count by."""
+    """Return the FLOPs of one call, or None without a formula or a table to count by."""
     splash = KERNEL.search(kernel.op_name)
     if METADATA in kernel.op_name:
         return 0.0
@@ -154,8 +154,8 @@ def visited_blocks(program: HloProgram, where: Computation, kernel: Instruction)
 def grouped_flops(where: Computation, kernel: Instruction) -> float:
     """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
 
-    Of its three arrays of floats one is the weights of all experts; the others have the rows. Its
-    table of visits has one for each tile, and one for each expert that may begin within a tile.
+    One of its three arrays of floats holds the weights of all experts; the others have the rows.
+    Its table of visits has one for each tile, and one for each expert that may begin within a tile.
     """
     read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
     tensors = [one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")]

@@ -39,7 +39,7 @@ class SourceTables:
     def stack(self, frame: int | None) -> list[SourceLine]:
         """The calls that led to an instruction, the innermost first.
 
-        A frame names its parent by the parent's number plus one; zero is no parent.
+        A frame names its parent by the parent's number plus one; zero means that it has no parent.
         """
         places = []
         while frame in self.frames:
@@ -58,7 +58,7 @@ class SourceTables:
         return of_trainer or tuple(filter(None, map(package_line, stack)))
 
     def trainer_line(self, frame: int | None) -> str:
-        """The innermost line of the trainer that led to an instruction; empty if there is none."""
+        """Return the innermost line of the trainer that led to an instruction, or an empty text."""
         return next(filter(None, map(trainer_line, self.stack(frame))), "")
 
 
@@ -221,7 +221,7 @@ class Instruction:
         return (*CALLED.findall(plain), *branches)
 
     def attribute(self, key: str) -> str:
-        """The value of `key=value` up to the next comma or space; empty where there is none."""
+        """Return the value of `key=value` up to the next comma or space, or an empty text."""
         match = re.search(rf"\b{key}=([^\s,]*)", self.rest)
         return match[1] if match else ""
 
@@ -345,7 +345,7 @@ def _enclosed(text: str, start: int) -> str:
 
 
 def bits(dtype: str) -> int:
-    """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values have none."""
+    """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values have 0."""
     if dtype in {"token", "opaque"}:
         return 0
     match = BITS.match(dtype)

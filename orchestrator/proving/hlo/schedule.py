@@ -283,7 +283,7 @@ class _SchedulePass:
         self._spend(Work("other", one, self._lines(one), seconds, self.times))
 
     def _work(self, one: Instruction, seconds: float) -> Work:
-        """What an instruction computes: a product, if a product is inside it."""
+        """The kind of work of an instruction: a product, if a product is inside it."""
         parts = inside(self.program, one) if one.opcode == "fusion" else [(self.where, one)]
         opcodes = {part.opcode for _, part in parts}
         products = [(at, part) for at, part in parts if is_product(part)]
@@ -321,7 +321,7 @@ class _SchedulePass:
         }
         collectives = collectives_in(self.program, one)
         if ASYNC_DONE in targets:
-            # The last part of the work runs beside the end of the transfer.
+            # The last part of the work overlaps the end of the transfer.
             self.compute(one)
             self._finish(f"chain {chain_of(self.program, one)}")
         elif ASYNC_START in targets and collectives:

@@ -1,4 +1,4 @@
-"""What a transfer of a compiled program is: what it moves, over which links, for how long."""
+"""A transfer of a compiled program: the bytes it moves, over which links, for how long."""
 
 import re
 from dataclasses import dataclass, field
@@ -129,7 +129,7 @@ START = "-start"
 SPARSE_CORES = "sparse cores"
 SPARSE_CORE_THREAD = "sparsecore"
 OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
-# A collective on the sparse cores is parted: each part goes round in one direction, along one torus
+# A collective on the sparse cores is split: each part goes round in one direction, along one torus
 # axis after another. Some rings name no axis.
 PARTS = '"phase_rings"'
 RING_AXIS = re.compile(r'ring_dim":"ICI_RING_DIM_([XYZ])')
@@ -224,7 +224,7 @@ class TransferReader:
         return Transfer(name, (), "host", "", size, seconds, f"host {name}")
 
     def on_sparse_core(self, one: Instruction) -> Transfer:
-        """A call that moves data in HBM beside other work: it reads and writes its result."""
+        """A call that moves data in HBM while other work runs: it reads and writes its result."""
         [called] = self.program.called(one)
         size = sum(array.bytes for array in called.root.arrays)
         found = OFFLOADED.search(one.rest)

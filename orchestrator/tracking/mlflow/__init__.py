@@ -5,9 +5,8 @@ from pathlib import Path
 
 from orchestrator.journal.run_journal import Journal
 from orchestrator.tracking.mlflow import store
-from orchestrator.tracking.mlflow.deadline import SYNC_LIMIT_S, deadline
 from orchestrator.tracking.mlflow.export import RunExport
-from orchestrator.tracking.mlflow.store import Store
+from orchestrator.tracking.mlflow.store import SYNC_LIMIT_S, Store, deadline
 from orchestrator.values.run import Destination, Run
 from orchestrator.values.run_options import TrackingOptions
 
@@ -22,7 +21,7 @@ class MLflowTracker:
     def destination(
         self, options: TrackingOptions, storage: Path, environment: Mapping[str, str]
     ) -> Destination:
-        """A server or database: MLFLOW_TRACKING_URI, the spec's, or a file beside the runs."""
+        """Return a server or database: MLFLOW_TRACKING_URI, the spec's, or one in the storage."""
         return store.destination(options, storage, environment)
 
     def sync(

@@ -1,6 +1,6 @@
-"""Sends a run from its journal to MLflow. Recording a live run and repairing an old one are this.
+"""Sends a run from its journal to MLflow, live or to repair an older record.
 
-The journal alone decides what to send, and MLflow itself says how much it has: a tag that is
+Only the journal decides what to send, and MLflow itself says how much it has: a tag that is
 written after the points it counts. So a sync may be repeated by anybody, and interrupted anywhere.
 """
 
@@ -17,6 +17,7 @@ from orchestrator.journal import boundary
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepReader
 from orchestrator.journal.study_journal import StudyJournal
+from orchestrator.tracking.destinations import RunNotRecorded
 from orchestrator.tracking.mlflow.metadata import (
     ARTIFACTS,
     DESCRIBED,
@@ -50,9 +51,7 @@ from orchestrator.tracking.mlflow.store import (
     Store,
     StoredRun,
 )
-from orchestrator.tracking.protocol import RunNotRecorded
 from orchestrator.values import codec
-from orchestrator.values.plan import Plan
 from orchestrator.values.run import LIVE, Attempt, Run, TimedStep, TrackedRun
 from orchestrator.values.study import (
     ScalingReport,
@@ -63,40 +62,48 @@ from orchestrator.values.study import (
     kind_text,
 )
 
-# The points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep. Pure.
+_CURVES = "orch.curves"
+_STATUS: dict[str, Status] = {
+    "succeeded": "FINISHED",
+    "failed": "FAILED",
+    "cancelled": "KILLED",
+    "lost": "FAILED",
+}
+_PARENT_STATUS: dict[StudyState, Status] = {
+    "running": "RUNNING",
+    "stopped": "FAILED",
+    "succeeded": "FINISHED",
+}
+
+
+# --- the points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep
 
 
 def study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
-    """All points of a study as it is measured by now.
+    """Return all points of a study as it is measured by now.
 
     Those of a trial come once no run of it will change them: a server takes no point back.
     """
+    points: list[MetricPoint] = []
     if isinstance(report, SweepReport):
-        losses = ((one.number, one.loss) for one in report.trials)
-        return [
-            point for number, loss in losses for point in finite({SWEEP_LOSS: loss}, at_s, number)
-        ]
-    series = {tuple(one.series.items()) for one in report.trials}
-    return [
-        point
-        for trial in report.trials
-        if _has_ended(trial, report.repeats)
-        for point in _points(trial, at_s, named=len(series) > 1)
-    ]
+        for trial in report.trials:
+            points += finite({SWEEP_LOSS: trial.loss}, at_s, trial.number)
+        return points
+    several = len({tuple(trial.series.items()) for trial in report.trials}) > 1
+    for measured in report.trials:
+        failed = sum(state not in LIVE for state in measured.unfinished.values())
+        if measured.done + failed >= report.repeats:
+            points += _points(measured, at_s, named=several)
+    return points
 
 
-def _has_ended(trial: TrialReport, repeats: int) -> bool:
-    failed = sum(state not in LIVE for state in trial.unfinished.values())
-    return trial.done + failed >= repeats
+def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint]:
+    """Return measured, expected and roofline of a trial, at its number of pods.
 
-
-def _points(trial: TrialReport, at_s: float, *, named: bool) -> Iterator[MetricPoint]:
-    """Measured, expected and roofline of a trial, at its number of pods.
-
-    A rehearsal without a forecast of its own has the measured line alone.
+    A rehearsal without a forecast of its own has only the measured line.
     """
     if trial.measured is None or trial.predicted is None:
-        return
+        return []
     plan, compared = trial.predicted, trial.not_compared is None
     chips = trial.chips
     mfu = {"measured": trial.measured.mfu.median if trial.measured.mfu else None}
@@ -114,22 +121,14 @@ def _points(trial: TrialReport, at_s: float, *, named: bool) -> Iterator[MetricP
     suffix = NOT_IN_A_NAME.sub("_", f" {series}") if named else ""
     values = {OF_PODS[what] + suffix: value for what, value in mfu.items()}
     values |= {SPEED_OF_PODS[what] + suffix: value for what, value in speed.items()}
-    yield from finite(values, at_s, plan.pods)
+    return finite(values, at_s, plan.pods)
 
 
-# The MLflow run of a study. The runs of its trials are its children.
-
-
-CURVES = "orch.curves"
-PARENT_STATUS: dict[StudyState, Status] = {
-    "running": "RUNNING",
-    "stopped": "FAILED",
-    "succeeded": "FINISHED",
-}
+# --- the MLflow run of a study, whose children are the runs of its trials
 
 
 def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
-    """The id of the MLflow run of a run's study, created when there is none.
+    """Return the id of the MLflow run of a run's study; create it when it is missing.
 
     None for a run without a study, or when the study's directory was removed or is not this user's.
     """
@@ -142,10 +141,14 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     except (JournalUnreadable, OSError):
         return None
     parent = _find_or_create(study, opened, store)
-    status = PARENT_STATUS[study.status().state]
+    status = _PARENT_STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
-    _send_page(study, parent, store)
+    page = study.path / REPORT
+    if page.exists() and parent.tags.get(ARTIFACTS) != (version := version_of({REPORT: page})):
+        with tempfile.TemporaryDirectory() as folder:
+            store.log_file(parent.id, short_copy(page, Path(folder) / REPORT), None)
+        store.log(parent.id, tags={ARTIFACTS: version})
     if run.state not in LIVE:
         _send_points(study, parent, store)
     return parent.id
@@ -154,64 +157,50 @@ def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
 def _send_points(study: StudyJournal, parent: StoredRun, store: Store) -> None:
     """Send the curves of the study where they have changed."""
     report = report_of_study(study)
-    ended = [one.ended_at_s for one in study.status().runs if one.ended_at_s]
+    ended = [run.ended_at_s for run in study.status().runs if run.ended_at_s]
     points = study_points(report, max(ended, default=study.submission().at_s))
     digest = codec.digest(points)
-    if parent.tags.get(CURVES) == digest:
+    if parent.tags.get(_CURVES) == digest:
         return
     best = report.best if isinstance(report, SweepReport) else None
-    settings = next(
-        (one.settings for one in study.submission().study.trials if one.number == best), {}
-    )
-    named = {"orch.best": ", ".join(f"{key} {text}" for key, text in settings.items())}
-    store.log(parent.id, points, tags={CURVES: digest} | {k: v for k, v in named.items() if v})
-
-
-def _send_page(study: StudyJournal, parent: StoredRun, store: Store) -> None:
-    """Send the page of the study when it is new or has changed."""
-    page = study.path / REPORT
-    if not page.exists() or parent.tags.get(ARTIFACTS) == (version := version_of({REPORT: page})):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        store.log_file(parent.id, short_copy(page, Path(folder) / REPORT), None)
-    store.log(parent.id, tags={ARTIFACTS: version})
+    tags = {_CURVES: digest}
+    for trial in study.submission().study.trials:
+        if trial.number == best and trial.settings:
+            tags["orch.best"] = ", ".join(f"{key} {text}" for key, text in trial.settings.items())
+    store.log(parent.id, points, tags=tags)
 
 
 def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
-    """The noted run, or one that is tagged with the study's id, or a new one."""
+    """Return the noted run, or one that is tagged with the study's id, or a new one."""
     noted, stored = study.tracking(), None
     if noted and noted.uri == store.where.uri:
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:
         return stored
-    tagged = [one for one in store.tagged(RUN_ID, opened.id) if not one.deleted]
-    stored = tagged[0] if tagged else _create(study, opened, store)
+    tagged = [found for found in store.tagged(RUN_ID, opened.id) if not found.deleted]
+    if tagged:
+        stored = tagged[0]
+    else:
+        config = opened.study
+        varied, repeats = ", ".join(config.vary), f"{config.repeats} of each"
+        trials = f"{len(config.trials)} trials over {varied}, {repeats}"
+        about = f"**{study.key}**: {kind_text(config.scaling)}, {trials}."
+        tags = {
+            RUN_ID: opened.id,
+            "orch.kind": "study",
+            "orch.study": study.key,
+            REHEARSAL: yes_or_no(opened.rehearsal),
+            "orch.study_kind": config.kind,
+            "orch.scaling": config.scaling or "",
+            NOTE: f"{about}\n\nJournal: `{study.path}`",
+        }
+        tags = {name: text for name, text in tags.items() if text}
+        stored = store.create(study.key, opened.at_s, tags)
     journals.track(study, TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
     return stored
 
 
-def _create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
-    config = opened.study
-    trials = f"{len(config.trials)} trials over {', '.join(config.vary)}, {config.repeats} of each"
-    tags = {
-        RUN_ID: opened.id,
-        "orch.kind": "study",
-        "orch.study": study.key,
-        REHEARSAL: yes_or_no(opened.rehearsal),
-        "orch.study_kind": config.kind,
-        "orch.scaling": config.scaling or "",
-        NOTE: f"**{study.key}**: {kind_text(config.scaling)}, {trials}.\n\nJournal: `{study.path}`",
-    }
-    tags = {name: text for name, text in tags.items() if text}
-    return store.create(study.key, opened.at_s, tags)
-
-
-STATUS: dict[str, Status] = {
-    "succeeded": "FINISHED",
-    "failed": "FAILED",
-    "cancelled": "KILLED",
-    "lost": "FAILED",
-}
+# --- the MLflow run of a run
 
 
 class RunExport:
@@ -242,9 +231,12 @@ class RunExport:
             self._tags, self._status = dict(self._stored.tags), self._stored.status
             self._steps = int(self._tags.get(STEPS_RECORDED, 0))
         self._send_description(self._stored, run)
-        self._send_steps(self._stored, run, on_steps)
+        for points, steps in self._batches(run):
+            self._send(self._stored, points, {STEPS_RECORDED: str(steps)})
+            self._steps = steps
+            on_steps(steps)
         if run.state not in LIVE and run.steps_done:
-            ending = of_ending(make_report(self._journal), last_seen_at_s(run))
+            ending = of_ending(make_report(self._journal), _last_seen_at_s(run))
             self._send(self._stored, ending, {})
         self._set_status(self._stored, run)
         self._send_files(self._stored, run)
@@ -252,14 +244,15 @@ class RunExport:
     # --- the MLflow run
 
     def _find_or_create(self, run: Run) -> StoredRun:
-        """The one MLflow run of this run: the noted one, or the tagged one, or a new one.
+        """Return the one MLflow run of this run: the noted one, or the tagged one, or a new one.
 
         MLflow may have created a run although its answer was lost. A run that carries the same tag
         and is not the noted one is such a ghost, and is deleted.
         """
         noted = self._noted(run)
-        tagged = [one for one in self._store.tagged(RUN_ID, run.id) if not one.deleted]
-        stored = noted or (tagged[0] if tagged else self._create(run))
+        tagged = [found for found in self._store.tagged(RUN_ID, run.id) if not found.deleted]
+        stored = noted or (tagged[0] if tagged else None)
+        stored = stored or self._store.create(run.run, run.submitted_at_s, {RUN_ID: run.id})
         tracking = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
         for ghost in tagged:
@@ -268,7 +261,7 @@ class RunExport:
         return stored
 
     def _noted(self, run: Run) -> StoredRun | None:
-        """The MLflow run that the journal names, if this MLflow has it."""
+        """Return the MLflow run that the journal names, if this MLflow has it."""
         if run.tracking is None or run.tracking.uri != self._store.where.uri:
             return None
         stored = self._store.run(run.tracking.run_id)
@@ -278,11 +271,6 @@ class RunExport:
                 f" it, or remove {self._journal.paths.tracking} to record the run anew"
             )
         return stored
-
-    def _create(self, run: Run) -> StoredRun:
-        return self._store.create(run.run, run.submitted_at_s, {RUN_ID: run.id})
-
-    # --- params and tags
 
     def _send_description(self, stored: StoredRun, run: Run) -> None:
         tracked = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
@@ -304,20 +292,14 @@ class RunExport:
         self._store.log(stored.id, points[last:], tags=tags)
         self._tags |= tags
 
-    # --- steps
-
-    def _send_steps(self, stored: StoredRun, run: Run, on_steps: Callable[[int], None]) -> None:
-        for points, steps in self._batches(run):
-            self._send(stored, points, {STEPS_RECORDED: str(steps)})
-            self._steps = steps
-            on_steps(steps)
-
     def _batches(self, run: Run) -> Iterator[tuple[list[MetricPoint], int]]:
-        """The points of new steps in batches that MLflow takes, and the steps done by then."""
+        """Yield batches of points of new steps that MLflow takes, and the steps done by then."""
         batch: list[MetricPoint] = []
         steps = self._steps
         for attempt, timed in first_done(self._new_steps(run), self._steps):
-            points = of_step(timed, self._plan(attempt).stage_of(timed.step.index))
+            points = of_step(
+                timed, self._journal.plan(attempt.plan_digest).stage_of(timed.step.index)
+            )
             if batch and len(batch) + len(points) >= MOST_POINTS:
                 yield batch, steps
                 batch = []
@@ -334,15 +316,10 @@ class RunExport:
             for steps in reader.in_parts():
                 yield attempt, steps
 
-    def _plan(self, attempt: Attempt) -> Plan:
-        return self._journal.plan(attempt.plan_digest)
-
-    # --- status and files
-
     def _set_status(self, stored: StoredRun, run: Run) -> None:
-        status = STATUS.get(run.state, "RUNNING")
+        status = _STATUS.get(run.state, "RUNNING")
         if self._status != status:
-            ended_at_s = None if status == "RUNNING" else last_seen_at_s(run)
+            ended_at_s = None if status == "RUNNING" else _last_seen_at_s(run)
             self._store.set_status(stored.id, status, ended_at_s)
             self._status = status
 
@@ -359,10 +336,11 @@ class RunExport:
         self._send(stored, [], {ARTIFACTS: version})
 
 
-def last_seen_at_s(run: Run) -> float:
-    """When a run ended, or when a lost run last made progress."""
+def _last_seen_at_s(run: Run) -> float:
+    """Return when a run ended, or when a lost run last made progress."""
     if run.ended_at_s is not None:
         return run.ended_at_s
-    times = [run.submitted_at_s, *(one.started_at_s for one in run.attempts)]
-    times += [one.ended_at_s for one in run.attempts if one.ended_at_s is not None]
-    return max([*times, *([run.last_step.at_s] if run.last_step else [])])
+    times = [run.submitted_at_s, *([run.last_step.at_s] if run.last_step else [])]
+    for attempt in run.attempts:
+        times += [attempt.started_at_s, attempt.ended_at_s or attempt.started_at_s]
+    return max(times)

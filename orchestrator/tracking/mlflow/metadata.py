@@ -1,8 +1,9 @@
-"""What MLflow keeps of a run besides its step metrics: params, tags, a note, files."""
+"""The record of a run in MLflow besides its step metrics: params, tags, a note, files."""
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,13 @@ RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"
 REHEARSAL = "orch.rehearsal"
 DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
 NOTE, PARENT, COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
-LONGEST_TAG = 8_000
-MOST_RANKS = 8
+_LONGEST_TAG = 8_000
+_MOST_RANKS = 8
 REPORT = "report.html"
 LONGEST_NAME, LONGEST_VALUE = 250, 6_000
-SPEC_ARTIFACT = "spec.json"
-# Of a longer file only the end is sent, and its first line says so.
-LONGEST_LOG_BYTES, LONGEST_FILE_BYTES = 1 << 20, 256 << 20
+_SPEC_ARTIFACT = "spec.json"
+# Only the end of a longer file is sent, and its first line says so.
+_LONGEST_LOG_BYTES, _LONGEST_FILE_BYTES = 1 << 20, 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,38 +53,33 @@ class Description:
 
 
 def description(journal: Journal, run: Run, parent: str | None) -> Description:
-    """The description of a run as it is now. `parent` is the MLflow run of its study.
+    """Return the description of a run as it is now. `parent` is the MLflow run of its study.
 
     A plan or proof that cannot be read is left out.
     """
-    plans = {one.number: plan_of(journal, one.plan_digest) for one in run.attempts}
-    first = plan_of(journal, run.plan_digest if not run.attempts else run.attempts[0].plan_digest)
+    plans = {each.number: _plan_of(journal, each.plan_digest) for each in run.attempts}
+    newest = _plan_of(journal, run.plan_digest)
+    first = plans[run.attempts[0].number] if run.attempts else newest
     points = of_plan(first, run.submitted_at_s, 0) if first else []
     for attempt in run.attempts[1:]:
         plan = plans[attempt.number]
         if plan and plan != plans[attempt.number - 1]:
             points += of_plan(plan, attempt.started_at_s, attempt.number - 1)
-    proof = proof_of(journal, run)
+    proof = None
+    with suppress(JournalUnreadable):  # a rehearsal has the proof of the plan that it rehearses
+        proof = journal.proof(journal.full_plan(run).digest)
     if proof:
         points += of_proof(proof, run.submitted_at_s)
     return Description(
         params=params(journal.spec()),
-        tags=_tags(run, parent, plan_of(journal, run.plan_digest), proof),
+        tags=_tags(run, parent, newest, proof),
         points=tuple(points),
     )
 
 
-def plan_of(journal: Journal, digest: str) -> Plan | None:
+def _plan_of(journal: Journal, digest: str) -> Plan | None:
     try:
         return journal.plan(digest)
-    except JournalUnreadable:
-        return None
-
-
-def proof_of(journal: Journal, run: Run) -> Proof | None:
-    """The proof of the run's plan. A rehearsal has the proof of the plan that it rehearses."""
-    try:
-        return journal.proof(journal.full_plan(run).digest)
     except JournalUnreadable:
         return None
 
@@ -123,23 +119,31 @@ def yes_or_no(holds: bool) -> str:
 
 
 def _fitting(text: str) -> str:
-    """A tag that is short enough for MLflow. A cut one says so."""
+    """Return a tag that is short enough for MLflow. A cut one says so."""
     ending = " ... (cut here; the journal has all of it)"
-    return text if len(text) <= LONGEST_TAG else text[: LONGEST_TAG - len(ending)] + ending
+    return text if len(text) <= _LONGEST_TAG else text[: _LONGEST_TAG - len(ending)] + ending
 
 
 def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
-    """The run in a few lines, as MLflow shows them on its page."""
+    """Return the run in a few lines, as MLflow shows them on its page."""
     lines = [f"**{run.run}** {run.state}: {run.steps_done:,} of {run.steps:,} steps."]
     if run.rehearsal:
         lines.append("A rehearsal: a small copy, on this machine's CPU devices.")
     if run.state not in LIVE and (why := run.detail or last_attempt_text(run.attempts)):
         lines.append(f"Why: {first_line(why)}")
     if plan:
-        lines.append(_plan_line(plan, rehearsal=run.rehearsal))
+        mfu, step_s = plan.forecast.mfu.lower, plan.forecast.step_s.lower
+        basis = ", for chips and not for CPU devices" if run.rehearsal else ""
+        if run.rehearsal and plan.chip_profile:
+            basis = ", by the measured speed of this machine"
+        lines.append(
+            f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
+            f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
+            f" {step_s:.4g} s a step at least{basis}."
+        )
     if run.recent:
-        mfu = "" if run.recent.mfu is None else f", MFU {run.recent.mfu * 100:.1f} %"
-        lines.append(f"Measured: {run.recent.step_s:.4g} s a step{mfu}.")
+        speed = "" if run.recent.mfu is None else f", MFU {run.recent.mfu * 100:.1f} %"
+        lines.append(f"Measured: {run.recent.step_s:.4g} s a step{speed}.")
     if proof:
         peak, allowed = proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device
         verdict = "fits" if proof.fits else "does not fit"
@@ -151,53 +155,38 @@ def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     return "\n\n".join(lines)
 
 
-def _plan_line(plan: Plan, *, rehearsal: bool) -> str:
-    mfu, step_s = plan.forecast.mfu.lower, plan.forecast.step_s.lower
-    basis = ", for chips and not for CPU devices" if rehearsal else ""
-    if rehearsal and plan.chip_profile:
-        basis = ", by the measured speed of this machine"
-    return (
-        f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
-        f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
-        f" {step_s:.4g} s a step at least{basis}."
-    )
-
-
 def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
-    """The files that MLflow keeps with the run, by name there. Logs follow once it has ended."""
+    """Return the files that MLflow keeps, by name there. Logs follow once the run has ended."""
     places = journal.paths
-    found = {SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
+    found = {_SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
     for folder in (places.plans, places.proofs, places.documents):
         names = [name for name in files.names(folder) if not name.startswith(".")]
         shown = [folder / name for name in names if name != UNCOMMITTED]
         found |= {f"{folder.name}/{path.name}": path for path in shown}
     if run.state not in LIVE:
         for attempt in run.attempts:
-            for log in list_logs(journal.path, run, attempt=attempt.number)[: MOST_RANKS + 1]:
-                found[f"logs/{_log_name(log.path, log.attempt)}"] = log.path
-    return {name: path for name, path in found.items() if _is_there(path)}
+            for log in list_logs(journal.path, run, attempt=attempt.number)[: _MOST_RANKS + 1]:
+                prefix = "" if log.attempt is None else f"attempt-{log.attempt}-"
+                found[f"logs/{prefix}{log.path.name}"] = log.path
+    return {name: path for name, path in found.items() if _is_file(path)}
 
 
-def _is_there(path: Path) -> bool:
+def _is_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(boundary.status_of(path).st_mode)
     except OSError:
         return False
 
 
-def _log_name(path: Path, attempt: int | None) -> str:
-    return path.name if attempt is None else f"attempt-{attempt}-{path.name}"
-
-
 def version_of(sent: Mapping[str, Path]) -> str:
-    """A digest of names, sizes and times: it changes when files must be sent again."""
+    """Return a digest of names, sizes and times: it changes when files must be sent again."""
     stats = {name: boundary.status_of(path) for name, path in sent.items()}
-    return codec.digest({name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()})
+    return codec.digest({name: (found.st_size, found.st_mtime_ns) for name, found in stats.items()})
 
 
 def short_copy(path: Path, copy: Path) -> Path:
-    """The file under its new name; of a long one the end, after a line that says so."""
-    longest = LONGEST_LOG_BYTES if path.suffix == ".log" else LONGEST_FILE_BYTES
+    """Copy a file, or the end of a long one after a line that says so; return the copy."""
+    longest = _LONGEST_LOG_BYTES if path.suffix == ".log" else _LONGEST_FILE_BYTES
     copy.parent.mkdir(parents=True, exist_ok=True)
     with boundary.reading_file(path) as file, copy.open("wb") as out:
         size = os.fstat(file.fileno()).st_size
@@ -209,25 +198,26 @@ def short_copy(path: Path, copy: Path) -> Path:
 
 
 def params(spec: Spec) -> dict[str, str]:
-    """Every value of a spec under its dotted key.
+    """Return every value of a spec under its dotted key.
 
     A value that is too long for MLflow is replaced by a pointer to the artifact with the spec.
     """
     return dict(_named(key, value) for key, value in _leaves("", msgspec.to_builtins(spec)))
 
 
-def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
-        inside = [(f"{key}.{name}" if key else name, one) for name, one in value.items()]
-        return [leaf for name, one in inside for leaf in _leaves(name, one)]
-    return [(key, value)]
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}" if key else name, inner)
+    else:
+        yield key, value
 
 
 def _named(key: str, value: Any) -> tuple[str, str]:
     name = NOT_IN_A_NAME.sub("_", key)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if len(name) > LONGEST_NAME:
-        return name[: LONGEST_NAME - 1] + "_", f"in artifact {SPEC_ARTIFACT}: the key is too long"
+        return name[: LONGEST_NAME - 1] + "_", f"in artifact {_SPEC_ARTIFACT}: the key is too long"
     if len(text) > LONGEST_VALUE:
-        return name, f"in artifact {SPEC_ARTIFACT}: {len(text):,} characters are too many"
+        return name, f"in artifact {_SPEC_ARTIFACT}: {len(text):,} characters are too many"
     return name, text

@@ -1,4 +1,4 @@
-"""Every metric by name, and the points of it that steps, plans, proofs and ends give. Pure.
+"""Every metric by name, and the points of it that steps, plans, proofs and ends give.
 
 `views.json` shows each metric. The part of a name before the slash becomes a section of charts in
 MLflow. Names that people know from MaxText are the same here.
@@ -6,7 +6,7 @@ MLflow. Names that people know from MaxText are the same here.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -14,57 +14,62 @@ from orchestrator.formatting import GIB
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Badput, PredictionKind, Report
-from orchestrator.values.run import Attempt, TimedStep
+from orchestrator.values.run import Attempt, Step, TimedStep
 
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
 
-STEP_TIME = "perf/step_time_seconds"
-# MLflow cuts the title of a chart after some thirty letters: these stand beside each other in it.
-MFU, MFU_EXPECTED, MFU_ROOFLINE = "mfu/measured", "mfu/expected", "mfu/roofline"
-STEP_TIME_PREDICTED = "perf/step_time_seconds_predicted"
-TFLOPS = "perf/per_device_tflops_per_sec"
-TOKENS = "perf/per_device_tokens_per_sec"
-DATA_WAIT = "perf/data_wait_seconds"
-CHECKPOINT_WAIT = "perf/checkpoint_wait_seconds"
-MEASURED_HBM = "perf/peak_hbm_gib"
-LOSS = "learning/loss"
-GRAD_NORM = "learning/grad_norm"
-LEARNING_RATE = "learning/lr"
-# A trainer's own metrics keep their names, in a section of their own.
-TRAINER = "trainer/"
+STEP_TIME, LOSS, MEASURED_HBM = "perf/step_time_seconds", "learning/loss", "perf/peak_hbm_gib"
+# MLflow cuts the title of a chart after some thirty letters, and both names must fit in it.
+MFU, MFU_ROOFLINE = "mfu/measured", "mfu/roofline"
 
-OF_STEPS = (
-    STEP_TIME, STEP_TIME_PREDICTED, MFU, MFU_EXPECTED, MFU_ROOFLINE, TFLOPS, TOKENS,
-    DATA_WAIT, CHECKPOINT_WAIT, MEASURED_HBM, LOSS, GRAD_NORM, LEARNING_RATE,
-)  # fmt: skip
+OF_STEPS: dict[str, Callable[[Step, Plan], float | None]] = {
+    STEP_TIME: lambda step, _: step.step_s,
+    "perf/step_time_seconds_predicted": lambda _, plan: plan.forecast.step_s.lower,
+    MFU: lambda step, _: step.mfu,
+    "mfu/expected": lambda _, plan: plan.forecast.mfu.expected,
+    MFU_ROOFLINE: lambda _, plan: plan.forecast.mfu.lower,
+    "perf/per_device_tflops_per_sec": lambda step, plan: (
+        step.model_flops_per_s_per_chip
+        and step.model_flops_per_s_per_chip * (plan.chips / plan.devices) / 1e12
+    ),
+    "perf/per_device_tokens_per_sec": lambda step, plan: (
+        step.tokens_per_s_per_chip and step.tokens_per_s_per_chip * (plan.chips / plan.devices)
+    ),
+    "perf/data_wait_seconds": lambda step, _: step.data_s,
+    "perf/checkpoint_wait_seconds": lambda step, _: step.checkpoint_s,
+    MEASURED_HBM: lambda step, _: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
+    LOSS: lambda step, _: step.loss,
+    "learning/grad_norm": lambda step, _: step.grad_norm,
+    "learning/lr": lambda step, _: step.learning_rate,
+}
 
-PODS, CHIPS = "planning/pods", "planning/chips"
-BATCH_TOKENS = "planning/batch_tokens"
-MFU_UNOVERLAPPED = "predicted/mfu_unoverlapped"
-STEP_TIME_LOWER = "predicted/step_time_seconds_lower"
-STEP_TIME_EXPECTED = "predicted/step_time_seconds_expected"
-STEP_TIME_UNOVERLAPPED = "predicted/step_time_seconds_unoverlapped"
-TOKENS_PER_S_UPPER = "predicted/tokens_per_second_upper"
-PREDICTED_HBM = "predicted/peak_hbm_gib"
-DAYS_EXPECTED, DOLLARS_EXPECTED = "predicted/days_expected", "predicted/dollars_expected"
+OF_PLANS: dict[str, Callable[[Plan], float | None]] = {
+    "plan/pods": lambda plan: plan.pods,
+    "plan/chips": lambda plan: plan.chips,
+    "plan/batch_tokens": lambda plan: plan.batch.tokens,
+    "predicted/mfu_unoverlapped": lambda plan: plan.forecast.mfu.unoverlapped,
+    "predicted/step_time_seconds_lower": lambda plan: plan.forecast.step_s.lower,
+    "predicted/step_time_seconds_expected": lambda plan: plan.forecast.step_s.expected,
+    "predicted/step_time_seconds_unoverlapped": lambda plan: plan.forecast.step_s.unoverlapped,
+    "predicted/tokens_per_second_upper": lambda plan: plan.forecast.tokens_per_s.lower,
+    "predicted/peak_hbm_gib": lambda plan: plan.forecast.memory_bytes_per_device / GIB,
+    "predicted/days_expected": lambda plan: plan.forecast.days.expected,
+    "predicted/dollars_expected": lambda plan: (
+        plan.forecast.dollars.expected if plan.forecast.dollars else None
+    ),
+}
 
-OF_PLANS = (
-    PODS, CHIPS, BATCH_TOKENS, MFU_UNOVERLAPPED, STEP_TIME_LOWER, STEP_TIME_EXPECTED,
-    STEP_TIME_UNOVERLAPPED, TOKENS_PER_S_UPPER, PREDICTED_HBM, DAYS_EXPECTED, DOLLARS_EXPECTED,
-)  # fmt: skip
-
-PEAK_HBM = "proof/peak_hbm_gib"
-HBM_MARGIN = "proof/hbm_margin_gib"
-COMPILE_TIME = "proof/compile_seconds"
-
-OF_PROOFS = (PEAK_HBM, HBM_MARGIN, COMPILE_TIME)
+_OF_PROOFS: dict[str, Callable[[Proof], float]] = {
+    "proof/peak_hbm_gib": lambda proof: proof.peak_hbm_bytes_per_device / GIB,
+    "proof/hbm_margin_gib": lambda proof: proof.margin_bytes / GIB,
+    "proof/compile_seconds": lambda proof: proof.compile_s,
+}
 
 MEDIAN_MFU = "mfu/median"
-MEDIAN_STEP_TIME = "summary/step_time_seconds"
 TOKENS_PER_S = "summary/tokens_per_second"
-FINAL_LOSS = "summary/loss"
 GOODPUT = "summary/goodput"
+_MEDIAN_STEP_TIME, _FINAL_LOSS = "summary/step_time_seconds", "summary/loss"
 # The median step over the predicted one: 1 is as predicted, 2 is twice as long.
 OVER_PREDICTED: dict[PredictionKind, str] = {
     against: f"summary/step_time_over_{against}" for against in get_args(PredictionKind)
@@ -72,30 +77,26 @@ OVER_PREDICTED: dict[PredictionKind, str] = {
 BADPUT: dict[Badput, str] = {cause: f"summary/badput_{cause}_seconds" for cause in get_args(Badput)}
 
 OF_ENDINGS = (
-    MEDIAN_MFU, MEDIAN_STEP_TIME, *OVER_PREDICTED.values(), TOKENS_PER_S, FINAL_LOSS, GOODPUT,
+    MEDIAN_MFU, _MEDIAN_STEP_TIME, *OVER_PREDICTED.values(), TOKENS_PER_S, _FINAL_LOSS, GOODPUT,
     *BADPUT.values(),
 )  # fmt: skip
 
-# Of the run of a study, with the number of pods as the step; of several series each has its name
-# behind.
+# A study's run has the number of pods as its step. Of several series, each ends in its own name.
 OF_PODS: dict[str, str] = {what: f"scaling/{what}" for what in ("measured", "expected", "roofline")}
 SPEED_OF_PODS: dict[str, str] = {what: f"speed/{what}" for what in OF_PODS}
-# Of the run of a sweep, with the number of the trial as the step.
+# A sweep's run has the number of the trial as its step.
 SWEEP_LOSS = "sweep/loss"
 
 OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)
 
-# Only a run in stages has these.
-STAGE, STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
+# Only a run in stages, or with evaluations, has these.
+_STAGE, _STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
+_EVAL_LOSS, _EVAL_PERPLEXITY, _EVAL_TIME = "eval/loss", "eval/perplexity", "eval/seconds"
 
-OF_STAGES = (STAGE, STEPS_DOLLARS)
-
-# Only a run with evaluations has these.
-EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME = "eval/loss", "eval/perplexity", "eval/seconds"
-
-OF_EVALUATIONS = (EVAL_LOSS, EVAL_PERPLEXITY, EVAL_TIME)
-
-ALL = (*OF_STEPS, *OF_PLANS, *OF_PROOFS, *OF_ENDINGS, *OF_STUDIES, *OF_STAGES, *OF_EVALUATIONS)
+ALL = (
+    *OF_STEPS, *OF_PLANS, *_OF_PROOFS, *OF_ENDINGS, *OF_STUDIES, _STAGE, _STEPS_DOLLARS,
+    _EVAL_LOSS, _EVAL_PERPLEXITY, _EVAL_TIME,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class MetricPoint:
 
 
 def finite(named: Mapping[str, float | None], at_s: float, step: int) -> list[MetricPoint]:
-    """A point for each value that is known and finite: MLflow would turn infinity into a number."""
+    """Return a point per known, finite value: MLflow would turn infinity into a number."""
     return [
         MetricPoint(name=name, value=float(value), at_s=at_s, step=step)
         for name, value in named.items()
@@ -118,44 +119,24 @@ def finite(named: Mapping[str, float | None], at_s: float, step: int) -> list[Me
 
 
 def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
-    """One step as measured, and what the plan of its attempt predicts for it."""
-    step, forecast = timed.step, plan.forecast
-    of_device = plan.chips / plan.devices
-    flops_per_s = step.model_flops_per_s_per_chip
-    tokens_per_s = step.tokens_per_s_per_chip
-    named = {
-        STEP_TIME: step.step_s,
-        STEP_TIME_PREDICTED: forecast.step_s.lower,
-        MFU: step.mfu,
-        MFU_EXPECTED: forecast.mfu.expected,
-        MFU_ROOFLINE: forecast.mfu.lower,
-        TFLOPS: flops_per_s and flops_per_s * of_device / 1e12,
-        TOKENS: tokens_per_s and tokens_per_s * of_device,
-        DATA_WAIT: step.data_s,
-        CHECKPOINT_WAIT: step.checkpoint_s,
-        MEASURED_HBM: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
-        LOSS: step.loss,
-        GRAD_NORM: step.grad_norm,
-        LEARNING_RATE: step.learning_rate,
-        STAGE: plan.stage.number if plan.stage else None,
-    }
+    """Return one step as measured, and what the plan of its attempt predicts for it."""
+    step = timed.step
+    named = {name: value(step, plan) for name, value in OF_STEPS.items()}
+    named[_STAGE] = plan.stage.number if plan.stage else None
     if evaluation := step.own_evaluation:
-        named[EVAL_LOSS] = evaluation.loss
-        named[EVAL_PERPLEXITY] = evaluation.perplexity
-        named[EVAL_TIME] = evaluation.evaluation_s
-    own = {TRAINER + trainer_metric_name(name): x for name, x in step.trainer_metrics.items()}
-    return finite(named | own, timed.at_s, step.index)
-
-
-def trainer_metric_name(name: str) -> str:
-    """A trainer's name for a metric, as MLflow takes it."""
-    return NOT_IN_A_NAME.sub("_", name)[:200]
+        named[_EVAL_LOSS] = evaluation.loss
+        named[_EVAL_PERPLEXITY] = evaluation.perplexity
+        named[_EVAL_TIME] = evaluation.evaluation_s
+    # A trainer's own metrics keep their names, in a section of their own.
+    for name, value in step.trainer_metrics.items():
+        named["trainer/" + NOT_IN_A_NAME.sub("_", name)[:200]] = value
+    return finite(named, timed.at_s, step.index)
 
 
 def first_done(
     attempts: Iterable[tuple[Attempt, Sequence[TimedStep]]], done: int
 ) -> Iterator[tuple[Attempt, TimedStep]]:
-    """The steps from `done` on, each as it was first done.
+    """Yield the steps from `done` on, each as it was first done.
 
     MLflow cannot take a point back. When a step is repeated after a failure, its first point stays,
     so every process that records the run sends the same points.
@@ -168,47 +149,30 @@ def first_done(
 
 
 def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
-    """The size of a plan, and its forecast."""
-    forecast = plan.forecast
-    named = {
-        PODS: plan.pods,
-        CHIPS: plan.chips,
-        BATCH_TOKENS: plan.batch.tokens,
-        MFU_UNOVERLAPPED: forecast.mfu.unoverlapped,
-        STEP_TIME_LOWER: forecast.step_s.lower,
-        STEP_TIME_EXPECTED: forecast.step_s.expected,
-        STEP_TIME_UNOVERLAPPED: forecast.step_s.unoverlapped,
-        TOKENS_PER_S_UPPER: forecast.tokens_per_s.lower,
-        PREDICTED_HBM: forecast.memory_bytes_per_device / GIB,
-        DAYS_EXPECTED: forecast.days.expected,
-        DOLLARS_EXPECTED: forecast.dollars.expected if forecast.dollars else None,
-    }
-    return finite(named, at_s, step)
+    """Return the size of a plan, and its forecast."""
+    return finite({name: value(plan) for name, value in OF_PLANS.items()}, at_s, step)
 
 
 def of_proof(proof: Proof, at_s: float) -> list[MetricPoint]:
-    """Memory and time of the compilation."""
-    named = {
-        PEAK_HBM: proof.peak_hbm_bytes_per_device / GIB,
-        HBM_MARGIN: proof.margin_bytes / GIB,
-        COMPILE_TIME: proof.compile_s,
-    }
-    return finite(named, at_s, 0)
+    """Return memory and time of the compilation."""
+    return finite({name: value(proof) for name, value in _OF_PROOFS.items()}, at_s, 0)
 
 
 def of_ending(report: Report, at_s: float) -> list[MetricPoint]:
-    """The summary of an ended run: medians of its steps, and where its time went."""
+    """Return the summary of an ended run: medians of its steps, and where its time went."""
     measured, time = report.measured, report.goodput
     if not report.steps_done:
         return []
-    named: dict[str, float | None] = {FINAL_LOSS: report.last_loss}
-    named |= {OVER_PREDICTED[one.against]: one.measured_over_predicted for one in report.ratios}
+    named: dict[str, float | None] = {_FINAL_LOSS: report.last_loss}
+    named |= {
+        OVER_PREDICTED[ratio.against]: ratio.measured_over_predicted for ratio in report.ratios
+    }
     if measured:
-        named[MEDIAN_STEP_TIME] = measured.step_s.median
+        named[_MEDIAN_STEP_TIME] = measured.step_s.median
         named[TOKENS_PER_S] = measured.tokens_per_s
         named[MEDIAN_MFU] = measured.mfu.median if measured.mfu else None
     if report.stage_totals:
-        named[STEPS_DOLLARS] = report.stage_totals.dollars
+        named[_STEPS_DOLLARS] = report.stage_totals.dollars
     if time:
         named[GOODPUT] = time.goodput
         named |= {BADPUT[cause]: time.badput_s[cause] for cause in BADPUT}

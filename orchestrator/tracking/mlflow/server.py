@@ -18,21 +18,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import OrchError
 from orchestrator.processes import LOOPBACK, free_port
 from orchestrator.tracking.mlflow.store import SETTINGS, USUAL_PORT
 
 # What `mlflow server` hands to its app. Importing MLflow here, to ask for the names, takes seconds.
-BACKEND_STORE = "_MLFLOW_SERVER_FILE_STORE"
-SERVER_SETTINGS = {
+_BACKEND_STORE = "_MLFLOW_SERVER_FILE_STORE"
+_SERVER_SETTINGS = {
     "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 # MLflow is a long import, longer on a busy machine.
-START_LIMIT_S, POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
-APP = "orchestrator.tracking.mlflow.ui_app:app"
-API = "/api/2.0/mlflow/experiments/search?max_results=1"
+_START_LIMIT_S, _POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
+APP = "orchestrator.tracking.mlflow.server:app"
+_API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
 class NoServer(OrchError):
@@ -56,7 +57,7 @@ class Served:
 
 @contextmanager
 def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) -> Iterator[Served]:
-    """A server that shows a database, for as long as a `with` lasts."""
+    """Yield a server that shows a database, for as long as a `with` lasts."""
     chosen = port or free_port(USUAL_PORT)
     program = [sys.executable, "-m", "orchestrator.tracking.mlflow.server", uri, str(chosen)]
     with log.open("wb") as out:
@@ -72,36 +73,37 @@ def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Let the server's process end, and then kill what is left of its session: that process may be
-    stopped, and so may its stand-in, or be gone before the rest.
+    """Let the server's process end, and then kill what is left of its session.
+
+    That process and its stand-in may be stopped, or gone before the rest.
     """
     assert process.stdin
     process.stdin.close()
     deadline = time.monotonic() + 2 * END_LIMIT_S
     while not _has_ended(process) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended. Unreaped it keeps its number, which is that of its session."""
+    """Return whether it has ended. Unreaped it keeps its number, that of its session."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _wait_for(
     address: str, process: subprocess.Popen[bytes], log: Path, waiting: Callable[[], None]
 ) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+    deadline = time.monotonic() + _START_LIMIT_S
     while not answers(address):
         if _has_ended(process):
             raise NoServer(f"the MLflow UI did not start: {_last_line(log)}\nits log: {log}")
         if time.monotonic() > deadline:
-            why = f"no answer in {START_LIMIT_S:,.0f} s"
+            why = f"no answer in {_START_LIMIT_S:,.0f} s"
             raise NoServer(f"the MLflow UI did not start: {why}\nits log: {log}")
         waiting()
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
 
 
 def _last_line(log: Path) -> str:
@@ -110,43 +112,59 @@ def _last_line(log: Path) -> str:
 
 
 def answers(address: str) -> bool:
-    """Whether the server answers the requests of its pages. Its health page answers long before."""
+    """Return whether the server answers as its pages ask. Its health page answers long before."""
     try:
-        with urllib.request.urlopen(address + API, timeout=5) as answer:
+        with urllib.request.urlopen(address + _API, timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
 
 
 def main(uri: str, port: str) -> int:
-    """Serve until the input ends; the exit code of a server that ended by itself."""
-    _fork_stand_in()
-    settings = SETTINGS | SERVER_SETTINGS | {BACKEND_STORE: uri}
-    command = [sys.executable, "-m", "uvicorn", APP, "--host", LOOPBACK, "--port", port]
+    """Serve until the input ends; return the exit code of a server that ended by itself."""
+    # Fork a stand-in: a process that waits for the end of this one, and ends what is left of them.
+    ended, alive = os.pipe()
+    if os.fork() == 0:
+        os.close(alive)
+        os.read(ended, 1)
+        os.killpg(0, signal.SIGKILL)
+    os.close(ended)  # `alive` stays open for as long as this process lives
+    settings = SETTINGS | _SERVER_SETTINGS | {_BACKEND_STORE: uri}
+    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", APP]
+    command = [*uvicorn, "--host", LOOPBACK, "--port", port]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
-    threading.Thread(target=_end_with_owner, args=(server,), daemon=True).start()
+
+    def end_with_owner() -> None:
+        """Wait until the owner closes our input or dies, then end the session with this process."""
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        server.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(END_LIMIT_S)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_owner, daemon=True).start()
     return server.wait()
 
 
-def _fork_stand_in() -> None:
-    """Fork a process that waits for the end of this one, and then ends what is left of them."""
-    ended, alive = os.pipe()
-    if os.fork():
-        os.close(ended)  # `alive` stays open for as long as this process lives
-        return
-    os.close(alive)
-    os.read(ended, 1)
-    os.killpg(0, signal.SIGKILL)
+def app() -> Any:
+    """Return MLflow's own server app, for uvicorn.
 
+    Its page opens without the panel of MLflow's assistant, which covers the charts at the first
+    visit. The panel's button stays.
+    """
+    from mlflow.server import app as pages  # noqa: PLC0415  it takes seconds, and only uvicorn needs it
+    from mlflow.server.fastapi_app import app as served  # noqa: PLC0415
 
-def _end_with_owner(server: subprocess.Popen[bytes]) -> None:
-    """Wait until the owner closes our input or dies, then end the session with this process."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    server.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(END_LIMIT_S)
-    os.killpg(0, signal.SIGKILL)
+    # A key of MLflow's page: whether the panel has opened by itself before.
+    seen = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', true)"
+
+    def index() -> str:
+        text = Path(str(pages.static_folder), "index.html").read_text(encoding="utf-8")
+        return text.replace("<head>", f"<head><script>{seen}</script>", 1)
+
+    pages.view_functions["serve"] = index
+    return served
 
 
 if __name__ == "__main__":

@@ -4,7 +4,11 @@ Every write may be repeated without effect: MLflow knows a metric's point by nam
 value, and replaces tags and files.
 """
 
+import logging
 import os
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,92 +20,132 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.errors import SpecError
 from orchestrator.journal import boundary
 from orchestrator.plugins import require
-from orchestrator.tracking.mlflow.deadline import CALL_LIMIT_S, FILE_LIMIT_S, deadline
+from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow.metrics import MetricPoint
-from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.values.run import Destination, TrackedRun
 from orchestrator.values.run_options import TrackingOptions
 
-# The address of the MLflow that records runs. Imports no MLflow.
-
-
 TRACKER = "mlflow"
-VARIABLE = "MLFLOW_TRACKING_URI"
-DATABASE, ARTIFACTS = "mlflow.db", "mlflow-artifacts"
-SERVERS = ("http", "https", "databricks")
+_VARIABLE = "MLFLOW_TRACKING_URI"
+_DATABASE, _ARTIFACTS = "mlflow.db", "mlflow-artifacts"
+_SERVERS = ("http", "https", "databricks")
 # The same port each time, where it is free: a browser keeps a page's settings by address.
 USUAL_PORT = 5080
-ELSEWHERE = "put them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+SQLITE = "sqlite:///"
+
+
+# --- the address of the MLflow that records runs; nothing here imports MLflow
 
 
 def is_server(where: Destination) -> bool:
-    """Whether a server answers there, or a database is opened."""
-    return scheme(where.uri) in SERVERS
+    """Return whether a server answers there; otherwise it is a database."""
+    return _scheme(where.uri) in _SERVERS
 
 
 def destination(
     tracking: TrackingOptions, storage: Path, environment: Mapping[str, str]
 ) -> Destination:
-    """Where runs in a storage directory are recorded.
+    """Return where runs in a storage directory are recorded.
 
-    MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file beside the runs.
+    MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file in that directory.
     `SpecError` names an address that cannot be used.
     """
-    place, written = VARIABLE, environment.get(VARIABLE, "")
+    place, written = _VARIABLE, environment.get(_VARIABLE, "")
     if not written:
         place, written = "tracking.uri", "" if tracking.uri == "auto" else tracking.uri
-    beside = storage.absolute()
-    uri = _absolute(place, written) if written else f"sqlite:///{beside / DATABASE}"
-    served = scheme(uri) in SERVERS
+    folder = storage.absolute()
+    uri = _absolute(place, written) if written else f"sqlite:///{folder / _DATABASE}"
+    served = _scheme(uri) in _SERVERS
     return Destination(
         tracker=TRACKER,
         uri=uri,
         experiment=tracking.experiment,
-        artifacts=None if served else (beside / ARTIFACTS).as_uri(),
+        artifacts=None if served else (folder / _ARTIFACTS).as_uri(),
     )
 
 
 def run_link(tracked: TrackedRun) -> str | None:
-    """Where the MLflow UI shows a run: its server, or the one that `orch ui` starts."""
+    """Return where the MLflow UI shows a run: its server, or the one that `orch ui` starts."""
     if tracked.tracker != TRACKER:
         return None
-    served = scheme(tracked.uri) in ("http", "https")
+    served = _scheme(tracked.uri) in ("http", "https")
     server = tracked.uri.rstrip("/") if served else f"http://127.0.0.1:{USUAL_PORT}"
     return f"{server}/#/runs/{tracked.run_id}"
 
 
-def scheme(uri: str) -> str:
-    """The kind of an address; `postgresql+psycopg2://…` is a postgresql."""
+def _scheme(uri: str) -> str:
+    # `postgresql+psycopg2://…` is a postgresql.
     return urlsplit(uri).scheme.partition("+")[0]
 
 
 def _absolute(place: str, written: str) -> str:
-    """The same address, valid on every machine and in every directory."""
-    kind, parts = scheme(written), urlsplit(written)
-    if parts.password is not None or (kind in SERVERS and parts.username is not None):
-        raise SpecError(f"{place}: holds a user or password, which would be stored: {ELSEWHERE}")
+    """Return the address as it is valid on every machine and in every directory."""
+    kind, parts = _scheme(written), urlsplit(written)
+    if parts.password is not None or (kind in _SERVERS and parts.username is not None):
+        advice = "put them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        raise SpecError(f"{place}: holds a user or password, which would be stored: {advice}")
     if kind == "sqlite":
         path = written.partition(":///")[2]
         if not path:
             raise SpecError(f"{place}: {written}: names no file; write sqlite:///runs/mlflow.db")
         return f"sqlite:///{Path(path).absolute()}"
-    if kind:
-        if kind == "file":
-            raise SpecError(f"{place}: {written}: {_no_folder(Path(parts.path))}")
+    if kind and kind != "file":
         return written.rstrip("/")
-    path_written = Path(written)
-    if path_written.suffix not in (".db", ".sqlite"):
-        raise SpecError(f"{place}: {written}: {_no_folder(path_written)}")
-    return f"sqlite:///{path_written.absolute()}"
+    path_written = Path(parts.path if kind else written).absolute()
+    if kind or path_written.suffix not in (".db", ".sqlite"):
+        advice = f"write sqlite:///{path_written / _DATABASE}, or a server's address"
+        raise SpecError(f"{place}: {written}: MLflow no longer records in folders; {advice}")
+    return f"sqlite:///{path_written}"
 
 
-def _no_folder(path: Path) -> str:
-    inside = path.absolute() / DATABASE
-    return f"MLflow no longer records in folders; write sqlite:///{inside}, or a server's address"
+# --- the deadline of a call, and of all calls of a sync
 
+# The time limit of the HTTP library begins anew with every byte, so a server that sends one now and
+# then would hold a caller for ever. An alarm of the process ends the call whatever it waits for.
+# Python delivers signals to its main thread only: in another, only the library's limit counts.
+CALL_LIMIT_S = 60.0
+FILE_LIMIT_S = 300.0  # files go in one call each
+SYNC_LIMIT_S = 1_200.0
+# A library may catch the error of an alarm and go on.
+_RING_AGAIN_S = 1.0
+
+
+@contextmanager
+def deadline(where: Destination, limit_s: float, what: str) -> Iterator[None]:
+    """Raise `NotRecorded` in a `with` block that takes longer. Blocks may be nested."""
+    outer_left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or 0 < outer_left_s <= limit_s:  # the outer block ends this one
+        yield
+        return
+    ended, passed = False, None
+
+    def ring(*_: object) -> None:
+        nonlocal passed
+        if not ended:
+            passed = NotRecorded(f"{where.label}: {what} took more than {limit_s:,.0f} s")
+            raise passed
+
+    began_s, outer = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, _RING_AGAIN_S)
+    try:
+        yield
+    except Exception as error:
+        if passed and error is not passed:  # libraries wrap errors
+            raise passed from error
+        raise
+    finally:
+        ended = True
+        left_s = outer_left_s and max(outer_left_s - (time.monotonic() - began_s), 0.001)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, outer)
+        signal.setitimer(signal.ITIMER_REAL, left_s, _RING_AGAIN_S if left_s else 0)
+
+
+# --- one MLflow
 
 # Without these, one call may take 4 minutes when a server refuses, and 20 when it hangs.
-LIMITS = {
+_LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": "60",
@@ -113,8 +157,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-SQLITE = "sqlite:///"
-MOST_POINTS, MOST_PARAMS, MOST_RUNS = 1_000, 100, 1_000
+MOST_POINTS, MOST_PARAMS, _MOST_RUNS = 1_000, 100, 1_000
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
@@ -135,15 +178,16 @@ class Store:
 
     def __init__(self, where: Destination) -> None:
         require("run")
-        for name, value in LIMITS.items():
+        for name, value in _LIMITS.items():
             os.environ.setdefault(name, value)
         os.environ.update(SETTINGS)
         self.where = where
         with in_plain_words(where):
             from mlflow.tracking import MlflowClient  # noqa: PLC0415  it takes seconds
 
-            if not is_server(where):
-                _quiet_migrations()
+            if not is_server(where):  # a new database logs many lines
+                for name in ("alembic", "mlflow.store.db.utils"):
+                    logging.getLogger(name).setLevel(logging.WARNING)
             if where.uri.startswith(SQLITE):
                 _check_own_beside(where)
                 _create_database(Path(where.uri.removeprefix(SQLITE)))
@@ -151,7 +195,7 @@ class Store:
             self.experiment = self._experiment()
 
     def _experiment(self) -> str:
-        """The experiment's id. It is created when there is none."""
+        """Return the experiment's id; create it when it is missing."""
         name = self.where.experiment
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
@@ -167,7 +211,7 @@ class Store:
         return str(experiment.experiment_id)
 
     def run(self, run_id: str) -> StoredRun | None:
-        """The MLflow run of that id; None when there is none."""
+        """Return the MLflow run of that id, if there is one."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
         with in_plain_words(self.where):
@@ -178,27 +222,24 @@ class Store:
                     return None
                 raise
 
-    def tagged(self, tag: str, value: str, most: int = MOST_RUNS) -> list[StoredRun]:
-        """The runs that carry a tag, oldest first."""
+    def tagged(self, tag: str, value: str, most: int = _MOST_RUNS) -> list[StoredRun]:
+        """Return the runs that carry a tag, oldest first."""
         with in_plain_words(self.where):
             return [_stored(run) for run in self._search(tag, value, most, "ASC")]
 
     def metric_names(self, tag: str, value: str) -> set[str]:
-        """The metrics that the newest runs with a tag have."""
+        """Return the metrics that the newest runs with a tag have."""
         with in_plain_words(self.where):
-            runs = self._search(tag, value, MOST_RUNS, "DESC")
+            runs = self._search(tag, value, _MOST_RUNS, "DESC")
             return {name for run in runs for name in run.data.metrics}
 
     def _search(self, tag: str, value: str, most: int, order: str) -> list[Any]:
-        found = f"tags.`{tag}` = '{value}'"
+        found, by = f"tags.`{tag}` = '{value}'", [f"start_time {order}"]
         return list(
-            self._client.search_runs(
-                [self.experiment], found, max_results=most, order_by=[f"start_time {order}"]
-            )
+            self._client.search_runs([self.experiment], found, max_results=most, order_by=by)
         )
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
-        """Create a run."""
         with in_plain_words(self.where):
             run = self._client.create_run(
                 self.experiment, start_time=_ms(at_s), tags=dict(tags), run_name=name
@@ -219,7 +260,7 @@ class Store:
         """Write params, then points, then tags: a tag that counts them is never ahead of them."""
         from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415
 
-        metrics = [Metric(one.name, one.value, _ms(one.at_s), one.step) for one in points]
+        metrics = [Metric(each.name, each.value, _ms(each.at_s), each.step) for each in points]
         with in_plain_words(self.where):
             self._client.log_batch(
                 run_id,
@@ -263,18 +304,7 @@ def in_plain_words(where: Destination, limit_s: float = CALL_LIMIT_S) -> Iterato
         raise NotRecorded(f"{where.label}: {_reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
-    """The reason in one line. MLflow wraps the errors of its libraries, so their texts decide; that
-    of a database ends before its statement.
-    """
-    text = " ".join(str(error).split()).partition(" [SQL: ")[0] or type(error).__name__
-    for pattern, reason in REASONS.items():
-        if pattern in text:
-            return reason
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-REASONS = {
+_REASONS = {
     "Connection refused": "the server refuses connections",
     "Read timed out": "the server does not answer",
     "ConnectTimeoutError": "the server cannot be reached",
@@ -286,6 +316,16 @@ REASONS = {
     "No space left on device": "its disk is full",
     "readonly database": "it cannot be written",
 }
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason in one line. MLflow wraps errors of libraries, so their texts decide."""
+    # The text of a database ends before its statement.
+    text = " ".join(str(error).split()).partition(" [SQL: ")[0] or type(error).__name__
+    for pattern, reason in _REASONS.items():
+        if pattern in text:
+            return reason
+    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _stored(run: Any) -> StoredRun:
@@ -304,7 +344,7 @@ def _ms(at_s: float) -> int:
 
 
 def _check_own_beside(where: Destination) -> None:
-    """Refuse a database beside the runs that is a link or another user's.
+    """Refuse a database in the storage that is a link or another user's.
 
     It says where artifacts go, so whoever writes it decides who gets them. A database that the
     user names is the user's choice.
@@ -312,7 +352,7 @@ def _check_own_beside(where: Destination) -> None:
     if not _is_beside(where):
         return
     database = Path(where.uri.removeprefix(SQLITE))
-    for path in (database, database.parent / ARTIFACTS):
+    for path in (database, database.parent / _ARTIFACTS):
         try:
             boundary.check_own(boundary.settled(path))
         except FileNotFoundError:
@@ -323,7 +363,7 @@ def _check_own_beside(where: Destination) -> None:
 
 
 def _check_not_moved(where: Destination, stored: str) -> None:
-    """Refuse a database beside the runs that came from another folder.
+    """Refuse a database in the storage that came from another folder.
 
     MLflow stores absolute addresses of artifacts: a copy's would be written where it came from.
     """
@@ -341,15 +381,15 @@ def _check_not_moved(where: Destination, stored: str) -> None:
 
 
 def _is_beside(where: Destination) -> bool:
-    """Whether it is a database that lies, with its artifacts, beside the runs."""
+    """Return whether it is the database that lies in the storage with its artifacts."""
     if not where.uri.startswith(SQLITE):
         return False
     database = Path(where.uri.removeprefix(SQLITE))
-    return where.artifacts == (database.parent / ARTIFACTS).as_uri() and database.name == DATABASE
+    return where.artifacts == (database.parent / _ARTIFACTS).as_uri() and database.name == _DATABASE
 
 
 def _create_database(database: Path) -> None:
-    """Create a database under another name and move it into place, if there is none.
+    """Create a database under another name and move it into place, unless it exists.
 
     MLflow takes seconds to create its tables. A process that opened an unfinished database, because
     another one was creating it or was killed there, would fail from then on.
@@ -366,11 +406,3 @@ def _create_database(database: Path) -> None:
             os.link(unfinished, database)  # the first process wins
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _quiet_migrations() -> None:
-    """Silence the many lines that a new database logs."""
-    import logging  # noqa: PLC0415
-
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)

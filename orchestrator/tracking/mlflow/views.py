@@ -14,25 +14,25 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow.metadata import REHEARSAL, yes_or_no
 from orchestrator.tracking.mlflow.store import Store
-from orchestrator.tracking.protocol import NotRecorded
 from orchestrator.values.run import ViewLink
 
-SHIPPED = Path(__file__).with_name("views.json")
+_SHIPPED = Path(__file__).with_name("views.json")
 TAG = "mlflow.sharedViewState."
-LONGEST_TAG = 20_000
+_LONGEST_TAG = 20_000
 # MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
-GENERATED = (
+_GENERATED = (
     "eval", "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed",
     "summary", "sweep", "trainer",
 )  # fmt: skip
 # MLflow always has these, and puts them last.
-BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
+_BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
 # The page as MLflow opens it, but ordered by a metric: otherwise MLflow folds a study's runs under
 # their parent.
-PAGE: dict[str, Any] = {
-    "orderByKey": "metrics.`planning/pods`",
+_PAGE: dict[str, Any] = {
+    "orderByKey": "metrics.`plan/pods`",
     "orderByAsc": True,
     "searchFilter": "",
     "lifecycleFilter": "Active",
@@ -98,7 +98,7 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def filter(self) -> str:
-        """Which runs it shows: a CPU's seconds say nothing beside chips' microseconds."""
+        """Which runs it shows: a CPU's seconds say nothing next to chips' microseconds."""
         return f"tags.`{REHEARSAL}` = '{yes_or_no(self.rehearsals)}'"
 
     @property
@@ -112,24 +112,21 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the file."""
+    """The content of `views.json`."""
 
     views: list[View]
 
 
 def views() -> list[View]:
-    """The views that this project ships, for runs on chips and then for rehearsals."""
-    shipped = msgspec.json.decode(SHIPPED.read_bytes(), type=Views).views
-    return [*shipped, *(of_rehearsals(one) for one in shipped)]
-
-
-def of_rehearsals(view: View) -> View:
-    """The same charts for rehearsals."""
-    return msgspec.structs.replace(view, name=f"{view.name} (rehearsals)", rehearsals=True)
+    """Return the views that this project ships, for runs on chips and then for rehearsals."""
+    shipped = msgspec.json.decode(_SHIPPED.read_bytes(), type=Views).views
+    replaced = msgspec.structs.replace
+    rehearsed = [replaced(v, name=f"{v.name} (rehearsals)", rehearsals=True) for v in shipped]
+    return [*shipped, *rehearsed]
 
 
 def views_with_runs(store: Store, shipped: list[View]) -> list[View]:
-    """The views that show any run."""
+    """Return the views that show any run."""
     kinds = {kind: bool(store.tagged(REHEARSAL, yes_or_no(kind), most=1)) for kind in (False, True)}
     return [view for view in shipped if kinds[view.rehearsals]]
 
@@ -138,48 +135,42 @@ def set_views(store: Store, shipped: list[View]) -> None:
     """Store the views in an experiment, in place of those of an earlier orch."""
     recorded = {kind: store.metric_names(REHEARSAL, yes_or_no(kind)) for kind in (False, True)}
     for view in shipped:
-        text = json.dumps(stored_view(view, recorded[view.rehearsals]))
-        if len(text) > LONGEST_TAG:
-            raise NotRecorded(f"view {view.name!r}: {len(text):,} characters, over {LONGEST_TAG:,}")
+        page = json.dumps(state(view, recorded[view.rehearsals]))
+        text = json.dumps({"name": view.name, "createdAt": 0, "state": page})
+        if len(text) > _LONGEST_TAG:
+            raise NotRecorded(
+                f"view {view.name!r}: {len(text):,} characters, over {_LONGEST_TAG:,}"
+            )
         store.set_experiment_tag(TAG + view.key, text)
 
 
 def links(server: str, experiment: str, shipped: list[View]) -> list[ViewLink]:
-    """Where the views of an experiment open."""
-    return [ViewLink(name=view.name, url=link(server, experiment, view)) for view in shipped]
-
-
-def link(server: str, experiment: str, view: View) -> str:
-    query = {
-        "viewStateShareKey": view.key,
-        "compareRunsMode": "CHART",
-        "workflowType": "machine_learning",
-    }
-    return f"{server}/#/experiments/{experiment}/runs?{urlencode(query)}"
-
-
-def stored_view(view: View, recorded: Set[str]) -> dict[str, Any]:
-    """A view as MLflow's page reads it."""
-    return {"name": view.name, "createdAt": 0, "state": json.dumps(state(view, recorded))}
+    """Return where the views of an experiment open."""
+    page = f"{server}/#/experiments/{experiment}/runs"
+    query = {"compareRunsMode": "CHART", "workflowType": "machine_learning"}
+    return [
+        ViewLink(name=view.name, url=f"{page}?{urlencode({'viewStateShareKey': view.key} | query)}")
+        for view in shipped
+    ]
 
 
 def state(view: View, recorded: Set[str]) -> dict[str, Any]:
-    """The state of the page: our sections open, below them those without data and MLflow's own."""
-    keys = {one.name: identity(f"{view.name}: {one.name}") for one in view.sections}
-    ordered = sorted(view.sections, key=lambda one: one.metrics.isdisjoint(recorded))
+    """Return the state of the page: our sections open, then those without data and MLflow's."""
+    keys = {own.name: _identity(f"{view.name}: {own.name}") for own in view.sections}
+    ordered = sorted(view.sections, key=lambda own: own.metrics.isdisjoint(recorded))
     sections = [
-        section(one.name, keys[one.name], own=True, shown=not one.metrics.isdisjoint(recorded))
-        | {"columns": 1 if one.is_wide else min(len(one.charts), view.columns)}
-        for one in ordered
+        _section(own.name, keys[own.name], own=True, shown=not own.metrics.isdisjoint(recorded))
+        | {"columns": 1 if own.is_wide else min(len(own.charts), view.columns)}
+        for own in ordered
     ]
-    sections += [section(name, identity(name)) for name in GENERATED + BUILT_IN]
-    cards = [card(chart, keys[one.name]) for one in view.sections for chart in one.charts]
-    page = PAGE | {"searchFilter": view.filter}
+    sections += [_section(name, _identity(name)) for name in _GENERATED + _BUILT_IN]
+    cards = [card(chart, keys[own.name]) for own in view.sections for chart in own.charts]
+    page = _PAGE | {"searchFilter": view.filter}
     return {**page, "compareRunSections": sections, "compareRunCharts": cards}
 
 
-def section(name: str, key: str, *, own: bool = False, shown: bool = False) -> dict[str, Any]:
-    """A section of ours or of MLflow's, open or closed."""
+def _section(name: str, key: str, *, own: bool = False, shown: bool = False) -> dict[str, Any]:
+    """Return a section of ours or of MLflow's, open or closed."""
     return {
         "uuid": key,
         "name": name,
@@ -191,9 +182,9 @@ def section(name: str, key: str, *, own: bool = False, shown: bool = False) -> d
 
 
 def card(chart: Chart, section_key: str) -> dict[str, Any]:
-    """One chart."""
+    """Return one chart as MLflow's page reads it."""
     shared = {
-        "uuid": identity(f"{section_key}: {', '.join(chart.metrics)}"),
+        "uuid": _identity(f"{section_key}: {', '.join(chart.metrics)}"),
         "metricSectionId": section_key,
         "deleted": False,
         "isGenerated": False,
@@ -223,14 +214,10 @@ def card(chart: Chart, section_key: str) -> dict[str, Any]:
             "dataAccessKey": chart.bars[0],
             "selectedMetricKeys": chart.bars,
         }
-    axes = {"xaxis": axis(chart.x), "yaxis": axis(chart.y)}
-    return shared | {"type": "SCATTER", **axes}
+    x_axis, y_axis = ({"type": "METRIC", "key": metric} for metric in (chart.x, chart.y))
+    return shared | {"type": "SCATTER", "xaxis": x_axis, "yaxis": y_axis}
 
 
-def axis(metric: str | None) -> dict[str, Any]:
-    return {"type": "METRIC", "key": metric}
-
-
-def identity(name: str) -> str:
-    """An id made from a name, so that storing a view again changes nothing."""
+def _identity(name: str) -> str:
+    """Return an id made from a name, so that storing a view again changes nothing."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"orch:{name}"))

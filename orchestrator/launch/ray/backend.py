@@ -8,20 +8,25 @@ import logging
 import os
 import shlex
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.launch.backend import JOB_ENDED, ClusterUnusable, RunNeeds
+from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, RunNeeds
 from orchestrator.launch.preflight import Preflight
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, private_api, slices
+from orchestrator.launch.ray.attempt_process import AttemptProcess
+from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
+from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.values import codec
+from orchestrator.values.plan import Plan
 
 # The dashboard of a busy head is silent for tens of seconds.
 SILENCE_LIMIT_S = 60.0
@@ -237,7 +242,27 @@ def host_and_port(address: str) -> tuple[str, int]:
         host, port = None, None
     if not host or (port is None and parts.scheme not in ("http", "https")):
         raise ClusterUnusable(
-            f"{address!r} is no address of a cluster: use that of its dashboard, for example"
+            f"{address!r} is not the address of a cluster: use that of its dashboard, for example"
             f" http://10.0.0.2:{JOBS_PORT}, or of its head, 10.0.0.2:6379"
         )
     return host, port or {"http": 80, "https": 443}[parts.scheme]
+
+
+# Runs on Ray: a private cluster that emulates slices on this machine, or a named one.
+
+
+class RayBackend:
+    """Starts, watches and stops the processes of a run on Ray."""
+
+    def emulate(self, plan: Plan, command: str) -> AbstractContextManager[PrivateCluster]:
+        """A private cluster on this machine with the plan's slices, which runs a command."""
+        return private_cluster(emulated_hosts(plan), plan.devices_per_host, command)
+
+    def connect(self, address: str) -> RayJobs:
+        """The job server of a named cluster."""
+        return RayJobs(address)
+
+    def attempt(self, spec: AttemptSpec) -> AttemptProcess:
+        """An attempt on the cluster of RAY_ADDRESS, in whose job the driver runs."""
+        module = ("-m", "orchestrator.launch.ray.attempt")
+        return AttemptProcess([sys.executable, *module, codec.to_json(spec).decode()])
