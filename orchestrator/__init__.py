@@ -15,33 +15,36 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.errors import OrchError as OrchError
-    from orchestrator.run.looking import compare as compare
-    from orchestrator.run.looking import doctor as doctor
-    from orchestrator.run.looking import doctor_run as doctor_run
-    from orchestrator.run.looking import follow_logs as follow_logs
-    from orchestrator.run.looking import logs as logs
-    from orchestrator.run.looking import report as report
-    from orchestrator.run.looking import runs as runs
-    from orchestrator.run.looking import status as status
-    from orchestrator.run.looking import studies as studies
-    from orchestrator.run.looking import sync as sync
-    from orchestrator.run.looking import ui as ui
-    from orchestrator.run.running import cancel as cancel
-    from orchestrator.run.running import export_weights as export_weights
-    from orchestrator.run.running import pack as pack
-    from orchestrator.run.running import remove as remove
-    from orchestrator.run.running import resume as resume
-    from orchestrator.run.running import submit as submit
-    from orchestrator.run.running import submit_study as submit_study
-    from orchestrator.run.specs import calibrate as calibrate
+    from orchestrator.reading.examples import examples as examples
+    from orchestrator.run.calibrate import calibrate as calibrate
+    from orchestrator.run.doctor import doctor as doctor
+    from orchestrator.run.doctor import doctor_run as doctor_run
+    from orchestrator.run.exports import export as export
+    from orchestrator.run.exports import export_maxtext as export_maxtext
+    from orchestrator.run.exports import export_weights as export_weights
+    from orchestrator.run.exports import import_maxtext as import_maxtext
+    from orchestrator.run.exports import pack as pack
+    from orchestrator.run.output_schemas import schema as schema
+    from orchestrator.run.proofs import explain as explain
+    from orchestrator.run.proofs import prove as prove
+    from orchestrator.run.proofs import prove_diff as prove_diff
+    from orchestrator.run.proofs import prove_less_recompute as prove_less_recompute
+    from orchestrator.run.proofs import prove_stages as prove_stages
+    from orchestrator.run.proofs import score as score
+    from orchestrator.run.records import sync as sync
+    from orchestrator.run.records import ui as ui
+    from orchestrator.run.runs import cancel as cancel
+    from orchestrator.run.runs import compare as compare
+    from orchestrator.run.runs import follow_logs as follow_logs
+    from orchestrator.run.runs import logs as logs
+    from orchestrator.run.runs import remove as remove
+    from orchestrator.run.runs import report as report
+    from orchestrator.run.runs import runs as runs
+    from orchestrator.run.runs import status as status
+    from orchestrator.run.runs import studies as studies
     from orchestrator.run.specs import create_spec as create_spec
     from orchestrator.run.specs import deadline_odds as deadline_odds
     from orchestrator.run.specs import diff as diff
-    from orchestrator.run.specs import examples as examples
-    from orchestrator.run.specs import explain as explain
-    from orchestrator.run.specs import export as export
-    from orchestrator.run.specs import export_maxtext as export_maxtext
-    from orchestrator.run.specs import import_maxtext as import_maxtext
     from orchestrator.run.specs import is_study as is_study
     from orchestrator.run.specs import key_help as key_help
     from orchestrator.run.specs import known_proof as known_proof
@@ -49,124 +52,35 @@ if TYPE_CHECKING:
     from orchestrator.run.specs import offers as offers
     from orchestrator.run.specs import plan as plan
     from orchestrator.run.specs import plans as plans
-    from orchestrator.run.specs import prove as prove
-    from orchestrator.run.specs import prove_diff as prove_diff
-    from orchestrator.run.specs import prove_less_recompute as prove_less_recompute
-    from orchestrator.run.specs import prove_stages as prove_stages
-    from orchestrator.run.specs import schema as schema
-    from orchestrator.run.specs import score as score
-    from orchestrator.run.specs import study as study
+    from orchestrator.run.studies import study as study
+    from orchestrator.run.studies import submit_study as submit_study
+    from orchestrator.run.submit import resume as resume
+    from orchestrator.run.submit import submit as submit
     from orchestrator.show.pages import write_offers as write_offers
     from orchestrator.show.pages import write_report as write_report
     from orchestrator.show.pages import write_schedule as write_schedule
     from orchestrator.values.run_options import SubmitOptions as SubmitOptions
 
 _MODULES = {
-    "errors": ("OrchError",),
-    "run.looking": (
-        "compare",
-        "doctor",
-        "doctor_run",
-        "follow_logs",
-        "logs",
-        "report",
-        "runs",
-        "status",
-        "studies",
-        "sync",
-        "ui",
-    ),
-    "run.running": (
-        "cancel",
-        "export_weights",
-        "pack",
-        "remove",
-        "resume",
-        "submit",
-        "submit_study",
-    ),
-    "run.specs": (
-        "calibrate",
-        "create_spec",
-        "deadline_odds",
-        "diff",
-        "examples",
-        "explain",
-        "export",
-        "export_maxtext",
-        "import_maxtext",
-        "is_study",
-        "key_help",
-        "known_proof",
-        "load",
-        "offers",
-        "plan",
-        "plans",
-        "prove",
-        "prove_diff",
-        "prove_less_recompute",
-        "prove_stages",
-        "schema",
-        "score",
-        "study",
-    ),
-    "show.pages": (
-        "write_offers",
-        "write_report",
-        "write_schedule",
-    ),
-    "values.run_options": ("SubmitOptions",),
+    "errors": "OrchError",
+    "reading.examples": "examples",
+    "run.calibrate": "calibrate",
+    "run.doctor": "doctor doctor_run",
+    "run.exports": "export export_maxtext export_weights import_maxtext pack",
+    "run.output_schemas": "schema",
+    "run.proofs": "explain prove prove_diff prove_less_recompute prove_stages score",
+    "run.records": "sync ui",
+    "run.runs": "cancel compare follow_logs logs remove report runs status studies",
+    "run.specs": "create_spec deadline_odds diff is_study key_help known_proof load offers plan"
+    " plans",
+    "run.studies": "study submit_study",
+    "run.submit": "resume submit",
+    "show.pages": "write_offers write_report write_schedule",
+    "values.run_options": "SubmitOptions",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "OrchError",
-    "SubmitOptions",
-    "calibrate",
-    "cancel",
-    "compare",
-    "create_spec",
-    "deadline_odds",
-    "diff",
-    "doctor",
-    "doctor_run",
-    "examples",
-    "explain",
-    "export",
-    "export_maxtext",
-    "export_weights",
-    "follow_logs",
-    "import_maxtext",
-    "is_study",
-    "key_help",
-    "known_proof",
-    "load",
-    "logs",
-    "offers",
-    "pack",
-    "plan",
-    "plans",
-    "prove",
-    "prove_diff",
-    "prove_less_recompute",
-    "prove_stages",
-    "remove",
-    "report",
-    "resume",
-    "runs",
-    "schema",
-    "score",
-    "status",
-    "studies",
-    "study",
-    "submit",
-    "submit_study",
-    "sync",
-    "ui",
-    "write_offers",
-    "write_report",
-    "write_schedule",
-]
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:

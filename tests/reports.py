@@ -71,7 +71,12 @@ def finished_run(
     clock = Clock()
     fields = {"plan": plan, "steps": len(steps)} | changes
     created = journal.create_run(storage, run_request(**fields), key, clock)
-    writer = journal.claim_run(created.journal, clock=clock)
+    return finish(created.journal, plan, steps, clock)
+
+
+def finish(recorded: journal.Journal, plan: Plan, steps: Sequence[Step], clock: Clock) -> Writer:
+    """Drive a run that was created to a successful end with these steps."""
+    writer = journal.claim_run(recorded, clock=clock)
     clock.now_s += 5
     number = writer.start_attempt(plan, tuple(f"slice {pod}" for pod in range(plan.pods)))
     clock.now_s += OPENING_S + STATE_S + COMPILE_S

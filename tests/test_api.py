@@ -12,7 +12,7 @@ import orchestrator as api
 import orchestrator as orch
 from orchestrator.errors import RunIsLive, SpecError
 from orchestrator.planning.odds import PlanWithOdds
-from orchestrator.run.requests import NotConfirmed
+from orchestrator.run.progress import NotConfirmed
 from orchestrator.values import codec
 from orchestrator.values.run import Run
 from tests.conftest import ROOT, RunOrch

@@ -19,16 +19,15 @@ from orchestrator.journal import boundary, files
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run.doctor import run_health
-from orchestrator.run.follow import own_runs
-from orchestrator.run.mlflow_ui import places_by_uri
-from orchestrator.run.requests import Caller
-from orchestrator.run.resume import resume
+from orchestrator.run.records import own_runs, places_by_uri
+from orchestrator.run.runs import logs
+from orchestrator.run.submit import resume
 from orchestrator.tracking import destinations, recorder
 from orchestrator.tracking.destinations import read_sync_state
 from orchestrator.tracking.mlflow.metadata import artifacts
 from orchestrator.values import codec
 from orchestrator.values.run import Destination, StateReason, SyncProgress, SyncState
-from orchestrator.values.run_options import SubmitOptions, TrackingOptions
+from orchestrator.values.run_options import TrackingOptions
 from tests.conftest import RunOrch
 from tests.journals import claimed_run, failed_once, run_request, tiny_plan, tiny_spec
 from tests.records import destination_in, finished_run, record_once
@@ -201,10 +200,8 @@ def test_a_line_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
     """A log of one huge line, which is mostly a hole."""
     run = failed_once(tmp_path)
     huge(run.paths.rank_log(2, 0), tmp_path)
-    from orchestrator.run.logs import LogSelection, read_logs  # noqa: PLC0415
-
     with pytest.raises(JournalUnreadable, match="few lines"):
-        read_logs(run, LogSelection())
+        logs(run.key, tmp_path)
 
 
 # --- names and control characters
@@ -242,7 +239,7 @@ def test_nothing_is_sent_for_a_run_of_another_user(
     assert refused.value.next_command == f"orch runs --storage {tmp_path}"
     assert heard == []
     with pytest.raises(ForeignRun):
-        resume(run, tmp_path, None, SubmitOptions(), Caller())
+        resume(run.key, tmp_path)
 
 
 @as_root

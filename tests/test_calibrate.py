@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.machine_commands import calibrate as command
-from orchestrator.cli.plan_commands import plan as planning
+from orchestrator.cli.look_commands import calibrate_command
+from orchestrator.cli.plan_commands import plan_command
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.planning.calibrated import (
     QUIET_SHARE,
@@ -29,15 +29,13 @@ from orchestrator.planning.rehearsal import rehearse
 from orchestrator.processes import emulated_devices
 from orchestrator.run import calibrate
 from orchestrator.run.calibrate import (
-    calibrated_rehearsal,
-    measure_devices,
+    calibrated_plan,
     measure_plan,
     stored_profile,
     this_machine,
     trainer_source,
 )
 from orchestrator.run.progress import ProgressEvent
-from orchestrator.run.requests import Provenance
 from orchestrator.show.machine_screens import calibration_screen
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -63,7 +61,7 @@ class FakeProcesses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, platform: str = "cpu") -> None:
         self.platform, self.plans = platform, list[Plan | None]()
-        monkeypatch.setattr(calibrate, "run", self.run)
+        monkeypatch.setattr(calibrate, "measure", self.run)
 
     def run(self, plan: Plan | None = None) -> Measurements:
         self.plans.append(plan)
@@ -90,7 +88,7 @@ def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(
     """With one layer and with three quarters of them, on as many emulated devices."""
     compile_quickly(monkeypatch)
     plan = plan_of(replace(PLAN.model, layers=6), pods=2, tensor=2, hosts=hosts)
-    matmul, step = calibrate.run(plan).timings
+    matmul, step = calibrate.measure(plan).timings
     assert (matmul.operation, step.operation) == ("matmul", "step")
     assert [layers for layers, _ in step.points] == [1, 4]
     assert min(seconds for _, seconds in step.points) > 0
@@ -110,7 +108,7 @@ def test_a_failed_measurement_is_one_message() -> None:
     """It has the end of what the process printed."""
     plan = replace(PLAN, trainer="trainers.mesh")
     with pytest.raises(MeasurementFailed, match=r"cannot be measured:(.|\n)*no function program"):
-        calibrate.run(plan)
+        calibrate.measure(plan)
 
 
 def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +149,7 @@ def test_an_unsteady_step_is_measured_again(
     def unsteady(plan: Plan | None = None) -> Measurements:
         return replace(with_spread(answer(plan), next(left)), others=others)
 
-    monkeypatch.setattr(calibrate, "run", unsteady)
+    monkeypatch.setattr(calibrate, "measure", unsteady)
     profile = measure_plan(PLAN).profile
     assert len(fake.plans) == measured
     assert (profile.timings[-1].spread, profile.timings[-1].others) == (counts, others)
@@ -167,8 +165,8 @@ def test_others_are_seen_on_these_cores() -> None:
     """What this process and its children do is their own; what others do is not."""
     busy = calibrate.BusyCores()
     subprocess.run([sys.executable, "-c", SPIN], check=True)
-    cores_s = (time.monotonic() - busy.began_s) * len(calibrate.own_cores())
-    own_s = calibrate.own_s() - busy.own_s
+    cores_s = (time.monotonic() - busy.began_s) * len(calibrate._own_cores())
+    own_s = calibrate._own_s() - busy.own_s
     assert own_s > 0.3
     assert busy.share_of_others() <= (cores_s - own_s) / cores_s + 0.1
 
@@ -203,7 +201,7 @@ def test_orch_calibrate_measures_steps_again(monkeypatch: pytest.MonkeyPatch) ->
     """The newest profile counts, and it has no step yet."""
     FakeProcesses(monkeypatch)
     measure_plan(PLAN)
-    measure_devices()
+    calibrate.calibrate()
     assert stored_profile(PLAN) is None
 
 
@@ -212,11 +210,10 @@ def test_a_known_shape_reports_no_measurement(monkeypatch: pytest.MonkeyPatch) -
     FakeProcesses(monkeypatch)
     spec = spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128)
     small, events = rehearse(spec, make_plan(spec)), list[ProgressEvent]()
-    provenance = Provenance(environment={}, documents={}, folder="", profile=None)
     for told in (True, False):
         events.clear()
-        made, _ = calibrated_rehearsal(small, provenance, events.append)
-        assert made.plan.forecast.step_s.expected is not None
+        made, _ = calibrated_plan(small.plan, events.append)
+        assert made.forecast.step_s.expected is not None
         assert bool(events) is told
 
 
@@ -256,7 +253,7 @@ def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
 def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kind is what JAX calls it; nothing is emulated."""
     fake = FakeProcesses(monkeypatch, platform="gpu")
-    profile = measure_devices().profile
+    profile = calibrate.calibrate().profile
     assert fake.plans == [None]
     assert not profile.emulated
     assert profile.machine.device_kind == "an H200"
@@ -266,16 +263,16 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
     """`orch plan --profile` finds it in the store; one that is not there is an error."""
     settings = ["resources.chip=h200", "resources.topology=1", "resources.pods=1"]
     words = ["specs/tiny_2pod.yaml", "--json", *(x for one in settings for x in ("--set", one))]
-    plain = CliRunner().invoke(planning, words)
+    plain = CliRunner().invoke(plan_command, words)
     plan = codec.from_json(plain.stdout.encode(), Plan)
     stored = calibrate.store_profile(chip_profile())
-    done = CliRunner().invoke(planning, [*words, "--profile", codec.digest(stored.profile)[:8]])
+    done = CliRunner().invoke(plan_command, [*words, "--profile", codec.digest(stored.profile)[:8]])
     assert done.exit_code == 0, done.output
     made = codec.from_json(done.stdout.encode(), Plan)
     assert (plan.chip_profile, made.chip_profile) == (None, codec.digest(stored.profile))
     assert plan.forecast.step_s.expected is None
     assert made.forecast.step_s.expected is not None
-    missing = CliRunner().invoke(planning, [*words, "--profile", "beef"])
+    missing = CliRunner().invoke(plan_command, [*words, "--profile", "beef"])
     assert isinstance(missing.exception, UnknownName)
 
 
@@ -291,9 +288,9 @@ def test_the_command_measures_and_shows(
 ) -> None:
     """The screen, or the profile itself."""
     FakeProcesses(monkeypatch, platform="gpu")
-    done = CliRunner().invoke(command, options)
+    done = CliRunner().invoke(calibrate_command, options)
     assert done.exit_code == 0
-    [path] = calibrate.folder().glob("*.json")
+    [path] = calibrate.profile_folder().glob("*.json")
     if options:
         assert codec.digest(codec.from_json(done.stdout, ChipProfile)) == path.stem
     else:

@@ -6,7 +6,9 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from orchestrator.run import doctor
@@ -71,7 +73,7 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 
 def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """orch leans on how just these versions behave."""
-    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == "ray" else "0.1")
+    monkeypatch.setattr(doctor, "_installed_version", lambda name: None if name == "ray" else "0.1")
     finding = doctor.packages()
     assert finding.health == "broken"
     assert "ray" not in finding.detail
@@ -85,7 +87,7 @@ def test_without_a_compiler_proofs_are_limited(
     monkeypatch: pytest.MonkeyPatch, system: str, advice: str
 ) -> None:
     """Where it exists it can be installed; elsewhere a plan runs without a proof."""
-    monkeypatch.setattr(doctor, "installed_version", lambda _: None)
+    monkeypatch.setattr(doctor, "_installed_version", lambda _: None)
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert doctor.compiler().health == "limited"
@@ -94,7 +96,7 @@ def test_without_a_compiler_proofs_are_limited(
 
 def test_too_little_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof of thousands of chips would be killed."""
-    monkeypatch.setattr(doctor, "available_bytes", lambda: 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
     assert doctor.memory().health == "limited"
 
 

@@ -14,7 +14,7 @@ from orchestrator.cli.endings import error_report
 from orchestrator.errors import OrchError, Usage
 from orchestrator.launch.provenance import TooMuchCode
 from orchestrator.run.output_schemas import output_schema
-from orchestrator.run.submit import ProofFailed
+from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.terminal import say_error
 from orchestrator.tracking.destinations import NotRecorded
 from tests.conftest import ROOT, RunOrch

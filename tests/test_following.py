@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import pytest
 
@@ -15,20 +15,20 @@ from orchestrator import journal, tracking
 from orchestrator.errors import OrchError
 from orchestrator.journal import liveness
 from orchestrator.journal.steps import StepLog
+from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
 from orchestrator.launch.ray.backend import RayJobs
-from orchestrator.run import cluster, follow, rehearse, resume
-from orchestrator.run.follow import ClusterFollower, RunWatch
-from orchestrator.run.progress import FollowStarted, Progress, StopSent, TaskEnded, Tracked
-from orchestrator.run.rehearse import RehearsalFollower
-from orchestrator.run.requests import Caller, Provenance
+from orchestrator.run import cluster, follow
+from orchestrator.run import submit as submitting
+from orchestrator.run.follow import ClusterFollower, RehearsalFollower, RunWatch
+from orchestrator.run.progress import Notice, Progress, TaskEnded, Tracked
 from orchestrator.show import progress as display
-from orchestrator.show import progress as run_lines
 from orchestrator.show import terminal
 from orchestrator.show.progress import Display
 from orchestrator.values.plan import Plan
+from orchestrator.values.run import Run
 from orchestrator.values.run_options import SubmitOptions
-from tests.conftest import RunOrch
+from tests.conftest import ROOT, RunOrch
 from tests.journals import Clock, reason, run_request, step, tiny_plan, tiny_spec, write_steps
 
 
@@ -78,24 +78,31 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tracking, name, lambda *_: None)
 
 
-MADE_OF = Provenance(environment={}, documents={}, folder="", profile=None)
-
-
 def follower(
     recorded: journal.Journal, jobs: FakeJobs, before: int = 0, progress: Progress | None = None
 ) -> ClusterFollower:
     progress = progress or Display()
     watch = RunWatch(recorded, progress)
-    progress(FollowStarted(task="run", attempts=watch.attempt))
+    progress(Notice("following", task="run", attempts=watch.attempt))
     return ClusterFollower(watch, cast(ClusterClient, jobs), "job", before)
 
 
-def launch_of(jobs_folder: Path, **changes: Any) -> cluster.ClusterLaunch:
-    fields: dict[str, Any] = {
-        "spec": tiny_spec(), "plan": tiny_plan(), "steps": 3, "versions": {"jax": "1"},
-        "archive": b"code", "address": "http://head:8265", "storage": jobs_folder,
-    }  # fmt: skip
-    return cluster.ClusterLaunch(**fields | changes)
+def submit_to(jobs: FakeJobs, storage: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Submit to a cluster that was looked at before, and leave it there."""
+    monkeypatch.setattr(provenance, "archive", lambda: b"code")
+    spec, options = tiny_spec(), SubmitOptions(detach=True, prove=False)
+    return submitting.run_once(
+        submitting.Request(
+            path=ROOT / "specs/tiny_2pod.yaml",
+            spec=replace(spec, run=replace(spec.run, storage=str(storage), steps=3)),
+            plan=tiny_plan(),
+            options=options,
+            cluster=("http://head:8265", "--address"),
+            confirm=lambda _: True,
+            progress=Display(),
+            jobs=cast(ClusterClient, jobs),
+        )
+    )
 
 
 def test_a_run_is_followed_to_its_end(
@@ -191,7 +198,7 @@ def test_after_the_last_step_no_other_is_waited_for(
 ) -> None:
     """A run has its last words to write then."""
     write_steps(recorded.path, journal.claim_run(recorded).start_attempt(tiny_plan()), range(done))
-    assert run_lines.waiting_for(recorded.run()) == waits
+    assert display.waiting_for(recorded.run()) == waits
 
 
 def test_a_dropped_connection_is_said_once_and_survived(
@@ -232,29 +239,29 @@ def test_a_resumed_run_is_not_taken_for_its_former_self(recorded: journal.Journa
     assert journal.claim_run(recorded, resumes=True).run().state == "starting"
 
 
-def test_a_run_whose_job_is_not_taken_has_failed(tmp_path: Path) -> None:
+def test_a_run_whose_job_is_not_taken_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is in the journal, with the reason: nothing is left that looks as if it would come."""
     jobs = FakeJobs(state_now=None, refuses=True)
     with pytest.raises(ClusterUnusable, match="does not take the job"):
-        cluster.start_run(
-            launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, (), None, Display()
-        )
+        submit_to(jobs, tmp_path, monkeypatch)
     [run], _ = journal.list_runs(tmp_path)
     assert run.state == "failed"
     assert "does not take the job" in (run.detail or "")
 
 
-def test_a_job_whose_answer_was_lost_is_not_submitted_twice(tmp_path: Path) -> None:
+def test_a_job_whose_answer_was_lost_is_not_submitted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cluster has it in spite of the error: then the run is under way."""
     jobs = FakeJobs(refuses=True)
-    recorded, job = cluster.start_run(
-        launch_of(tmp_path), cast(ClusterClient, jobs), MADE_OF, (), None, Display()
-    )
+    run = submit_to(jobs, tmp_path, monkeypatch)
     [(command, name)] = jobs.submits
-    assert name == job
-    assert command == f"-m orchestrator.drive {recorded.path}"
-    assert cluster.archive_of(recorded) == b"code"
-    assert recorded.run().state == "submitted"
+    assert name == cluster.job_name(run, cluster.SUBMITTED)
+    assert command == f"-m orchestrator.drive {run.journal}"
+    assert cluster.archive_of(journal.Journal(tmp_path / run.run)) == b"code"
+    assert run.state == "submitted"
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -265,9 +272,8 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
     writer = journal.create_run(tmp_path, run_request(rehearsal=True))
     signals = [signal.SIGINT.value]
     events: list[object] = []
-    rehearsed = RehearsalFollower(
-        writer.journal, cast(LocalCluster, None), signals, nodes=1, progress=events.append
-    )
+    watch = RunWatch(writer.journal, events.append)
+    rehearsed = RehearsalFollower(watch, cast(LocalCluster, None), signals, nodes=1)
     driver = journal.claim_run(writer.journal)
     attempt = driver.start_attempt(tiny_plan(), ("slice-0",))
     write_steps(driver.journal.path, attempt, range(steps))
@@ -275,9 +281,9 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
     signals.append(signal.SIGINT.value)
     assert steps == 0 or rehearsed.gives_up(driven=True)
     assert events == (
-        [StopSent(how="nothing to save")]
+        [Notice("stopping", how="nothing to save")]
         if steps == 0
-        else [StopSent(how="with a checkpoint"), StopSent(how="at once")]
+        else [Notice("stopping", how="with a checkpoint"), Notice("stopping", how="at once")]
     )
 
 
@@ -286,11 +292,10 @@ def test_a_rehearsal_ends_when_its_driver_is_gone_and_the_cluster_does_not_tell(
 ) -> None:
     """A dashboard that hangs holds nobody; one that answers has a minute for it."""
     clock = Clock(now_s=0.0)
-    monkeypatch.setattr("orchestrator.run.rehearse.time.monotonic", clock)
+    monkeypatch.setattr("orchestrator.run.follow.time.monotonic", clock)
     writer = journal.create_run(tmp_path, run_request(rehearsal=True))
-    rehearsed = RehearsalFollower(
-        writer.journal, cast(LocalCluster, None), [], nodes=1, progress=lambda _: None
-    )
+    watch = RunWatch(writer.journal, lambda _: None)
+    rehearsed = RehearsalFollower(watch, cast(LocalCluster, None), [], nodes=1)
     journal.claim_run(writer.journal)
     assert rehearsed.gone(writer.run(), driven=True) is None
     monkeypatch.setattr(liveness, "is_gone", lambda _: True)
@@ -312,12 +317,12 @@ def test_a_resumed_rehearsal_that_never_began_says_whether_it_was_stopped(
         signals += [signal.SIGINT] * pressed
         return "why it never began"
 
-    monkeypatch.setattr(rehearse, "drive", drive)
+    monkeypatch.setattr(submitting, "drive", drive)
     monkeypatch.setattr(
-        follow, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="mlflow.db")
+        submitting, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="mlflow.db")
     )
     with pytest.raises(OrchError, match="why it never began") as end:
-        resume.resume(writer.journal, tmp_path, None, SubmitOptions(), Caller())
+        submitting.resume(writer.journal.key, tmp_path)
     assert end.value.exit_code == exit_code
 
 

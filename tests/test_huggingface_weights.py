@@ -19,7 +19,6 @@ from orchestrator.reading.huggingface_config import config_of as written_config
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run.exports import export_weights
-from orchestrator.run.progress import silent
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import WeightsRequest, WeightsResult, WeightType
@@ -238,7 +237,7 @@ def test_in_and_out_again_is_the_same_to_the_byte(
     started: tuple[Path, Path], tmp_path: Path
 ) -> None:
     folder, directory = started
-    found = export_weights(str(directory), Path("runs"), tmp_path / "out", None, None, silent)
+    found = export_weights(str(directory), tmp_path / "out")
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == config_of("mixtral")
@@ -344,7 +343,7 @@ def test_a_run_without_a_checkpoint_has_no_weights(tmp_path: Path) -> None:
     plan = plan_of()
     (tmp_path / "plan.json").write_bytes(codec.to_json(plan))
     with pytest.raises(CheckpointFailed):
-        export_weights(str(tmp_path), Path("runs"), tmp_path / "out", None, None, silent)
+        export_weights(str(tmp_path), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -76,20 +76,24 @@ def test_what_runs_beside_a_command_ends_with_it(
 @pytest.mark.parametrize(
     ("command", "slow", "said"),
     [
-        (("plan", TINY), "plan.planner.make_plans", "planning; nothing is left running"),
-        (("plan", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
-        (("submit", STUDY), "lifecycle.studies.make_plan", "planning; nothing is left running"),
-        (("explain", TINY), "explain.explain", "working it out; nothing is left running"),
-        (("score",), "score.with_catalog_constants", "scoring; nothing is left running"),
+        (("plan", TINY), "run.specs.make_plans", "planning; nothing is left running"),
+        (("plan", STUDY), "run.studies.make_plan", "planning; nothing is left running"),
+        (("submit", STUDY), "run.studies.make_plan", "planning; nothing is left running"),
+        (("explain", TINY), "run.proofs.derive", "working it out; nothing is left running"),
+        (
+            ("score",),
+            "evidence.score.evaluate.with_catalog_constants",
+            "scoring; nothing is left running",
+        ),
         (
             ("doctor",),
-            "doctor.machine_checks.python",
+            "run.doctor.python",
             "looking at this machine; nothing is left running",
         ),
-        (("sync",), "lifecycle.recording.own_runs", "recording; what is recorded stays"),
+        (("sync",), "run.records.own_runs", "recording; what is recorded stays"),
         (
             ("report", "it"),
-            "journal.find_run_or_study",
+            "show.pages.find_run_or_study",
             "writing the report; nothing is left running",
         ),
         (("compare", "it"), "journal.find_runs", "comparing; nothing is left running"),
@@ -114,7 +118,7 @@ def test_a_rehearsal_that_is_only_prepared_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Between its table and its first node."""
-    monkeypatch.setattr("orchestrator.run.rehearse.run_rehearsal", interrupt)
+    monkeypatch.setattr("orchestrator.run.submit.create_run", interrupt)
     more = ("--no-prove", "--no-calibrate", "--set", f"run.storage={tmp_path}")
     said = "interrupted while preparing the rehearsal; nothing is left running"
     command = ("submit", TINY, *more)

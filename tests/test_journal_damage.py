@@ -17,10 +17,8 @@ from orchestrator.evidence.report import make_report
 from orchestrator.journal import events as event_chain
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run.doctor import run_health
-from orchestrator.run.requests import Caller
-from orchestrator.run.resume import resume
+from orchestrator.run.submit import resume
 from orchestrator.values import codec
-from orchestrator.values.run_options import SubmitOptions
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
 
@@ -300,12 +298,12 @@ def test_a_resume_is_refused_before_it_starts_a_cluster(tmp_path: Path) -> None:
     run = abandoned_run(tmp_path)
     shutil.rmtree(run.path / "checkpoints")
     with pytest.raises(JournalDamaged, match="no checkpoint is left of those that were saved"):
-        resume(run, tmp_path, None, SubmitOptions(), Caller())
+        resume(run.key, tmp_path)
     [found] = run_health(run).findings
     assert (found.kind, found.stops, found.repairable) == ("checkpoint", True, False)
     last_event(run).unlink()
     with pytest.raises(JournalDamaged, match="is missing"):
-        resume(run, tmp_path, None, SubmitOptions(), Caller())
+        resume(run.key, tmp_path)
 
 
 def test_a_damaged_checkpoint_beside_a_whole_one_stops_nothing(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import journal
+from orchestrator.cli.endings import next_after
 from orchestrator.cli.look_commands import next_of_run
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OtherVersion
 from orchestrator.journal import events, files
 from orchestrator.journal import steps as step_log
 from orchestrator.journal.events import SCHEMA
-from orchestrator.show.endings import next_after
 from orchestrator.values.plan import PLAN_SCHEMA
 from orchestrator.values.run import TimedStep
 from tests.journals import (

@@ -19,7 +19,7 @@ from orchestrator.errors import (
     UnknownName,
 )
 from orchestrator.journal.study_journal import StudyJournal, StudyRequest
-from orchestrator.run.running import remove
+from orchestrator.run.runs import remove
 from orchestrator.values import codec
 from orchestrator.values.run import TrackedRun
 from orchestrator.values.study import Study, Trial, TrialStart

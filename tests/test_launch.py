@@ -47,7 +47,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = reading.load(ROOT / TINY_TWO_PODS)
     plan = rehearse(asked, make_plan(asked)).plan
     timed = Measurements(platform="cpu", device_kind="cpu", timings=rehearsal_timings(plan))
-    monkeypatch.setattr(calibrate, "run", lambda _: timed)
+    monkeypatch.setattr(calibrate, "measure", lambda _: timed)
     measure_plan(plan)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_paths import absolute_uri, relative_uri
-from orchestrator.run.mlflow_ui import places_by_uri
+from orchestrator.run.records import places_by_uri
 from orchestrator.tracking import destinations
 from orchestrator.tracking.destinations import read_sync_state
 from tests.conftest import RunOrch

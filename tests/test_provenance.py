@@ -14,10 +14,10 @@ from orchestrator import journal
 from orchestrator.errors import SpecError
 from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.launch import provenance
-from orchestrator.run.requests import provenance_of
+from orchestrator.run.submit import new_run
 from orchestrator.tracking.mlflow.metadata import artifacts
 from tests.conftest import ROOT
-from tests.journals import run_request, tiny_spec
+from tests.journals import run_request, tiny_plan, tiny_spec
 
 SPEC = ROOT / "specs/tiny_2pod.yaml"
 CANARY = "canary-7f3a91"
@@ -67,7 +67,7 @@ def test_the_code_is_known_by_its_content(checkout: Path) -> None:
 
 def test_a_clean_checkout_is_its_commit_alone(checkout: Path) -> None:
     """Nothing is kept beside the commit when nothing differs from it."""
-    origin = provenance_of(SPEC, tiny_spec(), 20, None)
+    origin = new_run(SPEC, tiny_spec(), tiny_plan(), 20)
     assert len(origin.environment["git_commit"]) == 40
     assert "git_uncommitted" not in origin.environment
     assert origin.documents.keys() == {"spec.yaml"}
@@ -81,12 +81,12 @@ def test_what_is_not_committed_is_kept_only_on_request(checkout: Path) -> None:
     """
     (checkout / "trainers" / "__init__.py").write_text(f'TOKEN = "{CANARY}"\n')
     (checkout / "trainers" / "mine.py").write_text("")
-    usual = provenance_of(SPEC, tiny_spec(), 20, None)
+    usual = new_run(SPEC, tiny_spec(), tiny_plan(), 20)
     assert usual.environment["git_uncommitted"] == "uncommitted changes"
     assert usual.documents.keys() == {"spec.yaml"}
     spec = tiny_spec()
     spec = replace(spec, run=replace(spec.run, record_diff=True))
-    asked = provenance_of(SPEC, spec, 20, None)
+    asked = new_run(SPEC, spec, tiny_plan(), 20)
     assert asked.environment["git_uncommitted"] == f"documents/{UNCOMMITTED}"
     text = asked.documents[UNCOMMITTED].decode()
     assert f'+TOKEN = "{CANARY}"' in text
@@ -125,13 +125,13 @@ def test_an_installation_in_somebody_elses_checkout_has_no_commit(
 def test_a_range_after_the_last_step_is_refused() -> None:
     """Nothing would ever be traced, so it is said at once."""
     with pytest.raises(SpecError, match=r"--profile 20:22: the run has 20 steps"):
-        provenance_of(SPEC, tiny_spec(), 20, (20, 22))
+        new_run(SPEC, tiny_spec(), tiny_plan(), 20, (20, 22))
 
 
 def test_the_journal_keeps_what_a_run_is_made_of(tmp_path: Path) -> None:
     """Versions, the steps to trace and the spec as it was written, in the run's own directory."""
-    origin = provenance_of(SPEC, tiny_spec(), 20, (3, 5))
-    recorded = journal.create_run(tmp_path, run_request(steps=20, **origin.fields)).journal
+    origin = new_run(SPEC, tiny_spec(), tiny_plan(), 20, (3, 5))
+    recorded = journal.create_run(tmp_path, origin).journal
     run = recorded.run()
     assert run.environment == origin.environment
     assert run.profile == (3, 5)

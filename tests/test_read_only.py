@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import tracking
-from orchestrator.run.mlflow_ui import readable_copy
+from orchestrator.run.records import readable_copy
 from tests.conftest import RunOrch
 from tests.records import destination_in, finished_run, start_tracked_run, train_steps
 

@@ -19,7 +19,7 @@ from orchestrator.planning.rehearsal import rehearse
 from orchestrator.reading.examples import spec_text
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
-from orchestrator.run import submit
+from orchestrator.run import proofs
 from orchestrator.show.plan_screen import stages_screen
 from orchestrator.show.status_screen import stage as stage_text
 from orchestrator.values import codec
@@ -437,8 +437,8 @@ def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
         asked.append((spec.experiment.batch.length, one.batch.length, one.digest))
         return one.digest
 
-    monkeypatch.setattr(submit, "prove", proved)
-    found = submit.prove_each_stage(staged_spec(tmp_path), plan)
+    monkeypatch.setattr(proofs, "prove_program", proved)
+    found = proofs.prove_each_stage(staged_spec(tmp_path), plan)
     digests = [one.digest for one in plan.stages]
     assert asked == [(128, 128, digests[0]), (1024, 1024, digests[1]), (1024, 1024, digests[2])]
     assert [str(one) for one in found] == digests

@@ -3,27 +3,26 @@
 The cluster is a fake; `tests/test_named_cluster.py` has a real one.
 """
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli import orch as command
 from orchestrator.errors import OrchError, SpecError
-from orchestrator.journal.ownership import Writer
+from orchestrator.journal.ownership import RunRequest, Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run import cluster as clusters
-from orchestrator.run import follow
-from orchestrator.run import follow as recording
-from orchestrator.run.cluster import ClusterLaunch
-from orchestrator.run.progress import ClusterReady, Progress, Tracked
-from orchestrator.run.requests import Provenance
+from orchestrator.run import studies
+from orchestrator.run import submit as submitting
+from orchestrator.run.progress import Notice, Progress, Tracked
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Run
-from tests.journals import reason, run_request
-from tests.reports import finished_run, timed
+from tests.journals import Clock, reason
+from tests.reports import finish, timed
 
 STUDY = "name: two\nstudy: {base: base.yaml, scaling: weak, vary: {resources.pods: [1, 2]}}\n"
 BASE = """\
@@ -43,38 +42,33 @@ class Cluster:
         self.taken: list[str] = []
         (folder / "base.yaml").write_text(BASE.replace("STORAGE", str(folder / "runs")))
         (folder / "two.yaml").write_text(STUDY)
-        monkeypatch.setattr(clusters, "check_cluster", self.check)
-        monkeypatch.setattr(clusters, "start_run", self.start)
-        monkeypatch.setattr(follow, "follow", self.follow)
+        for module in (submitting, studies):
+            monkeypatch.setattr(module, "check_cluster", self.check)
+        monkeypatch.setattr(submitting, "start_driver", self.start)
+        monkeypatch.setattr(submitting, "follow", self.follow)
+        for name in ("begin", "in_background"):
+            monkeypatch.setattr(tracking, name, lambda *_: None)
         monkeypatch.setattr(
-            recording, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
+            submitting, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
         )
 
     def check(
-        self, launch: ClusterLaunch, _: Progress, runs: list[tuple[Plan, int]]
-    ) -> tuple[str, ClusterReady]:
-        self.seen.append(launch.plan.pods)
-        return "jobs", ClusterReady(
-            address=launch.address, slices="2 free", hosts=2, versions={}, storage="there",
+        self, run: RunRequest, named: str, _: Path, __: Progress, runs: list[tuple[Plan, int]]
+    ) -> tuple[str, Notice]:
+        self.seen.append(run.plan.pods)
+        return "jobs", Notice(
+            "cluster ready", address=named, slices="2 free", hosts=2, versions={}, storage="there",
             runs=tuple(runs),
         )  # fmt: skip
 
-    def start(
-        self,
-        launch: ClusterLaunch,
-        jobs: str,
-        made_of: Provenance,
-        proofs: list[object],
-        key: str,
-        *_: object,
-    ) -> tuple[Journal, str]:
-        assert (jobs, proofs) == ("jobs", [])
-        assert made_of.environment["cluster"] == "there:1"
-        self.taken.append(key.rpartition("-trial-")[2])
-        steps = [one.step for one in timed(0.0, range(launch.steps), 0.5)]
-        fields = {"spec": launch.spec, "study": made_of.study, "rehearsal": False}
-        writer = finished_run(launch.storage, key, plan=launch.plan, steps=steps, **fields)
-        return writer.journal, key
+    def start(self, jobs: str, recorded: Journal, *_: object) -> str:
+        run = recorded.run()
+        assert (jobs, recorded.proof(run.plan_digest)) == ("jobs", None)
+        assert run.environment["cluster"] == "there:1"
+        self.taken.append(run.run.rpartition("-trial-")[2])
+        steps = [one.step for one in timed(0.0, range(run.steps), 0.5)]
+        finish(recorded, recorded.plan(run.plan_digest), steps, Clock(time.time()))
+        return run.run
 
     def follow(self, recorded: Journal, *_: object) -> Run | None:
         return None if len(self.taken) == self.left_at else recorded.run()
@@ -134,17 +128,12 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     class Slow(Cluster):
         """Its first run goes on, until somebody follows it for the second time."""
 
-        def start(
-            self, launch: ClusterLaunch, jobs: str, made_of: Provenance, proofs: list[object],
-            key: str, *_: object,
-        ) -> tuple[Journal, str]:  # fmt: skip
+        def start(self, jobs: str, recorded: Journal, *_: object) -> str:
             if left:
-                return super().start(launch, jobs, made_of, proofs, key)
-            self.taken.append(key.rpartition("-trial-")[2])
-            fields = {"spec": launch.spec, "plan": launch.plan, "study": made_of.study}
-            writer = journal.create_run(launch.storage, run_request(**fields, rehearsal=False), key)
-            left.append(journal.claim_run(writer.journal))
-            return writer.journal, clusters.job_name(writer.run(), 1)
+                return super().start(jobs, recorded)
+            self.taken.append(recorded.key.rpartition("-trial-")[2])
+            left.append(journal.claim_run(recorded))
+            return clusters.job_name(recorded.run(), 1)
 
         def follow(self, recorded: Journal, *how: object) -> Run | None:
             followed.append(how[:2])
@@ -165,7 +154,10 @@ def test_a_live_trial_is_followed_again(tmp_path: Path, monkeypatch: pytest.Monk
     [
         (("--yes",), "needs --steps, or run.steps in its base"),
         (("--yes", "--steps", "4", "--detach"), "--detach is for one run"),
-        (("--yes", "--steps", "4", "--devices-per-pod", "4"), "--devices-per-pod is of rehearsals"),
+        (
+            ("--yes", "--steps", "4", "--devices-per-pod", "4"),
+            "--devices-per-pod is for rehearsals",
+        ),
     ],
 )
 def test_options_that_a_study_cannot_have_are_refused(

@@ -1,6 +1,7 @@
 """The measured scaling of a study, and how its trials are rehearsed."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import isclose
@@ -10,16 +11,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from orchestrator import journal
+from orchestrator import journal, tracking
 from orchestrator.cli import orch as command
+from orchestrator.cli.endings import as_typed
 from orchestrator.errors import SpecError
 from orchestrator.evidence.report import reference
 from orchestrator.evidence.studies import explain_gaps, make_scaling_report, read_trial_runs
 from orchestrator.formatting import percent
+from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.study_journal import StudyRequest
 from orchestrator.planning.planner import make_plan
-from orchestrator.run import follow, rehearse
-from orchestrator.run.next_commands import as_typed
+from orchestrator.run import submit as submit_module
 from orchestrator.run.progress import Tracked
 from orchestrator.show import study_screens
 from orchestrator.show.pages import scaling_page
@@ -28,8 +30,8 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.run import EndState
 from orchestrator.values.study import ScalingReport
 from tests.conftest import RunOrch
-from tests.journals import reason, tiny_spec
-from tests.reports import finished_run, finished_study, timed
+from tests.journals import Clock, reason, tiny_spec
+from tests.reports import finish, finished_run, finished_study, timed
 from tests.test_page import read
 from tests.test_render import too_wide
 from tests.test_study import study_of
@@ -203,25 +205,18 @@ class Rehearsals:
     def __init__(self, *states: EndState) -> None:
         self.states, self.runs = list(states), []  # type: ignore[var-annotated]
 
-    def run_rehearsal(self, small, full, proof, origin, key, *_, **__):  # type: ignore[no-untyped-def]
-        """Write the journal of a run that ended so."""
-        assert not proof
-        assert origin.documents["spec.yaml"].startswith(b"name: tiny\n")
-        assert Path(origin.folder, "base.yaml").exists()  # where its relative paths begin
-        self.runs.append(key)
+    def drive(self, recorded: Journal, plan: Plan, *_: object) -> None:
+        """Stand for the driver of a run that ends so."""
+        assert (recorded.paths.documents / "spec.yaml").read_bytes().startswith(b"name: tiny\n")
+        submission = recorded.state().submitted.submission
+        assert Path(submission.folder, "base.yaml").exists()  # where its relative paths begin
+        self.runs.append(recorded.key)
         state = self.states.pop(0)
-        storage = Path(small.spec.run.storage)
-        taken = [one.step for one in timed(0.0, range(small.steps), 0.5)]
         if state == "succeeded":
-            return finished_run(
-                storage, key, plan=small.plan, steps=taken, spec=small.spec, rehearsal=True,
-                rehearses=full, study=origin.study,
-            ).run()  # fmt: skip
-        opened = journal.RunRequest(spec=small.spec, plan=small.plan, steps=9, rehearsal=True,
-                                rehearses=full, study=origin.study)  # fmt: skip
-        writer = journal.claim_run(journal.create_run(storage, opened, key).journal)
-        writer.end_run(state)
-        return writer.run()
+            taken = [one.step for one in timed(0.0, range(submission.steps), 0.5)]
+            finish(recorded, plan, taken, Clock(time.time()))
+        else:
+            journal.claim_run(recorded).end_run(state)
 
 
 @pytest.fixture
@@ -237,9 +232,10 @@ def submitted(
         (tmp_path / "studies").mkdir(exist_ok=True)
         (tmp_path / "studies" / "study.yaml").write_text(STUDY.replace("AFTER", after))
         stand_in = Rehearsals(*states)
-        monkeypatch.setattr(rehearse, "run_rehearsal", stand_in.run_rehearsal)
+        monkeypatch.setattr(submit_module, "drive", stand_in.drive)
+        monkeypatch.setattr(tracking, "begin", lambda *_: None)
         monkeypatch.setattr(
-            follow, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
+            submit_module, "tracked_at_end", lambda _: Tracked(tracker="mlflow", place="nowhere")
         )
         asked = ["submit", str(tmp_path / "studies" / "study.yaml"), "--no-prove", "--no-calibrate"]
         done = CliRunner().invoke(command, [*asked, "--steps", "4", *more])

@@ -14,7 +14,7 @@ from orchestrator import journal, reading
 from orchestrator.journal.ownership import RunRequest, Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.planning.planner import make_plan
-from orchestrator.run import rehearse
+from orchestrator.run import submit as submitting
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import folder
 from tests.bucket_server import BucketServer
@@ -111,8 +111,8 @@ def test_the_same_key_eight_times_at_once_is_one_run(
         driven.append(recorded.key)
         journal.claim_run(recorded).end_run("succeeded")
 
-    monkeypatch.setattr(rehearse, "create_run", create_together)
-    monkeypatch.setattr(rehearse, "drive", drive)
+    monkeypatch.setattr(submitting, "create_run", create_together)
+    monkeypatch.setattr(submitting, "drive", drive)
     options = orch.SubmitOptions(prove=False, calibrate=False, steps=3, key="nightly")
     sets = (f"run.storage={where}", "tracking.tracker=tests.file_tracker:FileTracker")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.look_commands import sync
-from orchestrator.run import follow
+from orchestrator.cli.look_commands import sync_command
+from orchestrator.run import records
 from orchestrator.show.machine_screens import sync_screen
 from orchestrator.tracking.destinations import read_sync_state
 from orchestrator.tracking.recorder import Recorder, only_one
@@ -69,13 +69,13 @@ def test_sync_leaves_a_run_to_its_own_driver(
     """While it records, nothing is wrong; when the driver is gone, something is. The exit status
     says so too.
     """
-    monkeypatch.setattr(follow, "LOCK_LIMIT_S", 0.1)
+    monkeypatch.setattr(records, "LOCK_LIMIT_S", 0.1)
     writer = start_tracked_run(storage)
     train_steps(writer, range(3))
     before = read_sync_state(writer.journal)
     with writer.background_heartbeat(), only_one(writer.journal):
         synced = Recorder(os.environ).record(writer.journal, limit_s=0.1)
-        beside = CliRunner().invoke(sync, ["--storage", str(storage)])
+        beside = CliRunner().invoke(sync_command, ["--storage", str(storage)])
     assert (synced.by_driver, synced.problem) == (True, None)
     assert read_sync_state(writer.journal) == before
     assert (beside.exit_code, beside.stdout.splitlines()[0]) == (
@@ -136,11 +136,11 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
     storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After as long as a process in the background may take, and the exit status says so."""
-    monkeypatch.setattr(follow, "ONCE_LIMIT_S", 0.1)
+    monkeypatch.setattr(records, "ONCE_LIMIT_S", 0.1)
     writer = start_tracked_run(storage)
     writer.end_run("failed", reason("out of luck"))
     with only_one(writer.journal):
-        done = CliRunner().invoke(sync, ["--storage", str(storage)])
+        done = CliRunner().invoke(sync_command, ["--storage", str(storage)])
     assert done.exit_code == 1
     assert "warning: it: another process is recording it" in done.output
 

@@ -1,25 +1,37 @@
-"""Say how a command failed: the message, and with --json the error as a value on stdout."""
+"""Say how a command failed: the message with what to type next, and with --json the error as a
+value on stdout.
+"""
 
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from orchestrator.errors import Interrupted, NoSuchSlice, OrchError, SpecError, UnknownName
+from orchestrator.errors import (
+    DataUnusable,
+    Interrupted,
+    NoSuchSlice,
+    NotAnswered,
+    NoTopology,
+    OrchError,
+    OtherVersion,
+    SpecError,
+    UnknownName,
+    UnknownRun,
+)
 from orchestrator.evidence.score.published_runs import Unscorable
+from orchestrator.journal.run_paths import RunPaths
 from orchestrator.planning.infeasible import Infeasible
-from orchestrator.planning.odds import Offers
+from orchestrator.reading.expectations import keys_of_specs
+from orchestrator.reading.load import FLAG
 from orchestrator.reading.offer_options import WrongOption
 from orchestrator.reading.problems import Problem, SpecProblems
-from orchestrator.run.next_commands import as_typed
+from orchestrator.run.next_commands import spec_command
 from orchestrator.run.progress import OperationInterrupted
-from orchestrator.run.studies import Outcome
-from orchestrator.run.submit import ProofFailed
 from orchestrator.show.parts import fit
 from orchestrator.show.terminal import ERROR, columns, echo, is_live, say_error, show
-from orchestrator.values.proof import Proof
-from orchestrator.values.refusal import ErrorDetail, ErrorReport, Hint, Suggestion
-from orchestrator.values.run import LIVE, Run
-from orchestrator.values.study import ScalingForecast, SweepForecast
+from orchestrator.values.refusal import ErrorDetail, ErrorReport, Hint
 
 
 def report(error: OrchError) -> None:
@@ -28,10 +40,8 @@ def report(error: OrchError) -> None:
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
         print(over_mark, end="", file=sys.stderr, flush=True)
         error.next_command = error.next_command or as_typed()
-    from orchestrator.show.endings import next_after
-
     error.next_command = error.next_command or next_after(error)
-    report_json(error)
+    _report_json(error)
     refused = not isinstance(error, Interrupted)
     said = error.full_text() if isinstance(error, Infeasible) else str(error)
     text = f"{ERROR} {said}" if refused else said
@@ -41,14 +51,14 @@ def report(error: OrchError) -> None:
 
 
 def report_abort(*, interrupted: bool) -> int:
-    """Report Ctrl-C, or an answer of no, which click has shown; the exit code."""
+    """Report Ctrl-C, or an answer of no, which click has shown; return the exit code."""
     if interrupted:
         echo("interrupted", err=True)
-    report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
+    _report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
     return Interrupted.exit_code
 
 
-def report_json(error: OrchError) -> None:
+def _report_json(error: OrchError) -> None:
     if "--json" in sys.argv:
         show(error_report(error), as_json=True)
 
@@ -57,23 +67,27 @@ def report_json(error: OrchError) -> None:
 
 
 def error_report(error: OrchError) -> ErrorReport:
-    """The value of an error."""
+    """Return the value of an error."""
     if isinstance(error, SpecProblems):
-        problems = tuple(map(problem_detail, error.problems))
+        problems = tuple(map(_problem_detail, error.problems))
         return ErrorReport(**vars(problems[0]), exit_code=error.exit_code, problems=problems)
-    report = ErrorReport(code=error.code, message=error.message, exit_code=error.exit_code)
+    found = ErrorReport(code=error.code, message=error.message, exit_code=error.exit_code)
     if isinstance(error, Unscorable):
-        return replace(report, file=error.file, line=error.line, key=error.column)
+        return replace(found, file=error.file, line=error.line, key=error.column)
     if isinstance(error, WrongOption):
-        return replace(report, key=error.key)
-    if isinstance(error, Infeasible):
-        nearest = tuple(map(nearest_hint, error.suggestions()))
-        return replace(report, suggestions=nearest, reasons=error.all_reasons())
-    return replace(report, suggestions=hints(error))
+        return replace(found, key=error.key)
+    if not isinstance(error, Infeasible):
+        return replace(found, suggestions=_hints(error))
+    nearest = []
+    for suggestion in error.suggestions():  # options that lead to a plan, and that plan
+        words = " ".join(f"--set {override}" for override in suggestion.overrides)
+        hint = Hint(kind="overrides", value=words, text=words, overrides=suggestion.overrides)
+        nearest.append(replace(hint, leads_to=suggestion))
+    return replace(found, suggestions=tuple(nearest), reasons=error.all_reasons())
 
 
-def problem_detail(problem: Problem) -> ErrorDetail:
-    """One problem of a file. Line 0 is the file as a whole."""
+def _problem_detail(problem: Problem) -> ErrorDetail:
+    """Return one problem of a file. Line 0 is the file as a whole."""
     return ErrorDetail(
         code=problem.code.replace("-", "_"),
         message=": ".join(filter(None, (problem.key, problem.message))),
@@ -81,12 +95,12 @@ def problem_detail(problem: Problem) -> ErrorDetail:
         file=problem.file,
         line=problem.line or None,
         column=problem.col or None,
-        suggestions=tuple(problem_hints(problem)),
+        suggestions=tuple(_problem_hints(problem)),
     )
 
 
-def problem_hints(problem: Problem) -> Iterator[Hint]:
-    """What to write instead: a hint for each value that may be meant."""
+def _problem_hints(problem: Problem) -> Iterator[Hint]:
+    """Yield what to write instead: a hint for each value that may be meant."""
     if correction := problem.suggestion:
         for value in correction.values:
             text = str(replace(correction, value=value, others=()))
@@ -95,16 +109,8 @@ def problem_hints(problem: Problem) -> Iterator[Hint]:
         yield Hint(kind="hint", value="", text=problem.hint)
 
 
-def nearest_hint(nearest: Suggestion) -> Hint:
-    """The options that lead to a plan, and that plan."""
-    words = " ".join(f"--set {one}" for one in nearest.overrides)
-    return Hint(
-        kind="overrides", value=words, text=words, overrides=nearest.overrides, leads_to=nearest
-    )
-
-
-def hints(error: OrchError) -> tuple[Hint, ...]:
-    """The names that are known, and the command to type next."""
+def _hints(error: OrchError) -> tuple[Hint, ...]:
+    """Return the names that are known, and the command to type next."""
     names: list[str] = []
     if isinstance(error, UnknownName):
         names = error.known
@@ -117,37 +123,94 @@ def hints(error: OrchError) -> tuple[Hint, ...]:
     return tuple(found)
 
 
-# The exit codes of commands: how runs, studies and proofs stand.
+# The command to type next: the one that was typed with a change, or what helps after an error.
 
 
-OF_STUDY: dict[Outcome, int] = {
-    "succeeded": 0,
-    "failed": 1,
-    "infeasible": SpecError.exit_code,
-    "stopped": Interrupted.exit_code,
-}
+def as_typed(
+    *without: str, more: Sequence[str] = (), changed: Mapping[str, str] | None = None
+) -> str:
+    """Return the command that was typed, without some words, with more, and with some changed."""
+    words = [word for word in sys.argv[1:] if word not in without]
+    for old, new in (changed or {}).items():
+        corrected = {old: new, f"--set={old}": f"--set={new}"}
+        words = [corrected.get(word, word) for word in words]
+    return shlex.join(["orch", *words, *more])
 
 
-def of_run(run: Run, *, left: bool, detached: bool = False) -> int:
-    """A live run is a success, unless an interrupt ended the following. One that was only submitted
-    has no driver yet.
-    """
-    if detached:
-        return 0
-    if left or run.state == "cancelled":
-        return Interrupted.exit_code
-    return 0 if run.state in LIVE or run.state == "succeeded" else 1
+def next_after(error: OrchError) -> str:
+    """Return what helps: the same command with a change, a list of what exists, help or a check."""
+    typed = sys.argv[1:]
+    match error:
+        case Infeasible():
+            return _after_infeasible(error, typed)
+        case SpecProblems():
+            return _after_problems(error)
+        case UnknownRun():
+            if "--storage" in typed[:-1]:
+                return f"orch runs --storage {typed[typed.index('--storage') + 1]}"
+            return "orch runs"
+        case OtherVersion():  # the spec of a run is kept as it was submitted
+            path = Path(str(error.path))
+            specs = (RunPaths(at).submitted_spec for at in (path, *path.parents[:2]))
+            spec = next((spec for spec in specs if spec.is_file()), None)
+            return spec_command("plan", spec, ()) if spec else "orch plan SPEC"
+        case NoTopology():
+            return "orch plan SPEC"
+        case DataUnusable():
+            return "orch data pack --help"
+        case NotAnswered():
+            return as_typed(more=("--yes",))
+        case SpecError():  # the help of the command that was typed
+            names = [word for word in typed[:2] if word.isalpha()]
+            known = names if names[:1] in (["export"], ["import"], ["data"]) else names[:1]
+            return " ".join(["orch", *known, "--help"])
+        case _:
+            return "orch doctor"
 
 
-def of_proofs(*proofs: Proof) -> int:
-    return 0 if all(proof.passes for proof in proofs) else ProofFailed.exit_code
+def _after_infeasible(error: Infeasible, typed: Sequence[str]) -> str:
+    """Return the same command for the nearest spec; without one, the slices that would serve."""
+    if nearest := error.suggestions():
+        overrides = nearest[0].overrides
+        settings = (word for override in overrides for word in ("--set", override))
+        return as_typed("--json", more=tuple(settings))
+    specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
+    return f"orch plan {specs[0]} --prices on-demand" if specs else "orch plan --help"
 
 
-def of_forecast(study: ScalingForecast | SweepForecast) -> int:
-    """Whether every trial has a plan."""
-    return SpecError.exit_code if any(one.infeasible for one in study.trials) else 0
+def _after_problems(error: SpecProblems) -> str:
+    first = error.problems[0]
+    if first.code == "no-token-set":
+        text = str(first.fields["found"])
+        packing = ("data", "pack", "tokens", text, "--tokenizer", "tokenizer.json")
+        return shlex.join(["orch", *packing])
+    if first.code == "text-as-data":
+        return "orch data pack --help"
+    if first.code == "unreadable":
+        return f"orch init {first.file}"
+    if len(error.problems) == 1 and (corrected := _corrected_override(first)):
+        return as_typed(changed=corrected)
+    meant = first.suggestion.value if first.suggestion and first.code == "unknown-key" else ""
+    key = meant if "." in meant else first.key
+    # What tells of the key, or of the nearest section above it that exists.
+    known = [entry.key for entry in keys_of_specs()]
+    while key:
+        if any(name == key or name.startswith(f"{key}.") for name in known):
+            return f"orch schema --key {key}"
+        key = key.rpartition(".")[0]
+    return "orch init --list"
 
 
-def of_offers(offers: Offers) -> int:
-    """Whether any offer has a plan."""
-    return 0 if any(one.days for one in offers.offers) else SpecError.exit_code
+def _corrected_override(problem: Problem) -> dict[str, str]:
+    """Return the `--set` with a problem and what was meant instead, where only one thing was."""
+    correction, source = problem.suggestion, problem.place.source
+    if source.name != FLAG or source.hidden or not correction or correction.kind != "meant":
+        return {}
+    override, meant = source.lines[problem.line - 1], correction.value
+    key, _, value = override.partition("=")
+    if correction.others or key != problem.key:
+        return {}
+    if problem.code == "illegal-value":
+        return {override: f"{key}={meant}"}
+    section = "" if "." in meant else key.rpartition(".")[0]
+    return {override: f"{'.'.join(filter(None, (section, meant)))}={value}"}

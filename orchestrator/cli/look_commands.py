@@ -1,72 +1,84 @@
-"""The commands that look at runs: runs, status, logs, report, compare, sync, ui."""
+"""The commands that look at runs, at this machine and at this shell."""
 
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 import orchestrator as orch
-from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, RUN, RUN_HELP, STORAGE
+from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, RUN, RUN_HELP, STORAGE, complete_key
+from orchestrator.cli.endings import next_after
 from orchestrator.errors import OrchError
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run.next_commands import run_command, storage_command
 from orchestrator.run.progress import interruptible
-from orchestrator.show.endings import next_after
+from orchestrator.show.machine_screens import (
+    calibration_screen,
+    doctor_screen,
+    run_doctor_screen,
+    sync_screen,
+)
 from orchestrator.show.pages import Page
 from orchestrator.show.parts import Command, Detail, next_step, screen
 from orchestrator.show.progress import Display, say_end
-from orchestrator.show.report_screen import report_screen
-from orchestrator.show.status_screen import next_run_command, status_screen, study_runs_screen
+from orchestrator.show.report_screen import compare_screen, report_screen
+from orchestrator.show.status_screen import (
+    log_line,
+    log_lines,
+    next_run_command,
+    notes,
+    runs_screen,
+    status_screen,
+    study_runs_screen,
+)
 from orchestrator.show.study_screens import study_report_screen, verdict_text
-from orchestrator.show.terminal import echo, echo_json, show
+from orchestrator.show.terminal import CommandResult, echo, echo_json, show, show_result
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, Status
 from orchestrator.values.study import StudyStatus
 
 
-@click.command()
+@click.command("runs")
 @STORAGE
 @JSON
-def runs(storage: Path, as_json: bool) -> None:
+def runs_command(storage: Path, as_json: bool) -> None:
     """List all runs, newest first. The runs of a study follow it.
 
     --json is a list of the runs; `orch status STUDY --json` describes a study.
 
     Example: orch runs --storage /mnt/shared/runs --json
     """
-    from orchestrator.show.status_screen import runs_screen
-
     found = orch.runs(storage, progress=Display())
     following = run_command("status", found[0].run, storage) if found else None
     studies = orch.studies(storage)
     show(found, lambda: runs_screen(found, str(storage), studies, following), as_json=as_json)
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("status", epilog=RUN_HELP)
 @RUN
 @STORAGE
 @JSON
-def status(run: str, storage: Path, as_json: bool) -> None:
+def status_command(run: str, storage: Path, as_json: bool) -> None:
     """Show the state of RUN. Steps, speed against the forecast, every attempt.
 
     With a study it shows every run, and the scaling as far as it is measured.
 
     Example: orch status llama3-70b-4pod-3f9a1c07-1
     """
-
     found = orch.status(run, storage)
-    show(found, lambda: status_screens(found, run, storage), as_json=as_json)
+    show(found, lambda: _status_screens(found, run, storage), as_json=as_json)
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("logs", epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run has ended.")
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Show all lines of this rank.")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of an earlier attempt.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Show an earlier attempt.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
-def logs(
+def logs_command(
     run: str, storage: Path, follows: bool, rank: int | None, attempt: int | None, as_json: bool
 ) -> None:
     """Show the logs of RUN's newest attempt. The log of the rank that died first comes first.
@@ -75,37 +87,33 @@ def logs(
 
     Example: orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
-    from orchestrator.show.status_screen import log_line, log_lines, notes
-
-    alone, echo_line = rank is not None, echo_json if as_json else echo
+    is_one_rank, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=say_end):
-            echo_line(log_line(line, as_json=as_json, alone=alone))
+            echo_line(log_line(line, as_json=as_json, alone=is_one_rank))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
     for note in notes(found.run.run, found.more, empty=found.empty):
         echo(note, err=True)
-    for text in log_lines(found.tails, as_json=as_json, titled=not alone):
+    for text in log_lines(found.tails, as_json=as_json, titled=not is_one_rank):
         echo_line(text)
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("compare", epilog=RUN_HELP)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @STORAGE
 @JSON
 @interruptible("comparing")
-def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
+def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Compare RUNs with their forecasts and with each other.
 
     Example: orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
-    from orchestrator.show.report_screen import compare_screen
-
     found, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
     show(found, lambda: compare_screen(found, following), as_json=as_json)
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("report", epilog=RUN_HELP)
 @click.argument("run")
 @STORAGE
 @click.option(
@@ -116,7 +124,9 @@ def compare(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 @BRIEF
 @FULL
 @interruptible("writing the report")
-def report(run: str, storage: Path, out: Path | None, as_json: bool, detail: Detail | None) -> None:
+def report_command(
+    run: str, storage: Path, out: Path | None, as_json: bool, detail: Detail | None
+) -> None:
     """Write a self-contained HTML page about RUN. It shows measured next to predicted.
 
     It has the roofline, time per step line by line, memory, MFU over steps, and where the time
@@ -124,22 +134,21 @@ def report(run: str, storage: Path, out: Path | None, as_json: bool, detail: Det
 
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
-
     if as_json:
         show(orch.report(run, storage), as_json=True)
         return
     page = orch.write_report(run, storage, out=out)
     for problem in page.problems:
         echo(f"warning: {problem}", err=True)
-    show(page.report, lambda: report_screens(page, detail), as_json=False)
+    show(page.report, lambda: _report_screens(page, detail), as_json=False)
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("sync", epilog=RUN_HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @STORAGE
 @JSON
 @interruptible("recording", "what is recorded stays")
-def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
+def sync_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Bring MLflow up to date with RUNs. Without RUNs, with all runs.
 
     Runs are recorded while they go on, and later commands record what was missed: this is for
@@ -153,35 +162,93 @@ def sync(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
 
     Example: orch sync llama3-70b-4pod-3f9a1c07-1 --json
     """
-    from orchestrator.show.machine_screens import sync_screen
-
     results = orch.sync(runs, storage, progress=Display())
     following = storage_command("ui", storage)
     show(results, lambda: sync_screen(results, str(storage), following), as_json=as_json)
-    raise SystemExit(1 if any(one.problem for one in results) else 0)
+    raise SystemExit(1 if any(result.problem for result in results) else 0)
 
 
-@click.command()
+@click.command("ui")
 @STORAGE
 @click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="Listen on this port.")
-def ui(storage: Path, port: int | None) -> None:
+def ui_command(storage: Path, port: int | None) -> None:
     """Show recorded runs in the MLflow UI. Comparisons are set up; Ctrl-C ends it.
 
-    It listens on 127.0.0.1 alone. Runs that are recorded on a server are shown by that server.
+    It listens only on 127.0.0.1. Runs that are recorded on a server are shown by that server.
 
     Example: orch ui --storage /mnt/shared/runs --port 5000
     """
     orch.ui(storage, port=port, progress=Display())
 
 
-COMMANDS = (runs, status, logs, report, compare, sync, ui)
+@click.command("doctor")
+@click.argument("run", required=False, shell_complete=complete_key)
+@STORAGE
+@click.option("--address", metavar="ADDRESS", help="A cluster to look for, besides RAY_ADDRESS.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired of RUN.")
+@JSON
+@interruptible("looking at this machine")
+def doctor_command(
+    run: str | None, storage: Path, address: str | None, repair: bool, as_json: bool
+) -> None:
+    """Check what this machine can do, or the files of RUN. It gives advice for the rest.
+
+    Without --repair it changes nothing. The exit status is 1 when something that most commands
+    need is broken, a cluster or MLflow server that is named does not answer, or RUN cannot go on.
+
+    Example: orch doctor --address http://10.0.0.2:8265
+    """
+    if repair and run is None:
+        raise click.UsageError("--repair: name the run to repair")
+    if run is not None:
+        health = orch.doctor_run(run, storage, repairs=repair)
+        more = run_command("doctor", health.run, storage, "--repair")
+        result = CommandResult(health, lambda: run_doctor_screen(health, more), int(health.stops))
+    else:
+        found = orch.doctor(storage, address=address)
+        result = CommandResult(found, lambda: doctor_screen(found), int(found.broken > 0))
+    show_result(result, as_json=as_json)
+
+
+@click.command("calibrate")
+@JSON
+@interruptible("measuring this machine")
+def calibrate_command(as_json: bool) -> None:
+    """Measure the rates of this machine's devices. It takes a minute or two.
+
+    It times matmuls, copies and the trainer's attention on one device. The result is a chip
+    profile; its digest is its name, and `orch plan --profile DIGEST` forecasts with its rates. A
+    rehearsal measures its own step, and adds it to the newest profile of this machine.
+
+    \b
+    Exit status:
+      0  the profile is stored
+      1  the devices cannot be measured, or the profile cannot be stored
+
+    Example: orch calibrate --json
+    """
+    stored = orch.calibrate(progress=Display())
+    profile, path = stored.profile, str(stored.path)
+    show(profile, lambda: calibration_screen(profile, path), as_json=as_json)
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print the shell completion script.
+
+    Example: eval "$(orch completion bash)"
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    echo(kind(click.Group(), {}, "orch", "_ORCH_COMPLETE").source())
 
 
 # Screens that show more than one value: what they need besides is read here.
 
 
-def status_screens(status: Status | StudyStatus, named: str, storage: Path) -> list[str]:
-    """A run; or a study with its runs, and its scaling as far as it is measured."""
+def _status_screens(status: Status | StudyStatus, named: str, storage: Path) -> list[str]:
+    """Return a run; or a study with its runs, and its scaling as far as it is measured."""
     if isinstance(status, Status):
         return [status_screen(status, next_of_run(status, named, storage))]
     study = find_run_or_study(storage, status.study)
@@ -192,7 +259,7 @@ def status_screens(status: Status | StudyStatus, named: str, storage: Path) -> l
 
 
 def next_of_run(status: Status, named: str, storage: Path) -> str:
-    """The next command for a run; what helps where it has ended and its plan cannot be read."""
+    """Return the next command for a run; what helps if it has ended and its plan is unreadable."""
     if status.forecast is None and status.state not in LIVE:
         try:
             find_run(storage, status.run).plan(status.plan_digest)
@@ -201,8 +268,8 @@ def next_of_run(status: Status, named: str, storage: Path) -> str:
     return next_run_command(status, named, storage)
 
 
-def report_screens(page: Page, detail: Detail | None) -> list[str]:
-    """What a report says, and where its page is."""
+def _report_screens(page: Page, detail: Detail | None) -> list[str]:
+    """Return what a report says, and where its page is."""
     report, where = page.report, f"open {page.path.absolute().as_uri()}"
     if isinstance(report, Report):
         return [report_screen(report, str(page.path), where, detail or "usual")]

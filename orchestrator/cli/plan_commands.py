@@ -1,19 +1,45 @@
-"""The commands that need no chip: plan, explain, prove, score."""
+"""`orch plan`: the plan of a spec, of two, of a study, or the slices to choose from."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, SET, SPEC, STAGE
-from orchestrator.run.next_commands import spec_command, stage_option
+from orchestrator.cli.arguments import (
+    BRIEF,
+    FILE,
+    FULL,
+    JSON,
+    ONE_STAGE,
+    SET,
+    SPEC,
+    STAGE,
+    has_many_plans,
+)
+from orchestrator.errors import SpecError, refuse_options
+from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
+from orchestrator.planning.plan_warnings import input_missing
+from orchestrator.reading.load import missing_inputs
+from orchestrator.run.next_commands import offer_command, spec_command, stage_option
 from orchestrator.run.progress import interruptible
-from orchestrator.show.progress import Display
-from orchestrator.show.terminal import show, show_result
+from orchestrator.show.offers_screen import offers_screen, to_take
+from orchestrator.show.parts import Detail
+from orchestrator.show.plan_diff_screen import plan_diff_screen
+from orchestrator.show.plan_screen import plan_screen, stages_screen
+from orchestrator.show.proof_screen import proof_summary
+from orchestrator.show.terminal import CommandResult, show_result
+from orchestrator.values.plan import Plan
+from orchestrator.values.spec import Spec
+
+_ONE_SPEC = "the plan of one spec"
+_CHOSEN_SLICES = "the plan of chosen slices"
+_OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
-@click.command()
+@click.command("plan")
 @SPEC
 @click.argument("other", required=False, type=FILE)
 @SET
@@ -32,12 +58,12 @@ from orchestrator.show.terminal import show, show_result
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
 @click.option("--html", type=FILE, metavar="FILE", help="Also write the offers as a page.")
 @interruptible("planning")
-def plan(
+def plan_command(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
-    With OTHER, compare both plans, line by line; --set then changes OTHER alone. With a study, plan
+    With OTHER, compare both plans, line by line; --set then changes only OTHER. With a study, plan
     every trial and show the predicted scaling; exit 2 if a trial has no plan. With --stage, plan
     one stage of a spec.
 
@@ -52,113 +78,87 @@ def plan(
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
-    from orchestrator.cli.spec_results import PlanOptions, plan_result
-
-    result = plan_result(spec, other, overrides, PlanOptions(**options), Display())
+    detail: Detail | None = options["detail"]
+    typed = {f"--{name}": value for name, value in options.items() if name != "detail"}
+    typed |= {f"--{detail or 'detail'}": detail}
+    if other:
+        refuse_options(typed | {"--stage": None}, _ONE_SPEC)
+        stage = options["stage"]
+        found = orch.diff(spec, orch.load(other, overrides), stage=stage)
+        following = spec_command("plan", other, overrides, *stage_option(stage))
+        result = CommandResult(found, lambda: plan_diff_screen(found, following))
+    elif orch.is_study(spec):
+        refuse_options(typed, _ONE_SPEC)
+        result = _study_forecast(spec, overrides)
+    else:
+        loaded = orch.load(spec, overrides)
+        asked = {name: options[name] for name in _OFFER_OPTIONS}
+        if loaded.resources.has_open_topology or any(one is not None for one in asked.values()):
+            names = ("--alternatives", "--profile", "--stage")
+            refuse_options({name: typed[name] for name in names}, _CHOSEN_SLICES)
+            result = _offers(spec, loaded, detail or "usual", **asked)
+        else:
+            more, profile, stage = (options[name] for name in ("alternatives", "profile", "stage"))
+            result = _plans(spec, loaded, detail or "usual", more, profile, stage)
     show_result(result, as_json=as_json)
 
 
-@click.command()
-@SPEC
-@SET
-@JSON
-@STAGE
-@click.option(
-    "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
-    metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
-)  # fmt: skip
-@interruptible("working it out")
-def explain(
-    spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float, stage: int | None
-) -> None:
-    """Derive the figures of SPEC, formula by formula. Published figures are shown too.
+def _plans(
+    path: Path, spec: Spec, detail: Detail, more: int, profile: str | None, stage: int | None
+) -> CommandResult:
+    """Show the plan of a spec, and its runners-up where they are asked for."""
+    if has_many_plans(spec, stage):
+        refuse_options({"--alternatives": more}, ONE_STAGE)
+    made = orch.plans(spec, 1 + more, profile=profile, stage=stage)
+    # Files that the plans need and this machine lacks.
+    missing = missing_inputs(spec, path.parent)
+    warned = tuple(input_missing(key=key, path=name) for key, name in missing)
+    plans = [replace(plan, warnings=(*plan.warnings, *warned)) for plan in made]
+    following = spec_command("explain", path, spec.overrides, *stage_option(stage))
+    odds = [None if stage else orch.deadline_odds(spec, plan) for plan in plans]
+    values = [*map(PlanWithOdds.of, plans, odds)]
+    return CommandResult(
+        values if more else values[0], lambda: _plans_screen(plans, following, detail, odds[0])
+    )
 
-    Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
+
+def _plans_screen(
+    plans: Sequence[Plan], following: str, detail: Detail, odds: DeadlineOdds | None
+) -> str:
+    """Return the first plan with its proof, if that is known, then what runners-up lose. `odds` are
+    those of the spec's deadline.
     """
-    from orchestrator.show.explain_screen import explain_screen
-
-    found = orch.explain(spec, overrides, mfu=mfu, stage=stage)
-    following = spec_command("plan", spec, overrides, *stage_option(stage))
-    show(found, lambda: explain_screen(found, following), as_json=as_json)
-
-
-@click.command()
-@SPEC
-@click.argument("other", required=False, type=FILE)
-@SET
-@JSON
-@BRIEF
-@FULL
-@STAGE
-@click.option(
-    "--trainer", metavar="NAME",
-    help="Compile another trainer's program: package.module:build, for any JAX program.",
-)  # fmt: skip
-@click.option(
-    "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
-)  # fmt: skip
-@click.option(
-    "--html", type=FILE, metavar="FILE",
-    help="Write a page: one layer's schedule in time, and a flame graph by line.",
-)  # fmt: skip
-@click.option("--search-remat", is_flag=True, help="Also compile policies that recompute less.")
-@interruptible("proving")
-def prove(
-    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
-
-    It compiles the trainer's own step for the plan's topology, compares memory, collectives and
-    FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
-    cached, so the same question is answered at once. A spec with stages has a program for each;
-    --stage proves one. With OTHER, both programs are shown side by side; --set and --trainer then
-    change OTHER alone.
-
-    \b
-    Exit status:
-      0  the plan fits, and only what is planned crosses pods
-      1  there is no verdict: no compiler here, or it failed
-      2  the spec has no plan
-      3  the plan does not fit, or more than planned crosses pods
-
-    \b
-    Example:
-      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
-      orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
-      orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
-    """
-    from orchestrator.cli.spec_results import ProveOptions, proof_result
-
-    overrides = (*overrides, f"run.trainer={trainer}") if trainer else overrides
-    result = proof_result(spec, other, overrides, ProveOptions(**options), Display())
-    show_result(result, as_json=as_json)
+    if stages := plans[0].stages:
+        known = [text for stage in stages if (text := _known_proof(stage))]
+        return stages_screen(plans[0], following, known, detail, odds)
+    return plan_screen(plans[0], following, _known_proof(plans[0]), plans[1:], detail, odds)
 
 
-@click.command()
-@click.argument("runs", required=False, type=FILE, metavar="[RUNS.csv]")
-@click.option(
-    "--without", type=click.Choice(["document", "group", "software"]),
-    help="Learn anew without each document, source and chip, or software; score what was left out.",
-)  # fmt: skip
-@JSON
-@interruptible("scoring")
-def score(
-    runs: Path | None, without: Literal["document", "group", "software"] | None, as_json: bool
-) -> None:
-    """Compare forecasts with published runs. Each run is planned as it ran.
-
-    RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
-    planned or converted is listed with its reason and counts in no figure.
-
-    Example: orch score my-runs.csv --without document
-    """
-    from orchestrator.show.report_screen import score_screen
-
-    found = orch.score(runs, without=without)
-    following = "orch score" if without else "orch score --without document"
-    show(found, lambda: score_screen(found, following), as_json=as_json)
+def _known_proof(plan: Plan) -> str:
+    known = orch.known_proof(plan)
+    return proof_summary(known.proof, known.age_s or 0.0) if known else ""
 
 
-COMMANDS = (plan, explain, prove, score)
+def _offers(
+    path: Path, spec: Spec, detail: Detail, html: Path | None, **asked: Any
+) -> CommandResult:
+    found = orch.offers(spec, **asked)
+    chosen = to_take(found)
+    following = offer_command(path, spec.overrides, chosen.overrides) if chosen else None
+    return CommandResult(
+        found,
+        lambda: offers_screen(found, following, detail),
+        exit_code=0 if any(offer.days for offer in found.offers) else SpecError.exit_code,
+        written=orch.write_offers(found, html) if html else None,
+    )
+
+
+def _study_forecast(path: Path, overrides: Sequence[str]) -> CommandResult:
+    # Heavy to import, and few plans are of studies.
+    from orchestrator.show.progress import Display  # noqa: PLC0415
+    from orchestrator.show.study_screens import forecast_screen  # noqa: PLC0415
+
+    found = orch.study(path, overrides, progress=Display())
+    code = SpecError.exit_code if any(trial.infeasible for trial in found.trials) else 0
+    following = "" if code else spec_command("submit", path, overrides)
+    return CommandResult(found, lambda: forecast_screen(found, following), exit_code=code)

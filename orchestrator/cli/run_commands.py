@@ -2,30 +2,41 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import orchestrator as orch
-from orchestrator.cli import endings
 from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
-from orchestrator.errors import NotAnswered, refuse_options
+from orchestrator.cli.endings import as_typed
+from orchestrator.errors import Interrupted, NotAnswered, SpecError, refuse_options
 from orchestrator.evidence.studies import report_of_study
-from orchestrator.run.next_commands import as_typed, run_command, spec_command
-from orchestrator.run.studies import StudyResult
+from orchestrator.run.next_commands import run_command, spec_command
+from orchestrator.run.studies import Outcome, StudyResult
+from orchestrator.run.submit import Confirm
+from orchestrator.show.endings import (
+    cancelled_text,
+    removal_question,
+    removed_fields,
+    removed_text,
+    submission_question,
+)
 from orchestrator.show.progress import Display
 from orchestrator.show.study_screens import study_report_screen
 from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
-from orchestrator.values.run import Run
+from orchestrator.values.run import LIVE, Run
+from orchestrator.values.run_options import Proposal
+from orchestrator.values.study import StudyStatus
 
-if TYPE_CHECKING:
-    from orchestrator.run.requests import Confirm
-    from orchestrator.values.run_options import Proposal
-    from orchestrator.values.study import StudyStatus
-
-ADDRESS = click.option("--address", metavar="ADDRESS", help="A cluster, instead of RAY_ADDRESS.")
-YES = click.option("--yes", is_flag=True, help="Do not ask before chips are taken.")
-DETACH = click.option("--detach", is_flag=True, help="Do not follow a run on a named cluster.")
+_STUDY_CODES: dict[Outcome, int] = {
+    "succeeded": 0,
+    "failed": 1,
+    "infeasible": SpecError.exit_code,
+    "stopped": Interrupted.exit_code,
+}
+_ADDRESS = click.option("--address", metavar="ADDRESS", help="A cluster, instead of RAY_ADDRESS.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask before chips are taken.")
+_DETACH = click.option("--detach", is_flag=True, help="Do not follow a run on a named cluster.")
 
 
 class Steps(click.ParamType[tuple[int, int]]):
@@ -42,7 +53,7 @@ class Steps(click.ParamType[tuple[int, int]]):
         return int(first), int(end)
 
 
-@click.command()
+@click.command("submit")
 @SPEC
 @SET
 @click.option("--no-prove", is_flag=True, help="Do not compile the plan first.")
@@ -50,10 +61,10 @@ class Steps(click.ParamType[tuple[int, int]]):
     "--no-calibrate", is_flag=True,
     help="Do not measure this machine: a rehearsal then has no forecast to compare with.",
 )  # fmt: skip
-@ADDRESS
-@YES
+@_ADDRESS
+@_YES
 @click.option("--dry-run", is_flag=True, help="Show the plan, the cluster and the price, and stop.")
-@DETACH
+@_DETACH
 @click.option(
     "--code", type=click.Choice(["sent", "installed"]), default="sent", show_default=True,
     help="Send this project's code to a named cluster, or use the code in its image.",
@@ -75,7 +86,7 @@ class Steps(click.ParamType[tuple[int, int]]):
     help="Keep an XProf trace of steps A to B - 1 with the run. Steps count from 0.",
 )  # fmt: skip
 @JSON
-def submit(
+def submit_command(
     spec: Path, overrides: tuple[str, ...], as_json: bool, yes: bool, dry_run: bool,
     no_prove: bool, no_calibrate: bool, **how: Any,
 ) -> None:  # fmt: skip
@@ -107,27 +118,26 @@ def submit(
       orch submit specs/studies/tiny_weak.yaml --no-prove
       orch submit my-run.yaml --address http://10.0.0.2:8265 --detach
     """
-
     options = orch.SubmitOptions(prove=not no_prove, calibrate=not (no_calibrate or dry_run), **how)
     other_plans = spec_command("plan", spec, overrides, "--alternatives", "5")
     display = Display(other_plans, detach=options.detach)
-    confirm = confirmation(yes=yes, dry_run=dry_run)
+    confirm = _confirmation(yes=yes, dry_run=dry_run)
     if orch.is_study(spec):
         refuse_options({"--json": as_json}, "one run; `orch status STUDY --json` shows a study")
         study = orch.submit_study(spec, overrides, options, confirm=confirm, progress=display)
-        show_result(study_result(study), as_json=False)
+        show_result(_study_result(study), as_json=False)
         return
     refuse_options({"--dry-run": dry_run and as_json}, "a screen; see `orch plan --json`")
     with aside(as_json):
         run = orch.submit(spec, overrides, options, confirm=confirm, progress=display)
-    show_result(run_result(run, left=display.left), as_json=as_json)
+    code = _exit_code(run, left=display.left)
+    show_result(CommandResult(run, exit_code=code), as_json=as_json)
 
 
-def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
-    """A function that asks before chips are taken; None where nobody can answer."""
-    from orchestrator.show.endings import submission_question
+def _confirmation(*, yes: bool, dry_run: bool = False) -> Confirm | None:
+    """Return a function that asks before chips are taken; None where nobody can answer."""
 
-    def confirm(proposal: "Proposal") -> bool:
+    def confirm(proposal: Proposal) -> bool:
         if dry_run:
             say(f"Nothing was submitted: --dry-run.\nNext: {as_typed('--dry-run')}\n")
             raise SystemExit(0)
@@ -138,18 +148,20 @@ def confirmation(*, yes: bool, dry_run: bool = False) -> "Confirm | None":
     return confirm if yes or dry_run or sys.stdin.isatty() else None
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("resume", epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option(
     "--pods", type=click.IntRange(1), metavar="N",
     help="Continue with this number of pods instead of the spec's.",
 )  # fmt: skip
-@ADDRESS
-@YES
-@DETACH
+@_ADDRESS
+@_YES
+@_DETACH
 @JSON
-def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any) -> None:
+def resume_command(
+    run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any
+) -> None:
     """Resume RUN from its last checkpoint. It works for failed, cancelled and lost runs.
 
     A new attempt starts in the same journal, with fresh retry budgets. With --pods it has another
@@ -160,52 +172,49 @@ def resume(run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **ho
 
     Example: orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
     """
-
-    display, confirm = Display(detach=detach), confirmation(yes=yes)
+    display, confirm = Display(detach=detach), _confirmation(yes=yes)
     with aside(as_json):
         run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
-    show_result(run_result(run_now, left=display.left, detached=detach), as_json=as_json)
+    # A run that was only submitted has no driver yet.
+    code = 0 if detach else _exit_code(run_now, left=display.left)
+    show_result(CommandResult(run_now, exit_code=code), as_json=as_json)
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("cancel", epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option("--now", is_flag=True, help="Stop immediately, without a last checkpoint.")
 @JSON
-def cancel(run: str, storage: Path, now: bool, as_json: bool) -> None:
+def cancel_command(run: str, storage: Path, now: bool, as_json: bool) -> None:
     """Ask RUN to stop after a last checkpoint. The run's driver stops it.
 
     For a study, the current run stops and no other starts.
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.show.endings import cancelled_text
-    from orchestrator.values.study import StudyStatus
-
     results = orch.cancel(run, storage, at_once=now)
     if as_json:
         found = orch.status(run, storage)
         show(found if isinstance(found, StudyStatus) else results[0].after, as_json=True)
         return
-    changes = [(one.before, one.after) for one in results]
+    changes = [(result.before, result.after) for result in results]
     say(cancelled_text(run, changes, at_once=now), f"Next: {run_command('status', run, storage)}\n")
 
 
-@click.command(epilog=RUN_HELP)
+@click.command("rm", epilog=RUN_HELP)
 @RUN
 @STORAGE
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @JSON
-def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
+def rm_command(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     """Remove RUN with its journal, logs and checkpoints. It asks first.
 
     A run that is still active is not removed. A study is removed with all its runs.
 
     Example: orch rm llama3-70b-4pod-3f9a1c07-1
     """
-    from orchestrator.show.endings import removal_question, removed_fields, removed_text
 
-    def confirm(doomed: "Run | StudyStatus") -> bool:
+    def confirm(doomed: Run | StudyStatus) -> bool:
         if not sys.stdin.isatty():
             raise NotAnswered(f"removing {run} needs --yes where nobody can answer")
         return click.confirm(removal_question(doomed), abort=True, err=True)
@@ -214,20 +223,16 @@ def rm(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     show(removed_fields(removed), lambda: removed_text(removed), as_json=as_json)
 
 
-COMMANDS = (submit, resume, cancel, rm)
+def _exit_code(run: Run, *, left: bool) -> int:
+    """Return 0 for a run that goes on or succeeded, unless an interrupt ended the following."""
+    if left or run.state == "cancelled":
+        return Interrupted.exit_code
+    return 0 if run.state in LIVE or run.state == "succeeded" else 1
 
 
-# What commands show of a run or a study that was carried out, and how they exit.
-
-
-def run_result(run: Run, *, left: bool, detached: bool = False) -> CommandResult:
-    """A run that was submitted or resumed. People saw its screens while it was followed."""
-    return CommandResult(run, exit_code=endings.of_run(run, left=left, detached=detached))
-
-
-def study_result(result: StudyResult) -> CommandResult:
-    """A study that was carried out: its scaling, as far as it is measured."""
-    code, study = endings.OF_STUDY[result.outcome], result.study
+def _study_result(result: StudyResult) -> CommandResult:
+    """Show a study that was carried out: its scaling, as far as it is measured."""
+    code, study = _STUDY_CODES[result.outcome], result.study
     if study is None:
         return CommandResult(result.outcome, exit_code=code)
     report = report_of_study(study)

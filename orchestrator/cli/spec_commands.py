@@ -2,32 +2,38 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 import orchestrator as orch
 from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
+from orchestrator.interop.kubernetes import ManifestKind
+from orchestrator.interop.maxtext.exported_run import script_of
+from orchestrator.reading.examples import yaml_text
 from orchestrator.run.next_commands import spec_command
 from orchestrator.run.progress import interruptible
-from orchestrator.show.machine_screens import examples_screen, import_lines, key_help_screen
+from orchestrator.show.machine_screens import (
+    examples_screen,
+    import_lines,
+    key_help_screen,
+    weights_screen,
+)
 from orchestrator.show.progress import Display
 from orchestrator.show.terminal import echo, say, show
-
-if TYPE_CHECKING:
-    from orchestrator.interop.kubernetes import ManifestKind
-    from orchestrator.values.run import WeightType
+from orchestrator.values.run import WeightType
 
 
-@click.command()
+@click.command("init")
 @click.argument("path", required=False, type=FILE)
 @click.option("--list", "as_list", is_flag=True, help="List the examples that can be copied.")
 @click.option("--from", "example", metavar="NAME", help="Copy this example, or the spec of a file.")
 @SET
-def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple[str, ...]) -> None:
+def init_command(
+    path: Path | None, as_list: bool, example: str | None, overrides: tuple[str, ...]
+) -> None:
     """Write a small commented spec to start from. An existing file is never overwritten.
 
-    The JSON Schema is written beside it, into .orch/, for editors.
+    The JSON Schema is written next to it, into .orch/, for editors.
 
     \b
     Example:
@@ -43,11 +49,11 @@ def init(path: Path | None, as_list: bool, example: str | None, overrides: tuple
     echo(f"wrote {written}\nNext: {spec_command('plan', written, ())}")
 
 
-@click.command()
+@click.command("schema")
 @click.argument("output", required=False, metavar="[OUTPUT]")
 @click.option("--study", "of_study", is_flag=True, help="Print the schema of a study.")
 @click.option("--key", metavar="KEY", help="Show what a key of a spec means and takes.")
-def schema(output: str | None, of_study: bool, key: str | None) -> None:
+def schema_command(output: str | None, of_study: bool, key: str | None) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
     OUTPUT is what a command prints with --json; all its keys are always there: error, plan,
@@ -68,8 +74,8 @@ def schema(output: str | None, of_study: bool, key: str | None) -> None:
     echo(orch.schema("study" if of_study else output or "spec"), nl=False)
 
 
-@click.group()
-def export() -> None:
+@click.group("export")
+def export_command() -> None:
     """Print manifests or MaxText's script, or write weights.
 
     cluster.kubernetes of a SPEC has the image, the queue and more of its manifests.
@@ -83,26 +89,30 @@ def export() -> None:
     """
 
 
-def manifest_command(kind: "ManifestKind", about: str) -> click.Command:
-    """The command that prints one kind of manifest."""
+def _manifest_command(kind: ManifestKind, about: str) -> click.Command:
+    """Return the command that prints one kind of manifest."""
 
     @SPEC
     @SET
     @interruptible("planning")
     def command(spec: Path, overrides: tuple[str, ...]) -> None:
-        from orchestrator.reading.examples import yaml_text
-
         echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
 
     return click.command(kind, help=about)(command)
 
 
-export.add_command(manifest_command("ray", "Print a RayCluster for orch submit --address."))
-export.add_command(manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends."))
-export.add_command(manifest_command("jobset", "Print a JobSet that runs SPEC without Ray."))
+export_command.add_command(
+    _manifest_command("ray", "Print a RayCluster for orch submit --address.")
+)
+export_command.add_command(
+    _manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends.")
+)
+export_command.add_command(
+    _manifest_command("jobset", "Print a JobSet that runs SPEC without Ray.")
+)
 
 
-@export.command("maxtext")
+@export_command.command("maxtext")
 @SPEC
 @SET
 @interruptible("planning")
@@ -114,12 +124,10 @@ def to_maxtext(spec: Path, overrides: tuple[str, ...]) -> None:
 
     Example: orch export maxtext specs/llama3_8b_1slice.yaml > run.sh
     """
-    from orchestrator.interop.maxtext.exported_run import script_of
-
     echo(script_of(orch.export_maxtext(spec, overrides)), nl=False)
 
 
-@export.command()
+@export_command.command()
 @RUN
 @click.argument("out", type=click.Path(path_type=Path))
 @STORAGE
@@ -128,7 +136,7 @@ def to_maxtext(spec: Path, overrides: tuple[str, ...]) -> None:
 @JSON
 @interruptible("writing the weights", "nothing is left of them")
 def huggingface(
-    run: str, out: Path, storage: Path, dtype: "WeightType | None", step: int | None, as_json: bool
+    run: str, out: Path, storage: Path, dtype: WeightType | None, step: int | None, as_json: bool
 ) -> None:
     """Write the weights of RUN for transformers.
 
@@ -136,22 +144,25 @@ def huggingface(
 
     Example: orch export huggingface my-run weights/ --type bf16
     """
-    from orchestrator.show.machine_screens import weights_screen
-
     written = orch.export_weights(run, out, storage, dtype=dtype, step=step, progress=Display())
     show(written, lambda: weights_screen(written), as_json=as_json)
 
 
 @click.group("import")
-def import_() -> None:
+def import_command() -> None:
     """Print the spec of a run of another tool."""
 
 
-@import_.command()
+@import_command.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
 @click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
-@click.option("--command", type=click.IntRange(1), metavar="N", help="Of several that train.")
+@click.option(
+    "--command",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Which command, if several train.",
+)
 def maxtext(
     sources: tuple[str, ...], device_type: str | None, slices: int | None, command: int | None
 ) -> None:
@@ -166,24 +177,19 @@ def maxtext(
       orch import maxtext run_recipe.sh > spec.yaml
       orch import maxtext "model_name=llama3-70b per_device_batch_size=4" --device-type v6e-256
     """
-    from orchestrator.reading.examples import yaml_text
-
     found = orch.import_maxtext(sources, device=device_type, slices=slices, command=command)
     for line in import_lines(found.notes, found.irrelevant):
         echo(line, err=True)
     echo(yaml_text([found.values]), nl=False)
 
 
-@click.group()
-def data() -> None:
+@click.group("data")
+def data_command() -> None:
     """Make token sets to train on."""
 
 
-@data.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@data_command.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def pack(arguments: tuple[str, ...]) -> None:
     """Pack text, JSON lines or Parquet into a token set."""
     sys.exit(orch.pack(arguments))
-
-
-COMMANDS = (data, init, schema, import_, export)

@@ -1,4 +1,4 @@
-"""Writes the weights of a run as a Hugging Face folder."""
+"""Write specs, plans and weights in the forms of other tools, and read theirs."""
 
 import json
 import subprocess
@@ -13,23 +13,86 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import CheckpointFailed, OrchError, SpecError
+from orchestrator.interop.kubernetes import ManifestKind, manifests
+from orchestrator.interop.maxtext.conversion import ImportedSpec, convert
+from orchestrator.interop.maxtext.exported_run import MaxTextRun, run_of
+from orchestrator.interop.maxtext.recipe import read_recipe
 from orchestrator.journal.listing import find_run
+from orchestrator.plugins import require
+from orchestrator.reading.examples import spec_text
 from orchestrator.reading.huggingface_config import config_of, same_config
-from orchestrator.run.progress import Progress, TaskEnded, UnitsDone
+from orchestrator.reading.load import places
+from orchestrator.reading.nodes import read
+from orchestrator.run.next_commands import RUNS
+from orchestrator.run.progress import Progress, TaskEnded, UnitsDone, silent
+from orchestrator.run.specs import SpecSource, loaded, planned
+from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import ExportedWeights, WeightsRequest, WeightsResult, WeightType
 
-TASK = "weights"
-COMMAND = (sys.executable, "-m", "trainers.huggingface.write")
-CONFIG = "config.json"
-PLAN, CHECKPOINTS = "plan.json", "checkpoints"  # of a run of `python -m trainers`
+_TASK = "weights"
+_COMMAND = (sys.executable, "-m", "trainers.huggingface.write")
+_PACK_COMMAND = (sys.executable, "-m", "trainers.data.pack")
+_CONFIG = "config.json"
+_PLAN, _CHECKPOINTS = "plan.json", "checkpoints"  # of a run of `python -m trainers`
 # What goes with weights besides their config: the tokenizer, and how text is generated.
-COMPANIONS = (
+_COMPANIONS = (
     "tokenizer*", "special_tokens_map*", "vocab.*", "merges.txt", "chat_template*",
     "generation_config*",
 )  # fmt: skip
+
+
+def export(
+    kind: ManifestKind, spec: SpecSource, overrides: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return the Kubernetes objects that run the plan of a spec, in the order of their creation."""
+    found, plan = planned(loaded(spec, overrides), None)
+    return manifests(kind, found, plan, spec_text(found))
+
+
+def import_maxtext(
+    sources: Sequence[str | Path],
+    *,
+    device: str | None = None,
+    slices: int | None = None,
+    command: int | None = None,
+) -> ImportedSpec:
+    """Return the spec of a MaxText run, from files (YAML, scripts) and `key=value` words, in their
+    order.
+
+    `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them;
+    `command` is the number of one command of a script that trains several times.
+    """
+    texts = []
+    for source in sources:
+        if isinstance(source, str) and ("=" in source or "\n" in source):
+            texts.append(("words", source))
+        else:
+            texts.append((str(Path(source)), "\n".join(read(Path(source)).lines)))
+    return convert(read_recipe(texts, command), device, slices)
+
+
+def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> MaxTextRun:
+    """Return the plan of a spec as a run of MaxText; `SpecError` lists what it has no words for."""
+    _, plan = planned(loaded(spec, overrides), None)
+    place_of = places(Path(spec), overrides) if isinstance(spec, str | Path) else lambda _: ""
+    return run_of(plan, place_of)
+
+
+def pack(arguments: Sequence[str]) -> int:
+    """Make a token set as `orch data pack` does, and return its exit code. It prints."""
+    require("prove")
+    with subprocess.Popen([*_PACK_COMMAND, *arguments]) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # it has one too: wait until it has cleaned up
+                continue
+
+
+# The weights of a run, as a Hugging Face folder.
 
 
 @dataclass(frozen=True)
@@ -44,10 +107,21 @@ class SavedWeights:
 
 
 def export_weights(
-    run: str, storage: Path, out: Path, dtype: WeightType | None, step: int | None, report: Progress
+    run: str,
+    out: str | Path,
+    storage: str | Path = RUNS,
+    *,
+    dtype: WeightType | None = None,
+    step: int | None = None,
+    progress: Progress | None = None,
 ) -> ExportedWeights:
-    """Write the weights of a run's newest checkpoint, or of that step's."""
-    saved = saved_weights(run, storage, step)
+    """Write the weights of a run's newest checkpoint as a new folder that `transformers` loads.
+
+    `run` may also be a directory of `python -m trainers`. `dtype` is that of the parameters where
+    it is None, `step` that of another checkpoint.
+    """
+    require("prove")
+    saved = _saved_weights(run, storage_folder(storage), step)
     plan, dtype = saved.plan, dtype or saved.plan.precision.parameters
     with start_folder(saved) as source:
         config = source and same_config(source, plan.model)
@@ -56,14 +130,14 @@ def export_weights(
             plan=codec.to_json(plan).decode(),
             checkpoint=str(saved.checkpoint),
             sha256=saved.sha256,
-            out=str(out),
+            out=str(Path(out)),
             dtype=dtype,
             config=config,
             copies=tuple(str(path) for path in companions(source)),
         )
-        result = written(request, report)
+        result = _write_weights(request, progress or silent)
     return ExportedWeights(
-        folder=str(out),
+        folder=str(Path(out)),
         model=plan.model.name,
         architecture=str(config["architectures"][0]),
         step=saved.step,
@@ -75,10 +149,12 @@ def export_weights(
 
 @contextmanager
 def start_folder(saved: SavedWeights) -> Iterator[Path | None]:
-    """The folder that a run started from; of one on a bucket a copy of all but the weights."""
+    """Yield the folder that a run started from; for one in a bucket a copy of all but the
+    weights.
+    """
     start = saved.plan.start
     folder = input_path(saved.folder, start.huggingface) if start else None
-    objects = stored_inputs(folder, (CONFIG, *COMPANIONS)) if folder else None
+    objects = stored_inputs(folder, (_CONFIG, *_COMPANIONS)) if folder else None
     if objects is None:
         yield folder
         return
@@ -88,15 +164,27 @@ def start_folder(saved: SavedWeights) -> Iterator[Path | None]:
         yield Path(copy)
 
 
-def saved_weights(run: str, storage: Path, step: int | None) -> SavedWeights:
-    """The checkpoint of a run in the storage, or of the directory of `python -m trainers`."""
+def companions(source: Path | None) -> Iterator[Path]:
+    """Yield the files that go along with the weights that a run started from."""
+    if source is not None and source.is_dir():
+        yield from (path for name in _COMPANIONS for path in source.glob(name) if path.is_file())
+
+
+def _saved_weights(run: str, storage: Path, step: int | None) -> SavedWeights:
+    """Return a checkpoint of a run in the storage, or of the directory of `python -m trainers`."""
     path = Path(run)
-    if (path / PLAN).is_file():
-        return saved_by_trainers(path, step)
+    if (path / _PLAN).is_file():  # nobody recorded these checkpoints
+        try:
+            plan = codec.from_json((path / _PLAN).read_bytes(), Plan)
+        except (OSError, msgspec.DecodeError) as error:
+            raise SpecError(f"{path / _PLAN}: not a plan: {error}") from error
+        names = [entry.name for entry in path.glob(f"{_CHECKPOINTS}/*") if entry.name.isdecimal()]
+        found = _checked_step(str(path), sorted(map(int, names)), step)
+        return SavedWeights(plan, path / _CHECKPOINTS / str(found), found, None, Path())
     journal = find_run(storage, run)
     state, now = journal.state(), journal.run()
     saves = {save.step: save for save in state.saves}
-    save = saves[checked_step(journal.key, sorted(saves), step)]
+    save = saves[_checked_step(journal.key, sorted(saves), step)]
     return SavedWeights(
         plan=journal.plan(now.plan_digest),
         checkpoint=journal.paths.checkpoint(save),
@@ -106,19 +194,8 @@ def saved_weights(run: str, storage: Path, step: int | None) -> SavedWeights:
     )
 
 
-def saved_by_trainers(path: Path, step: int | None) -> SavedWeights:
-    """The same of a directory whose checkpoints nobody recorded."""
-    try:
-        plan = codec.from_json((path / PLAN).read_bytes(), Plan)
-    except (OSError, msgspec.DecodeError) as error:
-        raise SpecError(f"{path / PLAN}: not a plan: {error}") from error
-    names = [one.name for one in path.glob(f"{CHECKPOINTS}/*") if one.name.isdecimal()]
-    step = checked_step(str(path), sorted(map(int, names)), step)
-    return SavedWeights(plan, path / CHECKPOINTS / str(step), step, None, Path())
-
-
-def checked_step(run: str, steps: list[int], wanted: int | None) -> int:
-    """The step of a checkpoint that there is: the one that is wanted, or the newest."""
+def _checked_step(run: str, steps: list[int], wanted: int | None) -> int:
+    """Return the step of a checkpoint that exists: the one that is wanted, or the newest."""
     if not steps:
         raise CheckpointFailed(f"{run}: no checkpoint is saved yet")
     if wanted is not None and wanted not in steps:
@@ -126,55 +203,27 @@ def checked_step(run: str, steps: list[int], wanted: int | None) -> int:
     return steps[-1] if wanted is None else wanted
 
 
-def companions(source: Path | None) -> Iterator[Path]:
-    """Files that go along with the weights that a run started from."""
-    if source is not None and source.is_dir():
-        yield from (path for name in COMPANIONS for path in source.glob(name) if path.is_file())
-
-
-def written(request: WeightsRequest, report: Progress) -> WeightsResult:
-    """The result of a process that knows JAX and the trainer."""
+def _write_weights(request: WeightsRequest, report: Progress) -> WeightsResult:
+    """Send a request to a process that knows JAX and the trainer, and follow it to its answer. The
+    process does not outlive this.
+    """
     pipe = subprocess.PIPE
-    try:
-        with subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-            return answer(process, request, report)
-    finally:
-        report(TaskEnded(task=TASK))
-
-
-def answer(
-    process: subprocess.Popen[str], request: WeightsRequest, report: Progress
-) -> WeightsResult:
-    """Send the request, and follow the process to its answer. It does not outlive this."""
-    assert process.stdin
-    assert process.stdout
-    assert process.stderr
-    try:
-        with process.stdin as stdin:
-            stdin.write(codec.to_json(request).decode() + "\n")
-        for line in process.stdout:
-            message: dict[str, Any] = json.loads(line)
-            if "result" in message:
-                return msgspec.convert(message["result"], WeightsResult)
-            report(UnitsDone(task=TASK, unit="parameters", **message))
-        said = process.stderr.read().strip().splitlines() or ["the process that writes them died"]
-        kind = SpecError if process.wait() == SpecError.exit_code else OrchError
-        raise kind(said[-1].removeprefix("error: "))
-    finally:
-        process.kill()
-
-
-# Makes token sets, in a process that knows trainers.
-
-
-PACK_COMMAND = (sys.executable, "-m", "trainers.data.pack")
-
-
-def pack(arguments: Sequence[str]) -> int:
-    """The exit code of the process; it prints for itself."""
-    with subprocess.Popen([*PACK_COMMAND, *arguments]) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # it has one too: wait until it has cleaned up
-                continue
+    with subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        try:
+            with process.stdin as stdin:
+                stdin.write(codec.to_json(request).decode() + "\n")
+            for line in process.stdout:
+                message: dict[str, Any] = json.loads(line)
+                if "result" in message:
+                    return msgspec.convert(message["result"], WeightsResult)
+                report(UnitsDone(task=_TASK, unit="parameters", **message))
+            said = process.stderr.read().strip().splitlines()
+            said = said or ["the process that writes them died"]
+            kind = SpecError if process.wait() == SpecError.exit_code else OrchError
+            raise kind(said[-1].removeprefix("error: "))
+        finally:
+            process.kill()
+            report(TaskEnded(task=_TASK))

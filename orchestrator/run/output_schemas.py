@@ -12,6 +12,7 @@ from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.odds import Offers, PlanWithOdds
 from orchestrator.proving.diff_proofs import ProofDiff
+from orchestrator.reading.schema import schema_text, study_schema_text
 from orchestrator.values.proof import Proof
 from orchestrator.values.refusal import ErrorReport
 from orchestrator.values.report import Report
@@ -33,8 +34,8 @@ from orchestrator.values.study import (
 )
 
 Schema = dict[str, Any]
-DEFS = "#/$defs/"
-# What a schema is called → the type of the value, and the command that prints it.
+_DEFS = "#/$defs/"
+# Name of a schema → the type of the value, and the command that prints it.
 OUTPUTS: dict[str, tuple[type, str]] = {
     "error": (ErrorReport, "any command with --json that fails"),
     "plan": (PlanWithOdds, "orch plan SPEC --json"),
@@ -59,20 +60,31 @@ OUTPUTS: dict[str, tuple[type, str]] = {
     "run-health": (RunHealth, "orch doctor RUN --json"),
     "profile": (ChipProfile, "orch calibrate --json"),
 }
-# Of a value that a person writes. What a command prints is written out.
-OF_SPECS = ("notation", "computed", "default", "examples", "title")
+# Notes of keys that a person writes, which schemas of printed values leave out.
+_SPEC_NOTES = ("notation", "computed", "default", "examples", "title")
+
+
+def schema(name: str = "spec") -> str:
+    """Return the JSON Schema of a `spec`, a `study`, or a value that a command prints with --json,
+    as indented text.
+    """
+    if name == "spec":
+        return schema_text()
+    if name == "study":
+        return study_schema_text()
+    return json.dumps(output_schema(name), indent=2, ensure_ascii=False) + "\n"
 
 
 def output_schema(name: str) -> Schema:
-    """The schema of an output. Every key that it names is always printed, and no other is."""
+    """Return the schema of an output. Every key that it names is always printed, and no other."""
     if name not in OUTPUTS:
         raise UnknownName("output", name, [*OUTPUTS])
     kind, command = OUTPUTS[name]
-    [reference], sections = msgspec.json.schema_components([kind], ref_template=DEFS + "{name}")
+    [reference], sections = msgspec.json.schema_components([kind], ref_template=_DEFS + "{name}")
     defs = {key: _section(section) for key, section in sections.items()}
-    top = defs.pop(reference["$ref"].removeprefix(DEFS))
+    top = defs.pop(reference["$ref"].removeprefix(_DEFS))
     if reference["$ref"] in json.dumps([top, defs]):  # a value of values of its kind
-        defs[reference["$ref"].removeprefix(DEFS)] = top
+        defs[reference["$ref"].removeprefix(_DEFS)] = top
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:orch:output:{name}",
@@ -80,11 +92,6 @@ def output_schema(name: str) -> Schema:
         **top,
         "$defs": defs,
     }
-
-
-def output_schema_text(name: str) -> str:
-    """The schema, indented."""
-    return json.dumps(output_schema(name), indent=2, ensure_ascii=False) + "\n"
 
 
 def _section(generated: Schema) -> Schema:
@@ -102,9 +109,9 @@ def _section(generated: Schema) -> Schema:
 
 
 def _key(schema: Any) -> Any:
-    """A key as it is printed, at any depth."""
+    """Return the schema of a key as it is printed, at any depth."""
     if isinstance(schema, list):
-        return [_key(one) for one in schema]
+        return [_key(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _key(value) for key, value in schema.items() if key not in OF_SPECS}
+    return {key: _key(value) for key, value in schema.items() if key not in _SPEC_NOTES}

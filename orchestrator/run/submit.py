@@ -1,132 +1,315 @@
-"""Submit a spec: plan it, prove it, then rehearse it here or run it on a named cluster."""
+"""Submit a spec, or resume a run: on a named cluster, or as a rehearsal on this machine."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TypeAlias, get_args
 
-from orchestrator import reading as specs
-from orchestrator.errors import OrchError, RunExists, SpecError
-from orchestrator.journal.listing import is_run
-from orchestrator.journal.ownership import check_key
+from orchestrator import tracking
+from orchestrator.errors import (
+    Interrupted,
+    JournalUnwritable,
+    NotAnswered,
+    OrchError,
+    RunExists,
+    RunHasEnded,
+    RunIsLive,
+    SpecError,
+    Superseded,
+)
+from orchestrator.journal.files import check_writable
+from orchestrator.journal.listing import find_run, is_run
+from orchestrator.journal.ownership import (
+    RunRequest,
+    Writer,
+    check_checkpoints,
+    check_key,
+    check_made_by_user,
+    check_whole,
+    create_run,
+)
 from orchestrator.journal.run_journal import Journal
-from orchestrator.launch.provenance import archive
-from orchestrator.planning.planner import make_plan
+from orchestrator.journal.run_paths import UNCOMMITTED
+from orchestrator.journal.study_journal import StudyJournal, start_trial
+from orchestrator.launch import provenance
+from orchestrator.launch.backend import ClusterClient, ClusterUnusable
+from orchestrator.planning.planner import make_plan, plan_on
+from orchestrator.planning.rehearsal import MOST_PODS
 from orchestrator.planning.rehearsal import rehearse as rehearsal_of
-from orchestrator.planning.stages import stage_specs
-from orchestrator.proving.verdict import ProofResult, least_recompute, prove
-from orchestrator.reading.load import absent_objects, missing_inputs
-from orchestrator.run import cluster, follow, rehearse
-from orchestrator.run.calibrate import calibrated_rehearsal
-from orchestrator.run.next_commands import spec_command
+from orchestrator.plugins import require
+from orchestrator.reading.load import absent_objects, load, missing_inputs
+from orchestrator.run.calibrate import PROFILE_DOCUMENT, calibrated_plan
+from orchestrator.run.cluster import (
+    archive_of,
+    check_cluster,
+    end_earlier_jobs,
+    named_cluster,
+    start_driver,
+)
+from orchestrator.run.follow import drive, follow
+from orchestrator.run.next_commands import RUNS, run_command, spec_command
 from orchestrator.run.progress import (
-    AlreadySubmitted,
-    Planned,
+    NotConfirmed,
+    Notice,
     Progress,
-    Proved,
-    RehearsalReady,
-    RunEnded,
-    SubmitStarted,
+    collected_interrupts,
     interruptible,
     silent,
-    task,
 )
-from orchestrator.run.requests import (
-    Caller,
-    NamedCluster,
-    SubmitRequest,
-    check_storage,
-    named_cluster,
-    provenance_of,
-)
+from orchestrator.run.proofs import prove_before_run
+from orchestrator.run.records import tracked_at_end
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.values.fields import DType
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
-from orchestrator.values.run import Run
+from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason
 from orchestrator.values.run_options import Proposal, SubmitOptions
 from orchestrator.values.spec import Spec
 
-# Proofs of plans, with their progress.
-
-
-TASK = "proving"
-
-
-def prove_plan(
-    spec: Spec, plan: Plan, progress: Progress | None = None, hlo: Path | None = None
-) -> ProofResult:
-    """The compiler's verdict on a plan; `hlo` is a folder that keeps the program's text."""
-    if hlo:
-        _make_folder(hlo)
-    stage = f" stage {plan.stage.number} of {plan.stage.of}" if plan.stage else ""
-    with task(progress or silent, TASK + stage) as reached:
-        return prove(spec, plan, reached, hlo)
-
-
-def prove_each_stage(
-    spec: Spec, plan: Plan, progress: Progress | None = None, hlo: Path | None = None
-) -> list[ProofResult]:
-    """The verdict on the plan of every stage; on the plan itself where it has none."""
-    if not plan.stages:
-        return [prove_plan(spec, plan, progress, hlo)]
-    pairs = zip(stage_specs(spec), plan.stages, strict=True)
-    return [prove_plan(one, stage, progress, hlo) for one, stage in pairs]
-
-
-def prove_less_recompute(
-    spec: Spec, plan: Plan, progress: Progress | None = None
-) -> list[ProofResult]:
-    """Verdicts on plans that recompute less, up to the first that fits."""
-    with task(progress or silent, TASK) as reached:
-        return least_recompute(spec, plan, reached)
-
-
-def _make_folder(hlo: Path) -> None:
-    try:
-        hlo.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OrchError(f"--hlo: {hlo}: cannot be made: {error.strerror}") from error
-
-
 REHEARSED_STEPS = 20
-PLACE = "PATH"  # for a person to fill in
+NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
+_PLACE = "PATH"  # for a person to fill in
 # The code of a run, the largest of its objects, is in a bucket by then.
-WRITING_LIMIT_S, WRITING_POLL_S = 60.0, 0.5
+_WRITING_LIMIT_S, _WRITING_POLL_S = 60.0, 0.5
+
+Confirm: TypeAlias = Callable[[Proposal], bool]
 
 
-class ProofFailed(OrchError):
-    """The compiler's verdict on a plan is no: nothing is submitted."""
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A plan to carry out once, how, and for whom.
 
-    exit_code = 3
+    `path` is the file of the spec. `cluster` is the address of a cluster and what named it; without
+    one the plan is rehearsed here. `confirm` is asked before anything starts, `progress` gets what
+    happens. A run of a study has the study, the number of its trial, the repeat, and on a cluster
+    the `jobs` of the look at it.
+    """
+
+    path: Path
+    spec: Spec
+    plan: Plan
+    options: SubmitOptions
+    cluster: tuple[str, str] | None
+    confirm: Confirm | None = None
+    progress: Progress = silent
+    trial: tuple[StudyJournal, int, int] | None = None
+    jobs: ClusterClient | None = None
+
+    @property
+    def storage(self) -> Path:
+        return folder(self.spec.run.storage)
 
 
-def submit(path: Path, overrides: Sequence[str], options: SubmitOptions, caller: Caller) -> Run:
-    """Submit a spec and follow its run to the end; the run as it stands then."""
+def submit(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    options: SubmitOptions | None = None,
+    *,
+    confirm: Confirm | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Plan and prove a spec, and run it to its end; return the run as it stands then.
+
+    `confirm` is called with a `Proposal` before anything starts, and says whether to go on: without
+    it nothing is run that takes chips.
+    """
+    require("run")
+    path, options, progress = Path(path), options or SubmitOptions(), progress or silent
     if options.key is not None:
         check_key(options.key)
     with interruptible("planning"):
-        spec = specs.load(path, tuple(overrides))
+        spec = load(path, tuple(overrides))
         plan = make_plan(spec)
     check_trainable(plan)
-    request = SubmitRequest(path=path, spec=spec, plan=plan, options=options, caller=caller)
     check_storage(spec)
-    where = named_cluster(spec, options.address)
-    if run := run_with_key(request):
-        caller.progress(AlreadySubmitted(run=run))
-        return run
+    cluster = named_cluster(spec, options.address)
+    request = Request(
+        path=path, spec=spec, plan=plan, options=options, cluster=cluster, confirm=confirm,
+        progress=progress,
+    )  # fmt: skip
+    run = _run_with_key(request)
+    if run is None:
+        try:
+            return run_once(request)
+        except RunExists:  # somebody submitted it at the same time, and was first
+            run = _run_with_key_soon(request)
+            if run is None:
+                raise
+    progress(Notice("already submitted", run=run))
+    return run
+
+
+def run_once(request: Request) -> Run:
+    """Prove a plan, make its run, start it on the named cluster or on emulated slices of this
+    machine, and follow it to its end; return the run as it stands then.
+
+    `RunExists` when its key is taken.
+    """
+    if request.cluster is None:
+        with interruptible("preparing the rehearsal"):
+            return _rehearse(request)
+    return _run_on_cluster(request, *request.cluster)
+
+
+def _rehearse(request: Request) -> Run:
+    """Rehearse a plan on a local cluster, which is gone when this returns."""
+    options, plan, progress = request.options, request.plan, request.progress
+    if options.detach:
+        raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
+    steps = options.steps or REHEARSED_STEPS
+    small = rehearsal_of(request.spec, plan, steps=steps, devices=options.devices_per_pod)
+    check_inputs(small.spec, request.path)
+    new = replace(
+        new_run(request.path, request.spec, small.plan, steps, options.profile),
+        spec=small.spec,
+        steps=small.steps,
+        rehearsal=True,
+        rehearses=plan,
+        study=request.trial[0].key if request.trial else None,
+    )
+    progress(Notice("started", name=plan.name, address=None, named_by=None, study=None))
+    proofs = _proofs(request)
+    if options.calibrate and not plan.stages:
+        calibrated, profile = calibrated_plan(small.plan, progress)
+        documents = {**new.documents, PROFILE_DOCUMENT: profile}
+        new = replace(new, plan=calibrated, documents=documents)
+    ready = {"small": new.plan, "steps": small.steps, "changes": small.changes}
+    progress(Notice("rehearsal ready", plan=plan, **ready))
+    check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=None))
+    with collected_interrupts() as signals:
+        writer = _create(request, new, proofs)
+        error = drive(writer.journal, new.plan, signals, progress)
+    run = writer.run()
+    if run.ended_at_s is None and run.driver is None:  # no driver ever came
+        code: ReasonCode = "cancel_requested" if signals else "error"
+        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
+            reason = StateReason(code=code, detail=error or "")
+            writer.end_run("cancelled" if signals else "failed", reason)
+        run = writer.run()
+    tracked = tracked_at_end(Journal(folder(run.journal)))
+    progress(Notice("ended", run=run, plan=new.plan, tracked=tracked))
+    return run
+
+
+def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
+    """Run a plan on a named cluster, and follow it unless it is detached."""
+    options, plan, progress, jobs = request.options, request.plan, request.progress, request.jobs
+    refuse_rehearsal_options(options, named_by)
+    steps = options.steps or request.spec.run.steps or plan.total_steps
+    new = new_run(request.path, request.spec, plan, steps, options.profile)
+    sent = {provenance.ARCHIVE: provenance.archive()} if options.code == "sent" else {}
+    new = replace(
+        new,
+        environment={**new.environment, "cluster": address},
+        documents={**new.documents, **sent},  # the code travels with the run
+        study=request.trial[0].key if request.trial else None,
+    )
+    if request.confirm is None:  # before the cluster is contacted, rather than after
+        raise NotAnswered(NOBODY_ASKED)
+    progress(Notice("started", name=plan.name, address=address, named_by=named_by, study=None))
+    ready = None
+    if jobs is None:
+        jobs, ready = check_cluster(new, address, request.storage, progress)
+    proofs = _proofs(request)
+    if ready:
+        progress(ready)
+    check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=address))
+    writer = _create(request, new, proofs)
+    journal = writer.journal
+    tracking.in_background([journal])
+    status = run_command("status", journal.key, request.storage)
     try:
-        return submit_new(request, where)
-    except RunExists:  # somebody submitted it at the same time, and was first
-        run = run_with_key_soon(request)
-        if run is None:
-            raise
-        caller.progress(AlreadySubmitted(run=run))
-        return run
+        with interruptible("the run's job was submitted", "it may have begun", status):
+            job = start_driver(jobs, journal, progress)
+    except ClusterUnusable as error:
+        writer.end_run("failed", StateReason(code="error", detail=str(error)))
+        raise
+    return journal.run() if options.detach else follow_to_end(journal, jobs, job, 0, progress)
+
+
+def _proofs(request: Request) -> list[Proof]:
+    request.progress(Notice("planned", plan=request.plan))
+    if not request.options.prove:
+        return []
+    return prove_before_run(request.spec, request.plan, request.progress)
+
+
+def _create(request: Request, new: RunRequest, proofs: Sequence[Proof]) -> Writer:
+    """Make the journal of a run. Its key is given, or that of its trial, or made from the plan."""
+    storage = request.storage if request.cluster is None else request.storage.absolute()
+    where = tracking.destination(new.spec.tracking, storage, os.environ)
+    key = start_trial(*request.trial).run if request.trial else request.options.key
+    writer = create_run(storage, new, key)
+    tracking.begin(writer.journal, where)
+    for proof in proofs:
+        writer.save_proof(proof)
+    return writer
+
+
+def follow_to_end(
+    journal: Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
+) -> Run:
+    """Follow a run on a named cluster; return it as it stands when it ended or was left."""
+    run = follow(journal, jobs, job, driver_before, progress)
+    if run is None:
+        progress(Notice("left running", run=journal.run()))
+        return journal.run()
+    plan = journal.plan(run.plan_digest)
+    progress(Notice("ended", run=run, plan=plan, tracked=tracked_at_end(journal)))
+    return run
+
+
+# The ingredients of runs.
+
+
+def new_run(
+    path: Path, spec: Spec, plan: Plan, steps: int, profile: tuple[int, int] | None = None
+) -> RunRequest:
+    """Return what a run of a spec's file is created from.
+
+    The text of its spec leaves out the values of secrets; uncommitted changes are kept only if
+    `run.record_diff` asks for them.
+    """
+    if profile and profile[0] >= steps:
+        first, end = profile
+        raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")
+    commit = provenance.commit()
+    documents = {"spec.yaml": provenance.without_secrets(path.read_bytes(), spec.run.secrets)}
+    if commit and (changes := provenance.uncommitted()):
+        commit["git_uncommitted"] = "uncommitted changes"
+        if spec.run.record_diff:
+            documents[UNCOMMITTED] = changes
+            commit["git_uncommitted"] = f"documents/{UNCOMMITTED}"
+    return RunRequest(
+        spec=spec,
+        plan=plan,
+        steps=steps,
+        environment=provenance.versions() | commit,
+        documents=documents,
+        folder=str(path.absolute().parent),
+        profile=profile,
+    )
+
+
+# What is refused before anything starts.
+
+
+def check_confirmed(confirm: Confirm | None, proposal: Proposal) -> None:
+    if confirm and not confirm(proposal):
+        raise NotConfirmed(f"{proposal.name}: not confirmed, nothing was submitted")
+
+
+def refuse_rehearsal_options(options: SubmitOptions, named_by: str | None) -> None:
+    """Refuse options of a rehearsal where something names a cluster."""
+    if options.devices_per_pod and named_by:
+        raise SpecError(f"--devices-per-pod is for rehearsals, and {named_by} names a cluster")
 
 
 def check_trainable(plan: Plan) -> None:
-    """Refuse types of matmuls that the trainer cannot multiply in, before anything starts."""
+    """Refuse types of matmuls that the trainer cannot multiply in."""
     compute = plan.precision.compute
     if plan.ledger_describes_trainer and compute not in get_args(DType):
         raise SpecError(
@@ -136,9 +319,9 @@ def check_trainable(plan: Plan) -> None:
 
 
 def check_inputs(spec: Spec, path: Path) -> None:
-    """Refuse a rehearsal whose data or weights are not on this machine, before anything starts."""
+    """Refuse a rehearsal whose data or weights cannot be read from this machine."""
     for key, missing in missing_inputs(spec, path.parent):
-        command = spec_command("submit", path, (f"{key}={PLACE}",))
+        command = spec_command("submit", path, (f"{key}={_PLACE}",))
         what = f"{key}: {missing} does not exist on this machine, where the rehearsal reads it"
         raise SpecError(what, next_command=command)
     try:
@@ -147,106 +330,124 @@ def check_inputs(spec: Spec, path: Path) -> None:
         raise SpecError(f"{error.filename}: {error.strerror}") from error
     if absent:
         key, address = absent
-        command = spec_command("submit", path, (f"{key}={PLACE}",))
+        command = spec_command("submit", path, (f"{key}={_PLACE}",))
         raise SpecError(f"{key}: {address} is not in its bucket", next_command=command)
 
 
-def submit_new(request: SubmitRequest, where: NamedCluster | None) -> Run:
-    """Run the plan on the named cluster, or rehearse it; `RunExists` when its key is taken."""
-    if where:
-        return submit_to_cluster(request, where)
-    with interruptible("preparing the rehearsal"):
-        return submit_rehearsal(request)
+def check_storage(spec: Spec) -> None:
+    """Refuse a storage or a tracking address that cannot be used."""
+    storage = folder(spec.run.storage)
+    tracking.destination(spec.tracking, storage, os.environ)
+    try:
+        check_writable(storage)
+    except JournalUnwritable as error:
+        raise JournalUnwritable(f"run.storage: {error}") from error
 
 
-def run_with_key(request: SubmitRequest) -> Run | None:
-    """The run of the same plan that has the key already."""
-    key = request.options.key
+def _run_with_key(request: Request) -> Run | None:
+    """Return the run of the same plan that has the key already."""
+    key, digest = request.options.key, request.plan.digest
     if key is None or not is_run(request.storage / key):
         return None
     journal = Journal(request.storage / key)
     run, submission = journal.run(), journal.state().submitted.submission
-    if request.plan.digest not in (submission.plan_digest, submission.rehearses):
+    if digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} already exists, with another plan: choose another --key")
     return run
 
 
-def run_with_key_soon(request: SubmitRequest) -> Run | None:
-    """The same, while another submit writes it: a bucket gets a run object by object."""
-    deadline = time.monotonic() + WRITING_LIMIT_S
-    while (run := run_with_key(request)) is None:
+def _run_with_key_soon(request: Request) -> Run | None:
+    """Wait for the run that another submit writes: a bucket gets a run object by object."""
+    deadline = time.monotonic() + _WRITING_LIMIT_S
+    while (run := _run_with_key(request)) is None:
         if not is_copy(request.storage) or time.monotonic() > deadline:
             return None
-        time.sleep(WRITING_POLL_S)
+        time.sleep(_WRITING_POLL_S)
     return run
 
 
-def prove_before(
-    spec: Spec, plan: Plan, progress: Progress, *, report_passed: bool = True
-) -> list[Proof]:
-    """The proof of a plan, or of each of its stages; one that does not pass is an error."""
-    results = prove_each_stage(spec, plan, progress)
-    for result in results:
-        if report_passed or not result.proof.passes:
-            progress(Proved(plan=result.plan, proof=result.proof, age_s=result.age_s))
-    if not all(result.proof.passes for result in results):
-        raise ProofFailed(f"{plan.name}: the plan does not pass its proof; nothing was submitted")
-    return [result.proof for result in results]
+# Resume a run that nothing drives any more, from its last checkpoint.
 
 
-def submit_rehearsal(request: SubmitRequest) -> Run:
-    """Rehearse the plan on this machine, to the end."""
-    options, spec, plan, caller = request.options, request.spec, request.plan, request.caller
-    progress = caller.progress
-    if options.detach:
-        raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
-    steps = options.steps or REHEARSED_STEPS
-    small = rehearsal_of(spec, plan, steps=steps, devices=options.devices_per_pod)
-    check_inputs(small.spec, request.path)
-    provenance = provenance_of(request.path, spec, steps, options.profile)
-    progress(SubmitStarted(name=plan.name, address=None, named_by=None))
-    progress(Planned(plan=plan))
-    proofs = prove_before(spec, plan, progress) if options.prove else []
-    if options.calibrate and not plan.stages:
-        small, provenance = calibrated_rehearsal(small, provenance, progress)
-    progress(RehearsalReady(plan=plan, small=small.plan, steps=small.steps, changes=small.changes))
-    caller.check_confirmed(Proposal(name=plan.name, runs=1, address=None))
-    run = rehearse.run_rehearsal(small, plan, proofs, provenance, options.key, progress)
-    tracked = follow.tracked_at_end(Journal(folder(run.journal)))
-    progress(RunEnded(run=run, plan=small.plan, tracked=tracked))
-    return run
+def resume(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    pods: int | None = None,
+    address: str | None = None,
+    detach: bool = False,
+    confirm: Confirm | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods."""
+    require("run")
+    where, progress = folder(storage), progress or silent
+    journal = find_run(where, run)
+    check_made_by_user(journal)  # its cluster gets this user's secrets and token
+    state = journal.state()  # before the run: what is claimed in between is not lost
+    before = journal.run()
+    _check_resumable(before, where)
+    check_whole(journal, state)  # before a cluster is started for what cannot go on
+    check_checkpoints(journal, state)
+    if pods and pods > MOST_PODS and before.rehearsal:
+        raise SpecError(f"--pods {pods}: a rehearsal has at most {MOST_PODS} pods")
+    spec = journal.spec()
+    submitted = journal.plan(state.submitted.submission.plan_digest)
+    plan = plan_on(spec, submitted, pods or spec.resources.pods.max)
+    how = ("--resume", *(("--pods", str(pods)) if pods else ()))
+    if before.rehearsal:
+        if address or detach:
+            raise SpecError(f"{before.run} is a rehearsal: no cluster but its own can resume it")
+        return _resume_rehearsal(journal, before, plan, how, progress)
+    jobs = _look_again(journal, before, plan, address, confirm, progress)
+    end_earlier_jobs(jobs, before, state.writer)
+    job = start_driver(jobs, journal, progress, *how)
+    return journal.run() if detach else follow_to_end(journal, jobs, job, state.writer, progress)
 
 
-def submit_to_cluster(request: SubmitRequest, where: NamedCluster) -> Run:
-    """Run the plan on a named cluster, and follow it unless it is detached."""
-    options, spec, plan, caller = request.options, request.spec, request.plan, request.caller
-    progress = caller.progress
-    check_no_rehearsal_options(options, where)
-    steps = cluster.steps_of(spec, plan, options.steps)
-    provenance = provenance_of(request.path, spec, steps, options.profile)
-    provenance = provenance.on_cluster(where.address)
-    launch = cluster.ClusterLaunch(
-        spec=spec,
+def _check_resumable(run: Run, storage: Path) -> None:
+    if run.state in LIVE:
+        why = f"run {run.run} is {run.state}: something drives it"
+        raise RunIsLive(why, next_command=run_command("cancel", run.run, storage))
+    if run.state == "succeeded":
+        why = f"run {run.run} has succeeded: all its {run.steps:,} steps are done"
+        raise RunHasEnded(why, next_command=run_command("report", run.run, storage))
+
+
+def _resume_rehearsal(
+    journal: Journal, before: Run, plan: Plan, how: Sequence[str], progress: Progress
+) -> Run:
+    progress(Notice("resumed", run=before, plan=plan))
+    with collected_interrupts() as signals:
+        error = drive(journal, plan, signals, progress, *how)
+    after = journal.run()
+    ran, tracked = journal.plan(after.plan_digest), tracked_at_end(journal)
+    progress(Notice("ended", run=after, plan=ran, tracked=tracked))
+    if error and after.attempts == before.attempts:
+        raise (Interrupted if signals else OrchError)(error)
+    return after
+
+
+def _look_again(
+    journal: Journal, run: Run, plan: Plan, option: str | None, confirm: Confirm | None,
+    progress: Progress,
+) -> ClusterClient:  # fmt: skip
+    """Look at the cluster that is named now, or that a run was submitted to, and ask."""
+    named = named_cluster(journal.spec(), option)
+    address = named[0] if named else run.environment.get("cluster")
+    if address is None:
+        raise SpecError(f"{journal.key}: its journal names no cluster: name one with --address")
+    if confirm is None:
+        raise NotAnswered(NOBODY_ASKED)
+    code = archive_of(journal)
+    rest = RunRequest(
+        spec=journal.spec(),
         plan=plan,
-        steps=steps,
-        versions=provenance.environment,
-        archive=archive() if options.code == "sent" else None,
-        address=where.address,
-        storage=request.storage.absolute(),
+        steps=run.steps - run.steps_done,
+        environment=run.environment,
+        documents={provenance.ARCHIVE: code} if code is not None else {},
     )
-    caller.check_confirmable()
-    progress(SubmitStarted(name=plan.name, address=where.address, named_by=where.named_by))
-    jobs, ready = cluster.check_cluster(launch, progress)
-    progress(Planned(plan=plan))
-    proofs = prove_before(spec, plan, progress) if options.prove else []
+    jobs, ready = check_cluster(rest, address, journal.path.absolute().parent, progress)
     progress(ready)
-    caller.check_confirmed(Proposal(name=plan.name, runs=1, address=where.address))
-    journal, job = cluster.start_run(launch, jobs, provenance, proofs, options.key, progress)
-    if options.detach:
-        return journal.run()
-    return follow.follow_to_end(journal, jobs, job, 0, progress)
-
-
-def check_no_rehearsal_options(options: SubmitOptions, where: NamedCluster) -> None:
-    if options.devices_per_pod:
-        raise SpecError(f"--devices-per-pod is of rehearsals, and {where.named_by} names a cluster")
+    check_confirmed(confirm, Proposal(name=plan.name, runs=1, address=address))
+    return jobs

@@ -1,55 +1,170 @@
-"""The text of events: screens before and after a run, and a line for each thing that it does."""
+"""Print the progress of operations: screens and lines on stdout, what happens now on stderr."""
 
 import sys
 import time
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from orchestrator.formatting import count, counted, seconds
 from orchestrator.journal.run_state import first_line
-from orchestrator.run import progress as progress_events
 from orchestrator.run.next_commands import run_command, storage_command, storage_of
-from orchestrator.show import rehearsal_screen as launch
-from orchestrator.show import rehearsal_screen as rehearsal
-from orchestrator.show import study_screens as study
+from orchestrator.run.progress import (
+    Notice,
+    ProgressEvent,
+    RunUpdate,
+    Stage,
+    TaskEnded,
+    Tracked,
+    UnitsDone,
+)
+from orchestrator.show import rehearsal_screen as screens
 from orchestrator.show.machine_screens import mlflow_links
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.show.proof_screen import proof_screen
 from orchestrator.show.status_screen import next_run_command
-from orchestrator.show.study_screens import forecast_screen
+from orchestrator.show.study_screens import forecast_screen, study_intro, trial_line
 from orchestrator.show.terminal import StatusLine, echo, is_live, say
+from orchestrator.values.plan import Plan
 from orchestrator.values.run import Attempt, Run, State, Step
+from orchestrator.values.study import Study
 
-if TYPE_CHECKING:
-    from orchestrator.run.progress import UnitsDone
+_Texts = tuple[str, ...]
 
-# Lines of a run that is followed: what it waits for, its steps, and its attempts.
-
-
-WAITING_FOR_DRIVER = "the driver starts"
-WAITING: dict[State, str] = {
-    "submitted": WAITING_FOR_DRIVER,
+_COUNT_EVERY_S = _SHOW_EVERY_S = 2.0
+_SHOWN_STATES = ("starting", "stopping", "pending")
+_WAITING_FOR_DRIVER = "the driver starts"
+_WAITING: dict[State, str] = {
+    "submitted": _WAITING_FOR_DRIVER,
     "pending": "waiting for slices",
     "starting": "processes start and compile the step",
     "running": "all steps are done; the run ends",
     "stopping": "writing a last checkpoint",
 }
+_STOPPING = {
+    "before it began": "stopping: nothing has started",
+    "with a checkpoint": "stopping after a last checkpoint; Ctrl-C again stops at once",
+    "at once": "stopping at once",
+    "nothing to save": "stopping: there is nothing to save",
+}
+_TROUBLE = {
+    "cluster silent": "the cluster does not answer; the run continues: ",
+    "journal unreadable": "the journal cannot be read: ",
+    "cleared": "the connection is back",
+}
+_MLFLOW = "mlflow"  # the one tracker whose records `orch ui` shows
 
 
-def step_line(one: Step, steps: int) -> str:
-    width = len(str(steps))
-    held_out = one.own_evaluation
+class Display:
+    """Prints events. `other_plans` is the command that shows other plans; with `detach` nobody will
+    follow the run. `left` says whether a run goes on that is no longer followed.
+    """
+
+    def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
+        self.other_plans, self.detach, self.left = other_plans, detach, False
+        self.status = StatusLine(live=is_live(sys.stderr))
+        self.stage, self.counted_at_s = "", time.monotonic()
+        # The run that is followed: what it waits for, and the share of it that is done.
+        self.task, self.waiting = "", ""
+        self.share: float | None = None
+        self.started_s, self.shown_at_s = 0.0, 0.0
+        self.attempt, self.state = 0, ("", "")
+
+    def __call__(self, event: ProgressEvent) -> None:
+        match event:
+            case Stage(task=task, stage=stage, state=state):
+                text = f"{task}: {stage}"
+                self.status.update(f"{text}: {state}" if state else text)
+                if not self.status.live and text != self.stage:
+                    echo(text, err=True)
+                self.stage = text
+            case UnitsDone():
+                self._count(event)
+            case TaskEnded():
+                self.status.clear()
+                self.waiting = self.stage = ""
+            case RunUpdate(run=run, steps=steps):
+                self._update(run, steps)
+            case Notice(topic=topic, values=values):
+                self._notice(topic, values)
+
+    def _count(self, event: UnitsDone) -> None:
+        total = "" if event.total is None else f" of {event.total:,}"
+        text = f"{event.task}: {event.done:,}{total} {event.unit}"
+        self.status.update(text, event.done / event.total if event.total else None)
+        if not self.status.live and time.monotonic() - self.counted_at_s >= _COUNT_EVERY_S:
+            echo(text, err=True)
+            self.counted_at_s = time.monotonic()
+
+    def _notice(self, topic: str, values: Mapping[str, Any]) -> None:
+        match topic:
+            case "problem":
+                echo(f"warning: {values['message']}", err=True)
+                return
+            case "following":
+                self.task, self.attempt, self.state = values["task"], values["attempts"], ("", "")
+                self.started_s, self.shown_at_s = time.monotonic(), 0.0
+                self.waiting, self.share = f"{self.task}: {_WAITING_FOR_DRIVER}", None
+            case "nodes up":
+                self._line(f"node {values['up']} of {values['total']} is up")
+            case "trouble":
+                self._line(_TROUBLE.get(values["kind"], "") + values["why"])
+            case "stopping":
+                self._line(_STOPPING[values["how"]])
+            case "proved":
+                plan, proof, age_s = values["plan"], values["proof"], values["age_s"]
+                following = None if proof.passes else self.other_plans
+                say("\n", proof_screen(plan, proof, age_s, following))
+            case "job started":
+                run = values["run"]
+                logs = run_command("logs", run.run, storage_of(run), "-f")
+                say("\n", screens.submitted_screen(**values), "\n")
+                say(f"\nNext: {logs}\n" if self.detach else "")
+            case _:
+                self.left |= topic == "left running"
+                say(*_SCREENS[topic](**values))
+        self.status.update(self.waiting, self.share)
+
+    def _update(self, run: Run, steps: Sequence[Step]) -> None:
+        """Print what is new about a run that is followed: its state, an attempt, its steps."""
+        self.waiting = f"{self.task}: {waiting_for(run)}"
+        self.share = run.steps_done / run.steps if run.steps_done else None
+        state = run.state, (run.detail or "") if run.state == "pending" else ""
+        if state != self.state and run.state in _SHOWN_STATES:
+            self._line(": ".join(filter(None, state)))
+        self.state = state
+        before, self.attempt = self.attempt, run.attempts[-1].number if run.attempts else 0
+        if before and before != self.attempt:
+            ended = run.attempts[before - 1]
+            if ended.number >= run.resumed_at:
+                self._line(_new_attempt_line(ended, run.attempts[-1]))
+        for step in steps:  # a line in two seconds, and always the last
+            if line := _startup_line(step):
+                self._line(line)
+            is_last = step.index + 1 == run.steps
+            if is_last or time.monotonic() - self.shown_at_s >= _SHOW_EVERY_S:
+                self._line(_step_line(step, run.steps))
+                self.shown_at_s = time.monotonic()
+        self.status.update(self.waiting, self.share)
+
+    def _line(self, text: str) -> None:
+        """Print a line about a run that is followed, after the seconds so far."""
+        with self.status.hidden():
+            echo(f"{time.monotonic() - self.started_s:5.0f} s  {text}")
+
+
+def _step_line(step: Step, steps: int) -> str:
+    held_out = step.own_evaluation
     more = f"  held-out loss {held_out.loss:.4f}" if held_out else ""
-    took = seconds(one.step_s)
-    return f"step {one.index + 1:{width}} of {steps}  loss {one.loss:.4f}  {took}{more}"
+    number = f"{step.index + 1:{len(str(steps))}}"
+    return f"step {number} of {steps}  loss {step.loss:.4f}  {seconds(step.step_s)}{more}"
 
 
-def startup_line(one: Step) -> str | None:
+def _startup_line(step: Step) -> str | None:
     """Return what came before the first step of an attempt."""
-    if one.startup is None:
+    if step.startup is None:
         return None
-    compiled, state = seconds(one.startup.compile_s), seconds(one.startup.state_s)
-    done = one.startup.steps_done
+    compiled, state = seconds(step.startup.compile_s), seconds(step.startup.state_s)
+    done = step.startup.steps_done
     restored = f", {count(done)} steps restored" if done else ""
     return f"compiled in {compiled}, state ready in {state}{restored}"
 
@@ -58,200 +173,71 @@ def waiting_for(run: Run) -> str:
     """Return what a run waits for while it shows nothing new."""
     if run.state == "running" and run.steps_done < run.steps:
         return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
-    return WAITING.get(run.state, "")
+    return _WAITING.get(run.state, "")
 
 
-def new_attempt_line(ended: Attempt, started: Attempt) -> str:
+def _new_attempt_line(ended: Attempt, started: Attempt) -> str:
     """Return why another attempt starts, and on how many pods if that changed."""
-    other = f" on {counted(started.pods, 'pod')}" if started.pods != ended.pods else ""
+    pods = f" on {counted(started.pods, 'pod')}" if started.pods != ended.pods else ""
     error = first_line(ended.error)
     why = f"attempt {ended.number} ended: {ended.reason}" + (f": {error}" if error else "")
-    return f"new attempt{other}; {why}"
+    return f"new attempt{pods}; {why}"
 
 
-SHOW_EVERY_S = 2.0
-SHOWN_STATES = ("starting", "stopping", "pending")
-STOPPING = {
-    "before it began": "stopping: nothing has started",
-    "with a checkpoint": "stopping after a last checkpoint; Ctrl-C again stops at once",
-    "at once": "stopping at once",
-    "nothing to save": "stopping: there is nothing to save",
-}
-TROUBLE = {
-    "cluster silent": "the cluster does not answer; the run continues: ",
-    "journal unreadable": "the journal cannot be read: ",
-    "cleared": "the connection is back",
-}
-
-MLFLOW = "mlflow"  # the one tracker whose records `orch ui` shows
+# The screens of notices, by topic. Each takes the values of its topic.
 
 
-class ProgressText:
-    """Turns events into text. `other_plans` is the command that shows other plans; `detach` is
-    whether nobody will follow the run. `status` is what happens now.
-    """
-
-    def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
-        self.other_plans, self.detach, self.status = other_plans, detach, ""
-        self.share: float | None = None  # of the run that is followed
-        self.task, self.started_s, self.shown_at_s = "", 0.0, 0.0
-        self.attempt, self.state = 0, ("", "")
-
-    def screens(self, event: object) -> tuple[str, ...]:
-        """The screens of an event; empty where it has none."""
-        return self._preparation(event) or self._result(event) or self._trial(event)
-
-    def lines(self, event: object) -> list[str]:
-        """The lines of an event of a run that is followed, each after the seconds so far."""
-        return [
-            f"{time.monotonic() - self.started_s:5.0f} s  {text}" for text in self._texts(event)
-        ]
-
-    def stage(self, event: progress_events.Stage) -> str:
-        text = f"{event.task}: {event.stage}"
-        return f"{text}: {event.state}" if event.state else text
-
-    def count(self, event: progress_events.UnitsDone) -> str:
-        of = "" if event.total is None else f" of {event.total:,}"
-        return f"{event.task}: {event.done:,}{of} {event.unit}"
-
-    def _preparation(self, event: object) -> tuple[str, ...]:
-        match event:
-            case progress_events.AlreadySubmitted(run=run):
-                return (already_submitted(run),)
-            case progress_events.SubmitStarted():
-                return (intro(event),)
-            case progress_events.Planned(plan=plan):
-                return "\n", plan_screen(plan, None)
-            case progress_events.Proved(plan=plan, proof=proof, age_s=age_s):
-                following = None if proof.passes else self.other_plans
-                return "\n", proof_screen(plan, proof, age_s, following)
-            case progress_events.RehearsalReady(
-                plan=plan, small=small, steps=steps, changes=changes
-            ):
-                return "\n", rehearsal.rehearsal_screen(plan, small, steps, changes), "\n"
-            case progress_events.ClusterReady():
-                return "\n", cluster_table(event)
-            case progress_events.JobStarted(run=run, job=job):
-                logs = f"\nNext: {run_command('logs', run.run, storage_of(run), '-f')}\n"
-                return "\n", launch.submitted_screen(run, job), "\n", logs if self.detach else ""
-            case progress_events.Resumed(run=run, plan=plan):
-                return rehearsal.resume_intro(run, plan), "\n"
-        return ()
-
-    def _result(self, event: object) -> tuple[str, ...]:
-        match event:
-            case progress_events.LeftRunning(run=run):
-                return "\n", left_running(run)
-            case progress_events.RunEnded():
-                return "\n", result_text(event)
-            case progress_events.UiReady(address=address, place=place, experiments=experiments):
-                links = [(one.experiment, one.views) for one in experiments]
-                ends = "Ctrl-C ends it.\n" if event.served else ""
-                return mlflow_links(address, place, links), ends
-        return ()
-
-    def _trial(self, event: object) -> tuple[str, ...]:
-        match event:
-            case progress_events.StudyPlanned(forecast=forecast):
-                return "\n", forecast_screen(forecast), "\n"
-            case progress_events.TrialStarted(study=of, trial=trial, repeat=repeat):
-                return (study.trial_line(of, trial, repeat),)
-            case progress_events.TrialDoneBefore(run=run):
-                return (f"  done before: {run.run}\n",)
-            case progress_events.TrialContinues(run=run):
-                return (f"  {run.run} is still running; following it again\n",)
-            case progress_events.TrialEnded(run=run, tracked=tracked):
-                place = f"  {tracked.tracker} {tracked_text(run, tracked)}\n"
-                return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
-        return ()
-
-    def _texts(self, event: object) -> list[str]:
-        match event:
-            case progress_events.FollowStarted(task=task, attempts=attempts):
-                self.task, self.attempt, self.state = task, attempts, ("", "")
-                self.started_s, self.shown_at_s = time.monotonic(), 0.0
-                self.status, self.share = f"{task}: {WAITING_FOR_DRIVER}", None
-            case progress_events.NodesUp(up=up, total=total):
-                return [f"node {up} of {total} is up"]
-            case progress_events.RunUpdate(run=run, steps=steps):
-                self.status = f"{self.task}: {waiting_for(run)}"
-                self.share = run.steps_done / run.steps if run.steps_done else None
-                return [*self._new_state(run), *self._new_attempt(run), *self._new(steps, run)]
-            case progress_events.StopSent(how=how):
-                return [STOPPING[how]]
-            case progress_events.Trouble(kind=kind, why=why):
-                return [TROUBLE.get(kind, "") + why]
-        return []
-
-    def _new_state(self, run: Run) -> list[str]:
-        state = run.state, (run.detail or "") if run.state == "pending" else ""
-        is_new, self.state = state != self.state, state
-        return [": ".join(filter(None, state))] if is_new and run.state in SHOWN_STATES else []
-
-    def _new_attempt(self, run: Run) -> list[str]:
-        before, self.attempt = self.attempt, run.attempts[-1].number if run.attempts else 0
-        if not before or before == self.attempt:
-            return []
-        ended = run.attempts[before - 1]
-        is_shown = ended.number >= run.resumed_at
-        return [new_attempt_line(ended, run.attempts[-1])] if is_shown else []
-
-    def _new(self, steps: tuple[Step, ...], run: Run) -> list[str]:
-        """The lines of new steps: one in two seconds, and always the last."""
-        lines = []
-        for step in steps:
-            if line := startup_line(step):
-                lines.append(line)
-            is_last = step.index + 1 == run.steps
-            if is_last or time.monotonic() - self.shown_at_s >= SHOW_EVERY_S:
-                lines.append(step_line(step, run.steps))
-                self.shown_at_s = time.monotonic()
-        return lines
-
-
-def already_submitted(run: Run) -> str:
+def _already_submitted(run: Run) -> _Texts:
     progress = f"{run.state}, {run.steps_done:,} of {run.steps:,} steps done"
     status = run_command("status", run.run, storage_of(run))
-    return f"run {run.run} already exists: {progress}. Nothing was submitted.\nNext: {status}\n"
+    text = f"run {run.run} already exists: {progress}. Nothing was submitted."
+    return (f"{text}\nNext: {status}\n",)
 
 
-def left_running(run: Run) -> str:
+def _started(
+    name: str, address: str | None, named_by: str | None, study: Study | None
+) -> _Texts:  # fmt: skip
+    if study and address and named_by:
+        runs = len(study.trials) * study.repeats
+        return (screens.study_launch_intro(name, runs, address, named_by),)
+    if study:
+        return (study_intro(study),)
+    if address and named_by:
+        return (screens.launch_intro(name, address, named_by),)
+    return (screens.rehearsal_intro(name),)
+
+
+def _cluster_ready(
+    address: str, slices: str, hosts: int, versions: Mapping[str, str], storage: str,
+    runs: Sequence[tuple[Plan, int]],
+) -> _Texts:  # fmt: skip
+    hosts_text, price = screens.hosts(hosts, versions), screens.cost_of_runs(runs)
+    return "\n", screens.cluster_screen(address, slices, hosts_text, storage, price)
+
+
+def _left_running(run: Run) -> _Texts:
     status, cancel = (run_command(name, run.run, storage_of(run)) for name in ("status", "cancel"))
-    return launch.detached_text(run.run, status, cancel)
+    return "\n", screens.detached_text(run.run, status, cancel)
 
 
-def intro(event: progress_events.SubmitStarted) -> str:
-    if event.study and event.address and event.named_by:
-        runs = len(event.study.trials) * event.study.repeats
-        return launch.study_launch_intro(event.name, runs, event.address, event.named_by)
-    if event.study:
-        return study.study_intro(event.study)
-    if event.address and event.named_by:
-        return launch.launch_intro(event.name, event.address, event.named_by)
-    return rehearsal.rehearsal_intro(event.name)
-
-
-def cluster_table(event: progress_events.ClusterReady) -> str:
-    price = launch.cost_of_runs(event.runs)
-    hosts = launch.hosts(event.hosts, event.versions)
-    return launch.cluster_screen(event.address, event.slices, hosts, event.storage, price)
-
-
-def result_text(event: progress_events.RunEnded) -> str:
+def _ended(run: Run, plan: Plan, tracked: Tracked) -> _Texts:
     """Return how a run ended, and where its journal and its record are."""
-    run, tracked = event.run, event.tracked
     record = f"{tracked.tracker:8} {tracked_text(run, tracked)}"
     following = next_run_command(run, run.run, storage_of(run))
     if run.rehearsal:
-        return rehearsal.rehearsal_result(run, event.plan, record, following)
-    return launch.launch_result(run, record, following)
+        return "\n", screens.rehearsal_result(run, plan, record, following)
+    return "\n", screens.launch_result(run, record, following)
 
 
-def tracked_text(run: Run, tracked: progress_events.Tracked) -> str:
-    """Where a run is recorded, and what shows it there."""
+def _trial_ended(run: Run, tracked: Tracked) -> _Texts:
+    place = f"  {tracked.tracker} {tracked_text(run, tracked)}\n"
+    return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
+
+
+def tracked_text(run: Run, tracked: Tracked) -> str:
+    """Return where a run is recorded, and what shows it there."""
     shown = ""
-    if tracked.tracker == MLFLOW:
+    if tracked.tracker == _MLFLOW:
         shown = f", shown by {storage_command('ui', storage_of(run))}"
     if tracked.problem:
         completed = run_command("sync", run.run, storage_of(run))
@@ -259,67 +245,32 @@ def tracked_text(run: Run, tracked: progress_events.Tracked) -> str:
     return f"{tracked.place}{shown}"
 
 
-# Prints events: screens and lines on stdout, what is going on now on stderr.
+_SCREENS: dict[str, Callable[..., _Texts]] = {
+    "already submitted": _already_submitted,
+    "started": _started,
+    "planned": lambda plan: ("\n", plan_screen(plan, None)),
+    "rehearsal ready": lambda plan, small, steps, changes: (
+        "\n",
+        screens.rehearsal_screen(plan, small, steps, changes),
+        "\n",
+    ),
+    "cluster ready": _cluster_ready,
+    "resumed": lambda run, plan: (screens.resume_intro(run, plan), "\n"),
+    "left running": _left_running,
+    "ended": _ended,
+    "study planned": lambda forecast: ("\n", forecast_screen(forecast), "\n"),
+    "trial started": lambda study, trial, repeat: (trial_line(study, trial, repeat),),
+    "trial done before": lambda run: (f"  done before: {run.run}\n",),
+    "trial continues": lambda run: (f"  {run.run} is still running; following it again\n",),
+    "trial ended": _trial_ended,
+    "ui ready": lambda address, place, experiments, served: (
+        mlflow_links(address, place, experiments),
+        "Ctrl-C ends it.\n" if served else "",
+    ),
+}
 
 
-COUNT_EVERY_S = 2.0
-
-
-class Display:
-    """Called with each event. `left` says whether a run goes on that is no longer followed."""
-
-    def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
-        self.other_plans, self.detach = other_plans, detach
-        self.status = StatusLine(live=is_live(sys.stderr))
-        self.left, self.stage, self.counted_at_s = False, "", time.monotonic()
-
-    @cached_property
-    def text(self) -> "ProgressText":
-        """The words for events, which not every command has."""
-
-        return ProgressText(self.other_plans, detach=self.detach)
-
-    def __call__(self, event: object) -> None:
-        from orchestrator.run import progress as events  # noqa: PLC0415  slow
-
-        match event:
-            case events.Stage():
-                self.status.update(self.text.stage(event))
-                self.say_stage(f"{event.task}: {event.stage}")
-            case events.UnitsDone():
-                self.status.update(self.text.count(event), share_of(event.done, event.total))
-                self.say_count(event)
-            case events.TaskEnded():
-                self.status.clear()
-                self.text.status = self.stage = ""
-            case events.NonFatalProblem(message=message):
-                echo(f"warning: {message}", err=True)
-            case _:
-                self.left |= isinstance(event, events.LeftRunning)
-                say(*self.text.screens(event))
-                for line in self.text.lines(event):
-                    with self.status.hidden():
-                        echo(line)
-                self.status.update(self.text.status, self.text.share)
-
-    def say_stage(self, text: str) -> None:
-        if not self.status.live and text != self.stage:
-            echo(text, err=True)
-        self.stage = text
-
-    def say_count(self, event: "UnitsDone") -> None:
-        if not self.status.live and time.monotonic() - self.counted_at_s >= COUNT_EVERY_S:
-            echo(self.text.count(event), err=True)
-            self.counted_at_s = time.monotonic()
-
-
-def share_of(done: int, total: int | None) -> float | None:
-    return done / total if total else None
-
-
-def say_end(event: object) -> None:
-    """The end of a run whose logs are followed, beside its lines."""
-    from orchestrator.run.progress import RunUpdate  # noqa: PLC0415  slow
-
+def say_end(event: ProgressEvent) -> None:
+    """Say how a run ended whose logs are followed, apart from their lines."""
     if isinstance(event, RunUpdate):
         echo(f"{event.run.run}: {event.run.state}", err=True)

@@ -1,0 +1,174 @@
+"""The commands that check a spec's plan and figures: explain, prove, score."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+import orchestrator as orch
+from orchestrator.cli.arguments import (
+    BRIEF,
+    FILE,
+    FULL,
+    JSON,
+    ONE_STAGE,
+    SET,
+    SPEC,
+    STAGE,
+    has_many_plans,
+)
+from orchestrator.errors import refuse_options
+from orchestrator.run.next_commands import spec_command, stage_option
+from orchestrator.run.progress import interruptible
+from orchestrator.run.proofs import ProofFailed
+from orchestrator.show.explain_screen import explain_screen
+from orchestrator.show.parts import Detail
+from orchestrator.show.plan_diff_screen import proof_diff_screen
+from orchestrator.show.progress import Display
+from orchestrator.show.proof_screen import proof_screens, stage_proof_screens
+from orchestrator.show.report_screen import score_screen
+from orchestrator.show.terminal import CommandResult, show, show_result
+from orchestrator.values.proof import Proof
+from orchestrator.values.spec import Spec
+
+_ONE_PROOF = "the proof of one spec"
+
+
+@click.command("explain")
+@SPEC
+@SET
+@JSON
+@STAGE
+@click.option(
+    "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
+    metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
+)  # fmt: skip
+@interruptible("working it out")
+def explain_command(
+    spec: Path, overrides: tuple[str, ...], as_json: bool, mfu: float, stage: int | None
+) -> None:
+    """Derive the figures of SPEC, formula by formula. Published figures are shown too.
+
+    Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
+    """
+    found = orch.explain(spec, overrides, mfu=mfu, stage=stage)
+    following = spec_command("plan", spec, overrides, *stage_option(stage))
+    show(found, lambda: explain_screen(found, following), as_json=as_json)
+
+
+@click.command("prove")
+@SPEC
+@click.argument("other", required=False, type=FILE)
+@SET
+@JSON
+@BRIEF
+@FULL
+@STAGE
+@click.option(
+    "--trainer", metavar="NAME",
+    help="Compile another trainer's program: package.module:build, for any JAX program.",
+)  # fmt: skip
+@click.option(
+    "--hlo", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
+)  # fmt: skip
+@click.option(
+    "--html", type=FILE, metavar="FILE",
+    help="Write a page: one layer's schedule in time, and a flame graph by line.",
+)  # fmt: skip
+@click.option("--search-remat", is_flag=True, help="Also compile policies that recompute less.")
+@interruptible("proving")
+def prove_command(
+    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Check the plan of SPEC with the real TPU compiler. It needs no TPU.
+
+    It compiles the trainer's own step for the plan's topology, compares memory, collectives and
+    FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
+    cached, so the same question is answered at once. A spec with stages has a program for each;
+    --stage proves one. With OTHER, both programs are shown side by side; --set and --trainer then
+    change only OTHER.
+
+    \b
+    Exit status:
+      0  the plan fits, and only what is planned crosses pods
+      1  there is no verdict: no compiler here, or it failed
+      2  the spec has no plan
+      3  the plan does not fit, or more than planned crosses pods
+
+    \b
+    Example:
+      orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
+      orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
+      orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
+    """
+    overrides = (*overrides, f"run.trainer={trainer}") if trainer else overrides
+    hlo, html, detail, stage = (options[name] for name in ("hlo", "html", "detail", "stage"))
+    pages = {"--html": html, "--search-remat": options["search_remat"]}
+    if other:
+        refuse_options(pages | {"--hlo": hlo, f"--{detail}": detail}, _ONE_PROOF)
+        changed = orch.load(other, overrides)
+        found = orch.prove_diff(spec, changed, progress=Display(), stage=stage)
+        names = spec.stem, other.stem
+        code = _exit_code(*found.proofs)
+        result = CommandResult(found, lambda: proof_diff_screen(found, names), exit_code=code)
+    else:
+        loaded, following = orch.load(spec, overrides), spec_command("submit", spec, overrides)
+        if has_many_plans(loaded, stage):
+            refuse_options(pages, ONE_STAGE)
+            stages = orch.prove_stages(loaded, hlo=hlo, progress=Display())
+            proofs = [proved.proof for proved in stages]
+            result = CommandResult(
+                proofs,
+                lambda: stage_proof_screens(stages, following, detail or "usual"),
+                exit_code=_exit_code(*proofs),
+            )
+        else:
+            result = _proof(loaded, following, **options)
+    show_result(result, as_json=as_json)
+
+
+def _proof(
+    spec: Spec, following: str, hlo: Path | None, html: Path | None, search_remat: bool,
+    detail: Detail | None, stage: int | None,
+) -> CommandResult:  # fmt: skip
+    """Show a proof; with those of plans that recompute less where they are asked for."""
+    progress = Display()
+    found = orch.prove(spec, hlo=hlo, progress=progress, stage=stage)
+    others = None
+    if search_remat:
+        others = orch.prove_less_recompute(spec, progress=progress, stage=stage)
+    return CommandResult(
+        [found.proof, *(other.proof for other in others)] if others else found.proof,
+        lambda: proof_screens(found, others, following, detail or "usual"),
+        exit_code=_exit_code(found.proof),
+        written=orch.write_schedule(found, html) if html else None,
+    )
+
+
+def _exit_code(*proofs: Proof) -> int:
+    return 0 if all(proof.passes for proof in proofs) else ProofFailed.exit_code
+
+
+@click.command("score")
+@click.argument("runs", required=False, type=FILE, metavar="[RUNS.csv]")
+@click.option(
+    "--without", type=click.Choice(["document", "group", "software"]),
+    help="Learn anew without each document, source and chip, or software; score what was left out.",
+)  # fmt: skip
+@JSON
+@interruptible("scoring")
+def score_command(
+    runs: Path | None, without: Literal["document", "group", "software"] | None, as_json: bool
+) -> None:
+    """Compare forecasts with published runs. Each run is planned as it ran.
+
+    RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
+    planned or converted is listed with its reason and counts in no figure.
+
+    Example: orch score my-runs.csv --without document
+    """
+    found = orch.score(runs, without=without)
+    following = "orch score" if without else "orch score --without document"
+    show(found, lambda: score_screen(found, following), as_json=as_json)

@@ -1,0 +1,165 @@
+"""Check plans and figures: with the real compiler, by derivation, against published runs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.errors import OrchError, SpecError
+from orchestrator.evidence.explain.assemble import explain as derive
+from orchestrator.evidence.explain.formula import Explanation
+from orchestrator.evidence.score import evaluate
+from orchestrator.evidence.score.samples import Score
+from orchestrator.planning.stages import explained_stage, stage_specs
+from orchestrator.proving.diff_proofs import ProofDiff, diff_proofs
+from orchestrator.proving.verdict import ProofResult, least_recompute
+from orchestrator.proving.verdict import prove as prove_program
+from orchestrator.run.progress import Notice, Progress, silent, task
+from orchestrator.run.specs import SpecSource, loaded, planned
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Proof
+from orchestrator.values.spec import Spec
+
+
+class ProofFailed(OrchError):
+    """The compiler refuses a plan: nothing is submitted."""
+
+    exit_code = 3
+
+
+def prove(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    hlo: str | Path | None = None,
+    progress: Progress | None = None,
+    stage: int | None = None,
+) -> ProofResult:
+    """Return the compiler's verdict on the plan of a spec, from the cache if it is there. With
+    stages it is about the one with that number; `prove_stages` gives all.
+
+    `hlo` is a folder that keeps the compiled program's text; the plan is then compiled anew.
+    """
+    return _prove_plan(*_program(spec, overrides, stage), progress, hlo)
+
+
+def prove_stages(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    hlo: str | Path | None = None,
+    progress: Progress | None = None,
+) -> list[ProofResult]:
+    """Return the compiler's verdict on every stage of a spec, in order; one without stages."""
+    return prove_each_stage(*planned(loaded(spec, overrides), None), progress, hlo)
+
+
+def prove_diff(
+    first: SpecSource,
+    second: SpecSource,
+    *,
+    progress: Progress | None = None,
+    stage: int | None = None,
+) -> ProofDiff:
+    """Compare the compiled programs of two specs, or of one stage of each: figures, and seconds by
+    source line.
+    """
+    programs = [_program(spec, (), stage) for spec in (first, second)]
+    before, after = (_prove_plan(spec, made, progress).proof for spec, made in programs)
+    return diff_proofs(before, after)
+
+
+def prove_less_recompute(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    progress: Progress | None = None,
+    stage: int | None = None,
+) -> list[ProofResult]:
+    """Prove plans that recompute less than the plan of a spec or of one stage, up to the first that
+    fits.
+    """
+    program = _program(spec, overrides, stage)
+    with task(progress or silent, "proving") as reached:
+        return least_recompute(*program, reached)
+
+
+def prove_each_stage(
+    spec: Spec, made: Plan, progress: Progress | None = None, hlo: str | Path | None = None
+) -> list[ProofResult]:
+    """Return the verdict on the plan of every stage, or on a plan without stages."""
+    if not made.stages:
+        return [_prove_plan(spec, made, progress, hlo)]
+    pairs = zip(stage_specs(spec), made.stages, strict=True)
+    return [_prove_plan(stage_spec, stage, progress, hlo) for stage_spec, stage in pairs]
+
+
+def prove_before_run(spec: Spec, made: Plan, progress: Progress) -> list[Proof]:
+    """Return the proof of a plan, or of each of its stages; refuse one that does not pass."""
+    results = prove_each_stage(spec, made, progress)
+    for result in results:
+        progress(Notice("proved", plan=result.plan, proof=result.proof, age_s=result.age_s))
+    if not all(result.proof.passes for result in results):
+        raise ProofFailed(f"{made.name}: the plan does not pass its proof; nothing was submitted")
+    return [result.proof for result in results]
+
+
+def _prove_plan(
+    spec: Spec, made: Plan, progress: Progress | None = None, hlo: str | Path | None = None
+) -> ProofResult:
+    folder = Path(hlo) if hlo else None
+    if folder:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OrchError(f"--hlo: {folder}: cannot be made: {error.strerror}") from error
+    stage = f" stage {made.stage.number} of {made.stage.of}" if made.stage else ""
+    with task(progress or silent, "proving" + stage) as reached:
+        return prove_program(spec, made, reached, folder)
+
+
+def _program(spec: SpecSource, overrides: Sequence[str], stage: int | None) -> tuple[Spec, Plan]:
+    """Return a spec and its plan, or one stage as a spec and its plan; they have one program."""
+    found = loaded(spec, overrides)
+    if found.experiment.stages and not stage:
+        raise SpecError(
+            f"{found.name} has {len(found.experiment.stages)} stages, each with a program of its"
+            " own: choose one with --stage N"
+        )
+    return planned(found, stage)
+
+
+def explain(
+    spec: SpecSource,
+    overrides: Sequence[str] = (),
+    *,
+    mfu: float = 0.4,
+    stage: int | None = None,
+) -> Explanation:
+    """Derive a spec's figures, formula by formula, next to published figures. With stages it is
+    about the one with that number, or the one with most tokens.
+
+    `mfu` is the model FLOPs utilization that the training time assumes.
+    """
+    return derive(explained_stage(loaded(spec, overrides), stage), mfu=mfu)
+
+
+def score(
+    runs: str | Path | None = None,
+    *,
+    without: Literal["document", "group", "software"] | None = None,
+) -> Score:
+    """Compare forecasts of published runs with what the runs reached.
+
+    `runs` is a CSV file with the columns of the project's own, which is the default. `without`
+    learns the constants anew without each document, group or software, and scores what it left out.
+    """
+    path = Path(runs) if runs else None
+    if without:
+        made = evaluate.cross_validated(without, path)
+    else:
+        made = evaluate.with_catalog_constants(path)
+    if path:
+        return made
+    goodput, recoveries = evaluate.goodput_scores(), evaluate.recovery_scores()
+    return replace(made, goodput=goodput, recoveries=recoveries)

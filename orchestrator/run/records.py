@@ -1,0 +1,230 @@
+"""Record runs in a tracker such as MLflow, and show the records in the MLflow UI."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import tracking
+from orchestrator.errors import ForeignRun, JournalUnreadable, JournalUnwritable, OrchError
+from orchestrator.journal.listing import find_run, list_journals, list_runs
+from orchestrator.journal.ownership import check_own, owner_of
+from orchestrator.journal.run_journal import Journal
+from orchestrator.run.next_commands import RUNS, run_command, storage_command
+from orchestrator.run.progress import (
+    Notice,
+    Progress,
+    Stage,
+    TaskEnded,
+    Tracked,
+    UnitsDone,
+    interruptible,
+    interruptible_by_signals,
+    silent,
+)
+from orchestrator.storage.addresses import folder, is_copy
+from orchestrator.tracking.destinations import NotRecorded
+from orchestrator.tracking.mlflow import server
+from orchestrator.tracking.mlflow.store import TRACKER, Store, is_server
+from orchestrator.tracking.mlflow.views import links, set_views, views, views_with_runs
+from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
+from orchestrator.values.run import LIVE, Destination, Run, SyncResult, ViewLink
+from orchestrator.values.run_options import TrackingOptions
+
+_RETRY_AFTER_S = 30.0  # a failed try is not repeated by every command that looks
+_MOST_AT_ONCE = 100
+_SILENT_S = 2.0  # a wait that is too short to mention
+_UI_TASK = "MLflow UI"
+
+
+def sync(
+    runs: Sequence[str] = (), storage: str | Path = RUNS, *, progress: Progress | None = None
+) -> list[SyncResult]:
+    """Bring MLflow up to the journals of runs, or of all runs of this user where none is named.
+
+    A run that cannot be recorded has a `problem`.
+    """
+    where, recorder = folder(storage), Recorder(os.environ)
+    journals = [find_run(where, run) for run in runs] or own_runs(where)
+    return [_sync_run(recorder, journal, progress or silent) for journal in journals]
+
+
+def own_runs(storage: Path) -> list[Journal]:
+    """Return the runs in a storage whose folders belong to this user."""
+    journals = list_journals(storage)
+    if is_copy(storage):  # files of a bucket have no owners: those that this user submitted
+        return [journal for journal in journals if tracking.read_sync_state(journal)]
+    return [journal for journal in journals if owner_of(journal) == os.geteuid()]
+
+
+def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncResult:
+    """Record a run. An earlier command may be recording one that has ended, and soon ends; a run
+    that goes on is recorded by its own driver.
+    """
+    key = journal.key
+
+    def waiting(waited_s: float) -> None:
+        if waited_s >= _SILENT_S:
+            progress(Stage(task=key, stage="waiting for another process that records it"))
+
+    def counted(steps: int) -> None:
+        progress(UnitsDone(task=key, done=steps, unit="steps recorded"))
+
+    progress(Stage(task=key, stage="asking the tracker what it has"))
+    try:
+        limit_s = LOCK_LIMIT_S if journal.run().state in LIVE else ONCE_LIMIT_S
+        return recorder.record(journal, counted, waiting, limit_s)
+    except (JournalUnreadable, JournalUnwritable) as error:
+        return SyncResult(run=key, destination=None, run_id=None, recorded=None, problem=str(error))
+    finally:
+        progress(TaskEnded(task=key))
+
+
+def tracked_at_end(journal: Journal) -> Tracked:
+    """Return where a run that has just ended is recorded; what is missing is recorded first."""
+    storage = journal.path.parent
+    catch_up(storage, [run for run in list_runs(storage)[0] if run.run != journal.key])
+    note = tracking.read_sync_state(journal)
+    where: Destination | None
+    problem: str | None
+    if note and note.problem is None and not tracking.is_behind(journal.run(), note):
+        where, problem = note.destination, None
+    else:
+        ended = f"recording {journal.key}", "it has ended, and nothing of it is left running"
+        with interruptible(*ended, run_command("sync", journal.key, storage)):
+            result = Recorder(os.environ).record(journal)
+        where, problem = result.destination, result.problem
+    if where is None:
+        return Tracked(tracker=TrackingOptions().tracker, place="", problem=problem)
+    return Tracked(tracker=where.tracker, place=where.label, problem=problem)
+
+
+def catch_up(storage: Path, runs: Sequence[Run]) -> None:
+    """Record in the background what runs that have ended left unrecorded."""
+    ended = [(Journal(storage / run.run), run) for run in runs if run.state not in LIVE]
+    if behind := [journal for journal, run in ended if _is_due(journal, run)]:
+        tracking.in_background(behind[:_MOST_AT_ONCE])
+
+
+def record_files(journal: Journal) -> None:
+    """Record in the background the files that were just written for a run."""
+    if tracking.read_sync_state(journal) and _is_own(journal):
+        tracking.in_background([journal])
+
+
+def _is_due(journal: Journal, run: Run) -> bool:
+    """Return whether MLflow lacks something of a run, and the last try was not just now."""
+    note = tracking.read_sync_state(journal)
+    if note is None or not tracking.is_behind(run, note) or not _is_own(journal):
+        return False
+    tried_at_s = 0.0
+    with suppress(OSError):
+        tried_at_s = journal.paths.sync_state.stat().st_mtime
+    return note.problem is None or time.time() - tried_at_s > _RETRY_AFTER_S
+
+
+def _is_own(journal: Journal) -> bool:
+    """Return whether a run is this user's and can be written: the lock of a sync lies in it."""
+    with suppress(ForeignRun):
+        check_own(journal)
+        return os.access(journal.path, os.W_OK)
+    return False
+
+
+# The MLflow UI, with its comparisons set up.
+
+
+def ui(
+    storage: str | Path = RUNS, *, port: int | None = None, progress: Progress | None = None
+) -> None:
+    """Serve the MLflow UI of recorded runs until Ctrl-C; a notice "ui ready" says where.
+
+    Runs that a server records are only shown where that is.
+    """
+    where, report = folder(storage), progress or silent
+    catch_up(where, list_runs(where)[0])
+    for uri, places in places_by_uri(where).items():
+        if is_server(places[0]):
+            report(_ready(uri, places, report, served=False))
+        else:
+            with readable_copy(uri, places, where) as (shown, copied, log_folder):
+                _serve(shown, copied, log_folder / "mlflow-ui.log", port, report)
+
+
+def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
+    """Return where the runs of a storage directory are recorded; databases last, since one is
+    served until it is stopped.
+    """
+    notes = [tracking.read_sync_state(journal) for journal in list_journals(storage)]
+    found = dict.fromkeys(
+        note.destination
+        for note in notes
+        if note and note.recorded and note.destination.tracker == TRACKER
+    )
+    if not found:
+        if notes and not own_runs(storage):
+            why = f"the runs in {storage} belong to another user: what MLflow has is not opened"
+            raise ForeignRun(why, next_command=storage_command("runs", storage))
+        why = f"nothing is recorded of the runs in {storage}"
+        raise OrchError(why, next_command=storage_command("sync", storage))
+    by_uri: dict[str, list[Destination]] = {}
+    for place in sorted(found, key=lambda place: not is_server(place)):
+        by_uri.setdefault(place.uri, []).append(place)
+    return by_uri
+
+
+@contextmanager
+def readable_copy(
+    uri: str, places: list[Destination], storage: Path
+) -> Iterator[tuple[str, list[Destination], Path]]:
+    """Yield a database and a folder for its log that can be written: MLflow opens no other.
+
+    They are those of the storage or, where that is read-only, a copy that ends with the command.
+    """
+    database = Path(places[0].label)
+    writable = all(os.access(path, os.W_OK) for path in (storage, database.parent, database))
+    if writable or not database.is_file():
+        yield uri, places, storage
+        return
+    with tempfile.TemporaryDirectory(prefix="orch-ui-") as temporary:
+        copy = shutil.copyfile(database, Path(temporary) / database.name)
+        shown = f"sqlite:///{copy}"
+        yield shown, [replace(place, uri=shown) for place in places], Path(temporary)
+
+
+def _serve(
+    uri: str, places: list[Destination], log: Path, port: int | None, progress: Progress
+) -> None:
+    """Serve a database until an interrupt ends it, or an error says that it has ended."""
+    with interruptible_by_signals():
+        progress(Stage(task=_UI_TASK, stage="starting, which takes up to half a minute"))
+        try:
+            with server.serving(uri, port, log, lambda: None) as served:
+                progress(TaskEnded(task=_UI_TASK))
+                progress(_ready(served.address, places, progress, served=True))
+                with suppress(KeyboardInterrupt):
+                    served.wait()
+        finally:
+            progress(TaskEnded(task=_UI_TASK))
+
+
+def _ready(address: str, places: list[Destination], progress: Progress, *, served: bool) -> Notice:
+    """Return where the comparisons of each experiment open; the UI is useful without them."""
+    shipped = views()
+    experiments: list[tuple[str, tuple[ViewLink, ...]]] = []
+    for place in places:
+        opened: tuple[ViewLink, ...] = ()
+        try:
+            store = Store(place)
+            set_views(store, shipped)
+            opened = tuple(links(address, store.experiment, views_with_runs(store, shipped)))
+        except NotRecorded as error:
+            message = f"the comparisons are not set up: {error}"
+            progress(Notice("problem", message=message))
+        experiments.append((place.experiment, opened))
+    shown = {"address": address, "place": places[0].label, "experiments": experiments}
+    return Notice("ui ready", **shown, served=served)

@@ -1,0 +1,230 @@
+"""Look at recorded runs and studies, report on them, read their logs, cancel and remove them."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import journal
+from orchestrator.errors import RunIsLive, UnknownName
+from orchestrator.evidence.report import make_report
+from orchestrator.evidence.studies import report_of_study
+from orchestrator.journal.ownership import check_folder_own, request_cancel
+from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
+from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
+from orchestrator.run.next_commands import RUNS, run_command
+from orchestrator.run.progress import NotConfirmed, Notice, Progress, RunUpdate, silent
+from orchestrator.run.records import catch_up
+from orchestrator.storage.addresses import folder
+from orchestrator.values.report import Report
+from orchestrator.values.run import LIVE, LogLine, Run, Status
+from orchestrator.values.study import ScalingReport, StudyStatus, SweepReport
+
+_POLL_S = 0.5
+# Without a rank: the last lines of the first ranks.
+_MOST_RANKS, _MOST_LINES = 8, 100
+
+
+def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> list[Run]:
+    """Return all runs in a storage directory, newest first."""
+    listed, problems = journal.list_runs(folder(storage))
+    for problem in problems:
+        (progress or silent)(Notice("problem", message=problem))
+    catch_up(folder(storage), listed)
+    return listed
+
+
+def studies(storage: str | Path = RUNS) -> list[StudyStatus]:
+    """Return all studies in a storage directory, by name, each with its runs."""
+    return [study.status() for study in journal.list_studies(folder(storage))]
+
+
+def status(run: str, storage: str | Path = RUNS) -> Status | StudyStatus:
+    """Return how a run stands, with its forecast; or how a study stands, with all its runs."""
+    record = find_run_or_study(folder(storage), run)
+    if isinstance(record, StudyJournal):
+        return record.status()
+    found = record.status()
+    catch_up(record.path.parent, [found])
+    return found
+
+
+def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:
+    """Return a run, or a study, measured against predicted."""
+    record = find_run_or_study(folder(storage), run)
+    if isinstance(record, StudyJournal):
+        return report_of_study(record)
+    return make_report(record)
+
+
+def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
+    """Return the reports of several runs, or of those of a study; a run that is named twice has
+    one.
+    """
+    found = [record for run in runs for record in journal.find_runs(folder(storage), run)]
+    return [make_report(record) for record in {record.key: record for record in found}.values()]
+
+
+# Logs: the last lines, all of a rank, or lines as they come.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLogs:
+    """The logs of a run as they are now; `more` ranks have others. `empty` where none was left."""
+
+    run: Run
+    tails: list[LogTail]
+    more: int
+    empty: bool
+
+
+def logs(
+    run: str, storage: str | Path = RUNS, *, rank: int | None = None, attempt: int | None = None
+) -> RunLogs:
+    """Return the logs of a run's newest attempt: the last lines of the first ranks, or all of one
+    rank.
+    """
+    record = journal.find_run(folder(storage), run)
+    found = record.run()
+    selected, others = _select_logs(record, found, rank, attempt)
+    if rank is not None and not selected:
+        known = [str(log.rank) for log in others if log.rank is not None]
+        raise UnknownName("rank", rank, known or ["none"])
+    tails = []
+    for log in selected:
+        if not log.empty:
+            reader = LogReader(log)
+            lines = reader.tail(_MOST_LINES) if rank is None else []
+            tails.append(LogTail(log=log, lines=[*lines, *reader.read(incomplete=True)]))
+    return RunLogs(
+        run=found,
+        tails=tails,
+        more=len(others) if rank is None else 0,
+        empty=all(log.empty for log in (*selected, *others)),
+    )
+
+
+def _select_logs(
+    record: Journal, run: Run, rank: int | None, attempt: int | None
+) -> tuple[list[Log], list[Log]]:
+    """Return the logs of one rank, or without it of the first few ranks and of the driver; and the
+    other logs. The attempt is the newest where none is given.
+    """
+    attempts = [str(entry.number) for entry in run.attempts]
+    if attempt is not None and attempt > len(attempts):
+        raise UnknownName("attempt", attempt, attempts or ["none"])
+    found = list_logs(record.path, run, attempt=attempt)
+    if rank is not None:
+        selected = [log for log in found if log.rank == rank]
+    else:
+        ranks = [log for log in found if log.rank is not None]
+        selected = ranks[:_MOST_RANKS] + [log for log in found if log.rank is None]
+    return selected, [log for log in found if log not in selected]
+
+
+def follow_logs(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[LogLine]:
+    """Yield the lines of a run's logs as they are written, through all attempts, until the run has
+    ended; the end is reported.
+    """
+    record = journal.find_run(folder(storage), run)
+    return _follow_logs(record, rank, attempt, progress or silent)
+
+
+def _follow_logs(
+    record: Journal, rank: int | None, attempt: int | None, progress: Progress
+) -> Iterator[LogLine]:
+    readers: dict[Path, LogReader] = {}
+    only_tail = rank is None
+    while True:
+        run = record.run()  # before the lines, or the last ones could be missed
+        ended = run.state not in LIVE
+        for log in _select_logs(record, run, rank, attempt)[0]:
+            if log.path not in readers:
+                readers[log.path] = LogReader(log)
+                yield from readers[log.path].tail(_MOST_LINES) if only_tail else ()
+        for reader in readers.values():
+            yield from reader.read(incomplete=ended)
+        if ended:
+            progress(RunUpdate(run=run, steps=()))
+            return
+        only_tail = False
+        time.sleep(_POLL_S)
+
+
+# Cancel and remove.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelResult:
+    """A run before and after it was asked to stop."""
+
+    before: Run
+    after: Run
+
+
+def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> list[CancelResult]:
+    """Ask a run, or the run of a study that goes on, to stop after a last checkpoint.
+
+    There is one result for each run, and none for a study that has no live run.
+    """
+    record = find_run_or_study(folder(storage), run)
+    records = [record] if isinstance(record, Journal) else []
+    if isinstance(record, StudyJournal):
+        live = [entry.run for entry in record.status().runs if entry.state in LIVE]
+        records = [journal.find_run(record.storage, key) for key in live]
+    results = []
+    for found in records:
+        before = found.run()
+        if before.ended_at_s is None:  # its driver stops it; one that has ended is left alone
+            request_cancel(found, at_once=at_once)
+        results.append(CancelResult(before=before, after=found.run()))
+    return results
+
+
+def remove(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    confirm: Callable[[Run | StudyStatus], bool] | None = None,
+) -> Run | StudyStatus:
+    """Remove a run, or a study with all its runs: journals, logs and checkpoints.
+
+    `confirm` is called with it first, and says whether to go on.
+    """
+    where = folder(storage)
+    record = find_run_or_study(where, run)
+    target: Run | StudyStatus
+    if isinstance(record, StudyJournal):
+        target = _removable_study(record, where)
+    else:
+        check_folder_own(record.path)
+        target = record.run()
+        if target.state in LIVE:
+            cancelling = run_command("cancel", target.run, where)
+            raise RunIsLive(f"run {target.run} is {target.state}", next_command=cancelling)
+    if confirm and not confirm(target):
+        raise NotConfirmed(f"{record.key}: not confirmed, nothing was removed")
+    if isinstance(record, StudyJournal):
+        journal.remove_study(record)
+    else:
+        journal.remove_run(record)
+    return target
+
+
+def _removable_study(study: StudyJournal, storage: Path) -> StudyStatus:
+    """Return a study that is the user's own and none of whose runs goes on; refuse another."""
+    found = study.status()
+    check_folder_own(study.path)
+    for run in found.runs:
+        check_folder_own(study.storage / run.run)
+    if found.state == "running":
+        cancelling = run_command("cancel", study.key, storage)
+        raise RunIsLive(f"study {study.key}: a run of it goes on", next_command=cancelling)
+    return found
