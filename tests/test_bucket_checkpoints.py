@@ -16,6 +16,7 @@ from orchestrator import storage
 from orchestrator.errors import CheckpointFailed
 from orchestrator.storage.bucket import Bucket
 from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
+from trainers.checkpoint import objects
 from trainers.checkpoint.checkpoints import Checkpoints, newest_step
 from trainers.checkpoint.objects import (
     CHUNK_BYTES,
@@ -165,7 +166,7 @@ def test_a_process_that_cannot_write_its_shards_tells_the_primary(
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr(saver, "_array", refuse)
+    monkeypatch.setattr(objects, "stored_array", refuse)
     saver.save("1", state(1))
     with pytest.raises(OSError, match=r"^no space$"):
         saver.wait()

@@ -125,11 +125,7 @@ def _to_and_fro(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     """Whole slices after one another, in each of them the processes in order."""
-    # The slice of each process, from its environment; one slice without that.
-    mine = int(os.environ.get("MEGASCALE_SLICE_ID", "0"))
-    slice_ids = [mine]
-    if jax.process_count() > 1:
-        slice_ids = multihost_utils.process_allgather(np.int32(mine)).tolist()
+    slice_ids = _slice_ids()
     sizes = np.bincount([slice_ids[device.process_index] for device in devices])
     sizes = sizes[sizes > 0]
     if len(sizes) > 1 and (len(sizes) != plan.pods or len(set(sizes.tolist())) > 1):
@@ -141,3 +137,12 @@ def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     grid = np.empty(len(devices), dtype=object)
     grid[:] = sorted(devices, key=order)
     return grid.reshape(_shape(plan))
+
+
+def _slice_ids() -> list[int]:
+    """The slice of each process, from its environment; one slice without that."""
+    mine = int(os.environ.get("MEGASCALE_SLICE_ID", "0"))
+    if jax.process_count() == 1:
+        return [mine]
+    gathered = multihost_utils.process_allgather(np.int32(mine))
+    return [int(slice_id) for slice_id in gathered]
