@@ -38,7 +38,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class AxisCounts:
-    """Torus axes for the weights and for `tensor`; an axis that is no ring counts half.
+    """Torus axes for the weights and for `tensor`; an open axis counts half.
 
     `shared` means one axis, or one switch, that both use in turn.
     """
@@ -53,7 +53,7 @@ class AxisCounts:
 
 
 def book_rates(chip: Chip, dtype: str) -> Rates:
-    """Return the book's figures, or the vendor's if the book has none."""
+    """Return the book's figures, and the vendor's where the book gives nothing."""
     vendor = vendor_rates(chip, dtype)
     return Rates(
         chip.book.get(f"peak_{dtype}_flops_per_s", vendor.peak_flops_per_s),

@@ -473,7 +473,7 @@ def _model_of(row: Row) -> Model:
 
 
 def _window_of(row: Row) -> Window | None:
-    """Return what only the notes state: `5:1 local(1024):global`, `local window 1024`."""
+    """Return the window that the notes state: `5:1 local(1024):global`, `local window 1024`."""
     pattern = re.search(r"(\d+):1 local\((\d+)\):global", row["notes"])
     if pattern:
         return Window(int(pattern[2]), int(pattern[1]) + 1)

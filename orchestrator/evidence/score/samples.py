@@ -132,7 +132,7 @@ def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Trainin
         raise Unscorable(f"its mesh {sizes} does not divide its model or lie on {topology}")
 
     def laid_out(sizes: dict[str, Any], links: Links) -> Training:
-        """Return the run on a mesh, or on many."""
+        """Return the run on one mesh, or on many at once."""
         policy = policy_of(run)
         return make_layout(request, sizes, run.sequences, run.microbatches, policy, links)
 
