@@ -129,7 +129,7 @@ def whole_percent(fraction: float) -> str:
 
 
 def signed_percent(fraction: float) -> str:
-    """Return a difference as a percentage with its sign; a zero has none: +9.4 %, 0.0 %."""
+    """Return a difference as a percentage with its sign; zero without one: +9.4 %, 0.0 %."""
     shown = f"{fraction * 100:+.1f}"
     return f"{shown if float(shown) else '0.0'} %"
 

@@ -161,7 +161,7 @@ def test_a_manifest_may_say_the_slice_in_its_annotations() -> None:
     without = [line for line in lines if line != label]
     text = "".join([*without[:at], note, *without[at:]])
     assert spec_values(("job.yaml", text))["resources"]["topology"] == "4x4x4"
-    with pytest.raises(RecipeProblems, match="no label beside it says the topology"):
+    with pytest.raises(RecipeProblems, match="no label next to it says the topology"):
         read_recipe([("job.yaml", "".join(without))])
 
 

@@ -56,7 +56,7 @@ class Slices:
 
 @dataclass(frozen=True, kw_only=True)
 class RayNames:
-    """What Ray calls the chip, and its slices: v5p-8 is the pod type of four chips."""
+    """Ray's names for the chip and its slices: v5p-8 is the pod type of four chips."""
 
     accelerator: Name
     pod_type: Name
@@ -78,7 +78,7 @@ class CompilerOption:
 
 @dataclass(frozen=True, kw_only=True)
 class LibtpuNames:
-    """What the TPU compiler calls the chip's topologies, and how two cores are one device.
+    """The TPU compiler's names for the chip's topologies, and how two cores are one device.
 
     `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
     """
@@ -91,7 +91,7 @@ class LibtpuNames:
 
 @dataclass(frozen=True, kw_only=True)
 class GkeNames:
-    """What Google Kubernetes Engine calls the chip: `accelerator` is a value of its node labels.
+    """Google Kubernetes Engine's names for the chip: `accelerator` is a value of its node labels.
 
     A manifest selects nodes by it. `orch` itself does not read it.
     """
@@ -129,7 +129,7 @@ class Chip:
     A slice of up to `single_host_chips` has one host; the hosts of a larger one have
     `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
     `device_kinds` are what JAX calls its devices, by one version or another; `ray`, `libtpu` and
-    `gke` are its names there, None where it has none.
+    `gke` are its names there, None where it lacks them.
     `matrix_unit` is the edge of the array that multiplies matrices, where it is one. `clock_hz` is
     what the TPU compiler's estimates of cycles are over.
     `failures` are None where nothing is known or assumed of them.

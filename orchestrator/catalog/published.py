@@ -205,7 +205,7 @@ def campaign() -> Campaign:
     return msgspec.convert(table("goodput_runs.toml")["campaign"], Campaign)
 
 
-# What it takes to go on after a failure, where no chip and no spec says so.
+# Recovery times after a failure, where neither chip nor spec has them.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def topologies(chip: Chip) -> tuple[str, ...]:
 
 
 def _fault(chip: Chip, shape: Shape) -> str | None:
-    """Return why there is no such slice, or None."""
+    """Return why such a slice does not exist, or None."""
     slices, text, chips = chip.slices, _text(shape), prod(shape)
     if shape in slices.listed:
         return None
@@ -72,7 +72,7 @@ def _named(chip: Chip, text: str) -> Shape:
     # A shape in another notation: 4X4X4, 4*4*4, 4, 4, 4.
     meant = re.sub(r"[ ]*[xX*×,][ ]*", "x", text.strip("([ ])"))
     if meant != text and meant in topologies(chip):
-        raise NoSuchSlice(f"{text!r} is no shape", [meant], "did you mean")
+        raise NoSuchSlice(f"{text!r} is not a shape", [meant], "did you mean")
     name, slices = _NAME.fullmatch(text), chip.slices
     if not name or name[1] not in slices.names:
         raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", _examples(chip), "known")

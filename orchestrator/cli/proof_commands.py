@@ -93,7 +93,7 @@ def prove_command(
     \b
     Exit status:
       0  the plan fits, and only what is planned crosses pods
-      1  there is no verdict: no compiler here, or it failed
+      1  without a verdict: no compiler here, or it failed
       2  the spec has no plan
       3  the plan does not fit, or more than planned crosses pods
 

@@ -162,7 +162,7 @@ def explain_failure(
     """Why an attempt failed.
 
     A lost host is a preemption, whatever error the processes report. A rank that died without an
-    error has none that could be compared with the next attempt's. An `unseen` rank ended before its
+    error lacks a step to compare with the next attempt's. An `unseen` rank ended before its
     first heartbeat.
     """
     rank = unseen.rank if unseen else first_dead.rank if first_dead else None

@@ -174,7 +174,7 @@ def _stated(stated: float | None, assumed: RecoveryTime) -> tuple[Uncertain, str
 
 @dataclass(frozen=True, kw_only=True)
 class _SliceRecovery:
-    """What a failure costs until the run has its slices again, on average over all failures.
+    """Seconds from a failure until the run has its slices again, on average over all failures.
 
     `restarts` are one, and one more where the run goes on with fewer pods for a while.
     """

@@ -18,7 +18,7 @@ _LASTING, _SINGLE_STEP = 0.02, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class SoFar:
-    """What a run has done, at `now_s`: its median step, None before the second. That is of the
+    """The progress of a run at `now_s`: its median step, None before the second. That is of the
     stage in which the newest of the first `measured_steps` lies: where a stage has just begun it
     is the one before.
 

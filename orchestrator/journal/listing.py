@@ -80,7 +80,7 @@ def list_runs(storage: Path) -> tuple[list[Run], list[str]]:
     names = files.names(Path(os.path.realpath(storage)))
     unprintable = [name for name in names if not name.isprintable()]
     problems = [problem for problem in found if isinstance(problem, str)]
-    problems += [f"{storage}: {name!a} is no name of a run" for name in unprintable]
+    problems += [f"{storage}: {name!a} is not the name of a run" for name in unprintable]
     return sorted(runs, key=lambda run: (-run.submitted_at_s, run.run)), problems
 
 

@@ -107,7 +107,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class ChipProfile:
-    """What was measured on a machine, newest last. Its digest is its name."""
+    """Measurements of a machine, newest last. The digest is its name."""
 
     schema: int
     machine: Machine

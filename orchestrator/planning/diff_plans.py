@@ -59,7 +59,7 @@ class PlanDiff:
 
 SUM = "sum"  # the line that ends a phase
 _SCHEMA = 3
-# What a plan decides. What it repeats from its spec is listed there.
+# The decisions of a plan. Fields that it repeats from its spec are listed there.
 _DECIDED = ("batch", "chips", "devices", "gradient_reduction", "hosts", "mesh", "remat")
 # What a spec says of itself and not of the plan.
 _UNPLANNED = ("name", "overrides", "run", "cluster", "tracking")

@@ -46,7 +46,7 @@ class Rule:
 def model_rules(model: Model, length: int) -> list[Rule]:
     """Return the rules of the model and the sequence length; the batch has its own.
 
-    The vocabulary has none: it is padded.
+    The vocabulary needs none: it is padded.
     """
     rules = [
         _dimension_rule(axis, key, size) for axis, key, size in split_sizes(model) if axis != PADDED
@@ -156,7 +156,7 @@ def placements(
 def batches_next_to(batch: Batch, multiples: Ints) -> list[Ints]:
     """Return the batch that each mesh would take: the requested one, or the multiples next to it.
 
-    Two arrays like `multiples`, of batches below and above; zero where there is none within the
+    Two arrays like `multiples`, of batches below and above; zero without one within the
     tolerance. A batch moves no farther than its mesh needs.
     """
     low, high = batch_range(batch)

@@ -180,7 +180,7 @@ def _memory(placements: int, needed_bytes: float, usable_bytes: float, chip: str
 @sentence(Reason)
 def _host_memory(needed_bytes: float, usable_bytes: float, chip: str) -> str:
     return (
-        f"host: what is offloaded takes {needed_bytes / GIB:,.2f} GiB a chip or more; hosts of"
+        f"host: what is offloaded takes {needed_bytes / GIB:,.2f} GiB per chip or more; hosts of"
         f" {chip} have {usable_bytes / GIB:,.2f} GiB a chip"
     )
 

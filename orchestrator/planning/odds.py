@@ -61,7 +61,7 @@ class DeadlineOdds:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanWithOdds(Plan):
-    """A plan, and how likely it holds the spec's deadline; None where the spec has none."""
+    """A plan, and the odds that it holds the spec's deadline; None without a deadline."""
 
     deadline: DeadlineOdds | None
 

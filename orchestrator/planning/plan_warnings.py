@@ -120,7 +120,7 @@ def _accumulation_faster(microbatches: int, expected_s: float, step_s: float) ->
 def _attention_positions(length: int, sequence: int, positions: int) -> str:
     return (
         f"the trainer's attention takes {positions} positions at a time on TPUs, and a chip has"
-        f" {length:,} / {sequence}: this runs in a rehearsal alone"
+        f" {length:,} / {sequence}: this runs only in a rehearsal"
     )
 
 
@@ -348,7 +348,7 @@ def input_missing(key: str, path: str) -> str:
 # --- where a plan lies outside the published runs
 
 
-# What an axis is called, and how its values are written.
+# The name of an axis, and the format of its values.
 _AXES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens": ("tokens a chip", count),
     "length": ("sequence length", count),

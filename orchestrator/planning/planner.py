@@ -42,7 +42,7 @@ from orchestrator.values.spec import Batch, Pods, Spec
 
 
 def make_plan(spec: Spec) -> Plan:
-    """Return the fastest realizable plan of a spec; `Infeasible` says why there is none."""
+    """Return the fastest realizable plan of a spec, or raise `Infeasible` with the reasons."""
     return make_plans(spec, 1)[0]
 
 

@@ -279,7 +279,7 @@ def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
     if plan.batch.microbatches > copy.batch.microbatches:
         yield f"{plan.batch.microbatches} microbatches became {copy.batch.microbatches}"
     if plan.compiler_options:
-        yield "compiler_options are left out: the CPU compiler has none of them"
+        yield "compiler_options are left out: the CPU compiler lacks them"
     if plan.data != copy.data:
         yield f"data: {plan.data.kind} became {copy.data.kind}: the vocabulary shrank too"
     if plan.start and not copy.start:

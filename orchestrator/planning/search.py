@@ -238,7 +238,7 @@ _COLUMNS = tuple(each.name for each in fields(Candidates) if each.name != "polic
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search went through. `smallest_bytes` is the lowest peak of any realizable plan,
+    """The work of a search. `smallest_bytes` is the lowest peak of any realizable plan,
     `smallest_host_bytes` the least memory of the host per chip where HBM suffices.
 
     `margin` is the share of memory that the candidates leave free.

@@ -32,7 +32,7 @@ _PLUGINS = (
 _EXAMPLE_BUCKET = "for example gs://my-bucket/runs"
 _NO_BUCKET = (
     "no-such-bucket",
-    "is no address of a bucket, must be a path, or gs:// or s3:// with a bucket and a prefix",
+    "is not the address of a bucket, must be a path, or gs:// or s3:// with a bucket and a prefix",
     _EXAMPLE_BUCKET,
 )
 _PATH_MISSING = (
@@ -250,7 +250,7 @@ def _check_latent(spec: SpecInstance, model: _Values, latent: LatentDimensions) 
             spec.report(
                 f"{key}.{name}",
                 "not-with-latent",
-                "goes with grouped-query attention alone, must be left out with latent attention",
+                "applies to grouped-query attention only, must be left out with latent attention",
                 f"leave out {name}, or latent",
             )
 

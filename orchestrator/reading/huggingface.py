@@ -78,7 +78,7 @@ class _Config:
         root, self.problems = parse(source)
         self._root = root if isinstance(root, Mapping) else Mapping(root.place)
         if not isinstance(self.values, dict):
-            message = "is no JSON object, must be a config.json"
+            message = "is not a JSON object, must be a config.json"
             self._report("", "config-not-an-object", message, "begin with {")
             raise SpecProblems(self.problems)
 

@@ -202,7 +202,7 @@ class SpecInstance:
         expected = resolved((self.fields[path].schema or {})["propertyNames"])
         place = self.fields[*path, name].key_place
         hint = suggestion(None, expected, Scalar(place, name, plain=True))
-        message = f"is no legal key, must be {must(expected)}"
+        message = f"is not a valid key, must be {must(expected)}"
         key = dotted((*path, shortened(name)))
         return (*path, name), place.problem("illegal-key", key, message, hint)
 

@@ -134,7 +134,7 @@ def _named_file(
             "is an address, must be a path: it is read when the spec is, which opens no connection"
         )
         return None, [
-            place.problem("no-file-system", key, message, "copy the file beside the spec")
+            place.problem("no-file-system", key, message, "copy the file next to the spec")
         ]
     try:
         return reader(path), []

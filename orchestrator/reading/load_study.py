@@ -26,7 +26,7 @@ from orchestrator.values.study import Study, StudyKind, Trial
 
 _MOST_TRIALS = 1_000
 _SECTIONS = ("experiment", "resources", "run")
-_FIXED = {"run.storage": "their runs lie beside the study"}
+_FIXED = {"run.storage": "their runs lie next to the study"}
 _PODS, _SEQUENCES = "resources.pods", "experiment.batch.sequences"
 # Keys that make a trial larger: a study that varies one of them is about scaling.
 _SIZES = (_PODS, "resources.topology")

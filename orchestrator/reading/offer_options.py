@@ -79,7 +79,7 @@ def _chips_of(resources: Resources) -> tuple[str, ...]:
         return tuple(name for name in catalog.chips() if catalog.efficiency(name))
     if catalog.chip_of(resources).switched:
         raise SpecError(
-            f"slices are chosen for TPUs alone ({', '.join(_tpus())}): for GPUs say how many NVLink"
+            f"slices are chosen for TPUs only ({', '.join(_tpus())}): for GPUs say how many NVLink"
             f" domains, such as topology: {int(catalog.chip_of(resources).pod_chips.value)} and"
             " pods: 64"
         )

@@ -238,7 +238,7 @@ def _files(path: Path) -> list[Path]:
         raise DataUnusable(f"{address(index)}: has no weight_map of names and files")
     names = sorted(set(files.values()))
     if outside := [name for name in names if Path(name).name != name]:
-        raise DataUnusable(f"{address(index)}: {outside[0]} is no file of this folder")
+        raise DataUnusable(f"{address(index)}: {outside[0]} is not a file of this folder")
     return [path / name for name in names]
 
 
@@ -339,7 +339,7 @@ def _arrays_on_bucket(file: StoredInput) -> dict[str, _StoredArray]:
     try:
         header = json.loads(file.read(LENGTH_BYTES, begin))
     except (ValueError, RecursionError) as error:
-        raise SafetensorError("has a header that is no JSON") from error
+        raise SafetensorError("has a header that is not JSON") from error
     if not isinstance(header, dict):
         raise SafetensorError("has no header of safetensors")
 

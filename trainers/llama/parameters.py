@@ -22,7 +22,7 @@ Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter. Matrices start normal, with `deviation`; vectors have none and start at `start`.
+    """A parameter. Matrices start normal, with `deviation`; vectors start at `start`.
 
     What `shape` has beyond `filled` starts at zero and stays there: rows that no token has.
     """
@@ -104,7 +104,7 @@ def start(model: Model, mesh: Mesh, dtype: jnp.dtype, seed: jax.Array) -> Parame
 
 
 def norm(kind: Norm | None, weights: Parameters, x: jax.Array) -> jax.Array:
-    """x normalized over its last dimension; unchanged if there is no norm."""
+    """x normalized over its last dimension; unchanged without a norm."""
     if kind is None:
         return x
     wide = x.astype(jnp.float32)

@@ -172,7 +172,7 @@ def _batch(keys: UsedKeys, devices: int, steps: int) -> _Values:
     wanted = keys.number("per_device_batch_size") * devices * microbatches
     sequences = round(wanted)
     if sequences < 1 or abs(wanted - sequences) > _NEARLY_WHOLE:
-        keys.refuse("per_device_batch_size", f"{wanted:g} sequences a step are no whole number")
+        keys.refuse("per_device_batch_size", f"{wanted:g} sequences a step are not a whole number")
         sequences = 1
     length = keys.whole("max_target_length")
     batch = {"sequences": sequences, "length": length, "microbatches": microbatches}

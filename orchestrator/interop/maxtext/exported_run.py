@@ -133,7 +133,7 @@ def _without_keys(plan: Plan) -> Iterator[Unsaid]:
         key, why = "experiment.start.huggingface", "MaxText starts from its own checkpoints"
         yield Unsaid(key, plan.start.huggingface, why)
     if plan.optimizer.name != "adamw":
-        yield Unsaid("experiment.optimizer.name", plan.optimizer.name, "AdamW alone is exported")
+        yield Unsaid("experiment.optimizer.name", plan.optimizer.name, "only AdamW is exported")
     if plan.batch.microbatches > 1 and plan.precision.compute == "fp8":
         count = str(plan.batch.microbatches)
         yield Unsaid("experiment.batch.microbatches", count, "MaxText has one with fp8")

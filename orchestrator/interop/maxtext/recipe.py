@@ -114,7 +114,7 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
     except (yaml.YAMLError, ValueError) as error:  # a date may be none
         raise RecipeProblems([f"{name}: is not YAML: {error}"]) from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
-        raise RecipeProblems([f"{name}: is no mapping of MaxText's keys"])
+        raise RecipeProblems([f"{name}: is not a mapping of MaxText's keys"])
     is_base = "base_config" not in values and len(values) > _FEWEST_OF_BASE
     for node, _ in root.value:
         if isinstance(node, yaml.ScalarNode) and node.value in values:
@@ -382,7 +382,7 @@ def _slice(name: str, selector: dict[str, Any]) -> str:
     label = selector[_ACCELERATOR]
     shape = next((selector[key] for key in _TOPOLOGIES if key in selector), None)
     if shape is None:
-        why = "no label beside it says the topology"
+        why = "no label next to it says the topology"
         raise RecipeProblems([f"{name}: {_ACCELERATOR}={label}: {why}"])
     for chip in catalog.chips():
         gke = catalog.chip(chip).gke
