@@ -315,10 +315,6 @@ def _cause(error: BaseException) -> str:
     return "\n".join([lines[-1], *lines[:-1]])
 
 
-if __name__ == "__main__":
-    main(os.environ["RAY_ADDRESS"], codec.from_json(sys.argv[1], AttemptSpec))
-
-
 # The processes of an attempt listen only on the address of their node.
 
 
@@ -364,3 +360,7 @@ def _note_node_address() -> None:
 
 def _bind_coordinator(address: str) -> None:
     os.environ[BIND_ADDRESS] = address
+
+
+if __name__ == "__main__":
+    main(os.environ["RAY_ADDRESS"], codec.from_json(sys.argv[1], AttemptSpec))
