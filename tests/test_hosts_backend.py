@@ -554,7 +554,7 @@ def test_a_preflight_says_what_the_hosts_have(
 
 
 def test_what_cannot_serve_is_refused(tmp_path: Path, meeting: Path) -> None:
-    with pytest.raises(ClusterUnusable, match="no folder"):
+    with pytest.raises(ClusterUnusable, match="not a meeting folder"):
         HostsBackend().connect(str(tmp_path / "nowhere"))
     meeting.mkdir()
     needs = RunNeeds(plan=make_plan(spec()), versions={}, secrets=(), marker="")

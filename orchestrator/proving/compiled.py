@@ -111,7 +111,7 @@ def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, 
     """Opened files next to a module or below it that are neither modules nor installed."""
     folders = {path.parent: name for name, path in sorted(files.items(), reverse=True)}
     modules = set(files.values())
-    for path in map(_source_file, opened):
+    for path in map(_source_file, list(opened)):  # reading them may open more
         folder = next((parent for parent in path.parents if parent in folders), None)
         if folder is None or path in modules or not path.is_file():
             continue
