@@ -28,26 +28,26 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def scaled(value: float, digits: int = 3) -> str:
     """Return a large number with a decimal suffix: 4.59M, 15T."""
-    rounded = to_significant(value, digits)
+    rounded = _to_significant(value, digits)
     scale, letter = next(((s, suffix) for s, suffix in _SHORT_SCALES if rounded >= s), (1, ""))
     return f"{to_digits(value / scale, digits)}{letter}"
 
 
 def with_unit(value: float, unit: str, digits: int = 3) -> str:
     """Return a quantity with its SI prefix: 459 TFLOP/s, 13.1 GB."""
-    rounded = to_significant(value, digits)
+    rounded = _to_significant(value, digits)
     scale, letter = next(((s, prefix) for s, prefix in _SI_SCALES if rounded >= s), (1, ""))
     return f"{to_digits(value / scale, digits)} {letter}{unit}"
 
 
-def to_significant(value: float, digits: int) -> float:
+def _to_significant(value: float, digits: int) -> float:
     """Return a number with `digits` significant digits."""
     return float(f"{value:.{digits - 1}e}")
 
 
 def to_digits(value: float, digits: int) -> str:
     """Return significant digits without an exponent or trailing zeros: 0.0378, 1,234."""
-    rounded = to_significant(value, digits)
+    rounded = _to_significant(value, digits)
     return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
 
 
@@ -66,7 +66,7 @@ def in_memory(value_bytes: float) -> str:
 
 def seconds(value_s: float) -> str:
     """Return seconds in the unit with digits before the point: 12.1 s, 419 ms, 3.86 ms."""
-    rounded = to_significant(value_s, 3)
+    rounded = _to_significant(value_s, 3)
     scale, unit = next((pair for pair in _TIME_SCALES if rounded >= pair[0]), _TIME_SCALES[-1])
     return f"{to_digits(value_s / scale, 3)} {unit}"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-Figures = dict[str, int | float | str]
+_Figures = dict[str, int | float | str]
 _P = ParamSpec("_P")
 _NoteT = TypeVar("_NoteT", bound="Note")
 
@@ -27,7 +27,7 @@ class Note:
     """A code, and the figures of its sentence."""
 
     code: str
-    figures: Figures
+    figures: _Figures
 
     @property
     def text(self) -> str:

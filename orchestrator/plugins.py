@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.errors import MissingExtra, SpecError, UnknownName
 
-TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
+_TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
 BACKENDS = {
     "ray": "orchestrator.launch.ray.backend:RayBackend",
     "hosts": "orchestrator.launch.hosts.backend:HostsBackend",
@@ -30,7 +30,7 @@ _PROGRAM = re.compile(
 
 def trainer_entry_point(name: str) -> EntryPoint:
     """Return the entry point of a trainer. It is not imported, because planning needs no JAX."""
-    return _find("trainer", name, TRAINERS)
+    return _find("trainer", name, _TRAINERS)
 
 
 def backend_entry_point(name: str) -> EntryPoint:

@@ -81,7 +81,7 @@ _PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
 _LIBTPU_ARGUMENTS = "LIBTPU_INIT_ARGS"
 # libtpu compiles on stacks of 64 KiB. Its cost model of fusions overflows them with mixtures of
 # experts on tpu7x, and the process ends by SIGSEGV. The program that it compiles stays the same.
-STACK_FLAG, STACK_BYTES = "--fibers_default_thread_stack_size", 2**22
+_STACK_FLAG, _STACK_BYTES = "--fibers_default_thread_stack_size", 2**22
 COMPILED = "ORCH_COMPILED"  # the folder in which processes share the programs that they compile
 # Without these glibc returns memory to the system after each step, and the system clears it again
 # page by page: a sixth of a small step, which no chip takes.
@@ -115,8 +115,8 @@ def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
     before JAX makes its devices.
     """
     arguments = environment.get(_LIBTPU_ARGUMENTS, "")
-    if STACK_FLAG not in arguments:
-        environment[_LIBTPU_ARGUMENTS] = f"{arguments} {STACK_FLAG}={STACK_BYTES}".lstrip()
+    if _STACK_FLAG not in arguments:
+        environment[_LIBTPU_ARGUMENTS] = f"{arguments} {_STACK_FLAG}={_STACK_BYTES}".lstrip()
 
 
 # --- the files that travel with orch: catalog, example specs, dashboards

@@ -177,12 +177,12 @@ def bucket_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[B
     """A server that both kinds of buckets lead to, with no copy of them here yet."""
     with BucketServer() as server:
         monkeypatch.setenv(buckets.GCS_ENDPOINT, server.url)
-        monkeypatch.setenv(buckets.S3_ENDPOINT, server.url)
+        monkeypatch.setenv(buckets._S3_ENDPOINT, server.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
         monkeypatch.setenv("ORCH_BUCKETS", str(tmp_path / "copies"))
-        monkeypatch.setattr(copies, "FRESH_S", 0.0)
-        monkeypatch.setattr(buckets, "WAITS_S", (0.01,) * 6)
+        monkeypatch.setattr(copies, "_FRESH_S", 0.0)
+        monkeypatch.setattr(buckets, "_WAITS_S", (0.01,) * 6)
         buckets.bucket.cache_clear()
         yield server
         buckets.bucket.cache_clear()

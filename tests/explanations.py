@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from orchestrator.catalog.published import questions
-from orchestrator.evidence.explain.assemble import explain, quoted
-from orchestrator.evidence.explain.formula import Derivation, Explanation, QuotedFigure, Verdict
+from orchestrator.evidence.explain.assemble import _quoted, explain
+from orchestrator.evidence.explain.formula import Explanation, QuotedFigure, Verdict, _Derivation
 from orchestrator.values.spec import Spec
 from tests.example_specs import spec_of
 
@@ -36,10 +36,10 @@ def explanation_of(key: str) -> Explanation:
 
 @cache
 def quotes_of(question: str) -> tuple[QuotedFigure, ...]:
-    return quoted(question, questions()[question]).figures
+    return _quoted(question, questions()[question]).figures
 
 
-def lines_of(sheet: Explanation) -> Iterator[Derivation]:
+def lines_of(sheet: Explanation) -> Iterator[_Derivation]:
     return (line for section in sheet.sections for line in section.lines)
 
 

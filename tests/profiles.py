@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import get_args
 
 from orchestrator.planning.calibrated import ChipProfile, Machine, Operation, Timing, shape_digest
-from orchestrator.run.calibrate import SCHEMA
+from orchestrator.run.calibrate import _SCHEMA
 from orchestrator.values.fields import DType, MatmulType
 from orchestrator.values.plan import Plan
 
@@ -17,7 +17,7 @@ MACHINE = Machine(
     versions={"jax": "1"},
 )
 H200 = replace(MACHINE, platform="gpu", device_kind="NVIDIA H200")
-EMPTY = ChipProfile(schema=SCHEMA, machine=MACHINE, measured_on="2026-01-02")
+EMPTY = ChipProfile(schema=_SCHEMA, machine=MACHINE, measured_on="2026-01-02")
 PER_S = 1e11  # FLOPs or bytes
 LAYER_S, OUTSIDE_S = 0.2, 0.1  # of a step
 

@@ -9,8 +9,8 @@ from orchestrator.proving.compiled import (
     CompiledCollective,
     CompiledMemory,
     DcnSend,
-    LoadedCode,
     ProgramSummary,
+    _LoadedCode,
 )
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Buffer
@@ -95,7 +95,7 @@ def as_forecast(plan: Plan) -> Compiled:
         compile_s=30.0,
         compiler_memory_bytes=1.5e9,
         versions=VERSIONS,
-        code=LoadedCode(modules={}, data={}, packages={}),
+        code=_LoadedCode(modules={}, data={}, packages={}),
     )
 
 

@@ -35,15 +35,15 @@ class Served:
 
     def __init__(self, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[AttemptEvent] = []
-        self.commands: attempt.Commands = queue.SimpleQueue()
+        self.commands: attempt._Commands = queue.SimpleQueue()
         self.ended, self.trained = threading.Event(), threading.Event()
         spec = AttemptSpec(
             run=str(writer.journal.path), claim=writer.number, worker=f"{work.__module__}:work"
         )
         self.spec = codec.from_json(codec.to_json(spec), AttemptSpec)
-        monkeypatch.setattr(attempt, "LOOK_EVERY_S", 0.02)
-        monkeypatch.setattr(attempt, "current_slices", lambda _: SLICES)
-        monkeypatch.setattr(attempt, "fence", lambda *_: [])
+        monkeypatch.setattr(attempt, "_LOOK_EVERY_S", 0.02)
+        monkeypatch.setattr(attempt, "_current_slices", lambda _: SLICES)
+        monkeypatch.setattr(attempt, "_fence", lambda *_: [])
         monkeypatch.setattr(attempt, "_train", self.train)
         monkeypatch.setattr(os, "_exit", self.exit)
         self.thread = threading.Thread(target=self.serve, daemon=True)
@@ -125,10 +125,10 @@ def silence(running: AttemptProcess, lasts_s: float) -> AttemptEvent | None:
 
 def test_one_that_is_stopped_before_it_begins_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds up the run no longer than the limit. One that only says nothing new is not lost."""
-    monkeypatch.setattr(attempt_process, "SILENT_LIMIT_S", 60.0)
+    monkeypatch.setattr(attempt_process, "_SILENT_LIMIT_S", 60.0)
     with one_that_shows_life() as (running, process):
         eventually(lambda: time.monotonic() - running._heard_s < 0.5, 30)
-        monkeypatch.setattr(attempt_process, "SILENT_LIMIT_S", 1.5)
+        monkeypatch.setattr(attempt_process, "_SILENT_LIMIT_S", 1.5)
         assert silence(running, 3.0) is None
         os.kill(process, signal.SIGSTOP)
         event = silence(running, 30.0)
@@ -141,7 +141,7 @@ def test_one_that_is_stopped_while_ranks_train_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They do their work without it; the driver sees a hang where they cannot."""
-    monkeypatch.setattr(attempt_process, "SILENT_LIMIT_S", 0.5)
+    monkeypatch.setattr(attempt_process, "_SILENT_LIMIT_S", 0.5)
     with one_that_shows_life() as (running, process):
         args = WorkerArgs(run="", claim=1, attempt=1, plan_digest="", heartbeat_s=1.0)
         running.start(args, ("pod-0",))

@@ -18,8 +18,8 @@ from orchestrator.evidence.report import report_and_steps
 from orchestrator.journal import boundary, files
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.run_journal import Journal
-from orchestrator.run.doctor import run_health
-from orchestrator.run.records import own_runs, places_by_uri
+from orchestrator.run.doctor import _run_health
+from orchestrator.run.records import _own_runs, _places_by_uri
 from orchestrator.run.runs import logs
 from orchestrator.run.submit import resume
 from orchestrator.tracking import destinations, recorder
@@ -142,7 +142,7 @@ def test_no_text_of_one_folder_ends_a_command(tmp_path: Path, name: str, text: b
         report_and_steps(run)
     read_sync_state(run)
     read_heartbeats(run.path, 2)
-    run_health(run)
+    _run_health(run)
 
 
 def test_a_log_that_is_a_link_is_refused(tmp_path: Path, orch: RunOrch) -> None:
@@ -150,7 +150,7 @@ def test_a_log_that_is_a_link_is_refused(tmp_path: Path, orch: RunOrch) -> None:
     run.paths.rank_log(2, 0).symlink_to("/dev/zero")
     done = orch("logs", "it", "--storage", str(tmp_path))
     assert done.returncode == 1
-    assert boundary.IS_LINK in done.stderr
+    assert boundary._IS_LINK in done.stderr
 
 
 @pytest.mark.parametrize("folder", ["events", "requests", "attempts"])
@@ -164,7 +164,7 @@ def test_a_folder_that_is_a_link_is_not_entered(tmp_path: Path, folder: str) -> 
         problems += theirs.run().problems
     except JournalUnreadable as error:
         problems.append(str(error))
-    assert any(boundary.IS_LINK in one for one in problems)
+    assert any(boundary._IS_LINK in one for one in problems)
 
 
 def test_a_log_is_appended_to_a_file_of_its_own(tmp_path: Path) -> None:
@@ -230,12 +230,12 @@ def test_nothing_is_sent_for_a_run_of_another_user(
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "canary")
     run = failed_once(tmp_path)
     give_away(run.path)
-    assert own_runs(tmp_path) == []
+    assert _own_runs(tmp_path) == []
     [result] = record_once(run)
     assert result.problem
     assert result.destination is None
     with pytest.raises(ForeignRun) as refused:  # `orch sync` would send nothing
-        places_by_uri(tmp_path)
+        _places_by_uri(tmp_path)
     assert refused.value.next_command == f"orch runs --storage {tmp_path}"
     assert heard == []
     with pytest.raises(ForeignRun):
@@ -291,7 +291,7 @@ def test_a_folder_does_not_choose_where_it_is_recorded(
     assert note.destination == destination_in(tmp_path)
     assert note.recorded is None
     with pytest.raises(Exception, match="nothing is recorded"):
-        places_by_uri(tmp_path)
+        _places_by_uri(tmp_path)
     assert heard == []
 
 
@@ -315,10 +315,10 @@ def test_a_driver_elsewhere_is_told_where_to_record(tmp_path: Path) -> None:
     told = {destinations.VARIABLE: destinations.passed_on(writer.journal) or ""}
     os.environ["XDG_STATE_HOME"], before = str(tmp_path / "no"), os.environ["XDG_STATE_HOME"]
     try:
-        assert destinations.chosen(writer.journal, {}) is None
-        assert destinations.chosen(writer.journal, told) == destination_in(tmp_path)
+        assert destinations._chosen(writer.journal, {}) is None
+        assert destinations._chosen(writer.journal, told) == destination_in(tmp_path)
         another = journal.create_run(tmp_path, run_request(), "another").journal
-        assert destinations.chosen(another, told) is None
+        assert destinations._chosen(another, told) is None
     finally:
         os.environ["XDG_STATE_HOME"] = before
 

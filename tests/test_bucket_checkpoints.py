@@ -19,10 +19,10 @@ from tests.bucket_server import BROKEN, LOST, THROTTLED, BucketServer
 from trainers.checkpoint import objects
 from trainers.checkpoint.checkpoints import Checkpoints, newest_step
 from trainers.checkpoint.objects import (
-    CHUNK_BYTES,
-    MANIFEST,
+    _CHUNK_BYTES,
+    _MANIFEST,
     ObjectSaver,
-    chunk_shape,
+    _chunk_shape,
     driver,
     step_objects,
 )
@@ -126,7 +126,7 @@ def test_a_step_that_is_not_whole_is_skipped(
         whole = bucket_server.objects[shard]
         bucket_server.objects[shard] = replace(whole, content=bytes(len(whole.content)))
     if damage == "manifest":
-        del bucket_server.objects[f"{PREFIX}/2/{MANIFEST}"]
+        del bucket_server.objects[f"{PREFIX}/2/{_MANIFEST}"]
     with opened(folder) as checkpoints:
         restored = checkpoints.restore(state(0))
     assert restored is not None
@@ -146,7 +146,7 @@ def test_a_save_that_the_bucket_refuses_is_an_error(
 ) -> None:
     checkpoints = opened(folder)
     bucket_server.fault = lambda method, name: (
-        BROKEN if method == "PUT" and name.endswith(MANIFEST) else None
+        BROKEN if method == "PUT" and name.endswith(_MANIFEST) else None
     )
     checkpoints.save(1, state(1))
     with pytest.raises(CheckpointFailed, match="step 1 cannot be saved"):
@@ -193,12 +193,12 @@ def test_nothing_is_lost_through_faults(folder: Path, bucket_server: BucketServe
 
 
 def test_chunks_divide_a_shard_and_are_not_too_large() -> None:
-    assert chunk_shape((), 4) == ()
-    assert chunk_shape((8, 16), 4) == (8, 16)
+    assert _chunk_shape((), 4) == ()
+    assert _chunk_shape((8, 16), 4) == (8, 16)
     for shard in ((16_384, 53_248), (7, 128_256, 1024)):
-        chunk = chunk_shape(shard, 4)
+        chunk = _chunk_shape(shard, 4)
         assert all(size % part == 0 for size, part in zip(shard, chunk, strict=True))
-        assert CHUNK_BYTES / 16 < 4 * chunk[0] * chunk[1] * (*chunk, 1)[2] <= CHUNK_BYTES
+        assert _CHUNK_BYTES / 16 < 4 * chunk[0] * chunk[1] * (*chunk, 1)[2] <= _CHUNK_BYTES
 
 
 def test_buckets_of_both_kinds_have_their_driver(bucket: Bucket) -> None:

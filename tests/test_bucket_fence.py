@@ -17,7 +17,7 @@ from tests.chaos.plain_runs import LIMIT_S, PlainRun, plain_run, signal_all, und
 from tests.chaos.points import MACHINE
 from tests.clusters import eventually
 from tests.model.traces import faults_of
-from trainers.checkpoint.objects import MANIFEST
+from trainers.checkpoint.objects import _MANIFEST
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def test_a_superseded_claim_commits_nothing(
     assert (ended.state, ended.problems) == ("succeeded", ())
     assert ended.attempts[0].saved_steps == counted
     assert ended.attempts[1].restored_steps == counted
-    kept = {name.split("/")[-2] for name in bucket_server.names() if name.endswith(MANIFEST)}
+    kept = {name.split("/")[-2] for name in bucket_server.names() if name.endswith(_MANIFEST)}
     assert checkpoint_folder(*claim_of(run, 2), STEPS) in kept
     assert losses(run.recorded) == expected
     assert faults_of(run.recorded.path) == []

@@ -14,8 +14,8 @@ from orchestrator import storage
 from orchestrator.errors import DataUnusable, SpecError
 from orchestrator.reading.load import load, missing_inputs
 from orchestrator.reading.problems import SpecProblems
-from orchestrator.run.exports import SavedWeights, companions, start_folder
-from orchestrator.run.submit import check_inputs
+from orchestrator.run.exports import _companions, _SavedWeights, _start_folder
+from orchestrator.run.submit import _check_inputs
 from orchestrator.storage import bucket as buckets
 from orchestrator.storage.addresses import StoredInput
 from orchestrator.storage.bucket import Bucket
@@ -27,12 +27,12 @@ from tests.test_huggingface_weights import parameters_from, program_from
 from tests.trainer_plans import plan_of
 from trainers.data import pack
 from trainers.data.batches import BatchSource, HeldOut, batch_source, held_out
-from trainers.data.pack import TokenArrays
-from trainers.data.tokens import TokenSet
+from trainers.data.pack import _TokenArrays
+from trainers.data.tokens import _TokenSet
 from trainers.huggingface import read
-from trainers.huggingface.read import WeightFolder
+from trainers.huggingface.read import _WeightFolder
 
-WORDS = TokenArrays(name="words", vocab=64)
+WORDS = _TokenArrays(name="words", vocab=64)
 
 
 def token_set(folder: Path, tokens: int = 3000) -> Path:
@@ -122,7 +122,7 @@ def test_a_damaged_set_is_not_read(
 
 def test_a_shard_that_changes_while_it_is_read_is_noticed(bucket: Bucket, tmp_path: Path) -> None:
     address = upload(bucket, token_set(tmp_path).parent, "set")
-    tokens = TokenSet.open(storage.folder(f"{address}/manifest.json"))
+    tokens = _TokenSet.open(storage.folder(f"{address}/manifest.json"))
     [shard] = [one.name for one in bucket.below("set/") if "00001" in one.name]
     change_a_shard(bucket, shard)
     assert tokens.read(0, 700).size == 700
@@ -133,10 +133,10 @@ def test_a_shard_that_changes_while_it_is_read_is_noticed(bucket: Bucket, tmp_pa
 def test_a_range_whose_answer_stalls_is_asked_again(
     bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buckets, "REQUEST_S", 1)
+    monkeypatch.setattr(buckets, "_REQUEST_S", 1)
     bucket_server.stall_s = 1.5
     address = upload(Bucket("gs", "bucket"), token_set(tmp_path).parent, "set")
-    tokens = TokenSet.open(storage.folder(f"{address}/manifest.json"))
+    tokens = _TokenSet.open(storage.folder(f"{address}/manifest.json"))
     bucket_server.fault = lambda _, __: None if bucket_server.faults else STALLED
     assert tokens.read(10, 20).size == 20
     assert bucket_server.faults == 1
@@ -149,14 +149,14 @@ def test_weights_of_a_bucket_are_those_of_a_folder(
     one_bucket: Bucket, bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In several files, on a mesh, in rows that are read a few at a time, a tenth failing."""
-    monkeypatch.setattr(read, "ROWS_BYTES", 20_000)
+    monkeypatch.setattr(read, "_ROWS_BYTES", 20_000)
     folder = write_model(tmp_path / "model", config_of("mixtral"), parts=3)
     program = program_from(folder, fsdp=2, expert=2, tensor=2)
     address = upload(one_bucket, folder, "models/mixtral")
     with_faults(bucket_server, 0.1)
-    with WeightFolder.open(storage.folder(address)) as source:
-        weights = read.weights_of(program, source)
-        there = read.with_published(program.state["parameters"], weights, source)
+    with _WeightFolder.open(storage.folder(address)) as source:
+        weights = read._weights_of(program, source)
+        there = read._with_published(program.state["parameters"], weights, source)
     here = parameters_from(program)
     same = jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), here, there)
     assert jax.tree.all(same)
@@ -177,10 +177,10 @@ def test_devices_that_share_rows_read_them_once(
         read_bytes.append(stop - start)
         return original(stored, start, stop)
 
-    with WeightFolder.open(storage.folder(address)) as source:
-        weights = read.weights_of(program, source)
+    with _WeightFolder.open(storage.folder(address)) as source:
+        weights = read._weights_of(program, source)
         monkeypatch.setattr(StoredInput, "read", counted)
-        read.with_published(program.state["parameters"], weights, source)
+        read._with_published(program.state["parameters"], weights, source)
         assert sum(read_bytes) == 4 * sum(prod(source.shape(one)) for one in source.names())
 
 
@@ -218,7 +218,7 @@ def test_a_damaged_file_of_weights_is_not_read(
     one_bucket.replace(file, damage(one_bucket.read(file)[0]))
     with (
         pytest.raises(DataUnusable, match=f"^{address}: its weights cannot be read: .*{said}"),
-        WeightFolder.open(storage.folder(address)),
+        _WeightFolder.open(storage.folder(address)),
     ):
         pass
 
@@ -229,11 +229,11 @@ def test_exported_weights_get_the_config_and_the_tokenizer_of_their_start(
     folder = write_model(tmp_path / "model", config_of("llama"))
     (folder / "tokenizer.json").write_text("{}")
     start = StartingWeights(huggingface=upload(one_bucket, folder, "model"))
-    saved = SavedWeights(replace(plan_of(), start=start), tmp_path, 1, None, tmp_path)
-    with start_folder(saved) as copy:
+    saved = _SavedWeights(replace(plan_of(), start=start), tmp_path, 1, None, tmp_path)
+    with _start_folder(saved) as copy:
         assert copy is not None
         assert (copy / "config.json").read_bytes() == (folder / "config.json").read_bytes()
-        assert [one.name for one in companions(copy)] == ["tokenizer.json"]
+        assert [one.name for one in _companions(copy)] == ["tokenizer.json"]
         assert not list(copy.glob("*.safetensors"))
 
 
@@ -251,9 +251,9 @@ def test_a_spec_with_addresses_is_planned_without_a_connection(
     assert bucket_server.requests == []
     buckets.bucket("s3", "bucket").create("set/manifest.json", b"{}")
     with pytest.raises(SpecError, match=r"evaluation.path: gs://bucket/held-out/manifest.json is"):
-        check_inputs(spec, path)
+        _check_inputs(spec, path)
     buckets.bucket("gs", "bucket").create("held-out/manifest.json", b"{}")
-    check_inputs(spec, path)
+    _check_inputs(spec, path)
 
 
 def test_runs_are_not_put_where_a_copy_would_hide_them() -> None:

@@ -104,8 +104,8 @@ def test_a_run_that_was_not_written_whole_is_none(
     assert journal.list_runs(runs(bucket)) == ([], [])
     with pytest.raises(RunExists):
         journal.create_run(runs(bucket), run_request(), key="mine")
-    reserved = f"bucket/team/runs/mine/{copies.RESERVED}"
-    bucket_server.objects[reserved].at_s -= copies.ABANDONED_S + 1
+    reserved = f"bucket/team/runs/mine/{copies._RESERVED}"
+    bucket_server.objects[reserved].at_s -= copies._ABANDONED_S + 1
     assert journal.create_run(runs(bucket), run_request(), key="mine").journal.run().run == "mine"
 
 

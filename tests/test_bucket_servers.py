@@ -31,11 +31,11 @@ def s3_bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucke
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    monkeypatch.setenv(buckets.S3_ENDPOINT, f"http://{host}:{port}")
+    monkeypatch.setenv(buckets._S3_ENDPOINT, f"http://{host}:{port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("ORCH_BUCKETS", str(tmp_path / "copies"))
-    monkeypatch.setattr(copies, "FRESH_S", 0.0)
+    monkeypatch.setattr(copies, "_FRESH_S", 0.0)
     buckets.bucket.cache_clear()
     import boto3  # noqa: PLC0415
 

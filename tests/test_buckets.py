@@ -13,7 +13,7 @@ import pytest
 from orchestrator import plugins, storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, MissingExtra
 from orchestrator.journal import boundary, events, files
-from orchestrator.run.next_commands import storage_of, storage_option
+from orchestrator.run.next_commands import _storage_option, storage_of
 from orchestrator.storage import bucket as bucket_module
 from orchestrator.storage import segments
 from orchestrator.storage.addresses import Place, place_of
@@ -92,7 +92,7 @@ def test_an_object_of_another_writer_is_not_taken_for_one_s_own(
 def test_a_request_that_stalls_ends_and_is_made_again(
     bucket_server: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "REQUEST_S", 1)
+    monkeypatch.setattr(bucket_module, "_REQUEST_S", 1)
     bucket_server.stall_s = 1.5
     bucket_server.fault = lambda method, _: (
         STALLED if method == "PUT" and not bucket_server.faults else None
@@ -187,7 +187,7 @@ def test_files_of_a_copy_are_those_of_the_bucket(
 def test_an_object_that_would_fill_the_memory_is_not_read(
     one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "MOST_BYTES", 10)
+    monkeypatch.setattr(bucket_module, "_MOST_BYTES", 10)
     one_bucket.create("runs/spec.json", b"x" * 11)
     with pytest.raises(JournalUnreadable, match="is larger than 10 bytes"):
         files.read(folder_of(one_bucket) / "spec.json")
@@ -252,7 +252,7 @@ def test_parts_come_once_each_through_faults(
     path = folder_of(one_bucket) / "key" / "rank-0.log"
     place = place_of(path)
     assert place is not None
-    writer = segments.PartWriter(place)
+    writer = segments._PartWriter(place)
     for number in range(30):
         writer.append(b"line %d\n" % number)
         writer.ship()
@@ -272,16 +272,16 @@ def test_a_copy_of_another_file_of_that_name_begins_anew(one_bucket: Bucket) -> 
 def test_a_part_that_is_missing_hides_what_comes_after_it(one_bucket: Bucket) -> None:
     place = Place(one_bucket, "runs/a.log", folder_of(one_bucket) / "a.log")
     for offset, content in ((0, b"one\n"), (8, b"three\n")):
-        one_bucket.create(f"runs/a.log/{segments.part_name(offset)}", content)
+        one_bucket.create(f"runs/a.log/{segments._part_name(offset)}", content)
     segments.pull(place)
     assert boundary.read_bytes(place.path) == b"one\n"
-    one_bucket.create(f"runs/a.log/{segments.part_name(4)}", b"two\n")
+    one_bucket.create(f"runs/a.log/{segments._part_name(4)}", b"two\n")
     segments.pull(place)
     assert boundary.read_bytes(place.path) == b"one\ntwo\nthree\n"
 
 
 def test_parts_grow_with_the_age_of_a_file() -> None:
-    assert [segments.every_s(age) for age in (0, 100, 1000, 100_000)] == [2.0, 2.0, 10.0, 30.0]
+    assert [segments._every_s(age) for age in (0, 100, 1000, 100_000)] == [2.0, 2.0, 10.0, 30.0]
 
 
 def test_many_processes_share_a_copy(one_bucket: Bucket) -> None:
@@ -289,7 +289,7 @@ def test_many_processes_share_a_copy(one_bucket: Bucket) -> None:
     path = folder_of(one_bucket) / "a.log"
     place = place_of(path)
     assert place is not None
-    writer = segments.PartWriter(place)
+    writer = segments._PartWriter(place)
 
     def pull() -> None:
         for _ in range(10):
@@ -315,6 +315,6 @@ def test_the_next_command_names_the_bucket_from_any_folder(
     monkeypatch.setenv("ORCH_BUCKETS", str(tmp_path / "copies"))
     monkeypatch.chdir(tmp_path)
     run: Any = SimpleNamespace(journal="gs://bucket/runs/first")
-    assert storage_option(storage_of(run)) == ("--storage", "gs://bucket/runs")
+    assert _storage_option(storage_of(run)) == ("--storage", "gs://bucket/runs")
     here: Any = SimpleNamespace(journal=str(tmp_path / "mine" / "first"))
-    assert storage_option(storage_of(here)) == ("--storage", "mine")
+    assert _storage_option(storage_of(here)) == ("--storage", "mine")

@@ -15,7 +15,7 @@ from orchestrator.cli.look_commands import calibrate_command
 from orchestrator.cli.plan_commands import plan_command
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.planning.calibrated import (
-    QUIET_SHARE,
+    _QUIET_SHARE,
     STEADY_SPREAD,
     ChipProfile,
     Measurements,
@@ -29,11 +29,11 @@ from orchestrator.planning.rehearsal import rehearse
 from orchestrator.processes import emulated_devices
 from orchestrator.run import calibrate
 from orchestrator.run.calibrate import (
+    _measure_plan,
+    _stored_profile,
+    _this_machine,
+    _trainer_source,
     calibrated_plan,
-    measure_plan,
-    stored_profile,
-    this_machine,
-    trainer_source,
 )
 from orchestrator.run.progress import ProgressEvent
 from orchestrator.show.machine_screens import calibration_screen
@@ -61,7 +61,7 @@ class FakeProcesses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, platform: str = "cpu") -> None:
         self.platform, self.plans = platform, list[Plan | None]()
-        monkeypatch.setattr(calibrate, "measure", self.run)
+        monkeypatch.setattr(calibrate, "_measure", self.run)
 
     def run(self, plan: Plan | None = None) -> Measurements:
         self.plans.append(plan)
@@ -73,7 +73,7 @@ class FakeProcesses:
 @pytest.mark.parametrize("operation", ["matmul", "copy", "attention"])
 def test_every_operation_is_timed_on_a_real_device(operation: Operation) -> None:
     """Its amounts grow until a run takes long."""
-    timing = microbenchmarks.timed(operation, "bf16", 16)
+    timing = microbenchmarks._timed(operation, "bf16", 16)
     amounts, seconds = zip(*timing.points, strict=True)
     assert (timing.operation, timing.dtype, timing.head_dim) == (operation, "bf16", 16)
     assert list(amounts) == sorted(amounts)
@@ -88,7 +88,7 @@ def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(
     """With one layer and with three quarters of them, on as many emulated devices."""
     compile_quickly(monkeypatch)
     plan = plan_of(replace(PLAN.model, layers=6), pods=2, tensor=2, hosts=hosts)
-    matmul, step = calibrate.measure(plan).timings
+    matmul, step = calibrate._measure(plan).timings
     assert (matmul.operation, step.operation) == ("matmul", "step")
     assert [layers for layers, _ in step.points] == [1, 4]
     assert min(seconds for _, seconds in step.points) > 0
@@ -108,20 +108,20 @@ def test_a_failed_measurement_is_one_message() -> None:
     """It has the end of what the process printed."""
     plan = replace(PLAN, trainer="trainers.mesh")
     with pytest.raises(MeasurementFailed, match=r"cannot be measured:(.|\n)*no function program"):
-        calibrate.measure(plan)
+        calibrate._measure(plan)
 
 
 def test_a_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rehearsal of a shape measures nothing; another shape is added."""
     fake = FakeProcesses(monkeypatch)
-    assert stored_profile(PLAN) is None
-    first = measure_plan(PLAN)
-    assert stored_profile(PLAN) == first
+    assert _stored_profile(PLAN) is None
+    first = _measure_plan(PLAN)
+    assert _stored_profile(PLAN) == first
     other = plan_of(pods=2, fsdp=2, tensor=2, hosts=2)
-    assert stored_profile(other) is None
-    both = measure_plan(other)
+    assert _stored_profile(other) is None
+    both = _measure_plan(other)
     assert fake.plans == [PLAN, other]
-    assert stored_profile(PLAN) == stored_profile(other) == both
+    assert _stored_profile(PLAN) == _stored_profile(other) == both
     assert codec.digest(both.profile) != codec.digest(first.profile)
 
 
@@ -149,12 +149,12 @@ def test_an_unsteady_step_is_measured_again(
     def unsteady(plan: Plan | None = None) -> Measurements:
         return replace(with_spread(answer(plan), next(left)), others=others)
 
-    monkeypatch.setattr(calibrate, "measure", unsteady)
-    profile = measure_plan(PLAN).profile
+    monkeypatch.setattr(calibrate, "_measure", unsteady)
+    profile = _measure_plan(PLAN).profile
     assert len(fake.plans) == measured
     assert (profile.timings[-1].spread, profile.timings[-1].others) == (counts, others)
-    is_steady = max(spreads[-1:]) <= STEADY_SPREAD and others <= QUIET_SHARE
-    assert (stored_profile(PLAN) is not None) == is_steady
+    is_steady = max(spreads[-1:]) <= STEADY_SPREAD and others <= _QUIET_SHARE
+    assert (_stored_profile(PLAN) is not None) == is_steady
     warned = [one for one in with_profile(PLAN, profile).warnings if one.code == "unsteady_profile"]
     figures = {"spread": counts, "others": others}
     assert [one.figures for one in warned] == ([] if is_steady else [figures])
@@ -163,7 +163,7 @@ def test_an_unsteady_step_is_measured_again(
 
 def test_others_are_seen_on_these_cores() -> None:
     """What this process and its children do is their own; what others do is not."""
-    busy = calibrate.BusyCores()
+    busy = calibrate._BusyCores()
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     cores_s = (time.monotonic() - busy.began_s) * len(calibrate._own_cores())
     own_s = calibrate._own_s() - busy.own_s
@@ -188,21 +188,21 @@ def test_a_changed_trainer_is_measured_again(
     module.write_text("program = None", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     plan = replace(PLAN, trainer="my_trainer:program")
-    measure_plan(plan)
-    assert stored_profile(plan) is not None
+    _measure_plan(plan)
+    assert _stored_profile(plan) is not None
     module.write_text("program = 1", encoding="utf-8")
-    assert stored_profile(plan) is None
-    measure_plan(plan)
-    assert stored_profile(plan) is not None
-    assert trainer_source("llama") != trainer_source("mlp")
+    assert _stored_profile(plan) is None
+    _measure_plan(plan)
+    assert _stored_profile(plan) is not None
+    assert _trainer_source("llama") != _trainer_source("mlp")
 
 
 def test_orch_calibrate_measures_steps_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest profile counts, and it has no step yet."""
     FakeProcesses(monkeypatch)
-    measure_plan(PLAN)
+    _measure_plan(PLAN)
     calibrate.calibrate()
-    assert stored_profile(PLAN) is None
+    assert _stored_profile(PLAN) is None
 
 
 def test_a_known_shape_reports_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_a_known_shape_reports_no_measurement(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_profile_is_found_by_its_digest(cache: Path) -> None:
     """Whole or by a prefix; an unknown one is an error that lists what there is."""
-    stored = calibrate.store_profile(EMPTY)
+    stored = calibrate._store_profile(EMPTY)
     assert stored.path == cache / f"{codec.digest(EMPTY)}.json"
     assert calibrate.find(codec.digest(EMPTY)[:8]).profile == EMPTY
     for unknown in ("0" * 8, "../x", "*"):
@@ -229,17 +229,17 @@ def test_a_profile_is_found_by_its_digest(cache: Path) -> None:
 
 def test_only_profiles_of_this_machine_are_taken(cache: Path) -> None:
     """Of those the one stored last; other versions, torn and foreign files are ignored."""
-    here = this_machine()
+    here = _this_machine()
     old, new = (replace(EMPTY, machine=here, measured_on=f"2026-01-0{day}") for day in (1, 2))
     for age_s, profile in ((30, old), (20, new), (0, EMPTY)):
-        path = calibrate.store_profile(profile).path
+        path = calibrate._store_profile(profile).path
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age_s))
     (cache / f"{'0' * 64}.json").write_text("{", encoding="utf-8")
     (cache / f"{'1' * 64}.json").write_bytes(codec.to_json(new))
-    newest = calibrate.newest(here)
+    newest = calibrate._newest(here)
     assert newest is not None
     assert (newest.profile, newest.path.stem) == (new, codec.digest(new))
-    assert calibrate.newest(replace(here, versions={"jax": "0"})) is None
+    assert calibrate._newest(replace(here, versions={"jax": "0"})) is None
 
 
 def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where the folder should be", encoding="utf-8")
     with pytest.raises(MeasurementFailed, match="cannot be written"):
-        calibrate.store_profile(EMPTY)
+        calibrate._store_profile(EMPTY)
 
 
 def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
     words = ["specs/tiny_2pod.yaml", "--json", *(x for one in settings for x in ("--set", one))]
     plain = CliRunner().invoke(plan_command, words)
     plan = codec.from_json(plain.stdout.encode(), Plan)
-    stored = calibrate.store_profile(chip_profile())
+    stored = calibrate._store_profile(chip_profile())
     done = CliRunner().invoke(plan_command, [*words, "--profile", codec.digest(stored.profile)[:8]])
     assert done.exit_code == 0, done.output
     made = codec.from_json(done.stdout.encode(), Plan)
@@ -290,7 +290,7 @@ def test_the_command_measures_and_shows(
     FakeProcesses(monkeypatch, platform="gpu")
     done = CliRunner().invoke(calibrate_command, options)
     assert done.exit_code == 0
-    [path] = calibrate.profile_folder().glob("*.json")
+    [path] = calibrate._profile_folder().glob("*.json")
     if options:
         assert codec.digest(codec.from_json(done.stdout, ChipProfile)) == path.stem
     else:

@@ -16,8 +16,8 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.catalog.published import figures, goodput_runs, recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
-from orchestrator.planning.plan_warnings import CRITICAL_SOURCE
-from orchestrator.planning.step_work import ICI_RATE_SOURCE
+from orchestrator.planning.plan_warnings import _CRITICAL_SOURCE
+from orchestrator.planning.step_work import _ICI_RATE_SOURCE
 from orchestrator.values.model import Model
 from tests.conftest import ROOT
 
@@ -291,7 +291,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {one.source for one in (chip.libtpu.options if chip.libtpu else {}).values()}
     named |= {one.source for one in vars(recovery()).values()}
     named |= {one.source for one in goodput_runs()}
-    named |= {"published-runs", CRITICAL_SOURCE, ICI_RATE_SOURCE} | {
+    named |= {"published-runs", _CRITICAL_SOURCE, _ICI_RATE_SOURCE} | {
         figure.source for figure in figures()
     }
     assert named == catalog.sources().keys()

@@ -151,7 +151,7 @@ def test_a_flipped_byte_in_any_file_is_found_or_harmless(tmp_path: Path) -> None
         folder = tmp_path / "copy"
         shutil.copytree(tmp_path / "good", folder)
         flip_a_byte(folder / "20" / name)
-        harmless = Path(name).name in step_folders.NOT_SUMMED - {step_folders.CHECKSUMS}
+        harmless = Path(name).name in step_folders._NOT_SUMMED - {step_folders._CHECKSUMS}
         assert_restores(folder, *([20] if harmless else [10, 20]))
         found += [] if harmless else [name]
         shutil.rmtree(folder)
@@ -174,8 +174,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "torn": (lambda step: os.truncate(a_data_file(step), 10), "has sha256"),
     "missing": (lambda step: a_data_file(step).unlink(), "cannot be read: No such file"),
     "added": (lambda step: (step / "d" / "zz").write_bytes(b"x"), "d/zz is not in sha256.json"),
-    "no sums": (lambda step: (step / step_folders.CHECKSUMS).unlink(), "sha256.json is missing"),
-    "bad sums": (lambda step: (step / step_folders.CHECKSUMS).write_text("{"), "cannot be read"),
+    "no sums": (lambda step: (step / step_folders._CHECKSUMS).unlink(), "sha256.json is missing"),
+    "bad sums": (lambda step: (step / step_folders._CHECKSUMS).write_text("{"), "cannot be read"),
 }
 
 
@@ -489,8 +489,8 @@ def test_sums_that_were_changed_with_their_files_are_found(tmp_path: Path) -> No
     first.save(tmp_path, 10, 20)
     step = tmp_path / "20-claim-2-attempt-1"
     flip_a_byte(a_data_file(step))
-    step_folders.sum_shards(step, 0)
-    step_folders.write_checksums(step, 1)
+    step_folders._sum_shards(step, 0)
+    step_folders._write_checksums(step, 1)
     assert step_folders.fault(step) is None
     assert Attempt(3, 2, tuple(first.reported)).restored(tmp_path) == 10
 

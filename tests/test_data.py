@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import DataUnusable
 from trainers.data.batches import Prefetched, ResumedData, Synthetic
-from trainers.data.tokens import permuted
+from trainers.data.tokens import _permuted
 
 # Synthetic text
 
@@ -62,14 +62,14 @@ def test_synthetic_text_can_be_learned(vocab: int) -> None:
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 2**40))
 def test_a_permutation_reaches_everything_once(size: int, seed: int, epoch: int) -> None:
     """It is a bijection of 0 .. size - 1, whatever the size."""
-    images = permuted(np.arange(size), size, seed=seed, epoch=epoch)
+    images = _permuted(np.arange(size), size, seed=seed, epoch=epoch)
     assert np.array_equal(np.sort(images), np.arange(size))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     """Two orders of a thousand agree in a few places only, as random ones do."""
     orders = [
-        permuted(np.arange(1000), 1000, seed=seed, epoch=epoch)
+        _permuted(np.arange(1000), 1000, seed=seed, epoch=epoch)
         for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]
     ]
     for one in range(4):
@@ -79,13 +79,13 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 def test_neighbours_are_torn_apart() -> None:
     """What lies side by side in the set does not in the epoch: the mean jump is a third of it."""
-    order = permuted(np.arange(10_000), 10_000, seed=3, epoch=0)
+    order = _permuted(np.arange(10_000), 10_000, seed=3, epoch=0)
     assert np.abs(np.diff(order)).mean() == pytest.approx(10_000 / 3, rel=0.05)
 
 
 def test_a_permutation_needs_no_list() -> None:
     """A trillion windows are shuffled as easily as ten: images stay inside and differ."""
-    images = permuted(np.arange(10_000) * 99_999_999, 10**12, seed=0, epoch=0)
+    images = _permuted(np.arange(10_000) * 99_999_999, 10**12, seed=0, epoch=0)
     assert len(np.unique(images)) == 10_000
     assert images.min() >= 0
     assert images.max() < 10**12

@@ -6,11 +6,11 @@ from ray.exceptions import ActorDiedError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from orchestrator.launch.ray import private_api
-from orchestrator.launch.ray.attempt import find_dead_ranks
-from orchestrator.launch.ray.private_api import ActorProcess
-from orchestrator.launch.ray.slices import SLICE_NAME
+from orchestrator.launch.ray.attempt import _find_dead_ranks
+from orchestrator.launch.ray.private_api import _ActorProcess
+from orchestrator.launch.ray.slices import _SLICE_NAME
 
-NODE = {"NodeID": "n7", "NodeManagerHostname": "host-7", "Labels": {SLICE_NAME: "slice-a"}}
+NODE = {"NodeID": "n7", "NodeManagerHostname": "host-7", "Labels": {_SLICE_NAME: "slice-a"}}
 
 
 class HealthCheckFailed(Exception):
@@ -23,7 +23,10 @@ class HealthCheckFailed(Exception):
 
 @pytest.fixture(autouse=True)
 def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"known": ActorProcess(node_id="n7", pid=70), "lost": ActorProcess(node_id="n8", pid=8)}
+    known = {
+        "known": _ActorProcess(node_id="n7", pid=70),
+        "lost": _ActorProcess(node_id="n8", pid=8),
+    }
     monkeypatch.setattr(private_api, "process_of_actor", known.get)
     monkeypatch.setattr(ray, "nodes", lambda: [NODE])
 
@@ -32,7 +35,7 @@ def test_a_rank_whose_process_died_is_named_with_its_host_and_slice() -> None:
     """One that raised an exception has told it itself; a host that is gone is known as such."""
     died = {rank: HealthCheckFailed(one) for rank, one in ((1, "known"), (2, "lost"), (3, "none"))}
     failures = {0: ValueError("out of luck"), **died}
-    [dead] = find_dead_ranks(WorkerGroupError("four ended", failures))
+    [dead] = _find_dead_ranks(WorkerGroupError("four ended", failures))
     assert dead.error == (
         "rank 1 died; Ray does not tell by which signal (host host-7, process 70, slice slice-a)"
     )
@@ -42,4 +45,4 @@ def test_a_rank_whose_process_died_is_named_with_its_host_and_slice() -> None:
     "error", [ControllerError(ValueError("no worker")), WorkerGroupError("", {}), OSError()]
 )
 def test_other_errors_name_no_rank(error: BaseException) -> None:
-    assert find_dead_ranks(error) == ()
+    assert _find_dead_ranks(error) == ()

@@ -64,7 +64,7 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 ) -> None:
     """The child's last line, and how to do without them."""
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    finding = doctor.devices()
+    finding = doctor._devices()
     assert finding.health == "broken"
     assert "no_such_platform" in finding.detail
     assert finding.advice is not None
@@ -74,7 +74,7 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """orch leans on how just these versions behave."""
     monkeypatch.setattr(doctor, "_installed_version", lambda name: None if name == "ray" else "0.1")
-    finding = doctor.packages()
+    finding = doctor._packages()
     assert finding.health == "broken"
     assert "ray" not in finding.detail
     assert "jax 0.1, not 0.10.2" in finding.detail
@@ -90,8 +90,8 @@ def test_without_a_compiler_proofs_are_limited(
     monkeypatch.setattr(doctor, "_installed_version", lambda _: None)
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert doctor.compiler().health == "limited"
-    assert (doctor.compiler().advice or "").startswith(advice)
+    assert doctor._compiler().health == "limited"
+    assert (doctor._compiler().advice or "").startswith(advice)
 
 
 def test_too_little_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

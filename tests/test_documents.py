@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import reading
 from orchestrator.planning.planner import make_plan
-from orchestrator.reading.expectations import SECTIONS
+from orchestrator.reading.expectations import _SECTIONS
 from orchestrator.reading.problems import SpecProblems
 from tests.conftest import ROOT
 from tests.spec_texts import MINIMAL
@@ -151,7 +151,7 @@ def test_specs_of_documents_are_legal(document: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     for number, block in enumerate(blocks):
         sections = {one[1]: one[0] for one in SECTION.finditer(block)}
-        if not sections or not sections.keys() <= {"name", *SECTIONS}:
+        if not sections or not sections.keys() <= {"name", *_SECTIONS}:
             continue
         whole |= sections
         path = tmp_path / f"{number}.yaml"

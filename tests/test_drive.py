@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import worker
-from orchestrator.drive.driver import SliceRequest, describe_wait, select
-from orchestrator.drive.monitor import AttemptEnd, explain_failure
+from orchestrator.drive.driver import _describe_wait, _select, _SliceRequest
+from orchestrator.drive.monitor import _AttemptEnd, _explain_failure
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs
@@ -24,7 +24,7 @@ from tests.journals import ME, claimed_run, step, tiny_plan
 from tests.test_journal_heartbeat import beat
 from tests.test_slices import plan_on as sliced
 
-FOUR = SliceRequest(pods=Pods(min=2, max=4), kind="v5e 2x2", started=False, private=False)
+FOUR = _SliceRequest(pods=Pods(min=2, max=4), kind="v5e 2x2", started=False, private=False)
 
 
 def slices(*free: str, busy: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> list[Slice]:
@@ -38,55 +38,55 @@ def slices(*free: str, busy: tuple[str, ...] = (), broken: tuple[str, ...] = ())
 
 def test_a_run_takes_what_it_asked_for() -> None:
     """All or none, and of more the ones that it had before."""
-    assert select(slices(*"abcd"), FOUR, (), 0.0) == ("a", "b", "c", "d")
-    assert select(slices(*"abc", busy=("d",)), FOUR, (), 1e6) == ()
-    assert select(slices(*"abcde"), FOUR, ("e", "d"), 0.0) == ("a", "b", "d", "e")
-    assert select(slices(*"acde", broken=("b",)), FOUR, ("a", "b"), 0.0) == ("a", "c", "d", "e")
+    assert _select(slices(*"abcd"), FOUR, (), 0.0) == ("a", "b", "c", "d")
+    assert _select(slices(*"abc", busy=("d",)), FOUR, (), 1e6) == ()
+    assert _select(slices(*"abcde"), FOUR, ("e", "d"), 0.0) == ("a", "b", "d", "e")
+    assert _select(slices(*"acde", broken=("b",)), FOUR, ("a", "b"), 0.0) == ("a", "c", "d", "e")
 
 
 def test_a_run_that_lost_a_slice_waits_and_goes_on_with_fewer() -> None:
     """Not before a spare had its time to come, and never with fewer than its minimum."""
-    began = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=False)
+    began = _SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=False)
     three = slices(*"acd", broken=("b",))
-    assert select(three, began, "abcd", SPARE_WAIT_S - 1) == ()
-    assert select(three, began, "abcd", SPARE_WAIT_S + 1) == ("a", "c", "d")
-    assert select(slices("a", busy=("b", "c", "d")), began, "abcd", 1e6) == ()
+    assert _select(three, began, "abcd", SPARE_WAIT_S - 1) == ()
+    assert _select(three, began, "abcd", SPARE_WAIT_S + 1) == ("a", "c", "d")
+    assert _select(slices("a", busy=("b", "c", "d")), began, "abcd", 1e6) == ()
 
 
 def test_where_nothing_comes_nobody_waits() -> None:
     """A cluster of one's own goes on at once, once the slices of the last attempt are free."""
-    alone = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)
-    assert select(slices(*"acd", broken=("b",)), alone, "abcd", 0.0) == ("a", "c", "d")
-    assert select(slices("a", busy=("c", "d"), broken=("b",)), alone, "abcd", 0.0) == ()
+    alone = _SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)
+    assert _select(slices(*"acd", broken=("b",)), alone, "abcd", 0.0) == ("a", "c", "d")
+    assert _select(slices("a", busy=("c", "d"), broken=("b",)), alone, "abcd", 0.0) == ()
     with pytest.raises(
         SpecError, match=r"^2 to 4 slices of v5e 2x2 requested, 1 whole, 1 free; b "
     ):
-        select(slices("a", broken=("b",)), alone, "abcd", 0.0)
+        _select(slices("a", broken=("b",)), alone, "abcd", 0.0)
 
 
 def test_a_private_cluster_that_lost_a_slice_before_the_run_began_serves_it_with_fewer() -> None:
     """Nothing comes, so waiting would never end; elsewhere the run waits for what it asked."""
     three = slices(*"acd", broken=("b",))
-    new = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=False, private=True)
-    assert select(three, new, (), 0.0) == ("a", "c", "d")
-    assert select(three, FOUR, (), 1e6) == ()
+    new = _SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=False, private=True)
+    assert _select(three, new, (), 0.0) == ("a", "c", "d")
+    assert _select(three, FOUR, (), 1e6) == ()
 
 
 def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
     """A host that does not answer and still counts as alive would be reserved in vain."""
-    alone = SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)
+    alone = _SliceRequest(pods=FOUR.pods, kind=FOUR.kind, started=True, private=True)
     unsure = Slice(name="b", hosts=1, size=2, free=True, settled=False)
-    assert select([*slices("a"), unsure], alone, "ab", 0.0) == ()
-    assert select([*slices(*"acd"), unsure], alone, "ab", 0.0) == ()
+    assert _select([*slices("a"), unsure], alone, "ab", 0.0) == ()
+    assert _select([*slices(*"acd"), unsure], alone, "ab", 0.0) == ()
 
 
 def test_the_arithmetic_of_waiting_is_said() -> None:
     """Asked, whole, free, and what is broken."""
     visible = slices("a", busy=("b",), broken=("c",))
-    assert "; first come, first served: a-1, b-1 is ahead" in describe_wait(
+    assert "; first come, first served: a-1, b-1 is ahead" in _describe_wait(
         visible, FOUR, ("/runs/a-1", "/elsewhere/b-1")
     )
-    assert describe_wait(visible, FOUR) == (
+    assert _describe_wait(visible, FOUR) == (
         "2 to 4 slices of v5e 2x2 requested, 2 whole, 1 free; c has 1 of 2 hosts"
     )
 
@@ -97,8 +97,8 @@ def test_the_arithmetic_of_waiting_is_said() -> None:
 def test_a_host_that_is_gone_is_a_preemption() -> None:
     """Whatever the processes said of it; the rank that died first is named all the same."""
     died = beat(3, error="XlaRuntimeError: connection closed")
-    ending = explain_failure(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
-    assert ending == AttemptEnd(
+    ending = _explain_failure(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
+    assert ending == _AttemptEnd(
         reason="preemption",
         error="slice b has 1 of 2 hosts left; slice c is gone",
         first_dead_rank=3,
@@ -109,11 +109,11 @@ def test_an_error_is_the_first_dead_ranks() -> None:
     """Not what the launcher made of it; one that died silently has no error to compare."""
     here = slices("a", "b")
     heartbeat_with_error = beat(1, error="ValueError: no")
-    assert explain_failure(heartbeat_with_error, "Ray's", "ab", here) == AttemptEnd(
+    assert _explain_failure(heartbeat_with_error, "Ray's", "ab", here) == _AttemptEnd(
         reason="failure", error="ValueError: no", first_dead_rank=1
     )
-    assert explain_failure(beat(1), "Ray's", "ab", here).error is None
-    assert explain_failure(None, "no controller", "ab", None) == AttemptEnd(
+    assert _explain_failure(beat(1), "Ray's", "ab", here).error is None
+    assert _explain_failure(None, "no controller", "ab", None) == _AttemptEnd(
         reason="failure", error="no controller"
     )
     assert beat(1).process == ME
@@ -140,10 +140,10 @@ def changed_batch(tmp_path: Path) -> journal.Journal:
 def test_the_data_goes_on_where_it_was(tmp_path: Path) -> None:
     """What steps took is counted by their own batches; of one that was redone, the newest."""
     recorded = changed_batch(tmp_path)
-    taken = [worker.sequences_taken(recorded, 0, steps) for steps in (0, 3, 4, 6)]
+    taken = [worker._sequences_taken(recorded, 0, steps) for steps in (0, 3, 4, 6)]
     assert taken == [0, 192, 224, 288]
     with pytest.raises(JournalUnreadable, match="2 of the steps from 0 to 8 are not in it"):
-        worker.sequences_taken(recorded, 0, 8)
+        worker._sequences_taken(recorded, 0, 8)
 
 
 def test_fewer_pods_have_a_plan_of_their_own() -> None:
@@ -206,7 +206,7 @@ def test_steps_are_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
     def clock() -> float:
         return now_s
 
-    emit = worker.printed(steps.append, clock)
+    emit = worker._printed(steps.append, clock)
     for index in range(41):
         emit(step_of(index))
         now_s += 0.5
@@ -227,8 +227,8 @@ def step_of(index: int) -> Step:
 def test_an_error_of_a_program_repeats(repeats: bool) -> None:
     """The first dead rank says so; a backend does not know."""
     dead = beat(0, error="ProgramFailed: it raised", error_repeats=repeats)
-    assert explain_failure(dead, "worker died", (), None).repeats is repeats
-    assert not explain_failure(None, "worker died", (), None).repeats
+    assert _explain_failure(dead, "worker died", (), None).repeats is repeats
+    assert not _explain_failure(None, "worker died", (), None).repeats
 
 
 def test_a_step_has_a_peak_where_the_forecast_is_for_these_devices(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from orchestrator.cli.endings import error_report
+from orchestrator.cli.endings import _error_report
 from orchestrator.errors import OrchError, Usage
 from orchestrator.launch.provenance import TooMuchCode
-from orchestrator.run.output_schemas import output_schema
+from orchestrator.run.output_schemas import _output_schema
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.terminal import say_error
 from orchestrator.tracking.destinations import NotRecorded
@@ -22,7 +22,7 @@ from tests.journals import claimed_run
 from tests.score_rows import LLAMA, write_rows
 
 TINY = "specs/tiny_2pod.yaml"
-VALIDATOR = Draft202012Validator(output_schema("error"))
+VALIDATOR = Draft202012Validator(_output_schema("error"))
 UNEVEN = ("plan", "specs/llama3_70b_4pod.yaml", "--set", "experiment.batch.tolerance=0")
 
 
@@ -184,7 +184,7 @@ def test_an_answer_of_no_is_json_too(tmp_path: Path) -> None:
 )
 def test_codes_are_published(kind: type[OrchError], code: str, exit_code: int) -> None:
     """A class that is renamed changes what scripts read."""
-    value = error_report(kind("why", next_command="orch runs"))
+    value = _error_report(kind("why", next_command="orch runs"))
     assert (value.code, value.message, value.exit_code) == (code, "why", exit_code)
     assert str(kind("why", next_command="orch runs")) == "why\nNext: orch runs"
 

@@ -14,12 +14,12 @@ import pytest
 from orchestrator.errors import CheckpointFailed, DataUnusable, SpecError
 from orchestrator.evidence.explain.derivation import goodput_section
 from orchestrator.formatting import DAY_S
-from orchestrator.journal.steps import StepLog, counted_steps, table_of
+from orchestrator.journal.steps import StepLog, _table_of, counted_steps
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
-from orchestrator.show.status_screen import held_out as held_out_text
+from orchestrator.show.status_screen import _held_out as held_out_text
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.values.plan import Plan
 from orchestrator.values.report import Badput
@@ -35,7 +35,7 @@ from trainers import llama, mlp
 from trainers.contract import build, place
 from trainers.data import pack
 from trainers.data.batches import HeldOut, held_out
-from trainers.data.pack import TokenArrays
+from trainers.data.pack import _TokenArrays
 from trainers.data.tokens import FILE_NAME
 from trainers.loop import Assignment, run
 
@@ -86,7 +86,7 @@ def flops_of(compiled: jax.stages.Compiled) -> float:
 def token_set(folder: Path, tokens: int, first: int = 0) -> str:
     folder.mkdir()
     np.save(folder / "a.npy", (np.arange(tokens) + first) % 64)
-    pack.pack(folder / "set", [folder / "a.npy"], TokenArrays(name="x", vocab=64))
+    pack.pack(folder / "set", [folder / "a.npy"], _TokenArrays(name="x", vocab=64))
     return str(folder / "set" / FILE_NAME)
 
 
@@ -353,7 +353,7 @@ def test_a_report_has_the_first_best_and_last() -> None:
 
 def test_tables_keep_evaluations_by_their_rows() -> None:
     _, steps = evaluated_run()
-    table = counted_steps({number: table_of(taken) for number, taken in steps.items()})
+    table = counted_steps({number: _table_of(taken) for number, taken in steps.items()})
     assert {int(table.index[row]): one.steps_done for row, one in table.evaluations.items()} == {
         3: 4, 7: 8, 15: 16,
     }  # fmt: skip

@@ -34,7 +34,7 @@ LAST_WORDS_S = 0.5
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks have a second to end by themselves."""
-    monkeypatch.setattr(monitor, "EXIT_LIMIT_S", 1.0)
+    monkeypatch.setattr(monitor, "_EXIT_LIMIT_S", 1.0)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def test_a_rank_that_starts_after_the_end_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads in the journal that its attempt has ended."""
-    monkeypatch.setattr(monitor, "START_LIMIT_S", 0.0)
+    monkeypatch.setattr(monitor, "_START_LIMIT_S", 0.0)
     first = driver(tmp_path, _1_1_0="out of luck", _1_0_start="be late")
     with counted_ends() as left:
         assert drivers.run_to_end(first) == 0
@@ -202,7 +202,7 @@ def test_a_rank_that_starts_as_the_end_is_recorded_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has looked at the journal just before: the driver reads heartbeats once more."""
-    monkeypatch.setattr(monitor, "START_LIMIT_S", 0.0)
+    monkeypatch.setattr(monitor, "_START_LIMIT_S", 0.0)
     first = driver(tmp_path, _1_0_3="out of luck")
     with process("import time; time.sleep(600)") as late:
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.journal import boundary
-from orchestrator.journal.heartbeat import STARTUP_LIMIT_S
+from orchestrator.journal.heartbeat import _STARTUP_LIMIT_S
 from orchestrator.journal.run_state import (
     MISSING_HEARTBEATS,
     UNCLAIMED_S,
     Observation,
-    driver_absence,
+    _driver_absence,
 )
 from orchestrator.values.goodput import MIN_INTERVAL_S, heartbeat_interval_s
 from tests.journals import CLAIM, state_after
@@ -27,8 +27,8 @@ def test_a_driver_may_be_silent_for_exactly_its_limit() -> None:
         Observation(now_s=1e6, silent_s=SILENCE_S),
         Observation(now_s=CLAIM.at_s + SILENCE_S),
     ):
-        assert driver_absence(claimed, seen) is None
-    absence = driver_absence(claimed, Observation(now_s=1e6, silent_s=SILENCE_S + 0.001))
+        assert _driver_absence(claimed, seen) is None
+    absence = _driver_absence(claimed, Observation(now_s=1e6, silent_s=SILENCE_S + 0.001))
     assert absence is not None
     assert absence.code == "driver_silent"
 
@@ -36,8 +36,8 @@ def test_a_driver_may_be_silent_for_exactly_its_limit() -> None:
 def test_a_run_may_wait_for_a_driver_for_exactly_its_limit() -> None:
     submitted = state_after()
     waited = Observation(now_s=submitted.submitted.at_s + UNCLAIMED_S)
-    assert driver_absence(submitted, waited) is None
-    absence = driver_absence(submitted, replace(waited, now_s=waited.now_s + 0.001))
+    assert _driver_absence(submitted, waited) is None
+    absence = _driver_absence(submitted, replace(waited, now_s=waited.now_s + 0.001))
     assert absence is not None
     assert absence.code == "unclaimed"
 
@@ -51,8 +51,8 @@ def test_an_attempt_may_be_without_progress_for_exactly_its_limit() -> None:
     assert idle.find_hang(30.0, 30.0) is None
     assert idle.find_hang(30.0, 30.001) is not None
     starting = watched()
-    assert starting.find_hang(30.0, STARTUP_LIMIT_S) is None
-    assert starting.find_hang(30.0, STARTUP_LIMIT_S + 0.001) is not None
+    assert starting.find_hang(30.0, _STARTUP_LIMIT_S) is None
+    assert starting.find_hang(30.0, _STARTUP_LIMIT_S + 0.001) is not None
 
 
 def test_a_rank_silent_since_exactly_then_counts_as_silent() -> None:
@@ -69,7 +69,7 @@ def test_few_ranks_send_heartbeats_as_often_as_may_be(ranks: int) -> None:
 def test_a_folder_may_have_exactly_so_many_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boundary, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(boundary, "_MAX_ENTRIES", 3)
     for name in "abc":
         (tmp_path / name).touch()
     assert boundary.names_in(tmp_path) == ["a", "b", "c"]

@@ -4,8 +4,8 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.evidence.explain.assemble import explain
-from orchestrator.evidence.explain.formula import evaluate, symbols
-from orchestrator.show.explain_screen import answer_text
+from orchestrator.evidence.explain.formula import _evaluate, _symbols
+from orchestrator.show.explain_screen import _answer_text
 from orchestrator.values.spec import Precision
 from tests.example_specs import TINY, spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, values_of, verdicts_of
@@ -16,16 +16,16 @@ from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, val
 def test_a_formula_is_what_it_reads_as() -> None:
     """Powers before products, products before sums, from left to right."""
     numbers = {"B": 8.0, "F": 2.0, "M_X": 2.0, "n": 9.0}
-    assert evaluate("sqrt(B / F * M_X**2 * n) - 2 * 5", numbers) == 2.0
-    assert evaluate("2**max(0, min(round(log2(n)), floor(log2(n)))) + ceil(B / 3)", numbers) == 11
-    assert symbols("B / F * M_X / sqrt(n) * B") == ("B", "F", "M_X", "n")
+    assert _evaluate("sqrt(B / F * M_X**2 * n) - 2 * 5", numbers) == 2.0
+    assert _evaluate("2**max(0, min(round(log2(n)), floor(log2(n)))) + ceil(B / 3)", numbers) == 11
+    assert _symbols("B / F * M_X / sqrt(n) * B") == ("B", "F", "M_X", "n")
 
 
 @pytest.mark.parametrize("text", ["B.real", "open(B)", "'B'", "B if B else B", "-B", "[B]"])
 def test_only_arithmetic_is_a_formula(text: str) -> None:
     """A formula comes from a data file: nothing else in it is carried out."""
     with pytest.raises((ValueError, KeyError)):
-        evaluate(text, {"B": 1.0})
+        _evaluate(text, {"B": 1.0})
 
 
 # --- the derivation
@@ -37,7 +37,7 @@ def test_every_line_is_its_formula_with_its_numbers(key: str) -> None:
     lines = list(lines_of(explanation_of(key)))
     assert len(lines) > 25
     for line in lines:
-        again = evaluate(line.computed.formula, line.computed.inputs)
+        again = _evaluate(line.computed.formula, line.computed.inputs)
         assert line.computed.value == pytest.approx(again, rel=1e-12), line.name
 
 
@@ -93,7 +93,7 @@ def test_the_books_verdicts_on_one_pod() -> None:
     assert whole.figures == {"sequences": 1024, "chips": 8960, "idle": 7936}
     assert pure.figures == pytest.approx({"times": 0.5507, "tokens": 468.1, "least": 850}, rel=1e-3)
     assert by_f.figures["least"] == pytest.approx(113.4, rel=1e-3)
-    assert "comms-bound by 1.82 x: 468.1 tokens a chip, it takes 850" in answer_text(pure)
+    assert "comms-bound by 1.82 x: 468.1 tokens a chip, it takes 850" in _answer_text(pure)
 
 
 def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
@@ -151,7 +151,7 @@ def test_where_fsdp_wants_more_than_all_chips_tensor_does_not_pay() -> None:
     assert not verdict.figures["tensor_pays"]
     assert {name: verdict.figures[name] for name in pure.figures} == pure.figures
     assert sheet.summary.mixed_times == pure.figures["times"]
-    assert answer_text(verdict).endswith(answer_text(pure))
+    assert _answer_text(verdict).endswith(_answer_text(pure))
 
 
 def test_an_axis_that_does_not_close_counts_half() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.catalog.published import figures, questions
-from orchestrator.evidence.explain.assemble import agreement, explain
-from orchestrator.evidence.explain.formula import evaluate
+from orchestrator.evidence.explain.assemble import _agreement, explain
+from orchestrator.evidence.explain.formula import _evaluate
 from orchestrator.show import explain_screen
 from orchestrator.values.spec import Spec
 from tests.example_specs import spec_of
@@ -110,7 +110,7 @@ def test_no_figure_is_quoted_that_is_not_held_here() -> None:
 def test_every_figure_is_reproduced_to_its_printed_digits(question: str) -> None:
     """From inputs that stand beside it; rounded, or cut where that is said."""
     for quote in quotes_of(question):
-        value = evaluate(quote.reproduced.formula, quote.reproduced.inputs)
+        value = _evaluate(quote.reproduced.formula, quote.reproduced.inputs)
         last = Decimal(1).scaleb(int(Decimal(quote.printed).as_tuple().exponent))
         off = Decimal(repr(float(value))) - Decimal(quote.printed)
         low, high = {"rounded": (-last / 2, last / 2), "cut": (Decimal(0), last)}[quote.agreement]
@@ -153,7 +153,7 @@ def test_a_figure_that_is_not_exact_says_why(question: str) -> None:
 )  # fmt: skip
 def test_rounded_cut_and_wrong_are_told_apart(printed: str, value: float, said: str) -> None:
     """To the last printed digit; a tie rounds up."""
-    assert agreement(printed, value) == said
+    assert _agreement(printed, value) == said
 
 
 def quoted_titles(spec: Spec) -> list[str]:

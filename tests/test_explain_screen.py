@@ -12,13 +12,13 @@ from orchestrator import catalog
 from orchestrator.catalog.published import figures
 from orchestrator.evidence.explain.assemble import explain
 from orchestrator.evidence.explain.differences import difference_texts
-from orchestrator.evidence.explain.formula import ComputedValue, Explanation, evaluate
+from orchestrator.evidence.explain.formula import ComputedValue, Explanation, _evaluate
 from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning.planner import make_plan
 from orchestrator.show import explain_screen
-from orchestrator.show.explain_screen import summary_text
+from orchestrator.show.explain_screen import _summary_text
 from orchestrator.show.parts import Table
 from orchestrator.show.plan_text import likely
 from orchestrator.values import codec
@@ -36,7 +36,7 @@ def test_numbers_are_put_in_for_symbols_alone() -> None:
         inputs={"B": 4e6, "alpha": 2550, "B_pod": 4194304},
         value=0,
     )
-    assert explain_screen.put_in(computed) == "floor(4,000,000 / 2,550) + 56.3e9 x 4,194,304^2"
+    assert explain_screen._put_in(computed) == "floor(4,000,000 / 2,550) + 56.3e9 x 4,194,304^2"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_numbers_are_put_in_for_symbols_alone() -> None:
 )  # fmt: skip
 def test_what_was_counted_keeps_its_digits(value: float, said: str) -> None:
     """And what was measured or computed has four."""
-    assert explain_screen.number(value) == said
+    assert explain_screen._number(value) == said
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_figure_is_shown_with_the_digits_it_was_printed_with(
     digits: str, unit: str, said: str
 ) -> None:
     """No digit more, none less."""
-    assert explain_screen.as_printed(digits, unit) == said
+    assert explain_screen._as_printed(digits, unit) == said
 
 
 # --- the realizable plan
@@ -98,7 +98,7 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     summary = explanation_of("70b-four-pods").summary
     assert summary.forecast is not None
     assert summary.forecast.days == days
-    assert summary_text(summary).endswith(f"planned {between}.")
+    assert _summary_text(summary).endswith(f"planned {between}.")
     without = replace(days, low=None, high=None)
     assert likely(without, lasting) == f"at least {lasting(days.lower)}"
 
@@ -150,7 +150,7 @@ def test_the_expected_step_is_explained_part_by_part(key: str) -> None:
         return
     assert found is not None
     for part in found.parts:
-        again = evaluate(part.computed.formula, part.computed.inputs)
+        again = _evaluate(part.computed.formula, part.computed.inputs)
         assert part.computed.value == pytest.approx(again, rel=1e-9), part.name
     assert sum(part.computed.value for part in found.parts) == pytest.approx(found.expected_s)
     assert found.expected_s == forecast.step_s.expected

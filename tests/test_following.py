@@ -17,10 +17,10 @@ from orchestrator.journal import liveness
 from orchestrator.journal.steps import StepLog
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable, LocalCluster
-from orchestrator.launch.ray.backend import RayJobs
+from orchestrator.launch.ray.backend import _RayJobs
 from orchestrator.run import cluster, follow
 from orchestrator.run import submit as submitting
-from orchestrator.run.follow import ClusterFollower, RehearsalFollower, RunWatch
+from orchestrator.run.follow import _ClusterFollower, _RehearsalFollower, _RunWatch
 from orchestrator.run.progress import Notice, Progress, TaskEnded, Tracked
 from orchestrator.show import progress as display
 from orchestrator.show import terminal
@@ -73,18 +73,18 @@ def recorded(tmp_path: Path) -> journal.Journal:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask immediately, and record nothing: trackers run in processes of their own."""
-    monkeypatch.setattr(follow, "ASK_EVERY_S", -1.0)
+    monkeypatch.setattr(follow, "_ASK_EVERY_S", -1.0)
     for name in ("begin", "in_background"):
         monkeypatch.setattr(tracking, name, lambda *_: None)
 
 
 def follower(
     recorded: journal.Journal, jobs: FakeJobs, before: int = 0, progress: Progress | None = None
-) -> ClusterFollower:
+) -> _ClusterFollower:
     progress = progress or Display()
-    watch = RunWatch(recorded, progress)
+    watch = _RunWatch(recorded, progress)
     progress(Notice("following", task="run", attempts=watch.attempt))
-    return ClusterFollower(watch, cast(ClusterClient, jobs), "job", before)
+    return _ClusterFollower(watch, cast(ClusterClient, jobs), "job", before)
 
 
 def submit_to(jobs: FakeJobs, storage: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -150,7 +150,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
 ) -> None:
     """Below the lines that stay, which are the same wherever they go."""
     monkeypatch.setattr(display, "is_live", lambda _: live)
-    monkeypatch.setattr(terminal, "start_line", DrawnLine)
+    monkeypatch.setattr(terminal, "_start_line", DrawnLine)
     monkeypatch.setattr(DrawnLine, "texts", [])
     monkeypatch.setattr(DrawnLine, "shares", [])
     shown = Display()
@@ -198,7 +198,7 @@ def test_after_the_last_step_no_other_is_waited_for(
 ) -> None:
     """A run has its last words to write then."""
     write_steps(recorded.path, journal.claim_run(recorded).start_attempt(tiny_plan()), range(done))
-    assert display.waiting_for(recorded.run()) == waits
+    assert display._waiting_for(recorded.run()) == waits
 
 
 def test_a_dropped_connection_is_said_once_and_survived(
@@ -272,8 +272,8 @@ def test_the_first_ctrl_c_waits_for_no_checkpoint_where_nothing_is_to_be_saved(
     writer = journal.create_run(tmp_path, run_request(rehearsal=True))
     signals = [signal.SIGINT.value]
     events: list[object] = []
-    watch = RunWatch(writer.journal, events.append)
-    rehearsed = RehearsalFollower(watch, cast(LocalCluster, None), signals, nodes=1)
+    watch = _RunWatch(writer.journal, events.append)
+    rehearsed = _RehearsalFollower(watch, cast(LocalCluster, None), signals, nodes=1)
     driver = journal.claim_run(writer.journal)
     attempt = driver.start_attempt(tiny_plan(), ("slice-0",))
     write_steps(driver.journal.path, attempt, range(steps))
@@ -294,8 +294,8 @@ def test_a_rehearsal_ends_when_its_driver_is_gone_and_the_cluster_does_not_tell(
     clock = Clock(now_s=0.0)
     monkeypatch.setattr("orchestrator.run.follow.time.monotonic", clock)
     writer = journal.create_run(tmp_path, run_request(rehearsal=True))
-    watch = RunWatch(writer.journal, lambda _: None)
-    rehearsed = RehearsalFollower(watch, cast(LocalCluster, None), [], nodes=1)
+    watch = _RunWatch(writer.journal, lambda _: None)
+    rehearsed = _RehearsalFollower(watch, cast(LocalCluster, None), [], nodes=1)
     journal.claim_run(writer.journal)
     assert rehearsed.gone(writer.run(), driven=True) is None
     monkeypatch.setattr(liveness, "is_gone", lambda _: True)
@@ -353,7 +353,7 @@ class RayClient:
 
 def test_the_live_jobs_of_a_cluster() -> None:
     """Not those that have ended, nor those of people who joined without a job's name."""
-    connected = RayJobs.__new__(RayJobs)
+    connected = _RayJobs.__new__(_RayJobs)
     connected.address = "http://head:8265"
     connected._client = RayClient(
         Details("failed", JobStatus.FAILED),

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.evidence.explain.assemble import explain
 from orchestrator.evidence.score.evaluate import goodput_scores, recovery_scores
-from orchestrator.goodput.inputs import no_spare
+from orchestrator.goodput.inputs import _no_spare
 from orchestrator.goodput.losses import Rhythm, goodput_forecast, odds_below
 from orchestrator.planning.planner import make_plan
 from orchestrator.reading.examples import spec_text
@@ -237,8 +237,8 @@ def test_spare_pods_take_the_place_of_one_that_is_out_and_are_paid_for() -> None
     hours = [plan.forecast.chip_hours.expected or 0 for plan in (alone, backed)]
     days = [plan.forecast.days.expected or 0 for plan in (alone, backed)]
     assert hours[1] / days[1] == pytest.approx(hours[0] / days[0] * 5 / 4)
-    assert no_spare(0.1, 0) == 1.0
-    assert no_spare(0.1, 1) == pytest.approx(0.0952, abs=1e-4)
+    assert _no_spare(0.1, 0) == 1.0
+    assert _no_spare(0.1, 1) == pytest.approx(0.0952, abs=1e-4)
 
 
 def test_a_run_that_may_shrink_waits_a_minute_and_goes_on_with_fewer() -> None:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive.driver import Driver, run_to_end
-from orchestrator.drive.monitor import explain_failure
+from orchestrator.drive.driver import _Driver, run_to_end
+from orchestrator.drive.monitor import _explain_failure
 from orchestrator.errors import Superseded
 from orchestrator.journal import boundary
 from orchestrator.launch.backend import (
@@ -28,8 +28,14 @@ from orchestrator.launch.backend import (
     RunNeeds,
     WorkerArgs,
 )
-from orchestrator.launch.hosts.backend import GONE_S, HostsBackend, MeetingClient, end, start_host
-from orchestrator.launch.hosts.host_process import EMULATED_S, environment
+from orchestrator.launch.hosts.backend import (
+    _GONE_S,
+    HostsBackend,
+    _MeetingClient,
+    _start_host,
+    end,
+)
+from orchestrator.launch.hosts.host_process import _EMULATED_S, _environment
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
 from orchestrator.planning.planner import make_plan
 from orchestrator.values import codec
@@ -66,7 +72,7 @@ def wait_for_event(attempt: AttemptHandle) -> None:
 def hosts(folder: Path, plan: Plan) -> Iterator[list["subprocess.Popen[bytes]"]]:
     """The emulated hosts of a plan, joined in a folder."""
     folder.mkdir()
-    started = [start_host(plan, folder, number) for number in range(plan.hosts)]
+    started = [_start_host(plan, folder, number) for number in range(plan.hosts)]
     try:
         within(lambda: len(Meeting(folder).hosts()) == plan.hosts)
         yield started
@@ -82,14 +88,14 @@ def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
+def driver(storage: Path, steps: int = STEPS, **failures: str) -> _Driver:
     """The driver of a new run. `failures` are called ATTEMPT.RANK.STEP, with _ for the dot."""
     plan = make_plan(spec())
     request = journal.RunRequest(spec=spec(), plan=plan, steps=steps, rehearsal=True)
     writer = journal.claim_run(journal.create_run(storage, request, "it").journal)
     named = {name.strip("_").replace("_", "."): how for name, how in failures.items()}
     (writer.journal.path / FAILURES).write_text(json.dumps(named))
-    return Driver(writer, HostsBackend(), worker=WORKER)
+    return _Driver(writer, HostsBackend(), worker=WORKER)
 
 
 def reasons(run: Run) -> list[str | None]:
@@ -288,7 +294,7 @@ def test_a_host_that_goes_between_choice_and_start_ends_the_attempt(
     for beat in range(2):
         join_without_processes(meeting, plan, beat)
         attempt.slices()
-    now_s[0] = GONE_S + 1
+    now_s[0] = _GONE_S + 1
     left = [number for number in range(plan.hosts) if number not in gone]
     join_without_processes(meeting, plan, 3, left)
     args = WorkerArgs(run=spec_.run, claim=2, attempt=1, plan_digest=plan.digest, heartbeat_s=0.25)
@@ -300,7 +306,7 @@ def test_a_host_that_goes_between_choice_and_start_ends_the_attempt(
     assert f"slice-{min(gone)}" in event.error
     assert Meeting(meeting).order() is None
     used = ("slice-0", "slice-1")
-    assert explain_failure(None, event.error, used, attempt.slices()).reason == "preemption"
+    assert _explain_failure(None, event.error, used, attempt.slices()).reason == "preemption"
 
 
 def join_without_processes(
@@ -502,7 +508,7 @@ def wait_for_silence(beat: Callable[[], int]) -> None:
     """Wait until a host has not shown itself for ten of its looks."""
     while True:
         before = beat()
-        time.sleep(10 * EMULATED_S)
+        time.sleep(10 * _EMULATED_S)
         if beat() == before:
             return
 
@@ -529,12 +535,12 @@ def test_the_environment_joins_ranks_and_slices() -> None:
         coordinator="10.0.0.1:30000",
         coordinator_host="10.0.0.1",
     )
-    last = environment(order, 3)
+    last = _environment(order, 3)
     assert (last["ORCH_PROCESSES"], last["ORCH_PROCESS"], last["TPU_NAME"]) == ("4", "3", "s1")
     assert last["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:30000"
     assert (last["MEGASCALE_NUM_SLICES"], last["MEGASCALE_SLICE_ID"]) == ("2", "1")
     assert last["MEGASCALE_COORDINATOR_ADDRESS"] == "10.0.0.1:8081"
-    alone = environment(replace(order, ranks=names[:2]), 1)
+    alone = _environment(replace(order, ranks=names[:2]), 1)
     assert not any(name.startswith("MEGASCALE") for name in alone)
 
 
@@ -547,7 +553,7 @@ def test_a_preflight_says_what_the_hosts_have(
     monkeypatch.setenv("PRESENT", "x")
     with hosts(meeting, plan):
         needs = RunNeeds(plan=plan, versions={}, secrets=("PRESENT", "ABSENT"), marker=str(marker))
-        report = MeetingClient(meeting).preflight(needs, None, lambda _: None).report
+        report = _MeetingClient(meeting).preflight(needs, None, lambda _: None).report
     assert (report.present, report.free, dict(report.others)) == (2, 2, {})
     assert [(host.reaches, host.lacks) for host in report.hosts] == [(True, ("ABSENT",))] * 2
     assert all(host.versions["python"] for host in report.hosts)
@@ -559,7 +565,7 @@ def test_what_cannot_serve_is_refused(tmp_path: Path, meeting: Path) -> None:
     meeting.mkdir()
     needs = RunNeeds(plan=make_plan(spec()), versions={}, secrets=(), marker="")
     with pytest.raises(ClusterUnusable, match="installed"):
-        MeetingClient(meeting).preflight(needs, b"zip", lambda _: None)
+        _MeetingClient(meeting).preflight(needs, b"zip", lambda _: None)
 
 
 def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from trainers import llama
 from trainers.checkpoint.checkpoints import Checkpoints
 from trainers.contract import Program, build
 from trainers.huggingface import read, write
-from trainers.huggingface.read import WeightFolder
-from trainers.llama.step import runtime_of
+from trainers.huggingface.read import _WeightFolder
+from trainers.llama.step import _runtime_of
 
 TOLERANCE = 1e-4  # of logits, in float32; about 3e-6 was measured
 LENGTH = 512
@@ -65,9 +65,9 @@ def program_from(folder: Path, **mesh: Any) -> Program:
 def parameters_from(program: Program) -> Any:
     """What the program starts with, without the rest of its state."""
     assert program.plan.start
-    with WeightFolder.open(Path(program.plan.start.huggingface)) as source:
-        weights = read.weights_of(program, source)
-        return read.with_published(program.state["parameters"], weights, source)
+    with _WeightFolder.open(Path(program.plan.start.huggingface)) as source:
+        weights = read._weights_of(program, source)
+        return read._with_published(program.state["parameters"], weights, source)
 
 
 def slow_but(fast: tuple[str, ...], name: str) -> Any:
@@ -83,7 +83,7 @@ def check_logits(folder: Path, name: str, mesh: dict[str, int]) -> None:
     program = program_from(folder, sequences=rows, length=LENGTH, **mesh)
     words = tokens_of(name)
     tokens = np.repeat(np.concatenate([words, words[:, :1]], axis=1), rows, axis=0)
-    runtime = runtime_of(program.plan, program.mesh)
+    runtime = _runtime_of(program.plan, program.mesh)
     found = logits_of(program, runtime, parameters_from(program), tokens)[-1]
     golden = np.load(GOLDEN)
     assert np.abs(found[-KEPT:] - golden[f"{name} logits"]).max() < TOLERANCE
@@ -119,14 +119,14 @@ def test_a_device_reads_its_own_part_alone(tmp_path: Path, monkeypatch: Any) -> 
     folder = write_model(tmp_path / "model", config_of("llama"))
     program = program_from(folder, fsdp=4, tensor=2)
     sizes = []
-    original = read.part_of
+    original = read._part_of
 
     def counted(*arguments: Any) -> np.ndarray:
         part = original(*arguments)
         sizes.append((arguments[0].path[-1], part.size))
         return part
 
-    monkeypatch.setattr(read, "part_of", counted)
+    monkeypatch.setattr(read, "_part_of", counted)
     parameters_from(program)
     largest = dict(sorted(sizes, key=lambda one: one[1]))
     assert largest["gate"] == 64 * 96 // 8
@@ -279,7 +279,7 @@ def test_large_models_come_in_several_files(
     started: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, directory = started
-    monkeypatch.setattr(write, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(write, "_MOST_BYTES", 200_000)
     result = written(directory, tmp_path / "out")
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert result.files == len(files) > 2

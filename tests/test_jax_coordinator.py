@@ -43,15 +43,15 @@ def test_the_coordinator_binds_to_the_address_that_the_processes_get(
     """The first process learns it before any starts JAX."""
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(ray, "get", lambda found: found)
-    for name in (attempt.BIND_ADDRESS, NODE_ADDRESS):
+    for name in (attempt._BIND_ADDRESS, NODE_ADDRESS):
         monkeypatch.setenv(name, "nothing yet")
-    config, group = attempt.JaxOnNodeAddress(use_tpu=True), Group()
+    config, group = attempt._JaxOnNodeAddress(use_tpu=True), Group()
     config.backend_cls().on_start(group, config)
     *_, (first, name, _), (zero, _, given), (one, _, also) = group.ran
     assert (first, name, zero, one) == (0, "_bind_coordinator", 0, 1)
-    assert os.environ[attempt.BIND_ADDRESS] == given["master_addr_with_port"]
+    assert os.environ[attempt._BIND_ADDRESS] == given["master_addr_with_port"]
     assert given["master_addr_with_port"] == also["master_addr_with_port"]
-    assert os.environ[attempt.BIND_ADDRESS].startswith("127.0.0.1:")
+    assert os.environ[attempt._BIND_ADDRESS].startswith("127.0.0.1:")
     assert os.environ[NODE_ADDRESS] == "127.0.0.1"
 
 
@@ -74,7 +74,7 @@ def test_a_process_listens_where_it_is_told(bound: bool) -> None:
     if bound:
         environment |= {
             NODE_ADDRESS: "127.0.0.2",
-            attempt.BIND_ADDRESS: f"127.0.0.1:{port}",
+            attempt._BIND_ADDRESS: f"127.0.0.1:{port}",
         }
     done = subprocess.run(
         [sys.executable, "-c", TRAINING, str(port)],

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.ray import private_api
-from orchestrator.launch.ray.backend import SILENCE_LIMIT_S, Patience, states
+from orchestrator.launch.ray.backend import _SILENCE_LIMIT_S, Patience, states
 from orchestrator.processes import LOOPBACK
 from tests.journals import Clock
 
@@ -50,7 +50,7 @@ class Dashboard:
 
 def test_one_failed_poll_ends_nothing() -> None:
     """Neither do many in a row, until the limit; each state is reported once."""
-    failures = [REFUSED] * int(SILENCE_LIMIT_S)
+    failures = [REFUSED] * int(_SILENCE_LIMIT_S)
     dashboard = Dashboard(["PENDING", REFUSED, "RUNNING", *failures, "RUNNING", "SUCCEEDED"])
     assert dashboard.seen() == [("PENDING", None), ("RUNNING", None), ("SUCCEEDED", None)]
 
@@ -66,7 +66,7 @@ def test_a_dashboard_that_stays_silent_ends_the_watch() -> None:
     dashboard = Dashboard(["RUNNING", REFUSED])
     with pytest.raises(ConnectionError, match="connection refused"):
         dashboard.seen()
-    assert dashboard.questions == SILENCE_LIMIT_S + 3
+    assert dashboard.questions == _SILENCE_LIMIT_S + 3
 
 
 def test_a_job_whose_process_lives_needs_no_dashboard() -> None:
@@ -106,7 +106,7 @@ class HangingDashboard(BaseHTTPRequestHandler):
 
 def test_a_dashboard_that_hangs_is_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would wait for its answer for ever."""
-    monkeypatch.setattr(private_api, "REQUEST_LIMIT_S", 0.2)
+    monkeypatch.setattr(private_api, "_REQUEST_LIMIT_S", 0.2)
     with ThreadingHTTPServer((LOOPBACK, 0), HangingDashboard) as server:
         server.stopped = threading.Event()  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -18,7 +18,7 @@ from orchestrator.journal.run_state import Observation, StepSummary, build_run
 from orchestrator.run.progress import Tracked
 from orchestrator.show import rehearsal_screen, status_screen
 from orchestrator.show.machine_screens import weights_screen
-from orchestrator.show.progress import tracked_text
+from orchestrator.show.progress import _tracked_text
 from orchestrator.show.status_screen import next_run_command
 from orchestrator.values.run import (
     EndState,
@@ -122,11 +122,11 @@ def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, expected: s
 def test_a_run_that_is_not_recorded_yet_names_the_commands_that_record_and_show_it() -> None:
     run = status_of(START)
     busy = Tracked(tracker="mlflow", place="mlflow.db", problem="another process is recording it")
-    text = tracked_text(run, busy)
+    text = _tracked_text(run, busy)
     assert text.startswith("not recorded yet: another process is recording it; completed by ")
     assert f"orch sync {run.run} --storage " in text
     assert ", shown by orch ui --storage " in text
-    assert "orch ui" not in tracked_text(run, replace(busy, tracker="own", problem=None))
+    assert "orch ui" not in _tracked_text(run, replace(busy, tracker="own", problem=None))
 
 
 @pytest.mark.parametrize(

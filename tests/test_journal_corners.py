@@ -90,7 +90,7 @@ def test_a_file_of_steps_that_is_too_large_is_refused(
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan())
     write_steps(writer.journal.path, number, range(3))
-    monkeypatch.setattr(files, "MAX_LINES_BYTES", 100)
+    monkeypatch.setattr(files, "_MAX_LINES_BYTES", 100)
     with pytest.raises(JournalUnreadable, match="larger than 100 bytes"):
         journal.StepReader(writer.journal.path, number).read()
 
@@ -133,7 +133,7 @@ def test_steps_in_another_order_have_another_sum(tmp_path: Path) -> None:
 def test_an_unknown_run_lists_only_some_of_the_known(
     more: int, told: str | None, tmp_path: Path
 ) -> None:
-    for number in range(listing.MAX_KEYS + more):
+    for number in range(listing._MAX_KEYS + more):
         (tmp_path / f"run-{number:03d}" / "events").mkdir(parents=True)
         (tmp_path / f"run-{number:03d}" / "events" / "000001.json").touch()
     with pytest.raises(UnknownRun) as refused:
@@ -210,7 +210,7 @@ def test_a_study_sweeps_what_killed_processes_left(
     left.mkdir(parents=True)
     opened_study(tmp_path)
     assert left.exists()
-    monkeypatch.setattr(files, "LEFT_OVER_S", -1.0)
+    monkeypatch.setattr(files, "_LEFT_OVER_S", -1.0)
     opened_study(tmp_path)
     assert not left.exists()
 

@@ -195,7 +195,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.1)
     monkeypatch.setattr("orchestrator.journal.listing.POLL_S", 0.02)
     with monkeypatch.context() as there:
-        there.setattr(liveness, "this_machine", lambda: "another boot")
+        there.setattr(liveness, "_this_machine", lambda: "another boot")
         return claimed_run(tmp_path)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator import journal
 from orchestrator.cli.endings import next_after
-from orchestrator.cli.look_commands import next_of_run
+from orchestrator.cli.look_commands import _next_of_run
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OtherVersion
 from orchestrator.journal import events, files
 from orchestrator.journal import steps as step_log
@@ -127,7 +127,7 @@ def test_a_plan_of_another_version_is_named_as_that(tmp_path: Path) -> None:
     assert next_after(met.value) == f"orch plan {made.paths.submitted_spec}"
     ended = replace(made.status(), state="succeeded")
     assert ended.forecast is None
-    assert next_of_run(ended, "it", tmp_path) == next_after(met.value)
+    assert _next_of_run(ended, "it", tmp_path) == next_after(met.value)
 
 
 def rewrite_plan(made: journal.Journal, digest: str, text: bytes) -> None:
@@ -136,14 +136,14 @@ def rewrite_plan(made: journal.Journal, digest: str, text: bytes) -> None:
     sums = events.digest(path.read_bytes()), events.digest(text)
     path.write_bytes(text)
     first.write_bytes(first.read_bytes().replace(sums[0].encode(), sums[1].encode()))
-    events.note_newest(made.paths, 1, events.digest(first.read_bytes()))
+    events._note_newest(made.paths, 1, events.digest(first.read_bytes()))
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     paths = journal.create_run(tmp_path, run_request(), "it").journal.paths
     first = paths.events / "000001.json"
     first.write_bytes(first.read_bytes().replace(b'"schema":', b'"mood":"good","schema":'))
-    events.note_newest(paths, 1, events.digest(first.read_bytes()))
+    events._note_newest(paths, 1, events.digest(first.read_bytes()))
     assert journal.find_run(tmp_path, "it").run().problems == ()
 
 
@@ -200,7 +200,7 @@ def test_last_lines_equal_those_of_the_whole_file(
     path = tmp_path_factory.mktemp("lines") / "lines"
     path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(files, "TAIL_BYTES", 7)
+        patched.setattr(files, "_TAIL_BYTES", 7)
         read, end = files.last_lines(path, at_least)
     assert len(read) >= min(at_least, len(lines))
     assert read == lines[len(lines) - len(read) :]
@@ -215,7 +215,7 @@ def test_a_long_run_is_read_quickly(tmp_path: Path) -> None:
     path = writer.journal.paths.steps(number)
     with path.open("ab") as file:
         for index in range(20, 100_000):
-            file.write(step_log.encode(TimedStep(at_s=1.0, step=step(index))) + b"\n")
+            file.write(step_log._encode(TimedStep(at_s=1.0, step=step(index))) + b"\n")
     began = time.perf_counter()
     run = writer.run()
     status_s = time.perf_counter() - began

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.errors import JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import files
 from orchestrator.journal.heartbeat import (
-    STARTUP_LIMIT_S,
+    _STARTUP_LIMIT_S,
     ClaimWatch,
     Heartbeat,
     HeartbeatMonitor,
@@ -133,8 +133,8 @@ def test_startup_has_a_limit_of_its_own() -> None:
     starting = watched((1.0, [beat(0, 1.0)]), (40.0, [beat(0, 40.0)]))
     assert starting.find_hang(LIMIT_S, 50.0) is None
     assert starting.find_hang(LIMIT_S, 75.0) is not None
-    assert HeartbeatMonitor(0.0).find_hang(LIMIT_S, STARTUP_LIMIT_S - 1) is None
-    assert HeartbeatMonitor(0.0).find_hang(LIMIT_S, STARTUP_LIMIT_S + 1) is not None
+    assert HeartbeatMonitor(0.0).find_hang(LIMIT_S, _STARTUP_LIMIT_S - 1) is None
+    assert HeartbeatMonitor(0.0).find_hang(LIMIT_S, _STARTUP_LIMIT_S + 1) is not None
 
 
 def test_a_rank_that_ended_does_not_hang() -> None:

@@ -24,9 +24,9 @@ from orchestrator.journal.run_state import (
     Observation,
     RunState,
     StepSummary,
+    _current_state,
     apply,
     build_run,
-    current_state,
     initial,
     violation,
 )
@@ -86,7 +86,7 @@ def test_the_reason_explains_the_state() -> None:
     """What the run waits for, what it follows on, why it ended, why it is lost."""
 
     def code(*events: AnyEvent, **seen: Any) -> str | None:
-        _, why = current_state(state_after(*events), at(**seen))
+        _, why = _current_state(state_after(*events), at(**seen))
         return why.code if why else None
 
     ended = Ended(at_s=4.0, state="failed", reason=reason("no budget", "retries_exhausted"))
@@ -108,13 +108,13 @@ def test_a_cancelled_run_says_how_far_it_got(seen: dict[str, Any], detail: str) 
     """When its driver vanished after it was asked to stop at once."""
     at_once = CancelRequest(at_s=3.0, by=ME, at_once=True, source="Ctrl-C")
     observed = at(writer_is_gone=True, cancel=at_once, **seen)
-    stopped = current_state(state_after(CLAIM, START), observed)
+    stopped = _current_state(state_after(CLAIM, START), observed)
     assert stopped == ("cancelled", reason(detail, "cancel_requested"))
 
 
 def test_a_run_between_its_last_attempt_and_its_end_is_running() -> None:
     finished = AttemptEnded(at_s=3.0, attempt=1, reason="finished")
-    assert current_state(state_after(CLAIM, START, finished), at()) == ("running", None)
+    assert _current_state(state_after(CLAIM, START, finished), at()) == ("running", None)
 
 
 def test_steps_are_no_heartbeat_of_the_driver() -> None:

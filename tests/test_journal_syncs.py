@@ -105,7 +105,7 @@ def test_only_old_left_overs_are_swept(tmp_path: Path) -> None:
     old, new, other = (tmp_path / f".{name}" for name in ("a.partial", "b.partial", "c"))
     for path in (old, new, other):
         path.touch()
-    long_ago_s = time.time() - files.LEFT_OVER_S - 60
+    long_ago_s = time.time() - files._LEFT_OVER_S - 60
     for path in (old, other):
         os.utime(path, (long_ago_s, long_ago_s))
     files.sweep(tmp_path)
@@ -119,7 +119,7 @@ def test_removing_a_run_sweeps_its_storage(tmp_path: Path) -> None:
     left = tmp_path / ".other.0123.removed"
     left.mkdir()
     (left / "spec.json").touch()
-    long_ago_s = time.time() - files.LEFT_OVER_S - 60
+    long_ago_s = time.time() - files._LEFT_OVER_S - 60
     os.utime(left, (long_ago_s, long_ago_s))
     journal.remove_run(writer.journal)
     assert list(tmp_path.iterdir()) == []
@@ -129,8 +129,8 @@ def test_a_line_that_is_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader of whole lines holds one in memory."""
-    monkeypatch.setattr(files, "MAX_TAIL_BYTES", 100)
-    monkeypatch.setattr(files, "PART_BYTES", 50)
+    monkeypatch.setattr(files, "_MAX_TAIL_BYTES", 100)
+    monkeypatch.setattr(files, "_PART_BYTES", 50)
     path = tmp_path / "lines"
     path.write_bytes(b"short\n" + b"x" * 1000 + b"\n")
     with pytest.raises(JournalUnreadable, match="has a line of more than 100 bytes"):

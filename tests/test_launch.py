@@ -25,7 +25,7 @@ from orchestrator.planning.calibrated import ChipProfile, Measurements
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.run import calibrate
-from orchestrator.run.calibrate import measure_plan
+from orchestrator.run.calibrate import _measure_plan
 from orchestrator.values import codec
 from tests.clusters import child_of, descendants, eventually, listening, variable
 from tests.conftest import ROOT, RunOrch
@@ -47,8 +47,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = reading.load(ROOT / TINY_TWO_PODS)
     plan = rehearse(asked, make_plan(asked)).plan
     timed = Measurements(platform="cpu", device_kind="cpu", timings=rehearsal_timings(plan))
-    monkeypatch.setattr(calibrate, "measure", lambda _: timed)
-    measure_plan(plan)
+    monkeypatch.setattr(calibrate, "_measure", lambda _: timed)
+    _measure_plan(plan)
 
 
 @pytest.mark.usefixtures("measured")

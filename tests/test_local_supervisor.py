@@ -21,7 +21,7 @@ class Waiting:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
-        local_supervisor.wait_for_end(self.ended, self.owned)
+        local_supervisor._wait_for_end(self.ended, self.owned)
         self.over.set()
 
 
@@ -47,7 +47,7 @@ def test_a_supervisor_that_does_nothing_when_its_owner_is_gone_is_stopped(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is at work gets its time."""
-    monkeypatch.setattr(local_supervisor, "STOPPED_LIMIT_S", 0.5)
+    monkeypatch.setattr(local_supervisor, "_STOPPED_LIMIT_S", 0.5)
     began_s = time.monotonic()
     os.close(waiting.owner)
     assert waiting.over.wait(30)

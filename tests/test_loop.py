@@ -19,7 +19,7 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
-from orchestrator.processes import STACK_FLAG
+from orchestrator.processes import _STACK_FLAG
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Step
 from orchestrator.values.run_options import CheckpointOptions
@@ -32,7 +32,7 @@ from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
 from trainers.data.batches import batch_source
-from trainers.data.pack import TokenArrays
+from trainers.data.pack import _TokenArrays
 from trainers.data.tokens import FILE_NAME
 from trainers.loop import Assignment, run, train
 
@@ -198,7 +198,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 def token_plan(folder: Path, tokens: int) -> Plan:
     np.save(folder / "a.npy", np.arange(tokens) % 64)
-    tokenizer = TokenArrays(name="x", vocab=64)
+    tokenizer = _TokenArrays(name="x", vocab=64)
     pack.pack(folder / "set", [folder / "a.npy"], tokenizer)
     return toy_plan(data=DataSource(kind="tokens", path=str(folder / "set" / FILE_NAME)))
 
@@ -278,7 +278,7 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
     )
 
 
-@pytest.mark.parametrize("name", [*plugins.TRAINERS])
+@pytest.mark.parametrize("name", [*plugins._TRAINERS])
 def test_every_trainer_is_trained_and_continued(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +291,7 @@ def test_every_trainer_is_trained_and_continued(
     assert outcome.startup.steps_done == 2
     assert [step.index for step in emitted] == [0, 1, 2, 3]
     assert emitted[-1].loss < emitted[0].loss
-    assert STACK_FLAG in os.environ["LIBTPU_INIT_ARGS"]
+    assert _STACK_FLAG in os.environ["LIBTPU_INIT_ARGS"]
 
 
 def test_an_unknown_trainer_lists_the_known(tmp_path: Path) -> None:

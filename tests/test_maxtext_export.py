@@ -10,7 +10,12 @@ import pytest
 import orchestrator as api
 from orchestrator import catalog
 from orchestrator.interop.maxtext.conversion import comparable, model_of
-from orchestrator.interop.maxtext.exported_keys import keys_of_model, model_of_plan, shape_of, share
+from orchestrator.interop.maxtext.exported_keys import (
+    _keys_of_model,
+    _shape_of,
+    _share,
+    model_of_plan,
+)
 from orchestrator.interop.maxtext.exported_run import NotForMaxText, run_of, script_of
 from orchestrator.interop.maxtext.recipe import Recipe, Setting
 from orchestrator.interop.maxtext.used_keys import UsedKeys
@@ -214,9 +219,9 @@ def test_a_slice_is_called_as_xpk_calls_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_has_maxtexts_name_where_it_has_one(name: str, theirs: str) -> None:
-    keys = keys_of_model(catalog.model(name))
+    keys = _keys_of_model(catalog.model(name))
     assert keys["model_name"] == theirs
-    assert shape_of(keys) == comparable(catalog.model(name))
+    assert _shape_of(keys) == comparable(catalog.model(name))
 
 
 LATENT = LatentDimensions(query_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
@@ -234,9 +239,9 @@ def test_scores_that_grow_come_back(share: float, factor: float) -> None:
             kind="yarn", factor=factor, original_length=4096, attention_factor=1.0
         ),
     )  # fmt: skip
-    keys = keys_of_model(model)
+    keys = _keys_of_model(model)
     assert keys.get("mscale", 1.0) == share
-    assert shape_of(keys | {"model_name": "deepseek2-16b"}) is not None
+    assert _shape_of(keys | {"model_name": "deepseek2-16b"}) is not None
     found = model_of(UsedKeys(Recipe({key: Setting(value, "") for key, value in keys.items()})))
     assert found["attention_scale"] == pytest.approx(model.attention_scale, rel=1e-9)
 
@@ -271,8 +276,8 @@ def test_the_loss_is_made_in_as_many_parts_as_ours(
 @pytest.mark.parametrize("whole", [7, 240, 512, 8960, 17_920, 3_576_279])
 def test_a_share_is_the_whole_number_that_maxtext_takes_of_it(whole: int) -> None:
     for part in {1, 3, whole // 7, whole // 3, whole - 1, whole, 5 * whole}:
-        assert int(whole * share(part, whole)) == part
-        assert math.isclose(share(part, whole), part / whole)
+        assert int(whole * _share(part, whole)) == part
+        assert math.isclose(_share(part, whole), part / whole)
 
 
 @pytest.mark.parametrize("pods", [1, 2])

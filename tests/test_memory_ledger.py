@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.planning.kernels import loss_chunks
-from orchestrator.planning.layout import NO_TILE, TPU_TILE, fewest_elements
+from orchestrator.planning.layout import _NO_TILE, _TPU_TILE, _fewest_elements
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.model import MixtureOfExperts, Model
 from orchestrator.values.plan import MemoryPhase, Plan
@@ -66,8 +66,8 @@ def kept(plan: Plan) -> float:
 def test_parameters_lie_as_they_pad_least(sizes: tuple[int, ...], elements: int) -> None:
     """Whatever the order in which their dimensions are written."""
     for order in permutations(sizes):
-        assert fewest_elements(order, TPU_TILE) == elements
-    assert fewest_elements(sizes, NO_TILE) <= elements
+        assert _fewest_elements(order, _TPU_TILE) == elements
+    assert _fewest_elements(sizes, _NO_TILE) <= elements
 
 
 def gradient_elements(plan: Plan) -> float:

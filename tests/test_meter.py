@@ -179,9 +179,9 @@ def test_the_fullest_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Device(), Device(bytes_in_use=9), Device(peak_bytes_in_use=5, bytes_in_use=3),
                Device(peak_bytes_in_use=7)]  # fmt: skip
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
-    assert meter.peak_hbm_bytes() == 7
+    assert meter._peak_hbm_bytes() == 7
     monkeypatch.setattr(jax, "local_devices", lambda: devices[:2])
-    assert meter.peak_hbm_bytes() is None
+    assert meter._peak_hbm_bytes() is None
 
 
 def test_what_else_a_trainer_measures_is_kept() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import monitor
-from orchestrator.drive.driver import Driver
-from orchestrator.drive.monitor import AttemptEnd, Monitor
+from orchestrator.drive.driver import _Driver
+from orchestrator.drive.monitor import Monitor, _AttemptEnd
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, DeadRank, Slice, WorkerArgs, describe_exit
@@ -98,14 +98,14 @@ def test_an_attempt_that_does_all_its_steps_is_finished(tmp_path: Path) -> None:
     with watched(tmp_path, ScriptedAttempt(AttemptEvent(ended=True))) as (writer, watch):
         with beating(writer, 0):
             pass
-        assert watch.wait_for_end() == AttemptEnd(reason="finished")
+        assert watch.wait_for_end() == _AttemptEnd(reason="finished")
 
 
 def test_an_attempt_whose_ranks_did_their_work_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A while later, where what carries it out is stopped; not while one of two goes on."""
-    monkeypatch.setattr(monitor, "DONE_LIMIT_S", 0.2)
+    monkeypatch.setattr(monitor, "_DONE_LIMIT_S", 0.2)
     with watched(tmp_path, ScriptedAttempt(), hang_limit_s=1.0) as (writer, watch):
         with beating(writer, 0):
             pass
@@ -113,7 +113,7 @@ def test_an_attempt_whose_ranks_did_their_work_is_finished(
             hang = watch.wait_for_end()
             assert (hang.reason, hang.first_dead_rank) == ("hang", 1)
         began_s = time.monotonic()
-        assert watch.wait_for_end() == AttemptEnd(reason="finished")
+        assert watch.wait_for_end() == _AttemptEnd(reason="finished")
         assert time.monotonic() - began_s > 0.2
 
 
@@ -121,7 +121,7 @@ def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:
     """The rank that raised is named, and its error shown; those that live still are not blamed."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         raises(writer, 1, ValueError("out of luck"))
-        assert watch.wait_for_end() == AttemptEnd(
+        assert watch.wait_for_end() == _AttemptEnd(
             reason="failure", error="ValueError: out of luck", first_dead_rank=1
         )
 
@@ -131,7 +131,7 @@ def test_of_two_dead_ranks_the_first_is_named(tmp_path: Path) -> None:
     """One falls silent; the other dies of that, and says so."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0, every_s=600.0):
         raises(writer, 1, RuntimeError("connection closed by peer"))
-        assert watch.wait_for_end() == AttemptEnd(reason="failure", first_dead_rank=0)
+        assert watch.wait_for_end() == _AttemptEnd(reason="failure", first_dead_rank=0)
 
 
 def test_a_slow_rank_is_not_taken_for_dead(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
     with watched(tmp_path, attempt) as (writer, watch), beating(writer, 0):
         with beating(writer, 1, every_s=600.0):
             ending = watch.wait_for_end()
-        assert ending == AttemptEnd(
+        assert ending == _AttemptEnd(
             reason="preemption", error="slice pod-1 is gone", first_dead_rank=1
         )
 
@@ -159,7 +159,7 @@ def test_the_backends_error_counts_where_no_rank_has_one(tmp_path: Path) -> None
         _,
         watch,
     ):
-        assert watch.wait_for_end() == AttemptEnd(reason="failure", error="no controller")
+        assert watch.wait_for_end() == _AttemptEnd(reason="failure", error="no controller")
 
 
 DEAD = DeadRank(rank=1, host="h", slice_name="pod-1", how=describe_exit(-9))
@@ -171,7 +171,9 @@ UNSEEN = "rank 1 was killed by SIGKILL (host h, slice pod-1), before its first h
 def test_a_rank_that_died_before_its_first_heartbeat_is_named(tmp_path: Path) -> None:
     """It had not joined the others: they end because of it, and say so later."""
     with watched(tmp_path, ScriptedAttempt(DEATH)) as (writer, watch), beating(writer, 0):
-        assert watch.wait_for_end() == AttemptEnd(reason="failure", error=UNSEEN, first_dead_rank=1)
+        assert watch.wait_for_end() == _AttemptEnd(
+            reason="failure", error=UNSEEN, first_dead_rank=1
+        )
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -191,7 +193,7 @@ def test_a_rank_that_died_unseen_with_its_slice_is_named(tmp_path: Path) -> None
     """The loss of the slice is a preemption."""
     attempt = ScriptedAttempt(DEATH, slices=WHOLE[:1])
     with watched(tmp_path, attempt) as (_, watch):
-        assert watch.wait_for_end() == AttemptEnd(
+        assert watch.wait_for_end() == _AttemptEnd(
             reason="preemption", error="slice pod-1 is gone", first_dead_rank=1
         )
 
@@ -225,7 +227,7 @@ def test_a_stop_during_start_up_waits_for_nothing(tmp_path: Path) -> None:
     """No step is done, so nothing would be saved."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         journal.request_cancel(writer.journal)
-        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == _AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
         assert not watch._must_stop()
         assert writer.run().state == "stopping"
         attempt.events.put(AttemptEvent(ended=True))
-        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == _AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         write_steps(writer.journal.path, 1, range(3))
         journal.request_cancel(writer.journal, at_once=True)
-        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == _AttemptEnd(reason="cancelled")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def test_a_stopped_run_notes_who_stopped_it_and_what_is_saved(
         journal.request_cancel(writer.journal, at_once=at_once, source="interrupted (Ctrl-C)")
         writer.end_attempt("cancelled")
         assert (
-            Driver(writer, ProcessBackend())._end_run(StateReason(code="error", detail="unused"))
+            _Driver(writer, ProcessBackend())._end_run(StateReason(code="error", detail="unused"))
             == 0
         )
     run = writer.run()

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_paths import absolute_uri, relative_uri
-from orchestrator.run.records import places_by_uri
+from orchestrator.run.records import _places_by_uri
 from orchestrator.tracking import destinations
 from orchestrator.tracking.destinations import read_sync_state
 from tests.conftest import RunOrch
@@ -56,7 +56,7 @@ def test_a_database_elsewhere_is_refused_and_recorded_anew(
     tracked = elsewhere.run().tracking
     assert tracked
     assert tracked.uri == destination_in(there).uri
-    assert list(places_by_uri(there)) == [destination_in(there).uri]
+    assert list(_places_by_uri(there)) == [destination_in(there).uri]
     [problem] = problems_of(record_once(elsewhere))
     assert problem is not None
     assert f"{there}/mlflow.db: was moved or copied from {storage}, where" in problem
@@ -88,7 +88,7 @@ def test_a_driver_records_where_its_storage_is(
     assert str(storage) not in passed
     there = shutil.copytree(storage, tmp_path_factory.mktemp("mounted") / "runs")
     environment = {destinations.VARIABLE: passed}
-    assert destinations.chosen(Journal(there / run.key), environment) == destination_in(there)
+    assert destinations._chosen(Journal(there / run.key), environment) == destination_in(there)
 
 
 @pytest.mark.parametrize(

@@ -114,18 +114,18 @@ def test_a_shard_without_a_sum_is_no_checkpoint(tmp_path: Path) -> None:
     shard = tmp_path / "ocdbt.process_0" / "manifest.ocdbt"
     shard.parent.mkdir()
     shard.write_bytes(b"0")
-    step_folders.sum_shards(tmp_path, 0)
+    step_folders._sum_shards(tmp_path, 0)
     (tmp_path / "ocdbt.process_1").mkdir()
     (tmp_path / "ocdbt.process_1" / "manifest.ocdbt").write_bytes(b"1")
     with pytest.raises(FileNotFoundError, match="process_1"):
-        step_folders.write_checksums(tmp_path, 2)
-    step_folders.sum_shards(tmp_path, 1)
+        step_folders._write_checksums(tmp_path, 2)
+    step_folders._sum_shards(tmp_path, 1)
     late = shard.with_name("late")
     late.write_bytes(b"written after it was summed")
     with pytest.raises(OSError, match="has no sum"):
-        step_folders.write_checksums(tmp_path, 2)
+        step_folders._write_checksums(tmp_path, 2)
     late.unlink()
-    step_folders.write_checksums(tmp_path, 2)
+    step_folders._write_checksums(tmp_path, 2)
     assert step_folders.fault(tmp_path) is None
     assert {path.name for path in tmp_path.glob("sha256*")} == {"sha256.json"}
 

@@ -10,21 +10,21 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.network import attention, mlp
-from orchestrator.network.decoder import BLOCK_INPUT, MODEL_KEYS, decoder, patterns, split_sizes
+from orchestrator.network.decoder import _MODEL_KEYS, BLOCK_INPUT, _patterns, decoder, split_sizes
 from orchestrator.network.mesh_axes import (
+    _MESH_AXES,
     AXES,
     GROUPS,
     ICI_AXES,
     LOGICAL_AXES,
-    MESH_AXES,
     SHARED_OVER_DCN,
 )
 from orchestrator.network.published import published_weights
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.planning import flops
-from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.calibrated import _layout_of
 from orchestrator.planning.collectives import Exchange, exchanges
-from orchestrator.planning.search import all_policies
+from orchestrator.planning.search import _all_policies
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import MeshRequest, Optimizer, Precision, TensorTreatments
@@ -65,7 +65,7 @@ PATTERNS: dict[str, list[tuple[int, int, int]]] = {
 @pytest.mark.parametrize("row", PATTERNS)
 def test_layers_are_repeated_patterns(row: str) -> None:
     """Each pattern goes as far as it can, with the fewest layers in it."""
-    assert [(one.first, one.length, one.repeats) for one in patterns(row)] == PATTERNS[row]
+    assert [(one.first, one.length, one.repeats) for one in _patterns(row)] == PATTERNS[row]
 
 
 def test_stacks_hold_every_layer_once() -> None:
@@ -105,7 +105,7 @@ def test_latent_attention_has_its_weights() -> None:
 def test_latent_attention_costs_what_its_widths_cost() -> None:
     """Scores along queries, values along theirs; the backward kernel 3 and 2 times."""
     plan = plan_of(model_of(**LATENT), length=512)
-    layout = layout_of(plan, catalog.chip(plan.chip))
+    layout = _layout_of(plan, catalog.chip(plan.chip))
     queries, values = 8 * 16, 8 * 20
     assert flops.attention_flops_per_token(plan.model, 512) == 3 * 512 * (queries + values)
     pairs = 3 * layout.step_tokens * 512  # blocks as long as sequences are computed whole
@@ -123,7 +123,7 @@ def test_every_logical_axis_of_the_network_is_in_the_table(changes: dict[str, An
     assert {tensor.positions for tensor in block.tensors} <= LOGICAL_AXES.keys()
     split = {axis for axis in axes if LOGICAL_AXES[axis]}
     latents = {"query_rank", "kv_rank"} if changes else set()
-    assert split | {"vocab", "kv_heads"} == MODEL_KEYS.keys() | latents
+    assert split | {"vocab", "kv_heads"} == _MODEL_KEYS.keys() | latents
     assert split <= {axis for axis, *_ in split_sizes(model_of(**changes))}
 
 
@@ -147,10 +147,10 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
     for capacity in (None, 1.25):
         moe = MixtureOfExperts(experts=8, top_k=2, capacity_factor=capacity)
         plan = plan_of(replace(TINY, moe=moe), **mesh, sequences=64)
-        sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
+        sent += exchanges(_layout_of(plan, catalog.chip(plan.chip)))
     muon = replace(plan, optimizer=Optimizer(name="muon"))
-    sent += exchanges(layout_of(muon, catalog.chip(plan.chip)))
-    for axis in MESH_AXES:
+    sent += exchanges(_layout_of(muon, catalog.chip(plan.chip)))
+    for axis in _MESH_AXES:
         lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name
 
@@ -182,17 +182,17 @@ def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
 
 def test_the_search_goes_through_every_policy_but_mirror_images() -> None:
     """Queries, keys and values alike, gate and up in one order: 2 x 3 x 3 x 3 x 6 policies."""
-    found = all_policies(model_of(), offloads=True)
+    found = _all_policies(model_of(), offloads=True)
     assert len(found) == len(set(found)) == 324
     assert set(POLICIES.values()) <= set(found)
     assert all(one.treatment("query") == one.treatment("value") for one in found)
-    ungated = all_policies(model_of(gated=False), offloads=True)
+    ungated = _all_policies(model_of(gated=False), offloads=True)
     assert set(POLICIES.values()) <= set(ungated)
     assert len(ungated) == 162
-    latent = all_policies(model_of(**LATENT), offloads=True)
+    latent = _all_policies(model_of(**LATENT), offloads=True)
     assert len(latent) == len(set(latent)) == 3 * 324
     assert set(POLICIES.values()) <= set(latent)
-    without_host = all_policies(model_of(), offloads=False)
+    without_host = _all_policies(model_of(), offloads=False)
     assert len(without_host) == 24
     assert not any(one.needs_host for one in without_host)
 
@@ -201,7 +201,7 @@ def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
     """Only the missing columns are multiplied again, but for those that `tensor` sends round."""
     for tensor, repeated in ((1, 64 * 96), (4, 2 * 64 * 96 / 4)):
         plan = plan_of(model_of(), tensor=tensor, remat=TensorTreatments(up="offload"))
-        layout = layout_of(plan, catalog.chip(plan.chip))
+        layout = _layout_of(plan, catalog.chip(plan.chip))
         assert layout.repeated_elements(layout.network.blocks[0].mlp.inputs) == repeated
 
 
@@ -289,7 +289,7 @@ def test_every_byte_of_vectors_is_in_the_ledger(shape: dict[str, Any]) -> None:
 
 
 def check_bytes(plan: Plan) -> None:
-    layout = layout_of(plan, catalog.chip(plan.chip))
+    layout = _layout_of(plan, catalog.chip(plan.chip))
     counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
     ways: dict[tuple[str, ...], int] = {}
     for one in exchanges(layout):

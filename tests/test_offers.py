@@ -15,18 +15,18 @@ from orchestrator import catalog
 from orchestrator.errors import NoTopology, SpecError
 from orchestrator.formatting import dollars
 from orchestrator.planning.many_slices import best_of_slices
-from orchestrator.planning.odds import Offer, Offers, chance, odds_of
-from orchestrator.planning.offers import UnknownCost, is_round
+from orchestrator.planning.odds import Offer, Offers, _chance, odds_of
+from orchestrator.planning.offers import UnknownCost, _is_round
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
 from orchestrator.planning.spec_changes import changed
 from orchestrator.reading.offer_options import (
     WrongOption,
-    days_until,
-    dollars_of,
-    read_prices,
-    wanted_chips,
+    _days_until,
+    _dollars_of,
+    _read_prices,
+    _wanted_chips,
 )
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.show.offers_screen import odds_text, offers_screen
@@ -155,7 +155,7 @@ def test_every_offer_says_something(found: Offers) -> None:
     for one in found.offers:
         assert (one.days is None) == (one.reason is not None)
         assert one.chips == one.pods * catalog.topology(catalog.chip(one.chip), one.topology).chips
-        assert is_round(one.chips // one.pods)
+        assert _is_round(one.chips // one.pods)
 
 
 def test_the_frontier_is_what_no_other_undercuts(found: Offers) -> None:
@@ -252,16 +252,16 @@ def test_odds_are_those_of_a_normal_logarithm(
                         high=middle * up)  # fmt: skip
     width = log(up) if limit >= middle else log(middle / low)
     closed = (1 + erf(log(limit / middle) / (width / OF_80_PERCENT) / sqrt(2))) / 2
-    assert chance(estimate, limit) == pytest.approx(closed if limit >= lower else 0.0, abs=1e-6)
+    assert _chance(estimate, limit) == pytest.approx(closed if limit >= lower else 0.0, abs=1e-6)
 
 
 def test_the_interval_holds_four_of_five() -> None:
     """At its high end nine of ten runs are done, at what is expected half of them."""
     estimate = Estimate(lower=1.0, unoverlapped=99.0, expected=10.0, low=5.0, high=20.0)
-    assert chance(estimate, 10.0) == pytest.approx(0.5)
-    assert chance(estimate, 20.0) == pytest.approx(0.9, abs=1e-3)
-    assert chance(estimate, 5.0) == pytest.approx(0.1, abs=1e-3)
-    assert chance(replace(estimate, expected=None, low=None, high=None), 10.0) is None
+    assert _chance(estimate, 10.0) == pytest.approx(0.5)
+    assert _chance(estimate, 20.0) == pytest.approx(0.9, abs=1e-3)
+    assert _chance(estimate, 5.0) == pytest.approx(0.1, abs=1e-3)
+    assert _chance(replace(estimate, expected=None, low=None, high=None), 10.0) is None
 
 
 def test_both_limits_hold_as_often_as_the_rarer() -> None:
@@ -284,7 +284,7 @@ def test_both_limits_hold_as_often_as_the_rarer() -> None:
      (date(2026, 12, 2), 10)],
 )  # fmt: skip
 def test_a_date_is_days_from_today(by: str | float | date, days: float) -> None:
-    assert days_until(by, TODAY) == days
+    assert _days_until(by, TODAY) == days
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_date_is_days_from_today(by: str | float | date, days: float) -> None:
 )  # fmt: skip
 def test_a_wrong_date_is_refused(by: str | float | date) -> None:
     with pytest.raises(WrongOption) as error:
-        days_until(by, TODAY)
+        _days_until(by, TODAY)
     assert (error.value.key, error.value.exit_code) == ("--by", 2)
 
 
@@ -303,20 +303,20 @@ def test_a_wrong_date_is_refused(by: str | float | date) -> None:
     [("2M", 2e6), ("500k", 5e5), ("$1.5M", 1.5e6), ("2,000,000", 2e6), ("1B", 1e9), (7.0, 7.0)],
 )
 def test_a_budget_is_dollars(budget: str | float, dollars: float) -> None:
-    assert dollars_of(budget) == dollars
+    assert _dollars_of(budget) == dollars
 
 
 @pytest.mark.parametrize("budget", ["-3", "0", "2T", "much", "", "M", "nan", "1e9", float("inf")])
 def test_a_wrong_budget_is_refused(budget: str | float) -> None:
     with pytest.raises(WrongOption) as error:
-        dollars_of(budget)
+        _dollars_of(budget)
     assert error.value.key == "--budget"
 
 
 @pytest.mark.parametrize("chips", ["v5p,v9", "h100", "", "v5p,,v6e", []])
 def test_unknown_chips_are_refused(chips: str | list[str]) -> None:
     with pytest.raises(WrongOption) as error:
-        wanted_chips(chips)
+        _wanted_chips(chips)
     assert "v5p" in str(error.value)
 
 
@@ -363,7 +363,7 @@ def test_a_wrong_file_of_prices_is_refused(tmp_path: Path, text: str, code: str,
     path = tmp_path / "prices.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SpecProblems) as error:
-        read_prices(path)
+        _read_prices(path)
     problem = error.value.problems[0]
     assert (problem.code, problem.line, error.value.exit_code) == (code, line, 2)
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from orchestrator.goodput.outlook import SoFar, outlook
-from orchestrator.journal.run_journal import deadline_at_s
+from orchestrator.journal.run_journal import _deadline_at_s
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import Plan
@@ -94,9 +94,9 @@ def test_the_odds_of_a_deadline_become_sure(plan: Plan) -> None:
 
 def test_a_deadline_is_a_date_or_a_time_after_the_submission() -> None:
     march = datetime(2027, 3, 1, tzinfo=UTC).timestamp()
-    assert deadline_at_s("2027-03-01", 5.0) == march
-    assert deadline_at_s("30d", 5.0) == 30 * DAY_S + 5.0
-    assert deadline_at_s("1.5h", 5.0) == 5405.0
+    assert _deadline_at_s("2027-03-01", 5.0) == march
+    assert _deadline_at_s("30d", 5.0) == 30 * DAY_S + 5.0
+    assert _deadline_at_s("1.5h", 5.0) == 5405.0
 
 
 def test_nothing_is_left_of_a_run_that_has_ended(plan: Plan) -> None:

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
-from orchestrator.journal.steps import counted_steps, table_of
+from orchestrator.journal.steps import _table_of, counted_steps
 from orchestrator.processes import resource
-from orchestrator.show.charts import speed_over_steps, thinned
+from orchestrator.show.charts import _speed_over_steps, _thinned
 from orchestrator.show.drawings import (
     Axis,
     Bar,
     BarChart,
     BarPart,
     Mark,
-    environment,
+    _environment,
+    _round_step,
     filled,
-    round_step,
 )
-from orchestrator.show.pages import RunPage, run_page
+from orchestrator.show.pages import _run_page, _RunPage
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values.run import Run, TrackedRun
 from tests.conftest import RunOrch
@@ -33,18 +33,18 @@ PLAN = tiny_plan()
 VOID = {"meta", "link", "br", "img"}
 
 
-def shown(run: Run, steps: Steps, **changes: object) -> RunPage:
+def shown(run: Run, steps: Steps, **changes: object) -> _RunPage:
     """What the page of a run is made from."""
-    last = counted_steps({number: table_of(taken) for number, taken in steps.items()})
+    last = counted_steps({number: _table_of(taken) for number, taken in steps.items()})
     report = compare(run, PLAN, steps)
     fields = {"run": run, "report": report, "plan": PLAN, "rehearsed": None, "proof": None}
-    return RunPage(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
+    return _RunPage(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
 
 
 def page(**changes: object) -> str:
     """The page of a real run of two attempts."""
     run, steps = preempted_run()
-    return run_page(shown(replace(run, **changes), steps))  # type: ignore[arg-type]
+    return _run_page(shown(replace(run, **changes), steps))  # type: ignore[arg-type]
 
 
 def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
@@ -54,12 +54,12 @@ def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
     mfu = replace(PLAN.forecast.mfu, lower=0.9, expected=0.041, low=0.03, high=0.05)
     plan = replace(PLAN, forecast=replace(PLAN.forecast, mfu=mfu))
     table = replace(shown_page.steps, mfu=shown_page.steps.mfu * 0.037 / 0.4)
-    plot = speed_over_steps(plan, shown_page.report, table)
+    plot = _speed_over_steps(plan, shown_page.report, table)
     assert 0.05 < plot.y.high < 0.06
     assert [curve.kind for curve in plot.curves].count("lower") == 0
     assert ("expected", (0.0, 0.03, 0.05)) in [(band.kind, band.points[0]) for band in plot.bands]
     near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
-    plot = speed_over_steps(near, shown_page.report, table)
+    plot = _speed_over_steps(near, shown_page.report, table)
     assert [curve.kind for curve in plot.curves].count("lower") == 1
 
 
@@ -83,7 +83,7 @@ def test_a_page_links_to_its_mlflow_run() -> None:
     assert run_link(replace(database, tracker="files")) is None
     run, steps = preempted_run()
     linked = replace(run, tracking=database)
-    text = run_page(shown(linked, steps, mlflow=run_link(database)))
+    text = _run_page(shown(linked, steps, mlflow=run_link(database)))
     assert '<a href="http://127.0.0.1:5080/#/runs/abc">abc</a>' in text
 
 
@@ -141,7 +141,7 @@ def test_ten_thousand_steps_stay_a_small_page() -> None:
     """Curves are thinned: the page does not grow with the run."""
     run, steps = preempted_run()
     long = {**steps, 2: timed(100.0, range(5, 10_000), 0.5)}
-    assert len(run_page(shown(run, long)).encode()) < 200_000
+    assert len(_run_page(shown(run, long)).encode()) < 200_000
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_text_of_a_run_is_never_markup() -> None:
         environment={hostile: hostile},
         attempts=(replace(first, error=hostile), second),
     )
-    found = read(run_page(shown(run, steps)))
+    found = read(_run_page(shown(run, steps)))
     assert "script" not in found.seen
     assert found.asked == []
     assert "".join(found.text).count(hostile) >= 5
@@ -187,7 +187,7 @@ def test_values_in_charts_and_attributes_are_escaped() -> None:
     hostile = '<b onload="x">&'
     parts = (BarPart(name=hostile, value=1.0), BarPart(name="b", value=2.0))
     chart = BarChart(bars=[Bar(name=hostile, kind="hbm", segments=parts)], show=str)
-    macros = environment().get_template("charts.html").module
+    macros = _environment().get_template("charts.html").module
     drawn = macros.bar_chart(chart)  # type: ignore[attr-defined]
     assert hostile not in drawn
     assert 'aria-label="&lt;b onload=&#34;x&#34;&gt;&amp;: 3.0"' in drawn
@@ -209,10 +209,10 @@ def test_a_real_run_stands_beside_its_forecast() -> None:
 def test_memory_is_forecast_compiled_and_measured() -> None:
     """What the devices said is a bar of its own; where they did not say, the page does."""
     run, steps = preempted_run()
-    silent = report_words(run_page(shown(run, steps)))
+    silent = report_words(_run_page(shown(run, steps)))
     assert "The devices did not report their memory" in silent
     first = replace(steps[2][0], step=replace(steps[2][0].step, peak_hbm_bytes=5 << 30))
-    text = run_page(shown(run, {**steps, 2: [first, *steps[2][1:]]}))
+    text = _run_page(shown(run, {**steps, 2: [first, *steps[2][1:]]}))
     assert "did not report their memory" not in text
     block = text[text.index("Memory per device") : text.index("Where the time went")]
     assert 'aria-label="measured: 5.00 GiB"' in block
@@ -222,7 +222,7 @@ def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
     """It says that it is one; no mark and no dot of it lies on a scale of chips."""
     run, steps = preempted_run()
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
-    text = run_page(shown(small, steps, rehearsed=PLAN))
+    text = _run_page(shown(small, steps, rehearsed=PLAN))
     assert "A rehearsal: a small copy" in text
     assert "compared with no forecast" in text
     scales = text[text.index("Time per step") : text.index("Over steps")]
@@ -237,7 +237,7 @@ def test_a_rehearsal_is_held_against_its_own_machine() -> None:
     here = replace(PLAN, chip_profile="0" * 64)
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
     report = compare(small, here, steps)
-    text = run_page(shown(small, steps, report=report, plan=here, rehearsed=PLAN))
+    text = _run_page(shown(small, steps, report=report, plan=here, rehearsed=PLAN))
     assert "this machine's chip profile" in report_words(text)
     chips = text[text.index("The plan, on v5e chips") : text.index("Over steps")]
     assert 'class="mark measured"' in text[text.index("Time per step") : text.index("The plan, on")]
@@ -250,7 +250,7 @@ def test_what_the_compiler_allows_stands_beside_the_plan_for_chips_alone() -> No
     run, steps = preempted_run()
     small = shown(replace(run, rehearsal=True, rehearses=PLAN.digest), steps, rehearsed=PLAN)
     assert small.report.memory.hbm_bytes is None
-    text = run_page(small)
+    text = _run_page(small)
     block = text[text.index("Memory per device") : text.index("Where the time went")]
     here, chips = block.split("The plan, on v5e chips")
     assert "Emulated devices have no limit" in here
@@ -270,9 +270,9 @@ def test_a_run_that_has_hardly_begun_has_a_page(count: int) -> None:
     run, steps = preempted_run()
     taken = {1: steps[1][:count]}
     begun = replace(run, state="running", ended_at_s=None, attempts=run.attempts[:1])
-    found = read(run_page(shown(begun, taken)))
+    found = read(_run_page(shown(begun, taken)))
     assert ("No step was measured" in "".join(found.text)) == (count < 2)
-    read(run_page(shown(replace(begun, attempts=()), {})))
+    read(_run_page(shown(replace(begun, attempts=()), {})))
 
 
 # --- its drawings
@@ -290,7 +290,7 @@ def test_an_axis_shows_round_numbers_within_it() -> None:
     assert Axis(0.0, 1_000.0).ticks(4) == [0, 250, 500, 750, 1_000]
     assert Axis(0.5, 2e6, log=True).ticks(10) == [10.0**n for n in range(7)]
     assert Axis(60.0, 2e3, log=True).ticks() == [100.0, 200.0, 500.0, 1_000.0, 2_000.0]
-    assert round_step(0.03) == 0.05
+    assert _round_step(0.03) == 0.05
     linear, log = Axis(2.0, 4.0), Axis(1.0, 100.0, log=True)
     assert [linear(value) for value in (1, 2, 3, 4, 5)] == [0, 0, 0.5, 1, 1]
     assert log(10) == 0.5
@@ -300,10 +300,10 @@ def test_thinning_keeps_the_extremes() -> None:
     """A spike of one step among thousands is still seen."""
     x, y = np.arange(5_000.0), np.ones(5_000)
     y[1_234] = 9.0
-    kept = thinned(x, y)
+    kept = _thinned(x, y)
     assert len(kept) <= 240
     assert max(high for *_, high in kept) == 9.0
-    assert thinned(x[:3], y[:3]) == [(at, 1.0, 1.0, 1.0) for at in (0.0, 1.0, 2.0)]
+    assert _thinned(x[:3], y[:3]) == [(at, 1.0, 1.0, 1.0) for at in (0.0, 1.0, 2.0)]
 
 
 # --- the command

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.studies import make_scaling_report, read_trial_runs
-from orchestrator.show.pages import run_page, scaling_page
+from orchestrator.evidence.studies import _make_scaling_report, read_trial_runs
+from orchestrator.show.pages import _run_page, _scaling_page
 from tests.browser import MISSING, Browser, browser, chromium
 from tests.journals import tiny_plan
 from tests.reports import finished_study, preempted_run
@@ -48,11 +48,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     small = replace(run, rehearsal=True, rehearses=tiny_plan().digest)
     recorded = finished_study(folder / "runs", study_of(1, 2, 4), lambda *_: 0.5, steps=4)
     ran = read_trial_runs(recorded)
-    report = make_scaling_report(recorded.key, recorded.submission().study, ran)
+    report = _make_scaling_report(recorded.key, recorded.submission().study, ran)
     texts = {
-        "run": run_page(shown(run, steps)),
-        "rehearsal": run_page(shown(small, steps, rehearsed=tiny_plan())),
-        "study": scaling_page(report, {one.trial: one.predicted for one in ran}),
+        "run": _run_page(shown(run, steps)),
+        "rehearsal": _run_page(shown(small, steps, rehearsed=tiny_plan())),
+        "study": _scaling_page(report, {one.trial: one.predicted for one in ran}),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

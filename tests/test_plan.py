@@ -14,9 +14,9 @@ import pytest
 from orchestrator import catalog
 from orchestrator.catalog.chips import table
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.planning.plan_warnings import LARGE_BATCH, critical_batch_tokens
+from orchestrator.planning.plan_warnings import _LARGE_BATCH, critical_batch_tokens
 from orchestrator.planning.planner import make_plan, make_plans
-from orchestrator.run.submit import check_trainable
+from orchestrator.run.submit import _check_trainable
 from orchestrator.values import codec
 from orchestrator.values.plan import Forecast, Plan, WarningCode
 from orchestrator.values.spec import MeshRequest, Precision
@@ -225,7 +225,7 @@ PUBLISHED_BATCHES = {  # sequences x length, and the tokens of the run
 def test_published_batches_are_not_too_large(name: str) -> None:
     """No warning for what was trained."""
     sequences, length, tokens = PUBLISHED_BATCHES[name]
-    assert sequences * length < LARGE_BATCH * critical_batch_tokens(tokens)
+    assert sequences * length < _LARGE_BATCH * critical_batch_tokens(tokens)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +382,8 @@ def test_what_can_be_planned_only_is_refused_before_a_run() -> None:
     plan = make_plan(spec_of(TINY, sequences=64, chip="v6e", topology="2x2", pods=1,
                              precision=Precision(compute="int8")))  # fmt: skip
     with pytest.raises(SpecError, match="int8 can be planned, not trained"):
-        check_trainable(plan)
-    check_trainable(replace(plan, ledger_describes_trainer=False))
+        _check_trainable(plan)
+    _check_trainable(replace(plan, ledger_describes_trainer=False))
 
 
 def test_a_type_without_a_rate_is_refused() -> None:

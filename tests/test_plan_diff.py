@@ -106,7 +106,7 @@ def test_another_price_changes_dollars_and_nothing_else() -> None:
 )
 def test_a_change_is_a_percentage_or_a_multiple(first: float, second: float, text: str) -> None:
     """Percent while it is small, a multiple when it is not."""
-    assert verdict.change(first, second) == text
+    assert verdict._change(first, second) == text
 
 
 def test_a_short_training_is_in_a_unit_that_shows_digits() -> None:
@@ -128,13 +128,13 @@ def test_points_that_round_to_zero_have_no_sign() -> None:
 def test_without_runs_of_a_chip_the_verdict_compares_bounds() -> None:
     """Without an estimate, the lower bounds are compared, and shown alone."""
     diff = diff_of(tiny(), tiny(pods=4))
-    assert "faster and costs 1.7 times as much" in verdict.verdict(diff)
+    assert "faster and costs 1.7 times as much" in verdict._verdict(diff)
     without_estimate = replace(
         diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
     )
-    first, second = verdict.figure(without_estimate, "tokens_per_s.lower")
-    assert verdict.faster(second / first) in verdict.verdict(without_estimate)
-    assert "at best" in verdict.verdict(without_estimate)
+    first, second = verdict._figure(without_estimate, "tokens_per_s.lower")
+    assert verdict._faster(second / first) in verdict._verdict(without_estimate)
+    assert "at best" in verdict._verdict(without_estimate)
     shown = render.plan_diff_screen(without_estimate, "x")
     figures = shown[shown.index("\n  figures") :]
     assert "unoverlapped" not in figures

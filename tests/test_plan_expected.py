@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.published import Range
-from orchestrator.evidence.score.evaluate import published
-from orchestrator.evidence.score.learn import OF_COLLECTIVES, is_reference
+from orchestrator.evidence.score.evaluate import _published
+from orchestrator.evidence.score.learn import _OF_COLLECTIVES, _is_reference
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.planning.expected import (
-    APART_S,
+    _APART_S,
+    _BELOW_ALONE,
     AXES,
-    BELOW_ALONE,
+    _exposed_gathers_s,
+    _own_step_parts,
+    _step_parts,
     axis_values,
     expected_lines,
     expected_s,
-    exposed_gathers_s,
     extrapolations,
     interval,
-    own_step_parts,
     skew_share,
-    step_parts,
     unseen,
 )
 from orchestrator.planning.feasibility import sizes_by_name
@@ -124,11 +124,11 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
     layout = layout_of_choice(request, CANDIDATES["v5p", 4].choice(0))
     todo = step_work(layout, time_lines(layout))
     slower = replace(known, matmul=catalog.LearnedConstant(value=known.matmul.value / 2))
-    assert step_parts(todo, slower)["matmul"] == pytest.approx(
-        2 * step_parts(todo, known)["matmul"]
+    assert _step_parts(todo, slower)["matmul"] == pytest.approx(
+        2 * _step_parts(todo, known)["matmul"]
     )
     alone = step_work(on_pods(layout, 1), time_lines(layout))
-    assert (alone.reductions, alone.hops, step_parts(alone, known)["slice_wait"]) == (
+    assert (alone.reductions, alone.hops, _step_parts(alone, known)["slice_wait"]) == (
         0,
         0,
         0,
@@ -145,9 +145,9 @@ def test_short_layers_wait_in_proportion() -> None:
     own = ("matmuls", "attention", "weights and optimizer", "between matmuls")
     known = catalog.efficiency("v5p")
     assert known is not None
-    share = (known.slice_wait_s.value + 3 * known.slice_hop_s.value) / APART_S
+    share = (known.slice_wait_s.value + 3 * known.slice_hop_s.value) / _APART_S
     own_s = sum(ledger[name] for name in own)
-    assert own_s / 80 < APART_S
+    assert own_s / 80 < _APART_S
     assert ledger["waiting for slices"] == pytest.approx(share * own_s)
 
 
@@ -159,7 +159,7 @@ def test_short_layers_are_less_certain() -> None:
     work = step_work(layout, time_lines(layout))
     short = replace(work, gathers_s=0.0, dcn_s=0.0, serial_s=0.0)
     longer = replace(short, matmul_s=100 * short.matmul_s)
-    own_s = [sum(own_step_parts(one, known).values()) for one in (short, longer)]
+    own_s = [sum(_own_step_parts(one, known).values()) for one in (short, longer)]
     assert skew_share(short, own_s[0]) < skew_share(longer, own_s[1]) == 1
     everywhere = replace(known, ranges={})
     assert unseen(short, {}, everywhere) > unseen(longer, {}, everywhere) == 0
@@ -258,7 +258,7 @@ def test_accumulated_gradients_are_reduced_in_series(axis: str) -> None:
     time, known = step_time(layout, lines), catalog.efficiency("v5e")
     assert known is not None
     assert float(time.lower_s) >= compute_s + reduction_s
-    series = step_parts(step_work(layout, lines), known)["serial_collectives"]
+    series = _step_parts(step_work(layout, lines), known)["serial_collectives"]
     assert float(series) >= reduction_s
     assert float(expected_s(layout, lines, time, known)) > float(time.lower_s)
 
@@ -299,9 +299,9 @@ def test_links_that_are_slower_than_the_chip_show_in_full() -> None:
     known = catalog.efficiency("v5p")
     assert known is not None
     work = step_work(layout, time_lines(layout))
-    own_s = float(sum(own_step_parts(work, known).values()))
-    little = exposed_gathers_s(replace(work, gathers_s=own_s / 2, dcn_s=0.0), own_s, known)
-    much = exposed_gathers_s(replace(work, gathers_s=9 * own_s, dcn_s=own_s), own_s, known)
+    own_s = float(sum(_own_step_parts(work, known).values()))
+    little = _exposed_gathers_s(replace(work, gathers_s=own_s / 2, dcn_s=0.0), own_s, known)
+    much = _exposed_gathers_s(replace(work, gathers_s=9 * own_s, dcn_s=own_s), own_s, known)
     assert float(little) == pytest.approx(known.exposed_gathers.value * own_s / 2)
     assert float(much) == pytest.approx(8 * own_s)
 
@@ -388,7 +388,7 @@ def test_the_interval_is_wider_along_each_axis(axis: str) -> None:
     inside = {name: Range(low=one / 2, high=one * 2) for name, one in values.items()}
     below = Range(low=value / 9, high=value / 3)
     above = Range(low=value * 3, high=value * 9)
-    apart = above if axis in BELOW_ALONE else below
+    apart = above if axis in _BELOW_ALONE else below
     sure = replace(known, ranges=inside)
     unsure = replace(known, ranges={**inside, axis: apart})
     width = [high / low for low, high in
@@ -414,9 +414,9 @@ def test_an_interval_covers_a_run_with_as_many_slices_and_one_microbatch(remat: 
 
 def test_no_published_run_is_an_extrapolation() -> None:
     """The ranges are those of the runs. How collectives hide is known from the reference alone."""
-    samples, _ = published()
+    samples, _ = _published()
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
         outside = {one.axis for one in extrapolations(sample.axis_values(), known.ranges)}
-        assert outside <= (set() if is_reference(sample) else OF_COLLECTIVES)
+        assert outside <= (set() if _is_reference(sample) else _OF_COLLECTIVES)

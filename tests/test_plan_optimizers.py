@@ -7,11 +7,11 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.planning import optimizers
-from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.calibrated import _layout_of
 from orchestrator.planning.layout import Training
-from orchestrator.planning.memory import resting_lines
+from orchestrator.planning.memory import _resting_lines
 from orchestrator.planning.planner import make_plan
-from orchestrator.planning.time import hbm_lines
+from orchestrator.planning.time import _hbm_lines
 from orchestrator.values.fields import DType, MomentType
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Optimizer, Precision
@@ -30,15 +30,15 @@ def layout_for(
         precision=Precision(optimizer=moments, first_moment=first),
         **mesh,
     )
-    return layout_of(plan, catalog.chip(plan.chip))
+    return _layout_of(plan, catalog.chip(plan.chip))
 
 
 def held(layout: Training) -> float:
-    return float(sum(one.value for one in resting_lines(layout) if one.kind == "optimizer_state"))
+    return float(sum(one.value for one in _resting_lines(layout) if one.kind == "optimizer_state"))
 
 
 def updated(layout: Training) -> float:
-    [line] = [one for one in hbm_lines(layout) if one.kind == "optimizer_update"]
+    [line] = [one for one in _hbm_lines(layout) if one.kind == "optimizer_update"]
     return float(line.inputs["bytes"]) / float(layout.owned_elements)
 
 
@@ -75,8 +75,8 @@ def test_adafactor_holds_rows_and_columns() -> None:
     split = matrices - 7 * 256 + 7 * 128  # the rows of seven matrices lie on two devices
     tables = 2 * (128 + 1024)
     vectors = 2 * 2 * 256 + 256
-    assert optimizers.factored_elements(layout) == 2 * split + tables + vectors
-    assert held(layout) == 4 * optimizers.factored_elements(layout)
+    assert optimizers._factored_elements(layout) == 2 * split + tables + vectors
+    assert held(layout) == 4 * optimizers._factored_elements(layout)
     assert updated(layout) == 2 * 4 + 2 * 4  # its gradient is read twice
 
 

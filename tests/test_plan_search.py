@@ -17,20 +17,20 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import (
+    _SAME,
     OFFLOAD_GAIN,
-    SAME,
     TIE,
     RankedChoice,
+    _expected_s_per_token,
+    _kinds_of,
     best_choices,
-    expected_s_per_token,
-    kinds_of,
     ranked_choices,
 )
 from orchestrator.planning.search import (
     MEMORY_MARGIN,
     Choice,
-    PolicyArray,
     SearchRequest,
+    _PolicyArray,
     layout_of_choice,
     policy_array,
     search,
@@ -40,7 +40,7 @@ from orchestrator.planning.search import (
 from orchestrator.planning.step_work import host_bytes, host_limit_bytes, transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import axis_sizes
-from orchestrator.proving.verdict import recompute_flops
+from orchestrator.proving.verdict import _recompute_flops
 from orchestrator.values.fields import DType
 from orchestrator.values.spec import MeshRequest, Precision, Spec, TensorTreatments
 from tests.example_specs import TINY, spec_of
@@ -174,7 +174,7 @@ def test_the_search_equals_brute_force(spec: Spec) -> None:
     change = min(abs(t.choice.sequences - requested) for t in left)
     left = [t for t in left if abs(t.choice.sequences - requested) == change]
     best = min(expected_per_token(request, t.choice) for t in left)
-    left = [t for t in left if expected_per_token(request, t.choice) <= best * (1 + SAME)]
+    left = [t for t in left if expected_per_token(request, t.choice) <= best * (1 + _SAME)]
     axes = min(axes_of(t.choice) for t in left)
     right = min((t for t in left if axes_of(t.choice) == axes), key=lambda t: t.cost)
 
@@ -206,7 +206,7 @@ def test_arrays_price_as_plain_numbers_do() -> None:
         choice = candidates.choice(row)
         layout = layout_of_choice(request, choice)
         time = step_time(layout, time_lines(layout))
-        assert not isinstance(layout.remat, PolicyArray)
+        assert not isinstance(layout.remat, _PolicyArray)
         tokens = choice.sequences * request.experiment.batch.length
         for alone, column in (
             (time.lower_s, candidates.lower_s_per_token),
@@ -281,7 +281,7 @@ def test_auto_remat_recomputes_only_what_memory_needs() -> None:
         assert forecast.host_memory_bytes_per_chip <= LEFT * forecast.host_bytes_per_chip
     assert plans[0].remat == "none"
     assert [policy(plan.remat).needs_host for plan in plans] == [False, True, True, True]
-    again = [recompute_flops(plan) / plan.batch.tokens for plan in plans]
+    again = [_recompute_flops(plan) / plan.batch.tokens for plan in plans]
     assert again[:2] == [0, 0]
     assert 0 < again[2] < again[3]
 
@@ -377,11 +377,11 @@ def test_the_best_expected_time_breaks_a_tie() -> None:
     cost = candidates.cost_s_per_token
     tied = np.flatnonzero(cost <= cost.min() * (1 + TIE))
     tied = tied[candidates.sequences[tied] == request.experiment.batch.sequences]
-    expected = expected_s_per_token(request, candidates, tied)
+    expected = _expected_s_per_token(request, candidates, tied)
     cheapest = expected[np.argmin(cost[tied])]
     chosen = best_choices(request, candidates, 1)[0]
     seconds = expected_per_token(request, chosen) / request.experiment.batch.length
-    assert seconds <= expected.min() * (1 + SAME)
+    assert seconds <= expected.min() * (1 + _SAME)
     assert cheapest > 1.05 * seconds
 
 
@@ -401,7 +401,7 @@ def test_runners_up_are_the_best_of_other_kinds() -> None:
         for one in ranked
     ]
     assert len(set(kinds)) == len(kinds) == 6
-    rows = kinds_of(candidates)
+    rows = _kinds_of(candidates)
     meshes = axis_sizes(candidates.factors)
     for one in ranked:
         sizes = tuple(one.choice.mesh.values())

@@ -12,10 +12,10 @@ from orchestrator import catalog
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.planning.torus import (
     Torus,
-    TorusAxis,
-    exchange_rate,
-    factorizations,
-    group_hops,
+    _exchange_rate,
+    _factorizations,
+    _group_hops,
+    _TorusAxis,
     group_rate,
     make_torus,
     spans_of,
@@ -76,7 +76,7 @@ def test_a_group_gets_what_its_spans_allow(
 def test_an_all_to_all_gets_what_its_bisection_allows(sizes: tuple[int, ...], share: float) -> None:
     """The share of an axis both ways at which a device sends."""
     factors = np.array([[(16 // size, size, 1, 1, 1) for size in sizes]])
-    found = float(exchange_rate(slice_of("v5p", "16x16x16"), factors, ("expert",))[0])
+    found = float(_exchange_rate(slice_of("v5p", "16x16x16"), factors, ("expert",))[0])
     assert found == pytest.approx(share * V5P_AXIS)
 
 
@@ -120,7 +120,7 @@ def test_hops_are_half_a_ring_or_a_whole_line() -> None:
         ((1, 2, 1, 8), "tensor", 7),
         ((1, 4, 1, 4), "weights", 8),
     ]:
-        result = group_hops(torus, dense([[factors, ONE, ONE]]), GROUPS[group])
+        result = _group_hops(torus, dense([[factors, ONE, ONE]]), GROUPS[group])
         assert result[0] == hops
 
 
@@ -131,15 +131,15 @@ def test_devices_that_pass_data_on_are_one_ring() -> None:
     four = (4, 1, 1, 4)
     both = dense([[four, four, ONE]])
     v5p, group = slice_of("v5p", "16x16x16"), ("tensor",)
-    assert group_hops(v5p, both, group)[0] == 8
-    assert group_hops(v5p, both, ("data",))[0] == 2 * 8
+    assert _group_hops(v5p, both, group)[0] == 8
+    assert _group_hops(v5p, both, ("data",))[0] == 2 * 8
     odd = dense([[(5, 1, 1, 3), (3, 1, 1, 5)]])
-    torus = Torus((TorusAxis("x", 15, True, 1.0), TorusAxis("y", 15, True, 1.0)), 1, False, 1.0)
+    torus = Torus((_TorusAxis("x", 15, True, 1.0), _TorusAxis("y", 15, True, 1.0)), 1, False, 1.0)
     assert group_rate(torus, odd, group)[0] == 1 / 2
-    assert group_hops(torus, odd, group)[0] == 14
+    assert _group_hops(torus, odd, group)[0] == 14
     tpu7x = dense([[(2, 1, 1, 2), (2, 1, 1, 2), ONE, (1, 1, 1, 2)]])
     assert group_rate(slice_of("tpu7x", "4x4x4"), tpu7x, group)[0] == V5P_AXIS
-    assert group_hops(slice_of("tpu7x", "4x4x4"), tpu7x, group)[0] == 2 + 1
+    assert _group_hops(slice_of("tpu7x", "4x4x4"), tpu7x, group)[0] == 2 + 1
 
 
 def test_spans_say_what_the_rates_are_made_of() -> None:
@@ -155,7 +155,7 @@ def test_spans_say_what_the_rates_are_made_of() -> None:
 @given(st.integers(1, 360), st.integers(1, 4))
 def test_factorizations_are_all_and_each_once(length: int, parts: int) -> None:
     """As many as choosing a place for every prime, none twice, each multiplying to the length."""
-    result = factorizations(length, parts)
+    result = _factorizations(length, parts)
     assert len(result) == len(set(result))
     assert all(int(np.prod(row)) == length for row in result)
     primes: Counter[int] = Counter()
@@ -176,5 +176,5 @@ def test_factorizations_are_all_and_each_once(length: int, parts: int) -> None:
 def test_the_catalog_counts_links_one_way() -> None:
     """A v5p axis carries 200 GB/s: two links, each 100 GB/s in one direction."""
     axis = slice_of("v5p", "16x20x28").axes[1]
-    assert axis == TorusAxis("y", 20, True, V5P_AXIS)
+    assert axis == _TorusAxis("y", 20, True, V5P_AXIS)
     assert ICI_AXES == ("data", "expert", "fsdp", "sequence", "tensor")

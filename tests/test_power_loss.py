@@ -135,7 +135,7 @@ def test_a_journal_survives_a_power_failure_at_any_time(in_memory: Path) -> None
 
 
 def no_folder_sync() -> None:
-    files.sync_folder = unsynced  # type: ignore[assignment]
+    files._sync_folder = unsynced  # type: ignore[assignment]
 
 
 def no_file_sync() -> None:
@@ -180,8 +180,8 @@ def save(storage: Path, ack: Callable[[str], None]) -> None:
         os.write(opened, content)
         os.close(opened)
     for process in range(2):
-        step_folders.sum_shards(step_path, process)
-    step_folders.write_checksums(step_path, 2)
+        step_folders._sum_shards(step_path, process)
+    step_folders._write_checksums(step_path, 2)
     ack("saved")
 
 

@@ -12,10 +12,10 @@ from orchestrator.launch.preflight import (
     PreflightHost,
     PreflightReport,
     PreflightRequest,
-    describe_slices,
-    faults,
+    _describe_slices,
+    _faults,
 )
-from orchestrator.launch.ray.backend import host_and_port
+from orchestrator.launch.ray.backend import _host_and_port
 from orchestrator.show import rehearsal_screen as render
 from orchestrator.values.plan import Estimate
 from tests.journals import tiny_plan
@@ -39,33 +39,33 @@ def with_hosts(*hosts: PreflightHost) -> PreflightReport:
 
 def test_a_cluster_that_can_serve_has_no_fault() -> None:
     """Now, or once others have ended: then it says how many are waited for."""
-    assert faults(WANTED, SURVEY) == []
-    assert describe_slices(WANTED, SURVEY) == "4 of v5p 2x2x2 requested, 5 present, 4 free"
+    assert _faults(WANTED, SURVEY) == []
+    assert _describe_slices(WANTED, SURVEY) == "4 of v5p 2x2x2 requested, 5 present, 4 free"
     busy = replace(SURVEY, free=1)
-    assert faults(WANTED, busy) == []
-    assert describe_slices(WANTED, busy).endswith("1 free: the run waits for 3 more")
+    assert _faults(WANTED, busy) == []
+    assert _describe_slices(WANTED, busy).endswith("1 free: the run waits for 3 more")
 
 
 def test_missing_slices_are_counted() -> None:
     """Asked, present, free, missing, and what the cluster has instead."""
     few = replace(SURVEY, present=3, free=1)
-    assert faults(WANTED, few) == [
+    assert _faults(WANTED, few) == [
         "slices: 4 of v5p 2x2x2 requested, 3 present, 1 free: 1 missing; it has 2 of v5p-32"
     ]
-    assert faults(WANTED, replace(few, others={}))[0].endswith("; it has no other slices")
+    assert _faults(WANTED, replace(few, others={}))[0].endswith("; it has no other slices")
 
 
 def test_a_difference_in_versions_is_said_once_for_all_its_hosts() -> None:
     """Which hosts, the first few by name, and both versions."""
     old = [replace(host, versions=VERSIONS | {"jax": "0.9.0"}) for host in GOOD[:6]]
-    [fault] = faults(WANTED, with_hosts(*old))
+    [fault] = _faults(WANTED, with_hosts(*old))
     which = "6 of 8 hosts (10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 2 more)"
     assert fault == f"versions: jax 0.9.0, against 0.10.2 here, on {which}"
 
 
 def test_a_host_that_cannot_write_the_journal_is_named() -> None:
     """With the path, and what to do."""
-    [fault] = faults(WANTED, with_hosts(replace(GOOD[0], reaches=False)))
+    [fault] = _faults(WANTED, with_hosts(replace(GOOD[0], reaches=False)))
     assert "1 of 8 hosts (10.0.0.0) cannot write to /mnt/runs of this machine" in fault
     assert "name it with run.storage" in fault
 
@@ -74,7 +74,7 @@ def test_all_faults_are_told_at_once() -> None:
     """A silent host, and a secret that is set on some hosts alone."""
     gone = PreflightHost(name="10.0.0.2", fault="its raylet died")
     report = with_hosts(PreflightHost(name="10.0.0.0"), replace(GOOD[1], lacks=("HF_TOKEN",)), gone)
-    assert faults(WANTED, report) == [
+    assert _faults(WANTED, report) == [
         "hosts: 1 of 8 hosts (10.0.0.0) did not answer",
         "hosts: 1 of 8 hosts (10.0.0.2) did not answer: its raylet died",
         "secrets: HF_TOKEN is not in the environment of 1 of 8 hosts (10.0.0.1)",
@@ -86,7 +86,7 @@ def test_the_same_code_is_the_same_archive() -> None:
     first = provenance.archive()
     assert first == provenance.archive()
     names = zipfile.ZipFile(io.BytesIO(first)).namelist()
-    assert {path.as_posix() for path in provenance.code_files()} <= set(names)
+    assert {path.as_posix() for path in provenance._code_files()} <= set(names)
     assert {"trainers/loop.py", "requirements.lock"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
 
@@ -103,14 +103,14 @@ def test_the_same_code_is_the_same_archive() -> None:
 )
 def test_addresses_are_read_as_people_write_them(address: str, place: tuple[str, int]) -> None:
     """Of a dashboard, of a head, with a scheme or without."""
-    assert host_and_port(address) == place
+    assert _host_and_port(address) == place
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.2", "http://", "a:b", "http://h:99999"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     """With one that would be."""
     with pytest.raises(ClusterUnusable, match="for example http://10"):
-        host_and_port(address)
+        _host_and_port(address)
 
 
 def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.planning.planner import make_plan
 from orchestrator.proving import compiled, proof_cache
-from orchestrator.proving.compiled import CacheEntry, LoadedCode
+from orchestrator.proving.compiled import CacheEntry, _LoadedCode
 from orchestrator.proving.verdict import cached, prove
 from orchestrator.reading.load import load
 from orchestrator.values import codec
@@ -66,7 +66,7 @@ def test_another_program_is_another_result(kept: Kept) -> None:
 
 def test_another_compiler_is_another_result(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new version of what compiles."""
-    monkeypatch.setattr(proof_cache, "versions", lambda: {"jax": "99"})
+    monkeypatch.setattr(proof_cache, "_versions", lambda: {"jax": "99"})
     assert proof_cache.find(kept[1]) is None
 
 
@@ -111,14 +111,14 @@ def folder_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
-def load_in_a_process(module: str, *folders: Path) -> LoadedCode:
+def load_in_a_process(module: str, *folders: Path) -> _LoadedCode:
     """What a process that loads a trainer records."""
     done = subprocess.run(
         [sys.executable, "-c", LOADS, module],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))},
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    return codec.from_json(done.stdout, LoadedCode)
+    return codec.from_json(done.stdout, _LoadedCode)
 
 
 def test_everything_that_a_trainer_loads_counts(site: Path) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from orchestrator.proving.hlo.collectives import (
-    Chain,
     CollectivePayload,
     DeviceMesh,
+    _Chain,
     chain,
     first_group,
     logical_payloads,
@@ -108,8 +108,8 @@ def permute(pairs: str) -> Instruction:
 def test_a_ring_is_told_from_a_line() -> None:
     """In a ring everyone who sends receives; the chain starts at the least partition."""
     ring, line = permute("{{1,0},{0,1},{2,3},{3,2}}"), permute("{{2,4},{0,2},{4,6}}")
-    assert chain(ring) == Chain((0, 1), is_ring=True)
-    assert chain(line) == Chain((0, 2, 4, 6), is_ring=False)
+    assert chain(ring) == _Chain((0, 1), is_ring=True)
+    assert chain(line) == _Chain((0, 2, 4, 6), is_ring=False)
 
 
 # --- what was meant

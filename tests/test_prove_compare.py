@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving.compare import memory_disagreements, proof_of, reported_bytes
+from orchestrator.proving.compare import _memory_disagreements, _reported_bytes, proof_of
 from orchestrator.proving.compiled import Compiled, CompiledCollective, ProgramSummary
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Disagreement, Proof
@@ -56,7 +56,7 @@ def test_a_peak_may_be_off_by_a_twentieth_or_half_a_gibibyte(
     compiled: float, forecast: float, agrees: bool
 ) -> None:
     """Whichever is larger, in either direction."""
-    assert (memory_disagreements(compiled * GIB, forecast * GIB) == ()) is agrees
+    assert (_memory_disagreements(compiled * GIB, forecast * GIB) == ()) is agrees
 
 
 def test_a_peak_that_is_off_is_a_disagreement() -> None:
@@ -128,7 +128,7 @@ def test_payload_must_be_right_on_every_group(factor: float, agrees: bool) -> No
 def test_loads_of_experts_are_reported_beside_the_payload() -> None:
     """One fp32 number for every expert of every layer, sent to and fro."""
     dense, mixture = catalog.model("llama3-8b"), catalog.model("mixtral-8x7b")
-    assert reported_bytes(mixture) - reported_bytes(dense) == 2 * 4 * 32 * 8
+    assert _reported_bytes(mixture) - _reported_bytes(dense) == 2 * 4 * 32 * 8
 
 
 def test_what_no_forecast_has_is_a_disagreement() -> None:

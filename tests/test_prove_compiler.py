@@ -13,9 +13,9 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.proving import proof_cache, verdict
 from orchestrator.proving.compiled import ProgramSummary
 from orchestrator.proving.compiler import (
+    _environment,
     compile_plan,
     compile_request,
-    environment,
     is_out_of_memory,
     message_of,
 )
@@ -37,7 +37,7 @@ def summaries() -> dict[str, ProgramSummary]:
     """What is read of the small programs of tests/tpu_programs.py, compiled for two slices."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.tpu_programs"],
-        cwd=ROOT, env=environment({"PATH": "/usr/bin:/bin"}), capture_output=True, text=True,
+        cwd=ROOT, env=_environment({"PATH": "/usr/bin:/bin"}), capture_output=True, text=True,
         timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

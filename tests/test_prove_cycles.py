@@ -9,7 +9,7 @@ from math import prod
 import pytest
 
 from orchestrator import catalog
-from orchestrator.proving.compiler import environment
+from orchestrator.proving.compiler import _environment
 from tests.conftest import ROOT
 from tests.single_products import SHAPES
 
@@ -30,7 +30,7 @@ def test_a_large_product_nearly_reaches_the_peak(chip: str) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.single_products", chip],
-        cwd=ROOT, env=environment({"PATH": "/usr/bin:/bin"}), capture_output=True, text=True,
+        cwd=ROOT, env=_environment({"PATH": "/usr/bin:/bin"}), capture_output=True, text=True,
         timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

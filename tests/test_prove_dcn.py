@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.proving.compare import carries_gradients_alone, crossings, faults, forecast_bytes
+from orchestrator.proving.compare import (
+    _carries_gradients_alone,
+    _crossings,
+    _faults,
+    _forecast_bytes,
+)
 from orchestrator.proving.compiled import DcnSend
 from orchestrator.proving.hlo.collectives import DcnPayload, DeviceMesh, dcn_payloads
 from orchestrator.proving.hlo.dataflow import Dataflow
@@ -220,13 +225,13 @@ def gathering(size: float, is_stored: bool = True) -> DcnSend:
 
 
 def fault_codes(*sends: DcnSend, planned: Plan | None = None) -> list[tuple[str, str]]:
-    found = faults(planned or plan(), crossings(sends))
+    found = _faults(planned or plan(), _crossings(sends))
     return [(fault.code, fault.crossing.name) for fault in found]
 
 
 def test_gradients_and_a_few_scalars_may_cross() -> None:
     """All gradients once, and 4 KiB of anything."""
-    assert forecast_bytes(plan(), "gradients") == GRADIENTS
+    assert _forecast_bytes(plan(), "gradients") == GRADIENTS
     assert fault_codes(sending(GRADIENTS * 1.01), sending(4096, in_backward=False)) == []
 
 
@@ -245,7 +250,7 @@ def test_anything_else_is_a_fault(other: DcnSend) -> None:
 
 def test_gradients_that_cross_twice_are_seen_by_their_bytes() -> None:
     """As a reduction inside the loop over microbatches would."""
-    [fault] = faults(plan(), crossings((sending(2 * GRADIENTS),)))
+    [fault] = _faults(plan(), _crossings((sending(2 * GRADIENTS),)))
     assert (fault.code, fault.crossing.name) == ("too_many_bytes", "psum.7_0")
     assert (fault.bytes_per_step, fault.allowed_bytes_per_step) == (2 * GRADIENTS, GRADIENTS)
 
@@ -258,9 +263,9 @@ def test_weights_cross_where_pods_share_them() -> None:
         gathering(WEIGHTS),
     )
     assert fault_codes(*sends, planned=plan(*SHARED)) == []
-    assert [one.carries for one in crossings(sends)] == ["gradients", "weights", "gradients"]
-    assert not carries_gradients_alone(crossings(sends))
-    assert carries_gradients_alone(crossings(sends[:2]))
+    assert [one.carries for one in _crossings(sends)] == ["gradients", "weights", "gradients"]
+    assert not _carries_gradients_alone(_crossings(sends))
+    assert _carries_gradients_alone(_crossings(sends[:2]))
     assert fault_codes(*sends) == [("not_planned", "gather"), ("too_many_bytes", "psum.7_0")]
 
 

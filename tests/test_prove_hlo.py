@@ -3,15 +3,15 @@
 import pytest
 
 from orchestrator.network.attention import EXCHANGE
-from orchestrator.proving.hlo.execution_counts import UnknownTrips, execution_counts, trip_count
+from orchestrator.proving.hlo.execution_counts import UnknownTrips, _execution_counts, trip_count
 from orchestrator.proving.hlo.flops import is_product, product_flops
 from orchestrator.proving.hlo.program import (
     HloProgram,
-    SourceLine,
-    arrays,
-    once_each,
+    _arrays,
+    _once_each,
+    _SourceLine,
+    _trainer_line,
     program_of,
-    trainer_line,
 )
 from tests.programs import program
 
@@ -52,19 +52,19 @@ def test_an_instruction_knows_the_lines_it_comes_from() -> None:
     assert [(place.function, place.line) for place in stack] == [
         ("block", 12), ("scan", 99), ("step.<locals>.body", 30),
     ]  # fmt: skip
-    assert [trainer_line(place) for place in stack] == [
+    assert [_trainer_line(place) for place in stack] == [
         "trainers/toy/model.py:12 (block)", "", "trainers/toy/model.py:30 (step.body)",
     ]  # fmt: skip
-    assert trainer_line(SourceLine("/jax/numpy.py", "where", 3)) == ""
-    own = SourceLine("/home/me/my_package/my_module.py", "step", 7)
-    assert trainer_line(own) == "my_package/my_module.py:7 (step)"
+    assert _trainer_line(_SourceLine("/jax/numpy.py", "where", 3)) == ""
+    own = _SourceLine("/home/me/my_package/my_module.py", "step", 7)
+    assert _trainer_line(own) == "my_package/my_module.py:7 (step)"
 
 
 def test_a_loops_body_does_not_repeat_the_calls_around_it() -> None:
     """The compiler names the calls around a loop again for each operation of its body."""
-    step, loop, block = (SourceLine("a.py", name, 1) for name in ("step", "loop", "block"))
-    assert once_each([step, loop, step, loop, block]) == [step, loop, block]
-    assert once_each([step, loop, block, loop, step, loop]) == [step, loop]
+    step, loop, block = (_SourceLine("a.py", name, 1) for name in ("step", "loop", "block"))
+    assert _once_each([step, loop, step, loop, block]) == [step, loop, block]
+    assert _once_each([step, loop, block, loop, step, loop]) == [step, loop]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_loops_body_does_not_repeat_the_calls_around_it() -> None:
 )
 def test_memory_is_taken_in_whole_tiles(shape: str, padded_bytes: int, in_hbm: bool) -> None:
     """The minor dimensions of the layout are filled up; S(1) is not HBM."""
-    [array] = arrays(shape)
+    [array] = _arrays(shape)
     assert array.padded_bytes == padded_bytes
     assert array.is_in_hbm is in_hbm
 
@@ -94,8 +94,8 @@ def test_loops_run_as_often_as_their_counters_say() -> None:
     loops = read.entry.instructions
     assert trip_count(read, read.entry, loops["first"]) == 35
     assert trip_count(read, read.entry, loops["second"]) == 5
-    assert execution_counts(read)["by_two"] == 35
-    assert execution_counts(read)["one_more"] == 5
+    assert _execution_counts(read)["by_two"] == 35
+    assert _execution_counts(read)["one_more"] == 5
 
 
 def loop(condition: str, step: str, start: str = "constant(0)") -> HloProgram:
@@ -187,7 +187,7 @@ ENTRY %main (q: f32[4]) -> f32[] {
 }
 """
     )
-    assert execution_counts(read) == {"main": 1, "inside": 1}
+    assert _execution_counts(read) == {"main": 1, "inside": 1}
 
 
 # --- matrix products

@@ -8,7 +8,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from orchestrator.proving.hlo import flops
 from orchestrator.proving.hlo.program import Computation, HloProgram, program_of
 from trainers.llama import attention_kernels
-from trainers.llama.attention_kernels import ZigzagMask
+from trainers.llama.attention_kernels import _ZigzagMask
 
 LENGTH, HEADS, HEAD = 1024, 4, 128
 QUERIES, KEYS = 128, 256
@@ -30,7 +30,7 @@ def table(name: str, ways: int, window: int | None, copies: int) -> tuple[tuple[
     """The sizes of the table of blocks that the kernel gets for all shards, and its numbers: as the
     masks of all heads are alike, once, or so many `copies` of it.
     """
-    mask = masks.MultiHeadMask([ZigzagMask(LENGTH, ways, window)] * HEADS)
+    mask = masks.MultiHeadMask([_ZigzagMask(LENGTH, ways, window)] * HEADS)
     process = mask_info.process_mask_dkv if "dkv" in name else mask_info.process_mask
     info, _ = process(mask, (QUERIES, KEYS), head_shards=1, q_seq_shards=ways)
     blocks = np.tile(np.asarray(info.block_mask), (copies, 1, 1))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ProofUnavailable, SpecError
-from orchestrator.processes import STACK_BYTES, STACK_FLAG, deepen_compiler_stacks
+from orchestrator.processes import _STACK_BYTES, _STACK_FLAG, deepen_compiler_stacks
 from orchestrator.proving import compiler
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
-from orchestrator.proving.compiler import environment, target
+from orchestrator.proving.compiler import _environment, target
 from orchestrator.values import codec
 from tests.trainer_plans import plan_of
 
@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Put another program in the compiler's place."""
 
     def put(text: str) -> None:
-        monkeypatch.setattr(compiler, "COMMAND", (sys.executable, "-c", text))
+        monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", text))
 
     return put
 
@@ -47,18 +47,18 @@ def test_settings_of_the_shell_do_not_reach_the_compiler() -> None:
     """What steers jax, XLA, libtpu or a cluster is left out; the rest stays."""
     shell = {"PATH": "/bin", "HOME": "/home/me", "XLA_FLAGS": "--x", "JAX_ENABLE_X64": "1"}
     shell |= {"TPU_NAME": "mine", "MEGASCALE_SLICE_ID": "3", "LIBTPU_INIT_ARGS": "--y"}
-    made = environment(shell)
+    made = _environment(shell)
     assert made["PATH"] == "/bin"
     assert made["ALLOW_MULTIPLE_LIBTPU_LOAD"] == made["TPU_SKIP_MDS_QUERY"] == "1"
     assert not {"XLA_FLAGS", "TPU_NAME", "MEGASCALE_SLICE_ID"} & made.keys()
-    assert made["LIBTPU_INIT_ARGS"] == f"{STACK_FLAG}={STACK_BYTES}"
+    assert made["LIBTPU_INIT_ARGS"] == f"{_STACK_FLAG}={_STACK_BYTES}"
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("--y", f"--y {STACK_FLAG}={STACK_BYTES}"),
-        (f"{STACK_FLAG}=1 --y", f"{STACK_FLAG}=1 --y"),
+        ("--y", f"--y {_STACK_FLAG}={_STACK_BYTES}"),
+        (f"{_STACK_FLAG}=1 --y", f"{_STACK_FLAG}=1 --y"),
     ],
 )
 def test_the_compiler_of_a_run_has_the_same_stacks(before: str, after: str) -> None:

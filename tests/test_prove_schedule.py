@@ -16,7 +16,7 @@ from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
 from orchestrator.show.parts import screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.plan_pages import schedule_page
-from orchestrator.show.proof_screen import schedule_parts
+from orchestrator.show.proof_screen import _schedule_parts
 from orchestrator.values import codec
 from orchestrator.values.proof import Proof, Schedule, SliceTorus
 from tests import proofs
@@ -242,7 +242,7 @@ def proven(found: Schedule | None) -> tuple[Proof, str]:
     _, plan, entry = proofs.recorded()
     summary = replace(entry.compiled.summary, schedule=found)
     proof = proof_of(plan, replace(entry.compiled, summary=summary))
-    return proof, str(screen(schedule_parts(plan, found)))
+    return proof, str(screen(_schedule_parts(plan, found)))
 
 
 def test_the_proof_has_the_schedule_in_its_json_and_on_its_screen() -> None:

@@ -85,14 +85,14 @@ def test_the_verdict_has_the_sign_of_the_margin(
     asked, plan, result = recorded(refusal, peak=peak)
     proof = keep(asked, plan, result).proof
     assert proof.margin_bytes == plan.forecast.hbm_bytes_per_device - peak
-    assert says in render.verdict(proof)
+    assert says in render._verdict(proof)
 
 
 def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
     """What is proposed leads to a plan whose forecast leaves room for what was missed."""
     asked, plan, _ = recorded()
     missed = 8e9
-    proposed = suggestions.plans_that_fit(asked, plan, missed)
+    proposed = suggestions._plans_that_fit(asked, plan, missed)
     assert proposed
     for change in proposed:
         settings = dict(override.split("=") for override in change.overrides)
@@ -110,7 +110,7 @@ def test_the_nearest_plans_fit_with_the_error_that_was_seen() -> None:
 def test_nothing_is_proposed_where_nothing_fits() -> None:
     """An error as large as the memory leaves no plan."""
     asked, plan, _ = recorded()
-    assert suggestions.plans_that_fit(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
+    assert suggestions._plans_that_fit(asked, plan, plan.forecast.hbm_bytes_per_device) == ()
 
 
 def test_without_libtpu_there_is_no_verdict(
@@ -154,7 +154,7 @@ def test_room_for_less_recompute_is_a_hint(keep: Keep) -> None:
     result = CacheEntry(compiled=as_forecast(plan))
     [hint] = keep(asked, plan, result).proof.hints
     assert hint.overrides == ("experiment.remat=none",)
-    others = suggestions.less_recompute(asked, plan)
+    others = suggestions._less_recompute(asked, plan)
     peaks = {other.remat: other.forecast.memory_bytes_per_device for other in others}
     assert next(iter(peaks)) == "none"
     # The program needs so much more than forecast that keeping everything would not fit.
@@ -171,7 +171,7 @@ def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
     """The least first; those that the compiler refuses are shown too."""
     asked = small()
     plan = make_plan(asked)
-    first, second, *_ = suggestions.less_recompute(asked, plan)
+    first, second, *_ = suggestions._less_recompute(asked, plan)
     keep(asked, first, CacheEntry(compiled=as_forecast(first), refusal=SAID))
     keep(asked, second, CacheEntry(compiled=as_forecast(second)))
     stages: list[str] = []
@@ -179,7 +179,7 @@ def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
     assert [one.plan.remat for one in tried] == [first.remat, second.remat]
     assert [one.proof.passes for one in tried] == [False, True]
     assert stages == [f"remat {first.remat}", f"remat {second.remat}"]
-    table = render.remat_screen(plan, [(one.plan, one.proof) for one in tried])
+    table = render._remat_screen(plan, [(one.plan, one.proof) for one in tried])
     assert [line.split()[-1] for line in table.splitlines()[1:]] == ["fit", "fits"]
 
 

@@ -14,7 +14,7 @@ from orchestrator import journal
 from orchestrator.errors import SpecError
 from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.launch import provenance
-from orchestrator.run.submit import new_run
+from orchestrator.run.submit import _new_run
 from orchestrator.tracking.mlflow.metadata import artifacts
 from tests.conftest import ROOT
 from tests.journals import run_request, tiny_plan, tiny_spec
@@ -26,13 +26,13 @@ CANARY = "canary-7f3a91"
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of two files in a commit of its own."""
-    for name in provenance.PACKAGES:
+    for name in provenance._PACKAGES:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f'"""{name}"""\n')
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.invalid")
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *arguments], check=True)
-    monkeypatch.setattr(provenance, "PROJECT", tmp_path)
+    monkeypatch.setattr(provenance, "_PROJECT", tmp_path)
     return tmp_path
 
 
@@ -55,19 +55,19 @@ def test_a_difference_names_both_sides() -> None:
 
 def test_the_code_is_known_by_its_content(checkout: Path) -> None:
     """A changed letter is another digest; bytecode and hidden files are none."""
-    before = provenance.code_digest()
+    before = provenance._code_digest()
     (checkout / "trainers" / ".swap").write_text("x")
     (checkout / "trainers" / "a.pyc").write_text("x")
     (checkout / "trainers" / "__pycache__").mkdir(exist_ok=True)
     (checkout / "trainers" / "__pycache__" / "a.cpython-311.pyc.139").write_text("x")
-    assert provenance.code_digest() == before
+    assert provenance._code_digest() == before
     (checkout / "trainers" / "__init__.py").write_text('"""another"""\n')
-    assert provenance.code_digest() != before
+    assert provenance._code_digest() != before
 
 
 def test_a_clean_checkout_is_its_commit_alone(checkout: Path) -> None:
     """Nothing is kept beside the commit when nothing differs from it."""
-    origin = new_run(SPEC, tiny_spec(), tiny_plan(), 20)
+    origin = _new_run(SPEC, tiny_spec(), tiny_plan(), 20)
     assert len(origin.environment["git_commit"]) == 40
     assert "git_uncommitted" not in origin.environment
     assert origin.documents.keys() == {"spec.yaml"}
@@ -81,12 +81,12 @@ def test_what_is_not_committed_is_kept_only_on_request(checkout: Path) -> None:
     """
     (checkout / "trainers" / "__init__.py").write_text(f'TOKEN = "{CANARY}"\n')
     (checkout / "trainers" / "mine.py").write_text("")
-    usual = new_run(SPEC, tiny_spec(), tiny_plan(), 20)
+    usual = _new_run(SPEC, tiny_spec(), tiny_plan(), 20)
     assert usual.environment["git_uncommitted"] == "uncommitted changes"
     assert usual.documents.keys() == {"spec.yaml"}
     spec = tiny_spec()
     spec = replace(spec, run=replace(spec.run, record_diff=True))
-    asked = new_run(SPEC, spec, tiny_plan(), 20)
+    asked = _new_run(SPEC, spec, tiny_plan(), 20)
     assert asked.environment["git_uncommitted"] == f"documents/{UNCOMMITTED}"
     text = asked.documents[UNCOMMITTED].decode()
     assert f'+TOKEN = "{CANARY}"' in text
@@ -118,19 +118,19 @@ def test_an_installation_in_somebody_elses_checkout_has_no_commit(
     """An environment inside a repository that ignores it is not of that commit."""
     inside = checkout / "venv"
     inside.mkdir()
-    monkeypatch.setattr(provenance, "PROJECT", inside)
+    monkeypatch.setattr(provenance, "_PROJECT", inside)
     assert provenance.commit() == {}
 
 
 def test_a_range_after_the_last_step_is_refused() -> None:
     """Nothing would ever be traced, so it is said at once."""
     with pytest.raises(SpecError, match=r"--profile 20:22: the run has 20 steps"):
-        new_run(SPEC, tiny_spec(), tiny_plan(), 20, (20, 22))
+        _new_run(SPEC, tiny_spec(), tiny_plan(), 20, (20, 22))
 
 
 def test_the_journal_keeps_what_a_run_is_made_of(tmp_path: Path) -> None:
     """Versions, the steps to trace and the spec as it was written, in the run's own directory."""
-    origin = new_run(SPEC, tiny_spec(), tiny_plan(), 20, (3, 5))
+    origin = _new_run(SPEC, tiny_spec(), tiny_plan(), 20, (3, 5))
     recorded = journal.create_run(tmp_path, origin).journal
     run = recorded.run()
     assert run.environment == origin.environment
@@ -167,7 +167,7 @@ def test_the_diff_is_of_the_project_alone(with_notes: Path) -> None:
 
 def test_a_long_diff_is_cut(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so itself."""
-    monkeypatch.setattr(provenance, "MOST_DIFF_BYTES", 1000)
+    monkeypatch.setattr(provenance, "_MOST_DIFF_BYTES", 1000)
     (checkout / "trainers" / "__init__.py").write_text("x = 1\n" * 1000)
     assert len(provenance.uncommitted()) < 1100
     assert b"(cut: 1,000 of" in provenance.uncommitted()
@@ -194,7 +194,7 @@ def test_an_archive_that_is_too_large_is_refused(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message names the largest file."""
-    monkeypatch.setattr(provenance, "MOST_CODE_BYTES", 1000)
+    monkeypatch.setattr(provenance, "_MOST_CODE_BYTES", 1000)
     (checkout / "trainers" / "weights.py").write_text("x" * 2000)
     with pytest.raises(provenance.TooMuchCode, match=r"trainers/weights\.py"):
         provenance.archive()

@@ -39,8 +39,8 @@ def test_the_installed_ray_was_tried() -> None:
     """It is the newest version that was, and the one that an installation gets."""
     wanted = [Requirement(text) for text in metadata.requires("orch") or ()]
     pinned = {str(one.specifier) for one in wanted if one.name == "ray"}
-    assert metadata.version("ray") in private_api.TRIED
-    assert pinned == {f"=={private_api.TRIED[-1]}"}
+    assert metadata.version("ray") in private_api._TRIED
+    assert pinned == {f"=={private_api._TRIED[-1]}"}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_process_of_an_actor_is_read_as_ray_tells_it(monkeypatch: pytest.Mon
     told = {"Address": {"NodeID": "n7"}, "Pid": 70, "State": "DEAD"}
     monkeypatch.setattr("ray._private.state.actors", {"known": told, "unknown": {}}.get)
     process = private_api.process_of_actor
-    assert process("known") == private_api.ActorProcess(node_id="n7", pid=70)
+    assert process("known") == private_api._ActorProcess(node_id="n7", pid=70)
     assert process("unknown") is process(None) is None
 
 

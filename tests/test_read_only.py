@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import tracking
-from orchestrator.run.records import readable_copy
+from orchestrator.run.records import _readable_copy
 from tests.conftest import RunOrch
 from tests.records import destination_in, finished_run, start_tracked_run, train_steps
 
@@ -112,7 +112,7 @@ def test_the_ui_shows_a_copy_of_a_database_that_it_may_only_read(
     database.write_bytes(b"rows")
     usual = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and usual(path, mode))
-    with readable_copy(where.uri, [where], tmp_path) as (uri, places, folder):
+    with _readable_copy(where.uri, [where], tmp_path) as (uri, places, folder):
         copy = Path(places[0].label)
         assert (copy.read_bytes(), copy.parent) == (b"rows", folder)
         assert uri == places[0].uri != where.uri

@@ -16,8 +16,8 @@ from orchestrator.errors import DataUnusable
 from trainers.checkpoint import step_folders
 from trainers.data import pack
 from trainers.data import tokens as manifest
-from trainers.data.pack import HuggingFaceTokenizer
-from trainers.huggingface.read import CONFIG, INDEX, ONE_FILE, WeightFolder
+from trainers.data.pack import _HuggingFaceTokenizer
+from trainers.huggingface.read import CONFIG, INDEX, ONE_FILE, _WeightFolder
 
 DEEP = '{"a":' * 100_000
 VALUE = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
@@ -34,7 +34,7 @@ def published(tmp_path: Path) -> Path:
     """A folder of weights."""
     (tmp_path / CONFIG).write_text('{"model_type": "llama"}')
     weights(tmp_path / ONE_FILE, {"a": VALUE})
-    with WeightFolder.open(tmp_path) as folder:
+    with _WeightFolder.open(tmp_path) as folder:
         assert folder.read("a", slice(0, 2)).tolist() == [0.0, 0.0]
     return tmp_path
 
@@ -64,7 +64,7 @@ def test_weights_are_files_with_an_end(
     published: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     make(published / name)
-    with pytest.raises(DataUnusable), WeightFolder.open(published):
+    with pytest.raises(DataUnusable), _WeightFolder.open(published):
         pass
 
 
@@ -81,7 +81,7 @@ def test_arrays_that_overlap_or_have_another_type_are_refused(
     published: Path, header: dict[str, object]
 ) -> None:
     weights(published / ONE_FILE, header)
-    with pytest.raises(DataUnusable), WeightFolder.open(published) as folder:
+    with pytest.raises(DataUnusable), _WeightFolder.open(published) as folder:
         folder.read("a", slice(0, 1))
 
 
@@ -89,7 +89,7 @@ def test_arrays_that_overlap_or_have_another_type_are_refused(
 def test_a_manifest_is_a_small_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "manifest.json")
     with pytest.raises(DataUnusable):
-        manifest.read_manifest(tmp_path / "manifest.json")
+        manifest._read_manifest(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "s\0.bin", "pipe"])
@@ -99,7 +99,7 @@ def test_a_shard_is_a_file(tmp_path: Path, file: str) -> None:
     told = {"tokenizer": "bytes", "vocab": 257, "dtype": "uint16", "shards": shards}
     (tmp_path / "manifest.json").write_text(json.dumps(told))
     with pytest.raises(DataUnusable):
-        manifest.read_manifest(tmp_path / "manifest.json")
+        manifest._read_manifest(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("make", [pipe, deep, lambda path: path.write_text('{"eos_token": [1]}')])
@@ -110,7 +110,7 @@ def test_a_config_beside_a_tokenizer_names_its_end_or_nothing(
     Tokenizer(WordLevel({"a": 0, "u": 1}, unk_token="u")).save(str(tokenizer))
     make(tmp_path / "tokenizer_config.json")
     with pytest.raises(DataUnusable, match="--end"):
-        HuggingFaceTokenizer(tokenizer)
+        _HuggingFaceTokenizer(tokenizer)
 
 
 @pytest.mark.parametrize("row", [DEEP, '{"text": "\\ud800"}'])
@@ -119,7 +119,7 @@ def test_a_row_that_is_no_text_is_named(tmp_path: Path, row: str) -> None:
     Tokenizer(WordLevel({"a": 0, "u": 1}, unk_token="u")).save(str(tokenizer))
     rows.write_text(row + "\n")
     with pytest.raises(DataUnusable, match=r"rows\.jsonl"):
-        list(HuggingFaceTokenizer(tokenizer, "a").pieces(rows))
+        list(_HuggingFaceTokenizer(tokenizer, "a").pieces(rows))
 
 
 @pytest.mark.parametrize("tokens", [0, -1])
@@ -138,5 +138,5 @@ def test_a_link_to_nothing_is_not_written_over(tmp_path: Path) -> None:
 
 def test_sums_of_a_checkpoint_are_no_pipe(tmp_path: Path) -> None:
     """A rank, or an export, would wait for ever for who writes it."""
-    os.mkfifo(tmp_path / step_folders.CHECKSUMS)
+    os.mkfifo(tmp_path / step_folders._CHECKSUMS)
     assert "cannot be read" in str(step_folders.fault(tmp_path))

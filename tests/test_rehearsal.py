@@ -16,7 +16,7 @@ from orchestrator import reading as specs
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.planning.planner import make_plan
-from orchestrator.planning.rehearsal import Rehearsal, rehearse
+from orchestrator.planning.rehearsal import _Rehearsal, rehearse
 from orchestrator.processes import emulated_devices
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -32,7 +32,7 @@ def planned(path: Path) -> Plan:
     return make_plan(specs.load(path))
 
 
-def rehearsed(path: Path, **wish: int) -> tuple[Plan, Rehearsal]:
+def rehearsed(path: Path, **wish: int) -> tuple[Plan, _Rehearsal]:
     """A shipped spec's plan and the rehearsal of it."""
     plan = planned(path)
     return plan, rehearse(specs.load(path), plan, **wish)

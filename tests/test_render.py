@@ -28,7 +28,7 @@ from orchestrator.show.parts import (
     Table,
     Text,
     Title,
-    bar,
+    _bar,
     fit,
     heading,
     in_encoding,
@@ -199,7 +199,7 @@ def test_bars_show_where_most_is() -> None:
     assert table.lines(18) == ["all    8  ████████", "half   4  ████", "sum   12"]
     assert table.lines(13) == ["all   8  ████", "half  4  ██", "sum  12"]
     assert table.lines(12) == ["all   8", "half  4", "sum  12"]
-    assert (bar(1.5), bar(0), bar(0.001)) == ("█▌", "", "▏")
+    assert (_bar(1.5), _bar(0), _bar(0.001)) == ("█▌", "", "▏")
 
 
 def test_an_output_without_blocks_has_bars_in_ascii() -> None:

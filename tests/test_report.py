@@ -9,9 +9,9 @@ from statistics import median
 import numpy as np
 import pytest
 
-from orchestrator.evidence.report import make_report, spread
+from orchestrator.evidence.report import _spread, make_report
 from orchestrator.formatting import off
-from orchestrator.show.charts import measured_bar
+from orchestrator.show.charts import _measured_bar
 from orchestrator.show.parts import Detail
 from orchestrator.show.report_screen import CAUSES, report_screen, run_verdict
 from orchestrator.values.report import Goodput
@@ -53,9 +53,9 @@ def test_only_steps_after_warm_up_are_measured() -> None:
 
 
 def test_the_spread_has_the_tenth_and_ninetieth_percentile() -> None:
-    result = spread(np.arange(101.0))
+    result = _spread(np.arange(101.0))
     assert (result.low, result.median, result.high) == (10.0, 50.0, 90.0)
-    alone = spread(np.array([3.0]))
+    alone = _spread(np.array([3.0]))
     assert (alone.low, alone.median, alone.high) == (3.0, 3.0, 3.0)
 
 
@@ -134,7 +134,7 @@ def test_a_mean_below_the_median_gives_no_negative_part() -> None:
     parts = {part.name: part.s for part in report.gap.parts}
     assert parts["slow steps"] == 0
     assert isclose(sum(parts.values()), report.gap.s)
-    output = measured_bar(report.measured)
+    output = _measured_bar(report.measured)
     assert [segment.name for segment in output.segments] == ["devices"]
     assert isclose(output.value, report.measured.mean_step_s)
 

@@ -10,30 +10,30 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
-from orchestrator.catalog.published import LEARNED
-from orchestrator.evidence.score.evaluate import published
+from orchestrator.catalog.published import _LEARNED
+from orchestrator.evidence.score.evaluate import _published
 from orchestrator.evidence.score.learn import (
-    Constants,
-    fit,
+    _Constants,
+    _fit,
+    _unit_of,
+    _weighted_quantile,
     learn,
-    unit_of,
-    weighted_quantile,
 )
 from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, read
 from orchestrator.evidence.score.samples import Sample
-from orchestrator.planning.expected import exposed_gathers_s, own_step_parts, skew_share
+from orchestrator.planning.expected import _exposed_gathers_s, _own_step_parts, skew_share
 from tests.bench import score_table
 from tests.score_rows import ROWS
 
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return published()[0]
+    return _published()[0]
 
 
 def test_the_catalog_keeps_what_is_learned(samples: list[Sample]) -> None:
     """The constants are those of the rows, and say so; `make score` writes them."""
-    text = (FOLDER / LEARNED).read_text(encoding="utf-8")
+    text = (FOLDER / _LEARNED).read_text(encoding="utf-8")
     assert text == score_table.learned(), "run `make score` and review the diff"
     known = {*ROWS, *(row["id"] for row in read(OTHER_SOFTWARE))}
     assert known >= set(re.findall(r'"(.+)",', text))
@@ -54,7 +54,7 @@ def test_constants_are_within_physics(chip: str) -> None:
 
 def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> None:
     """Runs made by known constants, a hundred times over, teach them again."""
-    true = Constants(
+    true = _Constants(
         matmul={"v4": 0.7, "v5e": 0.72, "v5p": 0.71, "v6e": 0.6, "tpu7x": 0.58},
         of_unit={128: 0.71, 256: 0.59},
         shared={
@@ -73,7 +73,7 @@ def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> 
         },
     )  # fmt: skip
     made = [replace(s, measured_s=s.expected_s(true.efficiency(s.run.chip))) for s in samples]
-    found = fit(made * 100)
+    found = _fit(made * 100)
     assert found.matmul == pytest.approx(true.matmul, rel=0.03)
     assert found.shared == pytest.approx(true.shared, rel=0.15)
     assert found.software == pytest.approx(true.software, abs=0.015)
@@ -82,7 +82,7 @@ def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> 
 def test_constants_stay_within_their_bounds(samples: list[Sample]) -> None:
     """Runs ten times faster or slower than any machine cannot teach the impossible."""
     for scale in (0.1, 10):
-        odd = fit([replace(s, measured_s=s.measured_s * scale) for s in samples])
+        odd = _fit([replace(s, measured_s=s.measured_s * scale) for s in samples])
         assert all(0 < share <= 1 for share in [*odd.matmul.values(), odd.shared["attention"]])
         assert 0 <= odd.shared["exposed_gathers"] <= 1
         assert 0 <= odd.shared["exposed_tensor"] <= 1
@@ -93,14 +93,14 @@ def test_one_run_says_little(samples: list[Sample]) -> None:
     """A single row moves the guesses, and its interval is a factor of two."""
     alone = learn(samples[:1])
     assert alone.spread == pytest.approx(log(2))
-    assert unit_of("tpu7x") == unit_of("v6e") != unit_of("v5p")
+    assert _unit_of("tpu7x") == _unit_of("v6e") != _unit_of("v5p")
 
 
 def test_a_quantile_weighs() -> None:
     """Half of the weight lies on either side of the middle value, whatever the count."""
-    assert weighted_quantile([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)], 0.5) == 2.0
+    assert _weighted_quantile([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)], 0.5) == 2.0
     many = [(1.0, 0.1)] * 10 + [(2.0, 1.0), (3.0, 1.0)]
-    assert weighted_quantile(many, 0.5) == pytest.approx(2.0, abs=0.3)
+    assert _weighted_quantile(many, 0.5) == pytest.approx(2.0, abs=0.3)
 
 
 def test_the_rows_are_linear_in_what_is_learned(samples: list[Sample]) -> None:
@@ -111,11 +111,11 @@ def test_the_rows_are_linear_in_what_is_learned(samples: list[Sample]) -> None:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
         work = sample.todo
-        own_s = sum(own_step_parts(work, known).values())
+        own_s = sum(_own_step_parts(work, known).values())
         short = sample.run.id in {"ax_v5e_7b_4x", "ax_v5e_7b_v2_4x", "ax_v6e_70b_4x",
                                   "tp_v6e4_8b_2slices"}  # fmt: skip
         assert sample.run.slices == 1 or short or skew_share(work, own_s) == 1
-        shown = exposed_gathers_s(work, own_s, known)
+        shown = _exposed_gathers_s(work, own_s, known)
         links_s = work.gathers_s + work.dcn_s
         assert shown == pytest.approx(known.exposed_gathers.value * links_s)
 

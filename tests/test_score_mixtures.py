@@ -6,15 +6,15 @@ from statistics import median
 import pytest
 
 from orchestrator.evidence.score.evaluate import (
-    OWN,
-    folds,
-    published,
-    published_mixtures,
+    _OWN,
+    _folds,
+    _published,
+    _published_mixtures,
     with_catalog_constants,
 )
 from orchestrator.evidence.score.learn import by_document
 from orchestrator.evidence.score.published_runs import MIXTURES, Unscorable, read, run_of
-from orchestrator.evidence.score.samples import lay_out
+from orchestrator.evidence.score.samples import _lay_out
 from orchestrator.network.decoder import decoder
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts
 
@@ -23,7 +23,7 @@ ROWS = {row["id"]: row for row in read(MIXTURES)}
 
 def test_mixtures_are_near_their_measured_steps() -> None:
     """Half of them within 5 %, and none is faster than its lower bound."""
-    assert MIXTURES not in OWN  # no constant has seen them
+    assert MIXTURES not in _OWN  # no constant has seen them
     score = with_catalog_constants(MIXTURES)
     assert len(score.rows) == 7
     assert median(abs(row.error) for row in score.rows) < 0.05
@@ -38,13 +38,13 @@ def test_the_default_score_has_mixtures_apart() -> None:
     found = {row.id for row in score.rows if row.mixture}
     assert found == {row.id for row in with_catalog_constants(MIXTURES).rows}
     assert score.dense.rows == score.summary.rows - 7
-    assert not any(sample.run.model.moe for sample in published()[0])  # nothing learned from them
+    assert not any(sample.run.model.moe for sample in _published()[0])  # nothing learned from them
 
 
 def test_left_out_mixtures_are_scored_by_dense_rows_alone() -> None:
     """By documents that they share none of: one more set of constants, from all dense rows."""
-    dense, mixtures = published()[0][:6], published_mixtures()[0]
-    found = list(folds([*dense, *mixtures], dense, by_document))
+    dense, mixtures = _published()[0][:6], _published_mixtures()[0]
+    found = list(_folds([*dense, *mixtures], dense, by_document))
     assert sum(len(test) for _, test in found) == len(dense) + len(mixtures)
     for train, test in found:
         assert not any(sample.run.model.moe for sample in train)
@@ -66,16 +66,16 @@ def test_latent_attention_is_read() -> None:
 def test_grouped_matmuls_take_whole_tiles_of_experts() -> None:
     """1,408 numbers of an expert take two tiles of 1,024; 2,048 and 7,168 fill theirs."""
     run = run_of(ROWS["moe_v5p8_deepseek2-16b"])
-    [line] = [one for one in lay_out(run).lines if one.name == "tiles of experts"]
+    [line] = [one for one in _lay_out(run).lines if one.name == "tiles of experts"]
     routed = 26 * 6 * 2048 * 1408 * 2 * 24 * 2048
     assert line.inputs["flops"] == pytest.approx(3 * 4 * routed * (2048 / 1408 - 1))
-    large = lay_out(run_of(ROWS["moe_v5p512_deepseek3-671b"])).lines
+    large = _lay_out(run_of(ROWS["moe_v5p512_deepseek3-671b"])).lines
     assert [one.value for one in large if one.name == "tiles of experts"] == [0]
 
 
 def flops_of(name: str, line: str) -> list[float]:
     """Of a run's lines of that name."""
-    return [one.inputs["flops"] for one in lay_out(run_of(ROWS[name])).lines if one.name == line]
+    return [one.inputs["flops"] for one in _lay_out(run_of(ROWS[name])).lines if one.name == line]
 
 
 def test_tiles_that_two_experts_share_are_computed_for_both() -> None:
@@ -116,7 +116,7 @@ def test_a_row_becomes_its_mixture() -> None:
 def test_masks_that_dispatch_tokens_cost_matmuls() -> None:
     """Six products of every token with every row of its sequence, in each layer."""
     run = run_of(ROWS["moe_v6e256_mixtral-8x7b"])
-    [line] = [one for one in lay_out(run).lines if one.name == "dispatch by matmuls"]
+    [line] = [one for one in _lay_out(run).lines if one.name == "dispatch by matmuls"]
     tokens, rows = 12 * 4096, 8 * 1280
     assert line.inputs["flops"] == 32 * 6 * 2 * tokens * rows * 4096
 

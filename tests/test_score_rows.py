@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import catalog
-from orchestrator.evidence.score.evaluate import published
+from orchestrator.evidence.score.evaluate import _published
 from orchestrator.evidence.score.published_runs import (
     OTHER_SOFTWARE,
     PUBLISHED,
     PublishedRun,
     Unscorable,
+    _software_of,
     read,
     run_of,
-    software_of,
 )
 from orchestrator.evidence.score.run_work import measured_step_s
-from orchestrator.evidence.score.samples import Sample, lay_out, policy_of, sample_of
+from orchestrator.evidence.score.samples import Sample, _lay_out, _policy_of, _sample_of
 from orchestrator.evidence.score.samples import samples as samples_of
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import AXES
@@ -31,7 +31,7 @@ from tests.score_rows import LLAMA, ROWS, UNSEEN, write_rows
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return published()[0]
+    return _published()[0]
 
 
 @pytest.mark.parametrize("name", [n for n in ROWS if "derived_step_s" in ROWS[n]["notes"]])
@@ -48,7 +48,7 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
     """Gemma 3 with its windows, Gemma 4 with its wider heads: the columns and notes suffice."""
     kept = {sample.run.id for sample in samples}
     assert {"tr_v6e_gemma3-12b_1x_256_20251018", "tr_iron_gemma4-31b_64_bf16_8192"} <= kept
-    left_out = {row.id: row.reason for row in published()[1]}
+    left_out = {row.id: row.reason for row in _published()[1]}
     assert left_out.keys() == {"tr_iron_gemma4-2b_64_bf16_8192", "marin_v5p64_1_2b_gated"}
     assert "10.3 GFLOP a token" in left_out["tr_iron_gemma4-2b_64_bf16_8192"]
     assert "Muon" in left_out["marin_v5p64_1_2b_gated"]
@@ -56,10 +56,10 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
 
 def test_a_run_is_laid_out_as_it_was_run() -> None:
     """Mesh, slices and batch are the row's own; devices of a tpu7x chip are two."""
-    layout = lay_out(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
+    layout = _lay_out(run_of(ROWS["mx_v5p_512b_2x1024"])).layout
     assert layout.mesh == {**dict.fromkeys(AXES, 1), "pods": 2, "fsdp": 32, "tensor": 16}
     assert layout.sequences * layout.length == 4_194_304
-    assert lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.mesh["fsdp"] == 128
+    assert _lay_out(run_of(ROWS["tr_iron_gemma4-31b_64_bf16_8192"])).layout.mesh["fsdp"] == 128
 
 
 INPUTS = "decoder_layer_input"
@@ -85,7 +85,7 @@ OFFLOADED = f"custom: offload {INPUTS};query_proj;key_proj;value_proj"
 )  # fmt: skip
 def test_remat_is_read_tensor_by_tensor(text: str, kept: str, offloaded: str) -> None:
     """What each source's policy keeps, and where."""
-    policy = policy_of(run_of(LLAMA | {"remat_policy": text}))
+    policy = _policy_of(run_of(LLAMA | {"remat_policy": text}))
     assert policy == Policy(keep=frozenset(kept.split()), offload=frozenset(offloaded.split()))
 
 
@@ -127,7 +127,7 @@ def test_remat_is_read_tensor_by_tensor(text: str, kept: str, offloaded: str) ->
 def test_a_row_that_cannot_be_scored_has_a_reason(change: dict[str, str], reason: str) -> None:
     """One sentence for the row, and no guess."""
     with pytest.raises(Unscorable, match=re.escape(reason)):
-        sample_of(LLAMA | change)
+        _sample_of(LLAMA | change)
 
 
 def test_optional_columns_have_defaults() -> None:
@@ -171,7 +171,7 @@ CELLS = [
 def test_any_row_is_scored_or_refused(change: dict[str, str]) -> None:
     """Whatever its cells contain."""
     try:
-        sample = sample_of(LLAMA | change)
+        sample = _sample_of(LLAMA | change)
     except Unscorable:
         return
     known = catalog.efficiency(sample.run.chip)
@@ -181,7 +181,7 @@ def test_any_row_is_scored_or_refused(change: dict[str, str]) -> None:
 
 def test_an_unknown_convention_does_not_change_a_stated_step_time() -> None:
     """Nothing has to be converted where seconds are stated."""
-    assert sample_of(LLAMA | {"flop_convention": "secret"}).measured_s == 3.443
+    assert _sample_of(LLAMA | {"flop_convention": "secret"}).measured_s == 3.443
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_projects_files_state_their_software() -> None:
     """Every row, in both files."""
     for path in (PUBLISHED, OTHER_SOFTWARE, UNSEEN):
         for row in read(path):
-            assert software_of(row).assumed == (), row["id"]
+            assert _software_of(row).assumed == (), row["id"]
 
 
 def test_runs_of_other_software_state_their_source() -> None:
@@ -245,10 +245,10 @@ def test_runs_of_other_software_state_their_source() -> None:
 
 def test_microbatches_and_the_optimizer_are_laid_out() -> None:
     """Adafactor has no moments to read and write; gradients of microbatches accumulate."""
-    adamw, adafactor = (sample_of(LLAMA | {"optimizer": name}) for name in ("adamw", "adafactor"))
+    adamw, adafactor = (_sample_of(LLAMA | {"optimizer": name}) for name in ("adamw", "adafactor"))
     assert update_s(adafactor) == pytest.approx(update_s(adamw) * (8 + 8) / (8 + 16 + 4))
-    assert update_s(sample_of(LLAMA | {"notes": "Adafactor"})) == update_s(adafactor)
-    assert sample_of(LLAMA | {"microbatches": "3"}).laid_out.layout.microbatches == 3
+    assert update_s(_sample_of(LLAMA | {"notes": "Adafactor"})) == update_s(adafactor)
+    assert _sample_of(LLAMA | {"microbatches": "3"}).laid_out.layout.microbatches == 3
 
 
 def update_s(sample: Sample) -> float:
@@ -294,7 +294,7 @@ def test_a_csv_may_be_written_by_other_programs(tmp_path: Path) -> None:
     path.write_bytes(f"{','.join(names)}\r\n{','.join(quoted)}\r\n".encode())
     [row] = read(path)
     assert row["id"] == "row 2"
-    assert sample_of(row).measured_s == 3.443
+    assert _sample_of(row).measured_s == 3.443
 
 
 def test_rows_read_as_runs() -> None:

@@ -8,14 +8,14 @@ import jax
 import pytest
 
 from orchestrator import catalog
-from orchestrator.drive.driver import SliceRequest, select
+from orchestrator.drive.driver import _select, _SliceRequest
 from orchestrator.launch.backend import Slice
 from orchestrator.network.decoder import decoder
-from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.calibrated import _layout_of
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
-from orchestrator.planning.step_work import reductions
+from orchestrator.planning.step_work import _reductions
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Step
 from orchestrator.values.run_options import CheckpointOptions
@@ -106,11 +106,11 @@ def test_the_ledger_has_what_crosses_the_network(shared: Plan, copied: Plan) -> 
 
 def test_slices_that_share_weights_wait_in_each_layer(shared: Plan) -> None:
     """They exchange weights in every microbatch, where others reduce gradients once a step."""
-    layout = layout_of(shared, catalog.chip("v6e"))
+    layout = _layout_of(shared, catalog.chip("v6e"))
     accumulating = replace(layout, microbatches=2)
-    assert reductions(layout) == shared.model.layers
-    assert reductions(accumulating) == 2 * shared.model.layers
-    assert reductions(replace(accumulating, mesh={**layout.mesh, "pods": 2, "fsdp_dcn": 1})) == 1
+    assert _reductions(layout) == shared.model.layers
+    assert _reductions(accumulating) == 2 * shared.model.layers
+    assert _reductions(replace(accumulating, mesh={**layout.mesh, "pods": 2, "fsdp_dcn": 1})) == 1
 
 
 def test_part_of_the_slices_may_share_weights() -> None:
@@ -161,12 +161,12 @@ def test_a_width_that_sharing_does_not_divide_is_refused() -> None:
 
 def test_a_run_goes_on_with_whole_groups_of_slices() -> None:
     """Of three slices that are left it takes two."""
-    request = SliceRequest(
+    request = _SliceRequest(
         pods=Pods(min=2, max=4), kind="v6e", started=True, private=True, sharing=2
     )
     free = [Slice(name=name, hosts=1, size=1, free=True) for name in "abc"]
-    assert select(free, request, "bcd", 0.0) == ("b", "c")
-    assert select(free[:1], replace(request, private=False), "abcd", 1e6) == ()
+    assert _select(free, request, "bcd", 0.0) == ("b", "c")
+    assert _select(free[:1], replace(request, private=False), "abcd", 1e6) == ()
 
 
 def test_a_rehearsal_shares_weights_too(shared: Plan) -> None:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.launch.ray.slice_queue import RETURN_S, QueueAnswer, SliceQueue
+from orchestrator.launch.ray.slice_queue import _RETURN_S, _QueueAnswer, _SliceQueue
 from tests.journals import Clock
 
 KIND, OTHER = "v5p 2x2x2", "v5e 4x4"
-MINE = QueueAnswer(ahead=(), taken=())
+MINE = _QueueAnswer(ahead=(), taken=())
 
 
 @dataclass
@@ -19,11 +19,11 @@ class World:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.queue = SliceQueue(lambda: self.living, self.clock)
+        self.queue = _SliceQueue(lambda: self.living, self.clock)
 
     def ask(
         self, run: str, kind: str = KIND, *, job: str = "", claim: int = 2, submitted: float = 1.0
-    ) -> QueueAnswer:
+    ) -> _QueueAnswer:
         return self.queue.request(run, submitted, kind, job or run.lower(), claim)
 
 
@@ -39,7 +39,7 @@ def test_one_after_another(world: World) -> None:
     assert world.ask("C").ahead == ("A", "B")
     world.queue.confirm("A", "a", ("s0", "s1"))
     assert world.ask("C").ahead == ("B",)
-    assert world.ask("B") == QueueAnswer(ahead=(), taken=("s0", "s1"))
+    assert world.ask("B") == _QueueAnswer(ahead=(), taken=("s0", "s1"))
     assert world.ask("C").ahead == ("B",)
 
 
@@ -70,9 +70,9 @@ def test_a_run_that_fails_comes_back_to_its_slices(world: World) -> None:
     """Its retry, a new job, is before all who wait, even one that had the turn already."""
     world.ask("A")
     world.queue.confirm("A", "a", ("s0", "s1"))
-    assert world.ask("B") == QueueAnswer(ahead=(), taken=("s0", "s1"))
+    assert world.ask("B") == _QueueAnswer(ahead=(), taken=("s0", "s1"))
     world.living -= {"a"}
-    assert world.ask("B") == QueueAnswer(ahead=("A",), taken=("s0", "s1"))
+    assert world.ask("B") == _QueueAnswer(ahead=("A",), taken=("s0", "s1"))
     assert world.ask("A", job="a2") == MINE
     assert world.ask("B").ahead == ("A",)
 
@@ -85,7 +85,7 @@ def test_a_superseded_claim_gets_no_slices(world: World) -> None:
     world.queue.confirm("A", "a", ("s9",))
     world.queue.leave("A", "a")
     world.queue.confirm("A", "a2", ("s0",))
-    assert world.ask("B") == QueueAnswer(ahead=(), taken=("s0",))
+    assert world.ask("B") == _QueueAnswer(ahead=(), taken=("s0",))
 
 
 def test_one_that_is_taking_is_not_disturbed(world: World) -> None:
@@ -95,7 +95,7 @@ def test_one_that_is_taking_is_not_disturbed(world: World) -> None:
     assert world.ask("B").ahead == ()
     assert world.ask("A", job="a2").ahead == ("B",)
     world.queue.confirm("B", "b", ("s1",))
-    assert world.ask("A", job="a2") == QueueAnswer(ahead=(), taken=("s1",))
+    assert world.ask("A", job="a2") == _QueueAnswer(ahead=(), taken=("s1",))
 
 
 def test_a_run_that_does_not_come_back_is_forgotten(world: World) -> None:
@@ -104,7 +104,7 @@ def test_a_run_that_does_not_come_back_is_forgotten(world: World) -> None:
     world.queue.confirm("A", "a", ("s0",))
     world.living -= {"a"}
     assert world.ask("B").ahead == ("A",)
-    world.clock.now_s += RETURN_S + 1
+    world.clock.now_s += _RETURN_S + 1
     assert world.ask("B") == MINE
 
 
@@ -133,6 +133,6 @@ def test_a_key_that_is_used_again_is_a_new_run(world: World) -> None:
     world.queue.confirm("A", "a", ("s0",))
     world.living -= {"a"}
     assert world.ask("B").ahead == ("A",)
-    assert world.ask("A", job="a2", submitted=2.0) == QueueAnswer(ahead=("B",), taken=())
+    assert world.ask("A", job="a2", submitted=2.0) == _QueueAnswer(ahead=("B",), taken=())
     assert world.ask("A", job="a", claim=9).superseded
     assert world.ask("B") == MINE

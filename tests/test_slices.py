@@ -7,9 +7,9 @@ import pytest
 from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
-from orchestrator.interop.kubernetes import ray_cluster
-from orchestrator.launch.ray.local_cluster import short_folder
-from orchestrator.launch.ray.slices import SLICE_NAME, accelerator_type, emulated_hosts, pod_type
+from orchestrator.interop.kubernetes import _ray_cluster
+from orchestrator.launch.ray.local_cluster import _short_folder
+from orchestrator.launch.ray.slices import _SLICE_NAME, accelerator_type, emulated_hosts, pod_type
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
@@ -59,13 +59,13 @@ def test_each_slice_has_one_head_and_its_hosts_in_order() -> None:
 @pytest.mark.parametrize(("chip", "topology"), [one[:2] for one in SLICES])
 def test_a_rehearsal_has_the_nodes_of_the_exported_manifest(chip: str, topology: str) -> None:
     """What Ray finds in the pods of the manifest, but for the names of slices."""
-    [manifest] = ray_cluster(spec_on(chip, topology), plan_on(chip, topology))
+    [manifest] = _ray_cluster(spec_on(chip, topology), plan_on(chip, topology))
     rehearsed, exported = emulated_hosts(plan_on(chip, topology)), hosts_of(manifest)
     for emulated, real in zip(rehearsed, exported, strict=True):
-        name = real.labels[SLICE_NAME]
-        assert emulated.labels == real.labels | {SLICE_NAME: emulated.labels[SLICE_NAME]}
+        name = real.labels[_SLICE_NAME]
+        assert emulated.labels == real.labels | {_SLICE_NAME: emulated.labels[_SLICE_NAME]}
         assert emulated.resources == {key: n for key, n in real.resources.items() if key != name}
-    assert len({host.labels[SLICE_NAME] for host in exported}) == 2
+    assert len({host.labels[_SLICE_NAME] for host in exported}) == 2
 
 
 def test_what_is_no_tpu_is_refused() -> None:
@@ -79,7 +79,7 @@ def test_a_cluster_lies_where_socket_paths_are_short(monkeypatch: pytest.MonkeyP
     for letters, lies_below in (("o", True), (50 * "x", False)):
         named = tempfile.mkdtemp(prefix=letters, dir="/tmp")
         monkeypatch.setattr(tempfile, "tempdir", named)
-        folder = short_folder()
+        folder = _short_folder()
         folder.rmdir()
         Path(named).rmdir()
         assert folder.parent == Path(named if lies_below else "/tmp")

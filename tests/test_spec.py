@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import catalog, reading
 from orchestrator.errors import SpecError
-from orchestrator.reading.examples import starter
+from orchestrator.reading.examples import _starter
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.values import codec
 from orchestrator.values.model import Model
@@ -271,7 +271,7 @@ def test_a_shipped_spec_is_called_as_its_file(path: Path) -> None:
 
 def test_the_starter_loads_and_is_commented(tmp_path: Path) -> None:
     """What `orch init` writes is a spec of that name, with its sections explained."""
-    text = starter(Path("first-run.yaml"))
+    text = _starter(Path("first-run.yaml"))
     assert load_text(tmp_path, text).name == "first-run"
     assert "orch plan first-run.yaml" in text
     assert text.count("#") > 10
@@ -280,7 +280,7 @@ def test_the_starter_loads_and_is_commented(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["null", "true", "no", "010", "1e3"])
 def test_the_starter_quotes_names_that_may_be_misread(name: str, tmp_path: Path) -> None:
     """A name that looks like something else arrives as the name that it is."""
-    text = starter(Path(f"{name}.yaml"))
+    text = _starter(Path(f"{name}.yaml"))
     assert f'\nname: "{name}"\n' in text
     assert load_text(tmp_path, text).name == name
 
@@ -289,7 +289,7 @@ def test_the_starter_quotes_names_that_may_be_misread(name: str, tmp_path: Path)
 def test_the_starter_refuses_what_is_no_name(name: str) -> None:
     """A file that is called otherwise cannot name a spec."""
     with pytest.raises(SpecError, match="a name: 1 to 63"):
-        starter(Path(f"{name}.yaml"))
+        _starter(Path(f"{name}.yaml"))
 
 
 def test_loading_needs_no_framework() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator import reading
-from orchestrator.reading.nodes import MOST_BYTES, MOST_NODES
+from orchestrator.reading.nodes import _MOST_BYTES, _MOST_NODES
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.values import codec
 from orchestrator.values.spec import Spec
@@ -19,7 +19,7 @@ from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
 MOST_SECONDS = 2.0
 MOST_MORE_BYTES = 200 * 2**20
-MANY = MOST_NODES - 50
+MANY = _MOST_NODES - 50
 
 
 def laughs(line: str) -> str:
@@ -40,34 +40,34 @@ BOMBS = {
     "laughs": laughs("{b}: &{b} [{references}]\n"),
     "merged laughs": laughs("{b}: &{b} {{<<: [{references}]}}\n"),
     "anchors": "&a " * 300_000,
-    "bangs": "!" * (MOST_BYTES - 1),
-    "a tag without end": "!<" + "a" * (MOST_BYTES - 9),
-    "a long alias": "a: *" + "b" * (MOST_BYTES - 9),
+    "bangs": "!" * (_MOST_BYTES - 1),
+    "a tag without end": "!<" + "a" * (_MOST_BYTES - 9),
+    "a long alias": "a: *" + "b" * (_MOST_BYTES - 9),
     "keys": "".join(f"key{i}: 1\n" for i in range(80_000)),
     "unknown keys": "".join(f"nam{i}: 1\n" for i in range(MANY // 2)),
     "the same key": "name: a\n" * (MANY // 2),
     "items": "[" + "a, " * 300_000 + "]",
-    "a long key": "? " + "n" * (MOST_BYTES - 99) + "\n: 1\n",
-    "a long name": "name: " + "n" * (MOST_BYTES - 99),
+    "a long key": "? " + "n" * (_MOST_BYTES - 99) + "\n: 1\n",
+    "a long name": "name: " + "n" * (_MOST_BYTES - 99),
     "many names and a mapping": MINIMAL + f"run: {{secrets: [{SECRETS}, {{}}]}}\n",
     "many bad names": MINIMAL + f"run: {{secrets: [{SECRETS.lower()}, {{}}]}}\n",
     "many bad options": MINIMAL.replace("to", f"compiler_options: {{{OPTIONS}}}\n  to", 1),
-    "digits": MINIMAL.replace("15T", "9" * (MOST_BYTES - 999)),
-    "digits of a count": MINIMAL.replace("15T", "9" * (MOST_BYTES - 999) + "T"),
+    "digits": MINIMAL.replace("15T", "9" * (_MOST_BYTES - 999)),
+    "digits of a count": MINIMAL.replace("15T", "9" * (_MOST_BYTES - 999) + "T"),
     "digits of a share": MINIMAL.replace("8192}", f"8192, tolerance: {'1' * 10**6}%}}"),
     "a huge exponent": MINIMAL.replace("15T", "1e999999999"),
     "sixties": MINIMAL + "run: {hang_limit: '" + "1:" * 400_000 + "'}\n",
-    "comments": "#\n" * (MOST_BYTES // 2 - 1),
-    "blank lines": "\n" * (MOST_BYTES - 1),
-    "spaces": " " * (MOST_BYTES - 1),
-    "tabs": "\t" * (MOST_BYTES - 1),
-    "a quote without end": '"' + "\\n" * (MOST_BYTES // 2 - 9),
-    "lines of one value": "name: " + "a\n " * (MOST_BYTES // 3 - 9),
-    "a block of lines": "name: |\n" + " \n" * (MOST_BYTES // 2 - 9),
-    "escapes": '"' + "\\U0001F600" * (MOST_BYTES // 10 - 9) + '"',
-    "directives": "%" * (MOST_BYTES - 1),
-    "colons": ": " * (MOST_BYTES // 2 - 1),
-    "more than a file may be": "a" * (MOST_BYTES + 1),
+    "comments": "#\n" * (_MOST_BYTES // 2 - 1),
+    "blank lines": "\n" * (_MOST_BYTES - 1),
+    "spaces": " " * (_MOST_BYTES - 1),
+    "tabs": "\t" * (_MOST_BYTES - 1),
+    "a quote without end": '"' + "\\n" * (_MOST_BYTES // 2 - 9),
+    "lines of one value": "name: " + "a\n " * (_MOST_BYTES // 3 - 9),
+    "a block of lines": "name: |\n" + " \n" * (_MOST_BYTES // 2 - 9),
+    "escapes": '"' + "\\U0001F600" * (_MOST_BYTES // 10 - 9) + '"',
+    "directives": "%" * (_MOST_BYTES - 1),
+    "colons": ": " * (_MOST_BYTES // 2 - 1),
+    "more than a file may be": "a" * (_MOST_BYTES + 1),
 }
 
 
@@ -94,7 +94,7 @@ def peak_bytes() -> int:
 
 def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
     """The cap is on what no spec is: a spec with a megabyte of comments loads."""
-    text = MINIMAL + "#" * (MOST_BYTES - len(MINIMAL))
+    text = MINIMAL + "#" * (_MOST_BYTES - len(MINIMAL))
     assert load_text(tmp_path, text) == load_text(tmp_path, MINIMAL)
     [problem] = problems_of(write(tmp_path, text + "#"))
     assert problem.message == "is larger than 1,048,576 bytes"

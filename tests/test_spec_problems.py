@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog, reading
-from orchestrator.reading.expectations import SYNONYMS, synonym
-from orchestrator.reading.problems import SHOWN_PROBLEMS, Problem, SpecProblems
+from orchestrator.reading.expectations import SYNONYMS, _synonym
+from orchestrator.reading.problems import _SHOWN_PROBLEMS, Problem, SpecProblems
 from orchestrator.reading.schema import homes
 from orchestrator.values.spec import TensorTreatments
 from tests.conftest import HoldGolden
@@ -196,7 +196,7 @@ def test_a_long_list_of_problems_ends(tmp_path: Path) -> None:
     with pytest.raises(SpecProblems) as caught:
         load_text(tmp_path, text)
     assert len(caught.value.problems) == 500
-    assert str(caught.value).endswith(f"\n\nand {500 - SHOWN_PROBLEMS} more problems")
+    assert str(caught.value).endswith(f"\n\nand {500 - _SHOWN_PROBLEMS} more problems")
 
 
 def test_what_is_told_is_safe_to_print(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_every_name_of_other_programs_stands_for_a_key() -> None:
     for name, keys in SYNONYMS.items():
         for key in keys:
             assert homes(key), (name, key)
-            assert synonym(name.upper().replace("_", "-"), [key]) == key
+            assert _synonym(name.upper().replace("_", "-"), [key]) == key
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.reading.examples import SCHEMA, STUDY_SCHEMA, starter, write_schema
+from orchestrator.reading.examples import _SCHEMA, _STUDY_SCHEMA, _starter, _write_schema
 from orchestrator.reading.expectations import example
 from orchestrator.reading.schema import (
     Schema,
@@ -126,13 +126,13 @@ def test_it_is_generated_from_the_types() -> None:
     assert [*tensors["properties"]] == [one.name for one in fields(TensorTreatments)]
 
 
-@pytest.mark.parametrize("name", [SCHEMA, STUDY_SCHEMA])
+@pytest.mark.parametrize("name", [_SCHEMA, _STUDY_SCHEMA])
 def test_the_shipped_file_is_what_is_generated(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Editors read it beside the shipped specs."""
-    write_schema(ROOT / "specs" if request.config.getoption("--refresh-golden") else tmp_path)
-    write_schema(tmp_path)
+    _write_schema(ROOT / "specs" if request.config.getoption("--refresh-golden") else tmp_path)
+    _write_schema(tmp_path)
     assert (ROOT / "specs" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
@@ -162,7 +162,7 @@ def test_editors_accept_the_shipped_specs(path: Path) -> None:
     assert list(VALIDATOR.iter_errors(loaded)) == []
 
 
-@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, starter(Path("a.yaml"))])
+@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, _starter(Path("a.yaml"))])
 def test_editors_accept_other_good_specs(text: str) -> None:
     """The texts of the tests and the starter pass the contract alone, too."""
     assert list(VALIDATOR.iter_errors(yaml.load(text, Loader=EditorLoader))) == []

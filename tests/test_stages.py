@@ -12,7 +12,7 @@ import orchestrator as orch
 from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.journal.events import AttemptStarted
 from orchestrator.journal.run_journal import outlook_of
-from orchestrator.journal.run_state import recent_steps
+from orchestrator.journal.run_state import _recent_steps
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
@@ -21,7 +21,7 @@ from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run import proofs
 from orchestrator.show.plan_screen import stages_screen
-from orchestrator.show.status_screen import stage as stage_text
+from orchestrator.show.status_screen import _stage as stage_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Step
@@ -229,7 +229,7 @@ def test_what_is_measured_is_of_one_stage(steps_of_second: int, plan: Plan) -> N
     each_s = [2 * one.forecast.step_s.likeliest for one in plan.stages]
     second = range(10, 10 + steps_of_second)
     steps = (*timed(10.0, range(10), each_s[0]), *timed(100.0, second, each_s[1]))
-    found = recent_steps(steps)
+    found = _recent_steps(steps)
     assert found
     stage = 0 if steps_of_second == 1 else 1
     assert (found.steps, found.step_s) == (9 if stage == 0 else 3, each_s[stage])
@@ -438,7 +438,7 @@ def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
         return one.digest
 
     monkeypatch.setattr(proofs, "prove_program", proved)
-    found = proofs.prove_each_stage(staged_spec(tmp_path), plan)
+    found = proofs._prove_each_stage(staged_spec(tmp_path), plan)
     digests = [one.digest for one in plan.stages]
     assert asked == [(128, 128, digests[0]), (1024, 1024, digests[1]), (1024, 1024, digests[2])]
     assert [str(one) for one in found] == digests

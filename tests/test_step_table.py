@@ -15,14 +15,14 @@ from orchestrator.evidence.report import make_report
 from orchestrator.journal import steps as step_log
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import (
-    BY_ROW,
+    _BY_ROW,
     StepReader,
     StepTable,
+    _joined,
+    _table_of,
     counted_rows,
     counted_steps,
-    joined,
     read_table,
-    table_of,
 )
 from orchestrator.values.run import TimedStep
 from tests.conftest import ROOT, RunOrch
@@ -38,16 +38,16 @@ def long_run(storage: Path, steps: int) -> Journal:
     with writer.journal.paths.steps(number).open("ab") as file:
         for index in range(1, steps):
             one = step(index, peak_hbm_bytes=index, loss=9.0 / index)
-            file.write(step_log.encode(TimedStep(at_s=1e9 + index, step=one)) + b"\n")
+            file.write(step_log._encode(TimedStep(at_s=1e9 + index, step=one)) + b"\n")
     writer.end_attempt("finished")
     writer.end_run("succeeded")
     return writer.journal
 
 
 def same(one: StepTable, other: StepTable) -> bool:
-    names = [name for name in vars(one) if name not in BY_ROW]
+    names = [name for name in vars(one) if name not in _BY_ROW]
     equal = [np.array_equal(vars(one)[n], vars(other)[n], equal_nan=True) for n in names]
-    return all(equal) and all(getattr(one, name) == getattr(other, name) for name in BY_ROW)
+    return all(equal) and all(getattr(one, name) == getattr(other, name) for name in _BY_ROW)
 
 
 def test_a_table_has_what_a_reader_reads(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_table_has_what_a_reader_reads(tmp_path: Path) -> None:
     for one in (attempt, replace(attempt, written=None)):
         table, problems = read_table(run.path, one)
         assert problems == []
-        assert same(table, table_of(values))
+        assert same(table, _table_of(values))
     assert table.peak_hbm_bytes[1:].max() == 29_999
     assert np.isnan(table.peak_hbm_bytes[0])
     assert list(table.startups) == [0]
@@ -67,19 +67,19 @@ def test_a_table_has_what_a_reader_reads(tmp_path: Path) -> None:
 
 def test_of_each_step_the_last_attempt_counts() -> None:
     _, steps = preempted_run()
-    tables = {number: table_of(taken) for number, taken in steps.items()}
+    tables = {number: _table_of(taken) for number, taken in steps.items()}
     counted = counted_rows(tables)
     assert [int(mask.sum()) for _, mask in sorted(counted.items())] == [5, 15]
     table = counted_steps(tables)
     assert table.index.tolist() == list(range(20))
     assert table.startups.keys() == {0, 5}
     assert counted_steps(tables, {1}).index.tolist() == list(range(5))
-    assert len(counted_steps({})) == len(joined([])) == 0
+    assert len(counted_steps({})) == len(_joined([])) == 0
 
 
 def test_an_attempt_undoes_the_steps_after_those_that_it_restored() -> None:
     """It has not done all of them again yet; a superseded attempt may still write some."""
-    tables = {1: table_of(timed(0.0, range(10), 1.0)), 2: table_of(timed(0.0, range(3, 6), 2.0))}
+    tables = {1: _table_of(timed(0.0, range(10), 1.0)), 2: _table_of(timed(0.0, range(3, 6), 2.0))}
     table = counted_steps(tables)
     assert table.index.tolist() == list(range(6))
     assert table.step_s[4] == 2.0
@@ -124,7 +124,7 @@ def test_a_page_and_the_command_say_what_is_wrong(tmp_path: Path, orch: RunOrch)
 def test_lines_after_the_end_of_an_attempt_are_no_damage(tmp_path: Path) -> None:
     """A process on another machine ended a little later than its attempt."""
     run = long_run(tmp_path, 20)
-    late = step_log.encode(TimedStep(at_s=2e9, step=step(20)))
+    late = step_log._encode(TimedStep(at_s=2e9, step=step(20)))
     with run.paths.steps(1).open("ab") as file:
         file.write(late + b"\n")
     report = make_report(run)
@@ -186,7 +186,7 @@ def test_figures_that_no_step_has_are_no_step(
 ) -> None:
     """Whoever wrote the line, with its checksum: what is left is shown, and no command fails."""
     run = long_run(tmp_path, 20)
-    line = step_log.encode(TimedStep(at_s=2e9, step=replace(step(20), **figures)))
+    line = step_log._encode(TimedStep(at_s=2e9, step=replace(step(20), **figures)))
     with run.paths.steps(1).open("ab") as file:
         file.write(line + b"\n")
     [attempt] = run.run().attempts

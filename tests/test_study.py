@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from orchestrator import reading
-from orchestrator.evidence.studies import forecast_scaling, series_of
+from orchestrator.evidence.studies import _forecast_scaling, _series_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems
@@ -81,7 +81,7 @@ def test_in_weak_scaling_the_batch_grows_with_the_pods(tmp_path: Path) -> None:
     study = loaded(tmp_path, text, base=base)
     assert [t.spec.experiment.batch.sequences for t in study.trials] == [128, 256, 1_024]
     assert study.trials[0].settings[PODS] == "128"
-    assert {str(series_of(study, trial)) for trial in study.trials} == {"{}"}
+    assert {str(_series_of(study, trial)) for trial in study.trials} == {"{}"}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def study_of(*pods: int, **changes: object) -> Study:
 def test_efficiency_is_relative_to_the_smallest_trial() -> None:
     study = study_of(4, 1, 2)
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    trials = [one.planned for one in forecast_scaling(study, plans).trials]
+    trials = [one.planned for one in _forecast_scaling(study, plans).trials]
     assert trials[1]
     assert (trials[1].efficiency.lower, trials[1].efficiency.unoverlapped) == (1.0, 1.0)
     for one, plan in zip(trials, plans.values(), strict=True):
@@ -214,13 +214,13 @@ def test_other_keys_make_another_series() -> None:
     )
     study = study_of(trials=trials, vary=("resources.pods", "experiment.remat"))
     plans = {trial.number: make_plan(trial.spec) for trial in trials}
-    forecast = forecast_scaling(study, plans).trials
+    forecast = _forecast_scaling(study, plans).trials
     assert [one.series["experiment.remat"] for one in forecast] == ["full", "full", "none", "none"]
     assert [one.planned.efficiency.lower == 1.0 for one in forecast if one.planned] == [
         True, False, True, False,
     ]  # fmt: skip
     last = " ".join(
-        render.forecast_screen(forecast_scaling(study, plans)).rpartition("Study: ")[2].split()
+        render.forecast_screen(_forecast_scaling(study, plans)).rpartition("Study: ")[2].split()
     )
     assert last.startswith("scaling efficiency is between ")
     assert "on 8 chips (remat full)" in last
@@ -229,23 +229,23 @@ def test_other_keys_make_another_series() -> None:
 
 def test_the_summary_names_the_best_and_the_worst_series() -> None:
     planned = [
-        render.TrialEfficiency(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
+        render._TrialEfficiency(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
         for chips, fraction, remat in [
             (8, 1, "a"), (64, 0.9, "a"), (8, 1, "b"), (32, 0.5, "b"), (8, 1, "c"), (16, 0.7, "c"),
         ]
     ]  # fmt: skip
     keys = ["resources.pods", "experiment.remat"]
-    text = render.scaling_efficiency(planned, keys, "chips")
+    text = render._scaling_efficiency(planned, keys, "chips")
     ends = "between 50% on 32 chips (remat b) and 90% on 64 chips (remat a)"
     assert text == f"scaling efficiency is {ends}"
-    alone = render.scaling_efficiency(planned[:2], keys, "chips")
+    alone = render._scaling_efficiency(planned[:2], keys, "chips")
     assert alone == "scaling efficiency is 90% on 64 chips"
 
 
 def test_a_trial_without_a_plan_has_its_error() -> None:
     study = study_of(1, 2, 4)
     plans = {n: make_plan(study.trials[n - 1].spec) for n in (2, 3)} | {1: "no room\n  for it"}
-    forecast = forecast_scaling(study, plans)
+    forecast = _forecast_scaling(study, plans)
     assert forecast.trials[0].infeasible == "no room\n  for it"
     assert forecast.trials[1].planned
     assert forecast.trials[1].planned.efficiency.lower == 1.0
@@ -258,7 +258,7 @@ def test_a_trial_without_a_plan_has_its_error() -> None:
 def test_the_predicted_scaling_is_one_table(golden: HoldGolden) -> None:
     study = load_study(ROOT / "specs/studies/llama3_70b_pods.yaml")
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    text = render.forecast_screen(forecast_scaling(study, plans), "orch submit study.yaml")
+    text = render.forecast_screen(_forecast_scaling(study, plans), "orch submit study.yaml")
     golden("study_70b_pods.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 

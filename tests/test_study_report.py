@@ -15,8 +15,8 @@ from orchestrator import journal, tracking
 from orchestrator.cli import orch as command
 from orchestrator.cli.endings import as_typed
 from orchestrator.errors import SpecError
-from orchestrator.evidence.report import reference
-from orchestrator.evidence.studies import explain_gaps, make_scaling_report, read_trial_runs
+from orchestrator.evidence.report import _reference
+from orchestrator.evidence.studies import _explain_gaps, _make_scaling_report, read_trial_runs
 from orchestrator.formatting import percent
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.study_journal import StudyRequest
@@ -24,8 +24,8 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.run import submit as submit_module
 from orchestrator.run.progress import Tracked
 from orchestrator.show import study_screens
-from orchestrator.show.pages import scaling_page
-from orchestrator.tracking.mlflow.export import study_points
+from orchestrator.show.pages import _scaling_page
+from orchestrator.tracking.mlflow.export import _study_points
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import EndState
 from orchestrator.values.study import ScalingReport
@@ -44,7 +44,9 @@ def scaling_report(
 ) -> ScalingReport:
     """The report of a study over one, two and four pods, twice each."""
     recorded = finished_study(storage, study_of(1, 2, 4, repeats=2), step_s, **changes)
-    return make_scaling_report(recorded.key, recorded.submission().study, read_trial_runs(recorded))
+    return _make_scaling_report(
+        recorded.key, recorded.submission().study, read_trial_runs(recorded)
+    )
 
 
 # --- measured scaling
@@ -61,7 +63,7 @@ def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -
 
 
 def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_path: Path) -> None:
-    report = scaling_report(tmp_path, lambda plan, _: reference(plan)[1] * 3)
+    report = scaling_report(tmp_path, lambda plan, _: _reference(plan)[1] * 3)
     for pods, one in zip((1, 2, 4), report.trials, strict=True):
         assert one.predicted
         assert one.predicted.plan_digest == make_plan(tiny_spec(pods)).digest
@@ -77,7 +79,7 @@ def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_pat
 def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
 
     def slowed(plan: Plan, _: int) -> float:
-        return reference(plan)[1] + 4 * waited_s(plan)
+        return _reference(plan)[1] + 4 * waited_s(plan)
 
     report = scaling_report(tmp_path, slowed)
     first = report.explanations[0]
@@ -98,7 +100,7 @@ def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     bare = [replace(one, forecast=replace(one.forecast, expected_time=())) for one in plans]
     across = [sum(x.value for x in one.forecast.time if x.resource == "pods") for one in bare]
-    explanations = explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
+    explanations = _explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (explanations[0].line, explanations[0].resource) == ("pods", "pods")
     assert isclose(explanations[0].times, 4)
     assert "4 times pods (dcn pods)" in study_screens.gap_explanation(explanations)
@@ -106,8 +108,8 @@ def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
 
 def test_no_line_explains_where_none_fits() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
-    assert explain_gaps([(plans[0], 1.0)]) == ()
-    assert explain_gaps([(plan, -1.0) for plan in plans]) == ()
+    assert _explain_gaps([(plans[0], 1.0)]) == ()
+    assert _explain_gaps([(plan, -1.0) for plan in plans]) == ()
     assert "No ledger line" in study_screens.gap_explanation(())
 
 
@@ -143,7 +145,7 @@ def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
         journal.create_run(tmp_path, replace_plan(tiny_spec(4)), failed.run).journal
     )
     writer.end_run("failed", reason("it was made to"))
-    report = make_scaling_report(recorded.key, study, read_trial_runs(recorded))
+    report = _make_scaling_report(recorded.key, study, read_trial_runs(recorded))
     assert [one.done for one in report.trials] == [0, 1, 0]
     assert report.trials[1].measured
     assert report.trials[1].measured.efficiency.median == 1.0
@@ -151,9 +153,9 @@ def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
     text = study_screens.study_report_screen(report, "next")
     assert f"warning: {failed.run} is failed" in text
     assert "one trial is measured; efficiency needs another" in text
-    empty = make_scaling_report("x", study, [])
+    empty = _make_scaling_report("x", study, [])
     assert "nothing is measured yet" in study_screens.study_report_screen(empty, "next")
-    read(scaling_page(empty, {}))
+    read(_scaling_page(empty, {}))
 
 
 def replace_plan(spec: object) -> journal.RunRequest:
@@ -304,7 +306,7 @@ def test_detach_is_refused(
 def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
     """Measured, expected and roofline at each number of pods; of a rehearsal the measured alone."""
     report = scaling_report(tmp_path, lambda *_: 0.5)
-    points = {(one.name, one.step): one.value for one in study_points(report, 9.0)}
+    points = {(one.name, one.step): one.value for one in _study_points(report, 9.0)}
     trials = [one for one in report.trials if one.measured and one.predicted]
     for trial, pods in zip(trials, (1, 2, 4), strict=True):
         assert trial.measured
@@ -316,7 +318,7 @@ def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
         rate = trial.measured.tokens_per_s_per_chip.median
         assert points["speed/measured", pods] == rate * trial.chips
     alone = replace(report, trials=tuple(replace(t, not_compared="cpu_rehearsal") for t in trials))
-    names = {one.name for one in study_points(alone, 9.0)}
+    names = {one.name for one in _study_points(alone, 9.0)}
     assert names == {"scaling/measured", "speed/measured"}
 
 
@@ -330,5 +332,5 @@ def test_mlflow_gets_a_trial_with_its_last_repeat(tmp_path: Path) -> None:
         ({"1.2": "failed"}, {1, 2, 4}),
     ):
         begun = replace(first, done=report.repeats - 1, unfinished=unfinished)
-        points = study_points(replace(report, trials=(begun, *others)), 9.0)
+        points = _study_points(replace(report, trials=(begun, *others)), 9.0)
         assert {one.step for one in points} == steps

@@ -97,7 +97,7 @@ def test_the_same_key_eight_times_at_once_is_one_run(
     """All have seen that the key is free before the first takes it; each gets the same run, also
     where it is written object by object.
     """
-    monkeypatch.setattr(copies, "FRESH_S", 1.0)
+    monkeypatch.setattr(copies, "_FRESH_S", 1.0)
     bucket_server.fault = first_event_comes_late
     where = str(tmp_path) if kind == "folder" else "s3://bucket/runs"
     everybody = threading.Barrier(8)

@@ -11,21 +11,21 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import LossNotFinite
 from orchestrator.evidence.studies import (
-    Losses,
+    _last_loss,
+    _loss_curve,
+    _Losses,
+    _make_sweep_report,
+    _trial_losses,
     forecast_of,
-    last_loss,
-    loss_curve,
-    make_sweep_report,
     read_trial_runs,
     report_of_study,
-    trial_losses,
 )
 from orchestrator.journal.study_journal import StudyJournal, StudyRequest, is_settled
 from orchestrator.planning.planner import make_plan
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems
-from orchestrator.show.study_screens import forecast_screen, ranked, study_report_screen
-from orchestrator.tracking.mlflow.export import study_points
+from orchestrator.show.study_screens import _ranked, forecast_screen, study_report_screen
+from orchestrator.tracking.mlflow.export import _study_points
 from orchestrator.values.run import Attempt
 from orchestrator.values.study import Study, SweepForecast, SweepReport, Trial
 from tests.conftest import ROOT, RunOrch
@@ -139,8 +139,8 @@ def test_orch_plan_shows_what_a_sweep_costs(orch: RunOrch) -> None:
 # --- its losses
 
 
-def losses(*values: float) -> Losses:
-    return Losses(np.arange(len(values)), np.array(values, float))
+def losses(*values: float) -> _Losses:
+    return _Losses(np.arange(len(values)), np.array(values, float))
 
 
 def flat(level: float, steps: int = 40) -> list[float]:
@@ -150,11 +150,11 @@ def flat(level: float, steps: int = 40) -> list[float]:
 
 def test_the_loss_of_a_trial_is_the_mean_of_its_last_tenth() -> None:
     found = losses(*range(40))
-    assert last_loss(found, 40) == np.mean([36, 37, 38, 39])
-    assert last_loss(losses(*range(10)), 40) == np.mean([6, 7, 8, 9])
-    assert loss_curve(found, 40)[-1] == (40, 39.0)
-    assert len(loss_curve(losses(*range(1000)), 1000)) == 100
-    assert loss_curve(losses(), 40) == ()
+    assert _last_loss(found, 40) == np.mean([36, 37, 38, 39])
+    assert _last_loss(losses(*range(10)), 40) == np.mean([6, 7, 8, 9])
+    assert _loss_curve(found, 40)[-1] == (40, 39.0)
+    assert len(_loss_curve(losses(*range(1000)), 1000)) == 100
+    assert _loss_curve(losses(), 40) == ()
 
 
 # --- in the journal
@@ -207,12 +207,12 @@ def test_a_sweep_whose_plans_are_damaged_has_a_page(tmp_path: Path, orch: RunOrc
 
 def test_a_trial_that_did_not_do_all_its_steps_is_never_the_best(done: StudyJournal) -> None:
     """Not even where its last loss is the lowest."""
-    known = {**trial_losses(done), 1: losses(*flat(1, 20))}
+    known = {**_trial_losses(done), 1: losses(*flat(1, 20))}
     study, runs = done.submission().study, read_trial_runs(done)
-    report = make_sweep_report(done.key, study, runs, known)
+    report = _make_sweep_report(done.key, study, runs, known)
     assert (report.best, report.trials[0].loss) == (5, 1.0)
     assert [one.steps_done for one in report.trials] == [20, 40, 40, 40, 40]
-    assert [one.number for one in ranked(report)] == [5, 2, 3, 4, 1]
+    assert [one.number for one in _ranked(report)] == [5, 2, 3, 4, 1]
 
 
 def test_a_loss_that_is_not_finite_ends_a_trial_of_a_sweep(done: StudyJournal) -> None:
@@ -248,7 +248,7 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
 
 
 def test_mlflow_has_the_loss_of_each_trial(done: StudyJournal) -> None:
-    points = study_points(report_of_study(done), 9.0)
+    points = _study_points(report_of_study(done), 9.0)
     assert {(one.name, one.step, one.value) for one in points} == {
         ("sweep/loss", 1, 5.0), ("sweep/loss", 2, 4.0), ("sweep/loss", 3, 6.0),
         ("sweep/loss", 4, 8.0), ("sweep/loss", 5, 3.0),

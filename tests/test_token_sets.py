@@ -24,11 +24,11 @@ from tests.trainer_plans import TINY, plan_of
 from trainers.data import pack
 from trainers.data import tokens as manifests
 from trainers.data.batches import Synthetic, batch_source
-from trainers.data.pack import Encoder, HuggingFaceTokenizer, TokenArrays
-from trainers.data.tokens import ShuffledWindows, TokenSet
+from trainers.data.pack import _Encoder, _HuggingFaceTokenizer, _TokenArrays
+from trainers.data.tokens import ShuffledWindows, _TokenSet
 from trainers.files import file_digest
 
-COUNTING = TokenArrays(name="counting", vocab=1 << 20)
+COUNTING = _TokenArrays(name="counting", vocab=1 << 20)
 
 
 def counting_set(folder: Path, tokens: int, shard_tokens: int = 1 << 20) -> Path:
@@ -40,7 +40,7 @@ def counting_set(folder: Path, tokens: int, shard_tokens: int = 1 << 20) -> Path
 
 
 def batches_over(path: Path, sequences: int, length: int, seed: int = 0) -> ShuffledWindows:
-    return ShuffledWindows(TokenSet.open(path), sequences, length, seed)
+    return ShuffledWindows(_TokenSet.open(path), sequences, length, seed)
 
 
 # Packing
@@ -60,7 +60,7 @@ def test_packed_text_reads_back(
         file.write_bytes(text)
     manifest = pack.pack(folder / "set", files, shard_tokens=shard_tokens)
     expected = [token for text in texts for token in [*text, 256]]
-    source = TokenSet.open(folder / "set" / manifests.FILE_NAME, verify=True)
+    source = _TokenSet.open(folder / "set" / manifests.FILE_NAME, verify=True)
     assert source.read(0, len(expected)).tolist() == expected
     assert manifest.tokens == len(expected)
     assert [shard.tokens for shard in manifest.shards[:-1]] == [shard_tokens] * (
@@ -74,23 +74,23 @@ def test_packed_text_reads_back(
 def test_tokens_are_stored_in_the_smallest_type(vocab: int, dtype: str, tmp_path: Path) -> None:
     """The highest token of the vocabulary survives in it."""
     np.save(tmp_path / "a.npy", np.array([vocab - 1, 0]))
-    tokenizer = TokenArrays(name="x", vocab=vocab)
+    tokenizer = _TokenArrays(name="x", vocab=vocab)
     assert pack.pack(tmp_path / "set", [tmp_path / "a.npy"], tokenizer).dtype == dtype
-    source = TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
+    source = _TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
     assert source.read(0, 2).tolist() == [vocab - 1, 0]
 
 
 def test_raw_arrays_are_read_in_the_type_of_the_set(tmp_path: Path) -> None:
     """A .bin file holds the tokens as the set will: little-endian, no header."""
     np.arange(1000, dtype="<u2").tofile(tmp_path / "a.bin")
-    tokenizer = TokenArrays(name="x", vocab=1000)
+    tokenizer = _TokenArrays(name="x", vocab=1000)
     pack.pack(tmp_path / "set", [tmp_path / "a.bin"], tokenizer)
-    source = TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
+    source = _TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
     assert source.read(0, 1000).tolist() == list(range(1000))
 
 
-TEN = TokenArrays(name="ten", vocab=10)
-BAD_INPUTS: dict[str, tuple[str, Any, Encoder, str]] = {
+TEN = _TokenArrays(name="ten", vocab=10)
+BAD_INPUTS: dict[str, tuple[str, Any, _Encoder, str]] = {
     "too high": ("a.npy", np.array([1, 10]), TEN, "token 10, against 0 to 9"),
     "negative": ("a.npy", np.array([-1]), TEN, "token -1, against 0 to 9"),
     "two axes": ("a.npy", np.zeros((2, 2), int), TEN, "against a row of integers"),
@@ -99,7 +99,7 @@ BAD_INPUTS: dict[str, tuple[str, Any, Encoder, str]] = {
     "garbage": ("a.npy", b"garbage", TEN, "not an array of tokens"),
     "empty": ("a.npy", b"", TEN, "not an array of tokens"),
     "text as an array": ("a.txt", b"text", TEN, "neither .npy nor .bin"),
-    "an array as text": ("a.npy", np.array([1]), pack.BYTES, "name the tokenizer"),
+    "an array as text": ("a.npy", np.array([1]), pack._BYTES, "name the tokenizer"),
 }
 
 
@@ -134,7 +134,7 @@ def test_the_command_packs_a_directory(tmp_path: Path, capsys: pytest.CaptureFix
     code = pack.main([str(tmp_path / "set"), str(tmp_path / "in"), "--glob", "*.py"])
     assert code == 0
     assert "12 tokens of 2 files in 1 shard, vocabulary 257" in capsys.readouterr().out
-    source = TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
+    source = _TokenSet.open(tmp_path / "set" / manifests.FILE_NAME)
     assert source.read(0, 12).tolist() == [*b"a/c.py", 256, *b"b.py", 256]
 
 
@@ -261,7 +261,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 def test_the_plan_names_its_batches(tmp_path: Path) -> None:
     """Synthetic text and token sets are found by the plan, and differ in their digests."""
     np.save(tmp_path / "a.npy", np.arange(5000) % TINY.vocab)
-    tokenizer = TokenArrays(name="x", vocab=TINY.vocab)
+    tokenizer = _TokenArrays(name="x", vocab=TINY.vocab)
     pack.pack(tmp_path / "set", [tmp_path / "a.npy"], tokenizer)
     data = DataSource(kind="tokens", path=str(tmp_path / "set" / manifests.FILE_NAME))
     sources = [batch_source(plan_of()), batch_source(replace(plan_of(), data=data))]
@@ -289,9 +289,9 @@ def test_a_flipped_byte_is_found_on_request(tmp_path: Path) -> None:
     damaged = bytearray(shard.read_bytes())
     damaged[40] ^= 1
     shard.write_bytes(damaged)
-    assert TokenSet.open(path).manifest.tokens == 1000
+    assert _TokenSet.open(path).manifest.tokens == 1000
     with pytest.raises(DataUnusable, match="has changed since it was packed"):
-        TokenSet.open(path, verify=True)
+        _TokenSet.open(path, verify=True)
 
 
 def test_a_torn_or_missing_shard_is_found_at_once(tmp_path: Path) -> None:
@@ -300,10 +300,10 @@ def test_a_torn_or_missing_shard_is_found_at_once(tmp_path: Path) -> None:
     shard = path.parent / "tokens-00000.bin"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(DataUnusable, match="3999 bytes, against 4000 in the manifest"):
-        TokenSet.open(path)
+        _TokenSet.open(path)
     shard.unlink()
     with pytest.raises(DataUnusable, match="shard cannot be read: No such file"):
-        TokenSet.open(path)
+        _TokenSet.open(path)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_file_that_is_no_manifest_is_named(text: str, tmp_path: Path) -> None:
     """Whatever stands there instead of a manifest, the error names the file."""
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DataUnusable, match=r"manifest\.json: not a token set manifest"):
-        TokenSet.open(tmp_path / "manifest.json")
+        _TokenSet.open(tmp_path / "manifest.json")
 
 
 def test_a_manifest_is_plain_json(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ PACKED = [2, 3, 0, 4, 0, 0, 5, 3, 0]
 def packed(folder: Path, *options: str) -> list[int]:
     """The tokens of a set that the command makes of what is in the folder `in`."""
     assert pack.main([str(folder / "set"), str(folder / "in"), *options]) == 0
-    source = TokenSet.open(folder / "set" / manifests.FILE_NAME, verify=True)
+    source = _TokenSet.open(folder / "set" / manifests.FILE_NAME, verify=True)
     return [int(token) for token in source.read(0, source.manifest.tokens)]
 
 
@@ -399,7 +399,7 @@ def test_the_set_knows_its_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "in" / "a.txt").write_text("one")
     file = str(tokenizer / "tokenizer.json")
     assert packed(tmp_path, "--tokenizer", file, "--end", "four") == [2, 5]
-    manifest = manifests.read_manifest(tmp_path / "set" / manifests.FILE_NAME)
+    manifest = manifests._read_manifest(tmp_path / "set" / manifests.FILE_NAME)
     assert (manifest.tokenizer, manifest.vocab) == (tokenizer.name, 6)
 
 
@@ -409,7 +409,7 @@ def test_without_an_end_of_text_a_token_is_proposed(tmp_path: Path) -> None:
     made.add_special_tokens(["<|end of text|>"])
     made.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(DataUnusable, match=re.escape("--end, such as '<|end of text|>'")):
-        HuggingFaceTokenizer(tmp_path / "tokenizer.json")
+        _HuggingFaceTokenizer(tmp_path / "tokenizer.json")
 
 
 BAD_TEXTS: dict[str, tuple[str, bytes, tuple[str, ...], str]] = {
@@ -438,7 +438,7 @@ def test_text_that_cannot_be_packed_is_said(
 def test_a_tokenizer_without_an_end_has_to_be_told_one(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
     with pytest.raises(DataUnusable, match="--end"):
-        HuggingFaceTokenizer(tmp_path / "tokenizer.json")
+        _HuggingFaceTokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataUnusable, match="not a tokenizer"):
-        HuggingFaceTokenizer(tmp_path / "tokenizer.json")
+        _HuggingFaceTokenizer(tmp_path / "tokenizer.json")

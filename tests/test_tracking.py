@@ -13,10 +13,10 @@ from orchestrator.journal import liveness
 from orchestrator.journal.steps import StepLog
 from orchestrator.tracking.destinations import NotRecorded, destination, is_behind, read_sync_state
 from orchestrator.tracking.mlflow import metrics
-from orchestrator.tracking.mlflow.metadata import params as spec_params
+from orchestrator.tracking.mlflow.metadata import _params as spec_params
 from orchestrator.tracking.mlflow.metrics import MetricPoint, finite
 from orchestrator.tracking.mlflow.store import Store, is_server
-from orchestrator.tracking.recorder import Recorder, only_one
+from orchestrator.tracking.recorder import Recorder, _only_one
 from orchestrator.values.run_options import TrackingOptions
 from tests import records
 from tests.journals import reason, step, tiny_plan, tiny_spec
@@ -45,12 +45,12 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     run = finished_run(storage)
     [tried] = record_once(run)
     assert tried.problem is None
-    assert [at for at, _ in points(storage, metrics.LOSS)] == list(range(20))
-    assert points(storage, metrics.LOSS)[7] == (7, 9.0 / 8)
+    assert [at for at, _ in points(storage, metrics._LOSS)] == list(range(20))
+    assert points(storage, metrics._LOSS)[7] == (7, 9.0 / 8)
     warm = [index for index in range(20) if index != 0]
-    assert [at for at, _ in points(storage, metrics.MFU)] == warm
-    assert [at for at, _ in points(storage, metrics.MFU_ROOFLINE)] == list(range(20))
-    assert points(storage, metrics.MEASURED_HBM) == [(0, 3.0)]
+    assert [at for at, _ in points(storage, metrics._MFU)] == warm
+    assert [at for at, _ in points(storage, metrics._MFU_ROOFLINE)] == list(range(20))
+    assert points(storage, metrics._MEASURED_HBM) == [(0, 3.0)]
     assert duplicate_points(storage) == []
 
 
@@ -74,7 +74,7 @@ def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
         for index in range(8):
             log.append(step(index, restored=None if index else 0))
             assert recorder.record(writer.journal).problem is None
-            assert len(points(storage, metrics.LOSS)) == index + 1
+            assert len(points(storage, metrics._LOSS)) == index + 1
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
     writer.end_attempt("finished")
     writer.end_run("succeeded")
@@ -110,7 +110,7 @@ def test_a_database_that_was_lost_is_filled_again(storage: Path, empty_database:
     assert second.problem is None
     assert second.run_id != first.run_id
     assert tracked_id(run) == second.run_id
-    assert len(points(storage, metrics.LOSS)) == 20
+    assert len(points(storage, metrics._LOSS)) == 20
 
 
 def test_the_spec_is_there_flat(storage: Path) -> None:
@@ -208,20 +208,20 @@ def test_an_ending_is_summed_up(storage: Path) -> None:
     """Medians without the steps that warm up, tokens a second, and where the time went."""
     run = finished_run(storage)
     record_once(run)
-    assert points(storage, metrics.MEDIAN_MFU) == [(20, 0.4)]
-    assert points(storage, metrics.TOKENS_PER_S) == [(20, 4096 / 0.25)]
-    [(_, ratio)] = points(storage, metrics.OVER_PREDICTED["lower"])
+    assert points(storage, metrics._MEDIAN_MFU) == [(20, 0.4)]
+    assert points(storage, metrics._TOKENS_PER_S) == [(20, 4096 / 0.25)]
+    [(_, ratio)] = points(storage, metrics._OVER_PREDICTED["lower"])
     assert ratio == pytest.approx(0.25 / tiny_plan().forecast.step_s.lower)
-    assert len(points(storage, metrics.GOODPUT)) == 1
-    [(at, wasted_s)] = points(storage, metrics.BADPUT["wasted_progress_from_disruption"])
+    assert len(points(storage, metrics._GOODPUT)) == 1
+    [(at, wasted_s)] = points(storage, metrics._BADPUT["wasted_progress_from_disruption"])
     assert (at, round(wasted_s, 6)) == (20, 5 * 0.25)
 
 
 def test_a_rehearsal_is_not_held_against_chips(storage: Path) -> None:
     """What CPU devices did is no share of what chips should do, unless they were calibrated."""
     record_once(finished_run(storage, rehearsal=True))
-    assert points(storage, metrics.OVER_PREDICTED["lower"]) == []
-    assert len(points(storage, metrics.MEDIAN_MFU)) == 1
+    assert points(storage, metrics._OVER_PREDICTED["lower"]) == []
+    assert len(points(storage, metrics._MEDIAN_MFU)) == 1
     assert key_values(storage, "tags")["orch.kind"] == "rehearsal"
 
 
@@ -231,8 +231,8 @@ def test_only_known_names_are_recorded(storage: Path) -> None:
     """
     record_once(finished_run(storage))
     sent = {str(key) for [key] in rows(storage, "SELECT DISTINCT key FROM metrics")}
-    assert sent <= set(metrics.ALL)
-    assert sent >= {*metrics.OF_STEPS, *metrics.OF_PLANS, *metrics.OF_ENDINGS}
+    assert sent <= set(metrics._ALL)
+    assert sent >= {*metrics._OF_STEPS, *metrics._OF_PLANS, *metrics._OF_ENDINGS}
 
 
 def test_no_infinity_is_sent() -> None:
@@ -294,12 +294,12 @@ def test_one_process_records_a_run(storage: Path) -> None:
     """Another waits for it, and gives up in words."""
     run = finished_run(storage)
     with (
-        only_one(run),
+        _only_one(run),
         pytest.raises(NotRecorded, match="another process is recording it"),
-        only_one(run, limit_s=0.2),
+        _only_one(run, limit_s=0.2),
     ):
         pass
-    with only_one(run):
+    with _only_one(run):
         pass
 
 
@@ -324,7 +324,7 @@ def test_a_run_without_steps_is_recorded(storage: Path) -> None:
     writer.end_run("failed", reason("no slice is free"))
     assert records.problems_of(record_once(writer.journal)) == [None]
     assert key_values(storage, "tags")["orch.why"] == "no slice is free"
-    assert points(storage, metrics.GOODPUT) == []
+    assert points(storage, metrics._GOODPUT) == []
 
 
 def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:

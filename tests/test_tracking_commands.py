@@ -13,7 +13,7 @@ from orchestrator.cli.look_commands import sync_command
 from orchestrator.run import records
 from orchestrator.show.machine_screens import sync_screen
 from orchestrator.tracking.destinations import read_sync_state
-from orchestrator.tracking.recorder import Recorder, only_one
+from orchestrator.tracking.recorder import Recorder, _only_one
 from orchestrator.values.run import Destination, SyncProgress, SyncResult
 from tests.clusters import eventually
 from tests.conftest import RunOrch
@@ -73,7 +73,7 @@ def test_sync_leaves_a_run_to_its_own_driver(
     writer = start_tracked_run(storage)
     train_steps(writer, range(3))
     before = read_sync_state(writer.journal)
-    with writer.background_heartbeat(), only_one(writer.journal):
+    with writer.background_heartbeat(), _only_one(writer.journal):
         synced = Recorder(os.environ).record(writer.journal, limit_s=0.1)
         beside = CliRunner().invoke(sync_command, ["--storage", str(storage)])
     assert (synced.by_driver, synced.problem) == (True, None)
@@ -87,7 +87,7 @@ def test_sync_leaves_a_run_to_its_own_driver(
     assert lines[1].startswith("Sync: 1 run recorded in ")
     writer.end_attempt("finished")
     writer.end_run("succeeded")
-    with only_one(writer.journal):
+    with _only_one(writer.journal):
         late = Recorder(os.environ).record(writer.journal, limit_s=0.1)
     assert (late.by_driver, late.problem) == (False, "another process is recording it")
     assert "warning: it: another process is recording it" in sync_screen(
@@ -121,7 +121,7 @@ def test_sync_waits_for_what_records_in_the_background(storage: Path) -> None:
     writer.end_attempt("finished")
     writer.end_run("succeeded")
     command = [sys.executable, "-m", "orchestrator", "sync", "--storage", str(storage)]
-    with only_one(writer.journal):
+    with _only_one(writer.journal):
         syncing = subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -139,7 +139,7 @@ def test_sync_gives_up_on_a_run_that_is_held_for_ever(
     monkeypatch.setattr(records, "ONCE_LIMIT_S", 0.1)
     writer = start_tracked_run(storage)
     writer.end_run("failed", reason("out of luck"))
-    with only_one(writer.journal):
+    with _only_one(writer.journal):
         done = CliRunner().invoke(sync_command, ["--storage", str(storage)])
     assert done.exit_code == 1
     assert "warning: it: another process is recording it" in done.output

@@ -32,24 +32,24 @@ def test_a_reason_is_a_line(length: int, cut: bool) -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_value_or_name_of_the_largest_size_is_sent(more: int) -> None:
-    value = metadata._named("key", "x" * (metadata.LONGEST_VALUE + more))[1]
+    value = metadata._named("key", "x" * (metadata._LONGEST_VALUE + more))[1]
     assert value.startswith("in artifact") is bool(more)
-    name = metadata._named("k" * (metadata.LONGEST_NAME + more), "x")[0]
+    name = metadata._named("k" * (metadata._LONGEST_NAME + more), "x")[0]
     assert name.endswith("_") is bool(more)
-    assert len(name) == metadata.LONGEST_NAME
+    assert len(name) == metadata._LONGEST_NAME
 
 
 def test_the_note_says_why_and_how_fast(tmp_path: Path) -> None:
     run = finished_run(tmp_path).run()
     recent = RecentSteps(steps=3, step_s=0.25, mfu=0.4, tokens_per_s_per_chip=None)
     measured = replace(run, recent=recent)
-    lines = metadata.note(measured, tiny_plan(), None).splitlines()
+    lines = metadata._note(measured, tiny_plan(), None).splitlines()
     assert "Measured: 0.25 s a step, MFU 40.0 %." in lines
     without = replace(run, recent=replace(recent, mfu=None))
-    assert "Measured: 0.25 s a step." in metadata.note(without, None, None).splitlines()
+    assert "Measured: 0.25 s a step." in metadata._note(without, None, None).splitlines()
     failed = replace(run, state="failed", reason=reason("no luck\nat all"))
-    assert "Why: no luck" in metadata.note(failed, None, None).splitlines()
-    assert "Why" not in metadata.note(replace(failed, state="running"), None, None)
+    assert "Why: no luck" in metadata._note(failed, None, None).splitlines()
+    assert "Why" not in metadata._note(replace(failed, state="running"), None, None)
 
 
 def test_an_attempt_on_the_same_plan_has_no_forecast_of_its_own(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_database_is_made_under_another_name(
 
     class Client:
         def __init__(self, tracking_uri: str) -> None:
-            made.append(Path(tracking_uri.removeprefix(store.SQLITE)))
+            made.append(Path(tracking_uri.removeprefix(store._SQLITE)))
 
         def search_experiments(self, **_: Any) -> None:
             made[-1].touch()

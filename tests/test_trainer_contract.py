@@ -20,7 +20,7 @@ from tests.trainer_steps import QUICK_COMPILE
 from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
 
-TRAINERS = [*plugins.TRAINERS]
+TRAINERS = [*plugins._TRAINERS]
 # Each axis at one or two. Axes alone and all together are quick enough for always.
 MIXTURES = [
     pytest.param(

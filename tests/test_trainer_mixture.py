@@ -16,7 +16,7 @@ from tests.trainer_plans import TINY, few, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
 from trainers.llama.collectives import MESH
-from trainers.llama.mixture import Routed, collect, router_metrics, spread
+from trainers.llama.mixture import Routed, _collect, _spread, router_metrics
 from trainers.mesh import abstract_mesh_of
 
 MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)
@@ -106,8 +106,8 @@ def test_complete_rows_are_gathered_without_a_pass_for_the_missing() -> None:
 
     def of(complete: bool) -> Any:
         def there_and_back(x: jax.Array) -> jax.Array:
-            rows = spread(complete, x, places, uses)
-            return (collect(complete, rows**2, places, uses) * x).sum()
+            rows = _spread(complete, x, places, uses)
+            return (_collect(complete, rows**2, places, uses) * x).sum()
 
         return jax.value_and_grad(there_and_back)
 

@@ -258,7 +258,7 @@ def test_every_remat_policy_gives_the_reference(remat: Remat) -> None:
 
 def test_a_vocabulary_in_many_chunks_gives_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss may see a few tokens at a time; here 4 of 128."""
-    monkeypatch.setattr(kernels, "LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
+    monkeypatch.setattr(kernels, "_LOSS_CHUNK_BYTES", 4 * 4 * TINY.vocab // 2)
     check_against_reference(plan_of(data=4, tensor=2, loss_chunk_tokens=1))
 
 
@@ -272,7 +272,7 @@ def test_a_table_summed_in_each_chunk_gives_the_reference(
 ) -> None:
     """Each chunk of 16 tokens sums the gradient of 600 words in four parts."""
     model = replace(TINY, vocab=600)
-    monkeypatch.setattr(kernels, "LOSS_CHUNK_BYTES", 16 * 4 * model.vocab)
+    monkeypatch.setattr(kernels, "_LOSS_CHUNK_BYTES", 16 * 4 * model.vocab)
     check_against_reference(plan_of(model, loss_chunk_tokens=1, loss_gradient="per_chunk", **mesh))
 
 

@@ -21,10 +21,10 @@ from tests.trainer_steps import QUICK_COMPILE, largest_difference
 from trainers import llama
 from trainers.contract import build
 from trainers.llama import attention_kernels, ring
-from trainers.llama.attention_kernels import ZigzagMask, attention, blockwise, cudnn, splash
+from trainers.llama.attention_kernels import _blockwise, _cudnn, _splash, _ZigzagMask, attention
 from trainers.llama.collectives import MESH, TENSOR, all_gather, reduce_scatter
 from trainers.llama.optimizer import learning_rate
-from trainers.llama.step import arrange
+from trainers.llama.step import _arrange
 
 Tree = Any
 
@@ -80,12 +80,12 @@ def test_words_are_arranged_with_the_words_that_follow() -> None:
 def test_words_are_arranged_with_their_documents() -> None:
     """A separator is the last word of its document, and no word comes after it."""
     row = np.array([[5, 3, 6, 7, 3, 3, 8, 9, 1]])
-    arranged = arrange(1, 3, row)
+    arranged = _arrange(1, 3, row)
     assert arranged["inputs"].tolist() == [[5, 3, 6, 7, 3, 3, 8, 9]]
     assert arranged["targets"].tolist() == [[3, -1, 7, 3, -1, -1, 9, 1]]
     assert arranged["documents"].tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
     places = attention_kernels.order(8, 2)
-    apart = arrange(2, 3, row)
+    apart = _arrange(2, 3, row)
     assert all((apart[name] == arranged[name][:, places]).all() for name in arranged)
 
 
@@ -197,7 +197,7 @@ def test_splash_is_blockwise_attention(
     places = attention_kernels.order(length, ways)
     inputs = [x[:, places] for x in queries_keys_values(4, 2, length, 128)]
     kind = Scores(scale=0.1, cap=cap, window=window)
-    found = differentiated(splash(length, ways, kind, interpret=True), ways, sinks)(*inputs)
+    found = differentiated(_splash(length, ways, kind, interpret=True), ways, sinks)(*inputs)
     plain = attention("cpu", jnp.dtype("float32"), length, ways, kind)
     right = differentiated(plain, ways, sinks)(*inputs)
     assert largest_difference(found, right) < 1e-5
@@ -228,7 +228,7 @@ def test_splash_keeps_documents_apart_as_blockwise_does(ways: int) -> None:
         run = run_on_axis(body, "sequence", ways, (spec,) * 5, spec)
         return run(np.int32(numbers[:, places]), *inputs)
 
-    found = differentiated(splash(length, ways, kind, interpret=True))
+    found = differentiated(_splash(length, ways, kind, interpret=True))
     right = differentiated(attention("cpu", jnp.dtype("float32"), length, ways, kind))
     assert largest_difference(found, right) < 1e-5
 
@@ -237,8 +237,8 @@ def test_blockwise_rounds_as_its_inputs_do() -> None:
     """In bf16 the result is bf16, and as near as bf16 is."""
     wide = queries_keys_values(2, 1, 64, 16)[:3]
     how: Any = jnp.arange(64), None, None, Scores(scale=0.25)
-    right = blockwise(*wide, *how)
-    narrow = blockwise(*(jnp.bfloat16(x) for x in wide), *how)
+    right = _blockwise(*wide, *how)
+    narrow = _blockwise(*(jnp.bfloat16(x) for x in wide), *how)
     assert narrow.dtype == jnp.bfloat16
     assert 1e-4 < largest_difference(np.float32(narrow), right) < 2e-2
 
@@ -247,9 +247,9 @@ def test_blockwise_rounds_as_its_inputs_do() -> None:
 def test_the_mask_of_splash_is_the_order_of_positions(ways: int) -> None:
     """Row j of the mask is the query at place j: it sees the keys that are not later."""
     order = attention_kernels.order(16, ways)
-    mask = ZigzagMask(16, ways)[0:16, 0:16]
+    mask = _ZigzagMask(16, ways)[0:16, 0:16]
     assert (mask == (np.arange(16) <= order[:, None])).all()
-    assert (ZigzagMask(16, ways)[4:8, 8:12] == mask[4:8, 8:12]).all()
+    assert (_ZigzagMask(16, ways)[4:8, 8:12] == mask[4:8, 8:12]).all()
 
 
 def test_each_platform_has_its_kernel() -> None:
@@ -257,7 +257,7 @@ def test_each_platform_has_its_kernel() -> None:
     narrow, wide = jnp.dtype("bfloat16"), jnp.dtype("float32")
     for compute, ways, is_cudnn in ((narrow, 1, True), (narrow, 2, False), (wide, 1, False)):
         kernel: Any = attention("gpu", compute, 4096, ways, Scores(scale=0.1))
-        assert (getattr(kernel, "func", None) is cudnn) == is_cudnn
+        assert (getattr(kernel, "func", None) is _cudnn) == is_cudnn
     with pytest.raises(SpecError, match="96 a chip"):
         attention("tpu", narrow, 768, 8, Scores(scale=0.1))
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import topologies
 
-from orchestrator.planning.torus import DIE_AXIS
+from orchestrator.planning.torus import _DIE_AXIS
 from orchestrator.proving.hlo.transfers import SliceLinks
 from orchestrator.values.proof import SliceTorus
 from tests.test_trainer_mesh import WITHOUT_TPU, span
 from tests.trainer_plans import plan_of
-from trainers.mesh import mesh_of, ring_order
+from trainers.mesh import _ring_order, mesh_of
 
 # topology, lengths, whether axes close, and the spans of `tensor`
 RINGS: dict[str, tuple[str, tuple[int, ...], bool, list[dict[str, Any]]]] = {
@@ -40,7 +40,7 @@ def test_a_ring_sends_one_message_over_each_link(
     tensor = int(np.prod([one["size"] for one in spans]))
     rest = [
         span(torus, length // used(spans, torus), used(spans, torus))
-        for torus, length in zip(("x", "y", "z", DIE_AXIS), with_die(lengths), strict=False)
+        for torus, length in zip(("x", "y", "z", _DIE_AXIS), with_die(lengths), strict=False)
         if length > used(spans, torus)
     ]
     plan = plan_of(
@@ -75,7 +75,7 @@ def used(spans: list[dict[str, Any]], torus: str) -> int:
 @given(st.lists(st.integers(2, 6), min_size=1, max_size=3))
 def test_a_ring_goes_through_every_place_once(sizes: list[int]) -> None:
     """Each a step from the one before; round, where two spans of which one is even allow it."""
-    order = ring_order(*sizes)
+    order = _ring_order(*sizes)
     assert len(set(order)) == len(order) == np.prod(sizes)
     assert all(distance(a, b) == 1 for a, b in pairwise(order))
     if len(sizes) > 1 and any(size % 2 == 0 for size in sizes):

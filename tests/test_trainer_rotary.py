@@ -8,7 +8,7 @@ import pytest
 from orchestrator.network.description import Rotary
 from orchestrator.values.model import Activation, RopeScaling
 from tests import trainer_reference
-from trainers.llama.layers import ACTIVATIONS, frequencies, magnitude, rotate
+from trainers.llama.layers import _ACTIVATIONS, _frequencies, _magnitude, _rotate
 
 SCALINGS = (
     RopeScaling(kind="linear", factor=8.0),
@@ -25,16 +25,16 @@ def test_frequencies_are_stretched_by_each_rule(scaling: RopeScaling) -> None:
     theta, width = 500_000.0, 128
     plain = theta ** -(np.arange(0, width, 2) / width)
     right, size = trainer_reference.stretched(plain, width, theta, scaling)
-    found = frequencies(Rotary(width, theta, scaling))
+    found = _frequencies(Rotary(width, theta, scaling))
     assert np.allclose(found, right, rtol=1e-5)
-    assert magnitude(scaling) == pytest.approx(size)
+    assert _magnitude(scaling) == pytest.approx(size)
 
 
 def test_llama_3_1_leaves_fast_pairs_and_stretches_slow_ones() -> None:
     """Waves below 2,048 positions stay; those above 8,192 are eight times as long."""
     rotary = Rotary(128, 500_000.0, RopeScaling(kind="llama3", factor=8.0))
-    plain = np.asarray(frequencies(Rotary(128, 500_000.0)))
-    share, waves = np.asarray(frequencies(rotary)) / plain, 2 * np.pi / plain
+    plain = np.asarray(_frequencies(Rotary(128, 500_000.0)))
+    share, waves = np.asarray(_frequencies(rotary)) / plain, 2 * np.pi / plain
     assert np.allclose(share[waves < 2048], 1)
     assert np.allclose(share[waves > 8192], 1 / 8)
     between = share[(waves > 2048) & (waves < 8192)]
@@ -44,7 +44,7 @@ def test_llama_3_1_leaves_fast_pairs_and_stretches_slow_ones() -> None:
 def test_part_of_a_head_turns() -> None:
     """The rest stays as it is; what turns keeps its length."""
     x = np.random.default_rng(0).standard_normal((1, 6, 2, 16), np.float32)
-    turned = np.asarray(rotate(Rotary(8, 100.0), jnp.asarray(x), jnp.arange(6)))
+    turned = np.asarray(_rotate(Rotary(8, 100.0), jnp.asarray(x), jnp.arange(6)))
     assert (turned[..., 8:] == x[..., 8:]).all()
     assert not np.allclose(turned[:, 1:, :, :8], x[:, 1:, :, :8])
     before, after = (np.linalg.norm(one[..., :8], axis=-1) for one in (x, turned))
@@ -60,14 +60,14 @@ def test_halves_are_exchanged_by_a_matrix_to_the_bit(dtype: jnp.dtype) -> None:
     )
 
     def by_pairs(x: jax.Array) -> jax.Array:
-        angles = positions[:, None] * frequencies(kind)
+        angles = positions[:, None] * _frequencies(kind)
         cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
         left, right = jnp.split(x[..., :64].astype(jnp.float32), 2, axis=-1)
         turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
         return jnp.concatenate([turned.astype(dtype), x[..., 64:]], axis=-1)
 
     expected, back = jax.vjp(by_pairs, x)
-    found, turned_back = jax.vjp(lambda x: rotate(kind, x, positions), x)
+    found, turned_back = jax.vjp(lambda x: _rotate(kind, x, positions), x)
     assert (found == expected).all()
     assert (turned_back(gradient)[0] == back(gradient)[0]).all()
 
@@ -84,5 +84,5 @@ VALUES: dict[Activation, tuple[float, float]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_activation_functions(name: Activation) -> None:
     """By their published values; gelu is the tanh approximation."""
-    found = ACTIVATIONS[name](jnp.array([1.0, -0.5]))
+    found = _ACTIVATIONS[name](jnp.array([1.0, -0.5]))
     assert np.asarray(found) == pytest.approx(VALUES[name], abs=2e-6)

@@ -67,7 +67,7 @@ def test_its_owner_ends_what_the_keeper_does_not(
     keeper: subprocess.Popen[bytes], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped keeper does not hear that its input ends, and two dead ones end nothing."""
-    monkeypatch.setattr(server, "END_LIMIT_S", 0.5)
+    monkeypatch.setattr(server, "_END_LIMIT_S", 0.5)
     eventually(lambda: len(descendants(keeper.pid)) == 3, 60)
     left = [psutil.Process(pid) for pid in descendants(keeper.pid)]
     if first == "keeper stopped":
@@ -78,7 +78,7 @@ def test_its_owner_ends_what_the_keeper_does_not(
         eventually(lambda: not is_running(stand_in), 30)
         keeper.kill()
     assert any(is_running(one) for one in left)
-    server.end(keeper)
+    server._end(keeper)
     assert keeper.returncode == -signal.SIGKILL
     eventually(lambda: not any(is_running(one) for one in left), 30)
 
@@ -99,7 +99,7 @@ def test_a_server_that_ends_by_itself_is_an_error(
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", stand_in)
-    monkeypatch.setattr(server, "answers", lambda _: when == "serves")
+    monkeypatch.setattr(server, "_answers", lambda _: when == "serves")
     log = tmp_path / "log"
 
     def serve() -> None:

@@ -20,7 +20,7 @@ SHIPPED = views.views()
 def test_what_is_shown_is_recorded_and_the_other_way_round() -> None:
     """No chart can stay empty for a name that nobody writes, and nothing is recorded for nobody."""
     shown = {name for view in SHIPPED for chart in view.charts for name in chart.metrics}
-    assert shown == set(metrics.ALL)
+    assert shown == set(metrics._ALL)
 
 
 def test_every_chart_is_of_one_kind() -> None:
@@ -48,7 +48,7 @@ def test_the_promised_views_are_shipped() -> None:
 def test_charts_of_chips_and_of_rehearsals_are_apart() -> None:
     """Each view shows the runs of one kind, by a tag that every run and study has."""
     filters = {
-        view.rehearsals: views.state(view, set(metrics.ALL))["searchFilter"] for view in SHIPPED
+        view.rehearsals: views._state(view, set(metrics._ALL))["searchFilter"] for view in SHIPPED
     }
     assert filters == {
         False: "tags.`orch.rehearsal` = 'no'", True: "tags.`orch.rehearsal` = 'yes'",
@@ -66,7 +66,7 @@ def test_only_views_with_runs_have_links(storage: Path) -> None:
 def test_a_first_look_shows_measured_expected_and_roofline_in_one_chart() -> None:
     [mfu] = SHIPPED[0].sections[0].charts
     assert mfu.lines == ["mfu/measured", "mfu/expected", "mfu/roofline"]
-    card = views.card(mfu, "key")
+    card = views._card(mfu, "key")
     assert card["displayName"] == card["nodeLevelSystemMetricConfiguration"]["metric"] == mfu.title
 
 
@@ -78,7 +78,7 @@ def test_views_are_set_the_same_each_time(storage: Path) -> None:
     before = rows(storage, query)
     views.set_views(store, SHIPPED)
     assert rows(storage, query) == before
-    assert [key for key, _ in before] == sorted(views.TAG + view.key for view in SHIPPED)
+    assert [key for key, _ in before] == sorted(views._TAG + view.key for view in SHIPPED)
     for _, text in before:
         kept = json.loads(str(text))
         state = json.loads(kept["state"])
@@ -90,10 +90,10 @@ def test_views_are_set_the_same_each_time(storage: Path) -> None:
 
 def test_sections_with_data_are_open_and_come_first() -> None:
     """An empty one would be a large box above charts that have something to show."""
-    for recorded in (set(metrics.OF_STEPS), {metrics.MEDIAN_MFU, *metrics.OF_STUDIES}):
+    for recorded in (set(metrics._OF_STEPS), {metrics._MEDIAN_MFU, *metrics._OF_STUDIES}):
         for view in SHIPPED:
             own = {one.name: bool(one.metrics & recorded) for one in view.sections}
-            stored = views.state(view, recorded)["compareRunSections"]
+            stored = views._state(view, recorded)["compareRunSections"]
             opened = [one["display"] for one in stored]
             assert opened == sorted(opened, reverse=True)
             assert {one["name"] for one in stored if one["display"]} == {
@@ -103,16 +103,16 @@ def test_sections_with_data_are_open_and_come_first() -> None:
 
 def test_bars_have_a_title_in_words() -> None:
     """MLflow would title them by the names of their metrics; as bars of a data set they keep it."""
-    bars = views.Chart(title="MFU: median, expected", bars=["mfu/median", "mfu/expected"])
-    card = views.card(bars, "key")
+    bars = views._Chart(title="MFU: median, expected", bars=["mfu/median", "mfu/expected"])
+    card = views._card(bars, "key")
     assert (card["datasetName"], card["metricKey"]) == ("MFU", "median, expected")
     assert (card["dataAccessKey"], card["selectedMetricKeys"]) == ("mfu/median", bars.bars)
 
 
 def test_a_view_that_is_too_long_is_refused(storage: Path) -> None:
     """MLflow would cut it."""
-    section = views.Section(name="x" * 30_000, charts=[views.Chart(bars=[metrics.LOSS])])
-    long = views.View(name="long", sections=[section])
+    section = views._Section(name="x" * 30_000, charts=[views._Chart(bars=[metrics._LOSS])])
+    long = views._View(name="long", sections=[section])
     with pytest.raises(NotRecorded, match="over 20,000"):
         views.set_views(Store(destination_in(storage)), [long])
 
@@ -121,4 +121,4 @@ def test_a_misspelt_key_in_the_file_is_an_error() -> None:
     """A chart that says nothing would be shown as nothing."""
 
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
-        msgspec.json.decode(b'{"views": [{"name": "a", "section": []}]}', type=views.Views)
+        msgspec.json.decode(b'{"views": [{"name": "a", "section": []}]}', type=views._Views)

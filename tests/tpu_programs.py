@@ -19,12 +19,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.network.description import Scores
-from orchestrator.proving.compile_process import text_of
+from orchestrator.proving.compile_process import _text_of
 from orchestrator.proving.hlo import collectives
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
 from orchestrator.values import codec
-from trainers.llama.attention_kernels import splash
+from trainers.llama.attention_kernels import _splash
 
 Array = Any  # jax leaves much of itself unannotated
 AXES = ("pods", "data", "tensor")
@@ -88,7 +88,7 @@ def windowed(_: Array, x: Array) -> Array:
     """Attention to the last 1,024 of 4,096 positions, one head, in a loop of two layers; and its
     gradients.
     """
-    attend = splash(4096, 1, Scores(scale=1.0, cap=None, window=1024))
+    attend = _splash(4096, 1, Scores(scale=1.0, cap=None, window=1024))
 
     def attended(x: Array, _: None) -> tuple[Array, None]:
         heads = x.reshape(1, 4096, 1, 128)
@@ -125,7 +125,7 @@ def compiled(body: Body, specs: Any, out: P, on: Mesh) -> str:
         for shape, spec in zip(shapes, specs, strict=True)
     ]
     mapped = partial(jax.shard_map, mesh=on, in_specs=specs, out_specs=out, check_vma=False)
-    return text_of(jax.jit(mapped(body)).lower(*arguments).compile())
+    return _text_of(jax.jit(mapped(body)).lower(*arguments).compile())
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.processes import LOOPBACK, free_port
-from orchestrator.tracking.mlflow.server import answers
+from orchestrator.tracking.mlflow.server import _answers
 from tests.clusters import eventually
 from tests.conftest import ROOT
 
@@ -42,7 +42,7 @@ class Server:
         with (self.storage / "server.log").open("ab") as log:
             command = [*self.before, sys.executable, "-m", "tests.mlflow_server", *at]
             self._server = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        eventually(lambda: answers(f"http://{LOOPBACK}:{self.port}"), 300)
+        eventually(lambda: _answers(f"http://{LOOPBACK}:{self.port}"), 300)
 
     def stop(self) -> None:
         """Connections are refused from now on, by the server; the front says 502."""

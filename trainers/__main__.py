@@ -29,12 +29,12 @@ from orchestrator.values.run import Outcome, Step
 from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
 from trainers.loop import Assignment, train
 
-LAST = 10  # steps whose mean loss is compared with a limit
+_LAST = 10  # steps whose mean loss is compared with a limit
 
 
 def main(argv: list[str]) -> int:
     """Train, show the steps and how it ended; return the exit code."""
-    options, losses = _arguments(argv), deque[float](maxlen=LAST)
+    options, losses = _arguments(argv), deque[float](maxlen=_LAST)
     try:
         outcome = _train(_plan(options.spec, options.trainer), options, losses)
     except OrchError as error:

@@ -28,10 +28,10 @@ from orchestrator.network.published import PublishedWeight
 from orchestrator.values.plan import Plan
 from trainers.mesh import mesh_of
 
-Tree = Any
+_Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")
 # Beginnings of the names of options that the compiler for CPU devices lacks or ignores.
-FOR_TPUS = ("xla_tpu_", "xla_enable_async_")
+_FOR_TPUS = ("xla_tpu_", "xla_enable_async_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +66,10 @@ class Program:
 
     plan: Plan
     mesh: Mesh | AbstractMesh
-    state: dict[str, Tree]
+    state: dict[str, _Tree]
     batch: dict[str, jax.ShapeDtypeStruct]
     arrange: Callable[[np.ndarray], dict[str, np.ndarray]]
-    init: Callable[[int], dict[str, Tree]]
+    init: Callable[[int], dict[str, _Tree]]
     step: jax.stages.Wrapped
     model_flops_per_step: float
     learning_rate: Callable[[int], float] | None = None
@@ -94,10 +94,10 @@ class Program:
         options: dict[str, Any] = self.plan.compiler_options
         if self.mesh.devices.flat[0].platform != "cpu":
             return options
-        return {name: value for name, value in options.items() if not name.startswith(FOR_TPUS)}
+        return {name: value for name, value in options.items() if not name.startswith(_FOR_TPUS)}
 
 
-class Trainer(Protocol):
+class _Trainer(Protocol):
     """A module or an object that makes programs from plans."""
 
     def program(self, plan: Plan, mesh: Mesh | AbstractMesh) -> Program: ...
@@ -118,26 +118,26 @@ class _BuildFunction:
         return made
 
 
-def load(name: str) -> Trainer:
+def load(name: str) -> _Trainer:
     """Import the trainer that `run.trainer` names."""
     try:
         trainer = plugins.trainer_entry_point(name).load()
     except (ImportError, AttributeError) as error:
         raise SpecError(f"run.trainer: {name} cannot be imported: {error}") from error
     if callable(getattr(trainer, "program", None)):
-        return cast(Trainer, trainer)
+        return cast(_Trainer, trainer)
     if callable(trainer):
         return _BuildFunction(name, trainer)
     raise SpecError(f"run.trainer: {name} has no function program(plan, mesh)")
 
 
-def build(trainer: Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Program:
+def build(trainer: _Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Program:
     """Return the trainer's program for a plan on these devices."""
     return trainer.program(plan, mesh_of(plan, devices))
 
 
 def lower(
-    trainer: Trainer, plan: Plan, devices: Sequence[jax.Device]
+    trainer: _Trainer, plan: Plan, devices: Sequence[jax.Device]
 ) -> tuple[jax.stages.Lowered, Mesh | None]:
     """Return what is compiled for a plan on these devices, and the mesh of its program if known."""
     mesh = mesh_of(plan, devices)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from orchestrator.storage.addresses import stored_input
 
-MOST_BYTES = 64 << 20
-PIECE_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20
+_PIECE_BYTES = 64 << 20
 
 
 def check_regular(path: Path) -> int:
@@ -23,7 +23,7 @@ def check_regular(path: Path) -> int:
     return found.st_size
 
 
-def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path, most: int = _MOST_BYTES) -> bytes:
     """Return the content of a regular file or an object of at most `most` bytes."""
     if check_regular(path) > most:
         raise OSError(errno.EFBIG, f"is larger than {most:,} bytes")
@@ -36,8 +36,8 @@ def file_digest(path: Path) -> str:
     check_regular(path)
     if stored := stored_input(path):
         digest = hashlib.sha256()
-        for start in range(0, stored.size, PIECE_BYTES):
-            digest.update(stored.read(start, min(start + PIECE_BYTES, stored.size)))
+        for start in range(0, stored.size, _PIECE_BYTES):
+            digest.update(stored.read(start, min(start + _PIECE_BYTES, stored.size)))
         return digest.hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

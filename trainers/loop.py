@@ -36,9 +36,9 @@ from trainers.huggingface.read import new_state
 from trainers.meter import Evaluator, Meter, compiled_evaluation
 from trainers.multihost import StopVote, barrier, listen_on_node_address
 
-State = dict[str, Any]
-CHECKPOINTS = "checkpoints"  # in the directory of a run
-clock = time.perf_counter
+_State = dict[str, Any]
+_CHECKPOINTS = "checkpoints"  # in the directory of a run
+_clock = time.perf_counter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
     listen_on_node_address()
     deepen_compiler_stacks(os.environ)
     share_compiled_programs()
-    done = newest_step(assignment.directory / CHECKPOINTS, assignment.saves)
+    done = newest_step(assignment.directory / _CHECKPOINTS, assignment.saves)
     while True:
         stage = plan.stage_of(done)
         last = min(stage.end_step, assignment.steps) if plan.stages else assignment.steps
@@ -128,7 +128,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         identity["held_out"] = text.digest
     with (
         Checkpoints(
-            directory / CHECKPOINTS,
+            directory / _CHECKPOINTS,
             keep=options.keep,
             identity=identity,
             saves=assignment.saves,
@@ -136,7 +136,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         ) as checkpoints,
         _XprofTrace(directory / "profile", assignment.profile_steps) as trace,
     ):
-        began, evaluator = clock(), None
+        began, evaluator = _clock(), None
         compiled = _compiled(program)
         if evaluation is not None and text is not None:
             evaluator = Evaluator(
@@ -147,17 +147,17 @@ def run(program: Program, assignment: Assignment) -> Outcome:
                 last=assignment.steps,
                 progressed=assignment.progressed,
             )
-        compile_s = clock() - began
+        compile_s = _clock() - began
         barrier("every process has compiled")
         # The newest whole state, or a new one if none was ever saved.
-        began = clock()
+        began = _clock()
         restored = checkpoints.restore(program.state, program.table_rows)
         state = restored.state if restored else new_state(program, folder)
         jax.block_until_ready(state)
         startup = Startup(
             steps_done=restored.step if restored else 0,
             skipped=restored.skipped if restored else (),
-            state_s=clock() - began,
+            state_s=_clock() - began,
             compile_s=compile_s,
         )
         barrier("every process has its state")
@@ -204,14 +204,14 @@ class _Loop:
     trace: "_XprofTrace"
     evaluator: Evaluator | None
 
-    def run(self, state: State, steps: range, vote: StopVote) -> int:
+    def run(self, state: _State, steps: range, vote: StopVote) -> int:
         """Do the steps until the vote says stop; return how many steps of the run are done."""
         done, evaluator = steps.start, self.evaluator
         while done < steps.stop and not vote.says_stop():
             with self.trace.step(done, self.meter.flush):
-                began = clock()
+                began = _clock()
                 inputs = self.feed.take()
-                self.meter.add_wait(data_s=clock() - began)
+                self.meter.add_wait(data_s=_clock() - began)
                 state, metrics = self.compiled(state, *inputs)
                 self.meter.add_step(done, metrics)
             done += 1
@@ -225,13 +225,13 @@ class _Loop:
         self.checkpoints.finish()
         return done
 
-    def _save(self, state: State, done: int) -> None:
+    def _save(self, state: _State, done: int) -> None:
         """Save the state, once its last step is known to be finite."""
         self.meter.flush()
         if self.checkpoints.latest != done:
-            began = clock()
+            began = _clock()
             self.checkpoints.save(done, state)
-            self.meter.add_wait(checkpoint_s=clock() - began)
+            self.meter.add_wait(checkpoint_s=_clock() - began)
 
 
 def _original_plan(plan: Plan, progress: DataProgress | None) -> Plan:
@@ -289,7 +289,7 @@ class _XprofTrace:
 
 # Emulated devices: one process compiles a program, the others load it, and so do later runs
 
-MOST_BYTES = 1 << 30  # the programs that were used last stay
+_MOST_BYTES = 1 << 30  # the programs that were used last stay
 
 
 def share_compiled_programs() -> None:
@@ -308,7 +308,7 @@ def share_compiled_programs() -> None:
     # JAX has no public way to say it.
     cache_key._hash_accelerator_config = hash_machine  # type: ignore[assignment]
     jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_share_binary_between_hosts", True)
 

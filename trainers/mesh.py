@@ -20,8 +20,8 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import RING_AXES
 from orchestrator.values.plan import Plan, TorusSpan
 
-TORUS_AXES = ("x", "y", "z")
-DIE_AXIS = "d"  # the devices of one chip
+_TORUS_AXES = ("x", "y", "z")
+_DIE_AXIS = "d"  # the devices of one chip
 
 
 def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
@@ -66,7 +66,7 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
 
 def _torus_place(plan: Plan, index: tuple[int, ...]) -> tuple[int, ...]:
     """Where on the torus a mesh index lies: each span adds its part of the index x its stride."""
-    place = dict.fromkeys((*TORUS_AXES, DIE_AXIS), 0)
+    place = dict.fromkeys((*_TORUS_AXES, _DIE_AXIS), 0)
     for axis, position in zip(plan.axes, index, strict=True):
         if axis.link == "ici" and axis.size > 1:
             parts = _ring_parts if axis.name in RING_AXES else _parts
@@ -86,15 +86,15 @@ def _ring_parts(spans: tuple[TorusSpan, ...], position: int) -> list[tuple[Torus
 
     Both devices of a chip come one after the other, so that only one of them sends to the next.
     """
-    dies = [span for span in spans if span.torus == DIE_AXIS]
-    between = [span for span in spans if span.torus != DIE_AXIS]
+    dies = [span for span in spans if span.torus == _DIE_AXIS]
+    between = [span for span in spans if span.torus != _DIE_AXIS]
     chip, die = divmod(position, prod(span.size for span in dies))
-    parts = list(zip(between, ring_order(*(span.size for span in between))[chip], strict=True))
+    parts = list(zip(between, _ring_order(*(span.size for span in between))[chip], strict=True))
     return parts + [(span, span.size - 1 - die if chip % 2 else die) for span in dies]
 
 
 @cache
-def ring_order(*sizes: int) -> tuple[tuple[int, ...], ...]:
+def _ring_order(*sizes: int) -> tuple[tuple[int, ...], ...]:
     """Return the places of a grid, each a step from the one before, the last a step from the first.
 
     The way goes to and fro through all of the grid except one line across it, and back along that

@@ -19,11 +19,11 @@ from orchestrator.values.run import Evaluation, Startup, Step
 from trainers.contract import METRICS, Program, place
 from trainers.data.batches import HeldOut
 
-State = dict[str, Any]
+_State = dict[str, Any]
 clock = time.perf_counter
 
 
-def peak_hbm_bytes() -> int | None:
+def _peak_hbm_bytes() -> int | None:
     """Return the most that any device of this process has used; None if none reports it."""
     reports = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [report["peak_bytes_in_use"] for report in reports if "peak_bytes_in_use" in report]
@@ -45,7 +45,7 @@ class Meter:
         peak_flops_per_s: float | None,
         *,
         clock: Callable[[], float] = clock,
-        memory: Callable[[], int | None] = peak_hbm_bytes,
+        memory: Callable[[], int | None] = _peak_hbm_bytes,
     ) -> None:
         self._plan, self._emit = program.plan, emit
         self._clock, self._memory = clock, memory
@@ -143,7 +143,7 @@ class Evaluator:
     def is_due(self, done: int) -> bool:
         return done % self.every == 0 or done == self.last
 
-    def evaluate(self, state: State, done: int) -> Evaluation:
+    def evaluate(self, state: _State, done: int) -> Evaluation:
         """Return the mean loss over all predicted tokens.
 
         A batch is placed while the one before it is on the device.

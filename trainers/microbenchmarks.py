@@ -27,17 +27,17 @@ from trainers.llama.parameters import DTYPES
 from trainers.loop import share_compiled_programs
 from trainers.multihost import barrier
 
-ROUNDS = 9
+_ROUNDS = 9
 
 
-def in_rounds(
+def _in_rounds(
     operation: Operation, dtype: MatmulType, runs: Mapping[float, Callable[[], float]]
 ) -> Timing:
     """Time every amount once in each round, so that other programs disturb few runs of each.
 
     A run does its work once and returns the seconds.
     """
-    rounds = [[run() for run in runs.values()] for _ in range(ROUNDS)]
+    rounds = [[run() for run in runs.values()] for _ in range(_ROUNDS)]
     quartiles = [statistics.quantiles(seconds, n=4) for seconds in zip(*rounds, strict=True)]
     return Timing(
         operation=operation,
@@ -49,51 +49,51 @@ def in_rounds(
 
 # Operations of one device, timed in sizes that grow until a run takes long
 
-OPERATIONS: tuple[tuple[Operation, int], ...] = (
+_OPERATIONS: tuple[tuple[Operation, int], ...] = (
     ("matmul", 0),
     ("copy", 0),
     ("attention", 64),
     ("attention", 128),
 )
 # The smallest and the largest amount, in FLOPs or bytes.
-AMOUNTS: dict[Operation, tuple[float, float]] = {
+_AMOUNTS: dict[Operation, tuple[float, float]] = {
     "matmul": (1e8, 5e12),
     "copy": (1e6, 1e9),
     "attention": (1e9, 1e12),
 }
-GROWTH = 8
-LONG_S = 0.2  # no run takes longer, but for the smallest amount
-RUN_S = 0.02  # a run repeats its work until it takes about this long
-MOST_REPEATS = 2000
-LENGTH = 2048  # of attention
-MATMULS = 3  # forward, and backward for the input and for the weight
-ATTENTION_PASSES = 9 / 2  # forward and backward, in forward passes, as the ledger counts
-SMALL = 1e-3
+_GROWTH = 8
+_LONG_S = 0.2  # no run takes longer, but for the smallest amount
+_RUN_S = 0.02  # a run repeats its work until it takes about this long
+_MOST_REPEATS = 2000
+_LENGTH = 2048  # of attention
+_MATMULS = 3  # forward, and backward for the input and for the weight
+_ATTENTION_PASSES = 9 / 2  # forward and backward, in forward passes, as the ledger counts
+_SMALL = 1e-3
 
-Body = Callable[[Any], Any]  # of arrays: the same shapes again
-Work = tuple[Body, tuple[jax.Array, ...], float]  # a body, what it begins with, and its amount
+_Body = Callable[[Any], Any]  # of arrays: the same shapes again
+_Work = tuple[_Body, tuple[jax.Array, ...], float]  # a body, what it begins with, and its amount
 
 
-def device_timings() -> Iterator[Timing]:
+def _device_timings() -> Iterator[Timing]:
     """Time all operations in all types, on the first device."""
-    for operation, head_dim in OPERATIONS:
+    for operation, head_dim in _OPERATIONS:
         for dtype in get_args(DType):
-            yield timed(operation, dtype, head_dim)
+            yield _timed(operation, dtype, head_dim)
 
 
-def timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing:
+def _timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing:
     """Time an operation at each size."""
-    amount, most = AMOUNTS[operation]
+    amount, most = _AMOUNTS[operation]
     runs: dict[float, Callable[[], float]] = {}
     with jax.default_device(jax.local_devices()[0]):
         while amount <= most:
             body, start, done = _work(operation, DTYPES[dtype], head_dim, amount)
             runs[done] = _compiled(body, start)
-            amount = GROWTH * amount if GROWTH * runs[done]() < LONG_S else 2 * most
-        return replace(in_rounds(operation, dtype, runs), head_dim=head_dim)
+            amount = _GROWTH * amount if _GROWTH * runs[done]() < _LONG_S else 2 * most
+        return replace(_in_rounds(operation, dtype, runs), head_dim=head_dim)
 
 
-def _compiled(body: Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
+def _compiled(body: _Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
     """What does the body often enough to be timed, and returns the seconds of one time."""
 
     def repeat(count: jax.Array, arrays: Any) -> Any:
@@ -107,44 +107,44 @@ def _compiled(body: Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
         return (time.perf_counter() - begin) / count
 
     seconds(1)
-    count = int(min(max(RUN_S / max(seconds(2), 1e-7), 1), MOST_REPEATS))
+    count = int(min(max(_RUN_S / max(seconds(2), 1e-7), 1), _MOST_REPEATS))
     return lambda: seconds(count)
 
 
-def _work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> Work:
+def _work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> _Work:
     if operation == "matmul":
         return _matmul(dtype, amount)
     if operation == "attention":
         return _attend(dtype, head_dim, amount)
     # Every number is read and written.
-    numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), SMALL, dtype)
+    numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), _SMALL, dtype)
     return lambda arrays: (arrays[0] * dtype(0.5),), (numbers,), 2.0 * numbers.nbytes
 
 
-def _matmul(dtype: Any, amount: float) -> Work:
+def _matmul(dtype: Any, amount: float) -> _Work:
     """A product and its backward pass: each multiplies in an order of its own."""
-    size = round((amount / 2 / MATMULS) ** (1 / 3) / 16) * 16
-    square = jnp.full((size, size), SMALL, dtype)
+    size = round((amount / 2 / _MATMULS) ** (1 / 3) / 16) * 16
+    square = jnp.full((size, size), _SMALL, dtype)
 
     def body(arrays: Any) -> Any:
         x, weight = arrays
         y = x @ weight
         return y @ weight.T, x.T @ y
 
-    return body, (square, square), 2.0 * MATMULS * size**3
+    return body, (square, square), 2.0 * _MATMULS * size**3
 
 
-def _attend(dtype: Any, head_dim: int, amount: float) -> Work:
+def _attend(dtype: Any, head_dim: int, amount: float) -> _Work:
     """The trainer's attention of one sequence with many heads, forward and backward."""
-    head_flops = 4 * ATTENTION_PASSES * head_dim * LENGTH**2
+    head_flops = 4 * _ATTENTION_PASSES * head_dim * _LENGTH**2
     heads = max(1, round(amount / head_flops))
     scores = Scores(scale=head_dim**-0.5)
-    kernel = attention(jax.local_devices()[0].platform, dtype, LENGTH, 1, scores)
-    tensor = jnp.full((1, LENGTH, heads, head_dim), SMALL, dtype)
+    kernel = attention(jax.local_devices()[0].platform, dtype, _LENGTH, 1, scores)
+    tensor = jnp.full((1, _LENGTH, heads, head_dim), _SMALL, dtype)
 
     def body(arrays: Any) -> Any:
         y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None, None), *arrays)
-        return jax.tree.map(lambda x, dx: x + SMALL * dx, arrays, backward(y))
+        return jax.tree.map(lambda x, dx: x + _SMALL * dx, arrays, backward(y))
 
     return body, (tensor,) * 3, heads * head_flops
 
@@ -152,7 +152,7 @@ def _attend(dtype: Any, head_dim: int, amount: float) -> Work:
 # The step of a plan's trainer, timed with fewer layers than the plan has
 
 
-def depths(plan: Plan) -> tuple[int, ...]:
+def _depths(plan: Plan) -> tuple[int, ...]:
     """Return one layer, and three quarters of the layers, at least two."""
     return 1, max(2, plan.model.layers * 3 // 4)
 
@@ -160,11 +160,11 @@ def depths(plan: Plan) -> tuple[int, ...]:
 def _step_timing(plan: Plan) -> Timing:
     """Time the step at each depth."""
     runs: dict[float, Callable[[], float]] = {}
-    for layers in depths(plan):
+    for layers in _depths(plan):
         model = replace(plan.model, layers=layers)
         model = replace(model, parameters=flops.parameters(model))
         runs[float(layers)] = _CompiledStep(replace(plan, model=model)).seconds
-    return in_rounds("step", plan.precision.compute, runs)
+    return _in_rounds("step", plan.precision.compute, runs)
 
 
 class _CompiledStep:
@@ -196,7 +196,7 @@ def main() -> None:
     end_with_parent(lambda: os._exit(1))
     status = 1
     try:
-        measure(*sys.argv[1:])
+        _measure(*sys.argv[1:])
         status = 0
     except Exception:  # noqa: BLE001  the parent shows its last lines
         traceback.print_exc()
@@ -205,9 +205,9 @@ def main() -> None:
         os._exit(status)
 
 
-def measure(result: str, *how: str) -> None:
+def _measure(result: str, *how: str) -> None:
     """Time one device's operations, or a plan's step."""
-    timings = tuple(_rehearsal_timings(*how) if how else device_timings())
+    timings = tuple(_rehearsal_timings(*how) if how else _device_timings())
     if jax.process_index() == 0:
         device = jax.local_devices()[0]
         measured = Measurements(
@@ -226,7 +226,7 @@ def _rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing
             address, plan.hosts, int(process), coordinator_bind_address=address
         )
     if process == "0":
-        yield timed("matmul", plan.precision.compute)
+        yield _timed("matmul", plan.precision.compute)
     barrier("matmuls are measured")
     yield _step_timing(plan)
 

@@ -14,8 +14,8 @@ from orbax.checkpoint import multihost
 
 from orchestrator.processes import NODE_ADDRESS
 
-BARRIER_S = 600
-MESSAGE_BYTES = 256
+_BARRIER_S = 600
+_MESSAGE_BYTES = 256
 
 
 def listen_on_node_address() -> None:
@@ -40,7 +40,7 @@ def join_processes() -> None:
         jax.distributed.initialize(num_processes=count, process_id=int(os.environ["ORCH_PROCESS"]))
 
 
-def barrier(name: str, *, timeout_s: float = BARRIER_S) -> None:
+def barrier(name: str, *, timeout_s: float = _BARRIER_S) -> None:
     """Wait until every process calls this.
 
     The devices take no part: collectives on CPU give up after 30 s, and a peer may still compile.
@@ -53,8 +53,8 @@ def first_message(message: str | None) -> str | None:
     if jax.process_count() == 1:
         return message
     barrier("messages are ready")
-    mine = np.zeros(MESSAGE_BYTES, np.uint8)
-    encoded = np.frombuffer((message or "").encode()[:MESSAGE_BYTES], np.uint8)
+    mine = np.zeros(_MESSAGE_BYTES, np.uint8)
+    encoded = np.frombuffer((message or "").encode()[:_MESSAGE_BYTES], np.uint8)
     mine[: len(encoded)] = encoded
     rows = multihost_utils.process_allgather(mine)
     messages = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]

@@ -23,22 +23,22 @@ def table(name: str) -> dict[str, Any]:
         return tomllib.load(file)
 
 
-Positive = Annotated[float, Meta(gt=0)]
-Size = Annotated[int, Meta(ge=1, le=1_000_000)]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Shape = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=4)]
+_Positive = Annotated[float, Meta(gt=0)]
+_Size = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Name = Annotated[str, Meta(min_length=1, max_length=200)]
+_Shape = Annotated[tuple[_Size, ...], Meta(min_length=1, max_length=4)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """A number from outside, in base units, with its source: a key of the catalog, or a text."""
 
-    value: Positive
-    source: Name
+    value: _Positive
+    source: _Name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slices:
+class _Slices:
     """Which slices of a chip exist, which of their axes close, and what they are called.
 
     The slices are those `listed`, and any box of whole cubes of edge `cube` that the pod holds.
@@ -46,47 +46,47 @@ class Slices:
     A name like v5p-128 is one of `names` and a count, of which a chip has `named_per_chip`.
     """
 
-    source: Name
-    listed: Annotated[tuple[Shape, ...], Meta(min_length=1)]
-    cube: Size | None = None
-    ring: Size | None = None
-    names: Annotated[tuple[Name, ...], Meta(min_length=1)]
-    named_per_chip: Size
+    source: _Name
+    listed: Annotated[tuple[_Shape, ...], Meta(min_length=1)]
+    cube: _Size | None = None
+    ring: _Size | None = None
+    names: Annotated[tuple[_Name, ...], Meta(min_length=1)]
+    named_per_chip: _Size
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayNames:
     """Ray's names for the chip and its slices: v5p-8 is the pod type of four chips."""
 
-    accelerator: Name
-    pod_type: Name
-    named_per_chip: Size
-    source: Name
+    accelerator: _Name
+    pod_type: _Name
+    named_per_chip: _Size
+    source: _Name
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompilerOption:
+class _CompilerOption:
     """The value of a compiler option, and the evidence for it.
 
     `between_slices`: also for plans whose slices share weights.
     """
 
     value: bool | int | float | str
-    source: Name
+    source: _Name
     between_slices: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class LibtpuNames:
+class _LibtpuNames:
     """The TPU compiler's names for the chip's topologies, and how two cores are one device.
 
     `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
     """
 
-    topology: Name
-    chip_config: Name | None = None
-    source: Name
-    options: dict[str, CompilerOption] = field(default_factory=dict)
+    topology: _Name
+    chip_config: _Name | None = None
+    source: _Name
+    options: dict[str, _CompilerOption] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class GkeNames:
     A manifest selects nodes by it. `orch` itself does not read it.
     """
 
-    accelerator: Name
-    source: Name
+    accelerator: _Name
+    source: _Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +137,14 @@ class Chip:
     """
 
     name: Annotated[str, COMPUTED]
-    devices: Size
-    chips_per_host: Size
-    single_host_chips: Size
+    devices: _Size
+    chips_per_host: _Size
+    single_host_chips: _Size
     switched: bool
     torus_axes: Annotated[int, Meta(ge=1, le=4)]
-    layout_source: Name
-    device_kinds: tuple[Name, ...]
-    slices: Slices
+    layout_source: _Name
+    device_kinds: tuple[_Name, ...]
+    slices: _Slices
     peak_flops_per_s: dict[str, Quantity]
     hbm_bytes: Quantity
     hbm_usable_bytes: Quantity
@@ -158,19 +158,19 @@ class Chip:
     reserved_dollars_per_hour: Quantity | None = None
     spot_dollars_per_hour: Quantity | None = None
     pod_chips: Quantity
-    largest_slice: Shape
-    largest_slice_source: Name
+    largest_slice: _Shape
+    largest_slice_source: _Name
     multislice_chips: Quantity | None = None
     matrix_unit: Quantity | None = None
     clock_hz: Quantity | None = None
     ray: RayNames | None = None
-    libtpu: LibtpuNames | None = None
+    libtpu: _LibtpuNames | None = None
     gke: GkeNames | None = None
     failures: FailureRates | None = None
     book: dict[str, Quantity] = field(default_factory=dict)
 
 
-class NamesChip(Protocol):
+class _NamesChip(Protocol):
     """The resources of a spec, or a plan: a chip of the catalog, or one with its definition."""
 
     @property
@@ -212,7 +212,7 @@ def chip(name: str) -> Chip:
     return defined(name, table(f"chips/{name}.toml"))
 
 
-def chip_of(resources: NamesChip) -> Chip:
+def chip_of(resources: _NamesChip) -> Chip:
     """Return the chip of a spec's resources or of a plan."""
     if resources.chip_definition is None:
         return chip(resources.chip)
@@ -256,7 +256,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class _Source:
     """A public document or an observation. An undated one has `date` = "read" and the day."""
 
     key: str
@@ -267,6 +267,6 @@ class Source:
 
 
 @cache
-def sources() -> dict[str, Source]:
+def sources() -> dict[str, _Source]:
     """Return every source that a quantity, a chip or a model names, by its key."""
-    return {key: Source(key=key, **entry) for key, entry in table("sources.toml").items()}
+    return {key: _Source(key=key, **entry) for key, entry in table("sources.toml").items()}

@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.catalog.chips import table
 from orchestrator.values.goodput import Uncertain
 
-LEARNED = "efficiency.toml"
+_LEARNED = "efficiency.toml"
 REFERENCE, OTHER = "maxtext", "other"  # software: most runs are of the first
 
 
@@ -70,7 +70,7 @@ class Efficiency:
 @cache
 def efficiency(chip: str) -> Efficiency | None:
     """Return what that kind of chip reaches; None where no run of it was ever published here."""
-    learned = table(LEARNED)
+    learned = table(_LEARNED)
     if chip not in learned["matmul"]:
         return None
     # The ranges of all runs, and that of chips among the runs of that kind.
@@ -86,7 +86,7 @@ def efficiency(chip: str) -> Efficiency | None:
 
 def shared_efficiency(name: str) -> LearnedConstant:
     """Return a constant that is the same for all kinds of chips."""
-    return msgspec.convert(table(LEARNED)["shared"][name], LearnedConstant)
+    return msgspec.convert(table(_LEARNED)["shared"][name], LearnedConstant)
 
 
 # Published figures, each with its source and the formula that gives it, as data.
@@ -112,7 +112,7 @@ class BookQuestion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemarkFormula:
+class _RemarkFormula:
     """A formula whose value belongs to a figure; in its unit, unless another is named."""
 
     says: str
@@ -138,7 +138,7 @@ class PublishedFigure:
     inputs: dict[str, int | float] = field(default_factory=dict)
     exact: str | None = None
     exact_inputs: dict[str, int | float] = field(default_factory=dict)
-    asides: tuple[RemarkFormula, ...] = ()
+    asides: tuple[_RemarkFormula, ...] = ()
     why: str = ""
 
 
@@ -177,7 +177,7 @@ class GoodputRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignFault:
+class _CampaignFault:
     """A kind of fault of this project's campaign, and the median seconds until a step was done."""
 
     id: str
@@ -187,12 +187,12 @@ class CampaignFault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Campaign:
+class _Campaign:
     """The campaign of faults, with its own restarts and hang limit."""
 
     restart_s: float
     hang_limit_s: float
-    faults: tuple[CampaignFault, ...]
+    faults: tuple[_CampaignFault, ...]
 
 
 @cache
@@ -201,8 +201,8 @@ def goodput_runs() -> tuple[GoodputRun, ...]:
 
 
 @cache
-def campaign() -> Campaign:
-    return msgspec.convert(table("goodput_runs.toml")["campaign"], Campaign)
+def campaign() -> _Campaign:
+    return msgspec.convert(table("goodput_runs.toml")["campaign"], _Campaign)
 
 
 # Recovery times after a failure, where neither chip nor spec has them.
@@ -216,7 +216,7 @@ class RecoveryTime(Uncertain):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recovery:
+class _Recovery:
     """The numbers of `recovery.toml`, which says what each is."""
 
     restart_s: RecoveryTime
@@ -230,5 +230,5 @@ class Recovery:
 
 
 @cache
-def recovery() -> Recovery:
-    return msgspec.convert(table("recovery.toml"), Recovery)
+def recovery() -> _Recovery:
+    return msgspec.convert(table("recovery.toml"), _Recovery)

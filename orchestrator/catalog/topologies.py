@@ -11,7 +11,7 @@ from orchestrator.notes import sentence
 from orchestrator.values.plan import PlanWarning
 from orchestrator.values.spec import AUTO_TOPOLOGY
 
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 _SHAPE = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,3}")
 _NAME = re.compile(r"([a-z0-9-]+)-([1-9][0-9]{0,8})")
@@ -41,7 +41,7 @@ def topologies(chip: Chip) -> tuple[str, ...]:
     return tuple(map(_text, _shapes(chip)))
 
 
-def _fault(chip: Chip, shape: Shape) -> str | None:
+def _fault(chip: Chip, shape: _Shape) -> str | None:
     """Return why such a slice does not exist, or None."""
     slices, text, chips = chip.slices, _text(shape), prod(shape)
     if shape in slices.listed:
@@ -67,7 +67,7 @@ def _fault(chip: Chip, shape: Shape) -> str | None:
     return None
 
 
-def _named(chip: Chip, text: str) -> Shape:
+def _named(chip: Chip, text: str) -> _Shape:
     """Return the shape that an accelerator type means: the most cubic one with that many chips."""
     # A shape in another notation: 4X4X4, 4*4*4, 4, 4, 4.
     meant = re.sub(r"[ ]*[xX*×,][ ]*", "x", text.strip("([ ])"))
@@ -86,12 +86,12 @@ def _named(chip: Chip, text: str) -> Shape:
     return shape
 
 
-def _most_cubic(chip: Chip, chips: int) -> Shape | None:
+def _most_cubic(chip: Chip, chips: int) -> _Shape | None:
     """Return the slice of that many chips with the least sum of lengths, as Google Cloud does."""
     return min((shape for shape in _shapes(chip) if prod(shape) == chips), key=sum, default=None)
 
 
-def _shapes(chip: Chip) -> tuple[Shape, ...]:
+def _shapes(chip: Chip) -> tuple[_Shape, ...]:
     """Return every slice that exists, smallest first."""
     cube = chip.slices.cube
     boxes = () if cube is None else _boxes(cube, int(chip.pod_chips.value))
@@ -99,7 +99,7 @@ def _shapes(chip: Chip) -> tuple[Shape, ...]:
 
 
 @cache
-def _boxes(edge: int, most: int) -> tuple[Shape, ...]:
+def _boxes(edge: int, most: int) -> tuple[_Shape, ...]:
     """Return the boxes of whole cubes, dimensions ascending, that have at most `most` chips."""
     cubes = most // edge**3
     return tuple(
@@ -110,10 +110,10 @@ def _boxes(edge: int, most: int) -> tuple[Shape, ...]:
     )
 
 
-def _near(chip: Chip, shape: Shape) -> list[str]:
+def _near(chip: Chip, shape: _Shape) -> list[str]:
     """Return the slices nearest to a shape: in chips, then in lengths, in any order."""
 
-    def distance(other: Shape) -> tuple[float, float]:
+    def distance(other: _Shape) -> tuple[float, float]:
         chips = abs(log(prod(other)) - log(prod(shape)))
         lengths = zip_longest(sorted(shape, reverse=True), sorted(other, reverse=True), fillvalue=1)
         return chips, sum((log(a) - log(b)) ** 2 for a, b in lengths)
@@ -132,7 +132,7 @@ def _examples(chip: Chip) -> list[str]:
     return [*known, f"{chip.slices.names[0]}-{pod * chip.slices.named_per_chip}"]
 
 
-def _text(shape: Shape) -> str:
+def _text(shape: _Shape) -> str:
     return "x".join(map(str, shape))
 
 

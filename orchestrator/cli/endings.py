@@ -60,13 +60,13 @@ def report_abort(*, interrupted: bool) -> int:
 
 def _report_json(error: OrchError) -> None:
     if "--json" in sys.argv:
-        show(error_report(error), as_json=True)
+        show(_error_report(error), as_json=True)
 
 
 # Errors as values, for programs that read the output of commands.
 
 
-def error_report(error: OrchError) -> ErrorReport:
+def _error_report(error: OrchError) -> ErrorReport:
     """Return the value of an error."""
     if isinstance(error, SpecProblems):
         problems = tuple(map(_problem_detail, error.problems))

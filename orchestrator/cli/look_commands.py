@@ -250,7 +250,7 @@ def completion_command(shell: str) -> None:
 def _status_screens(status: Status | StudyStatus, named: str, storage: Path) -> list[str]:
     """Return a run; or a study with its runs, and its scaling as far as it is measured."""
     if isinstance(status, Status):
-        return [status_screen(status, next_of_run(status, named, storage))]
+        return [status_screen(status, _next_of_run(status, named, storage))]
     study = find_run_or_study(storage, status.study)
     assert isinstance(study, StudyJournal)
     following = run_command("report", study.key, storage)
@@ -258,7 +258,7 @@ def _status_screens(status: Status | StudyStatus, named: str, storage: Path) -> 
     return [study_runs_screen(status), "\n", measured]
 
 
-def next_of_run(status: Status, named: str, storage: Path) -> str:
+def _next_of_run(status: Status, named: str, storage: Path) -> str:
     """Return the next command for a run; what helps if it has ended and its plan is unreadable."""
     if status.forecast is None and status.state not in LIVE:
         try:

@@ -39,7 +39,7 @@ _YES = click.option("--yes", is_flag=True, help="Do not ask before chips are tak
 _DETACH = click.option("--detach", is_flag=True, help="Do not follow a run on a named cluster.")
 
 
-class Steps(click.ParamType[tuple[int, int]]):
+class _Steps(click.ParamType[tuple[int, int]]):
     """A range of steps, as in 10:13: 10, 11 and 12."""
 
     name = "steps"
@@ -82,7 +82,7 @@ class Steps(click.ParamType[tuple[int, int]]):
     help="The run's key. A second submit with the same key starts no second run.",
 )  # fmt: skip
 @click.option(
-    "--profile", type=Steps(), metavar="A:B",
+    "--profile", type=_Steps(), metavar="A:B",
     help="Keep an XProf trace of steps A to B - 1 with the run. Steps count from 0.",
 )  # fmt: skip
 @JSON

@@ -33,7 +33,7 @@ from orchestrator.values.spec import Pods
 
 
 @dataclass(frozen=True, kw_only=True)
-class SliceRequest:
+class _SliceRequest:
     """The slices that a run needs.
 
     A run that has `started` may go on with fewer. So may any run on a `private` cluster, where no
@@ -48,8 +48,8 @@ class SliceRequest:
     sharing: int = 1
 
 
-def select(
-    slices: Sequence[Slice], request: SliceRequest, previous: Sequence[str], waited_s: float
+def _select(
+    slices: Sequence[Slice], request: _SliceRequest, previous: Sequence[str], waited_s: float
 ) -> tuple[str, ...]:
     """The slices to take, previous ones first; none when the run should wait.
 
@@ -62,7 +62,7 @@ def select(
     settled = all(one.settled for one in slices)
     whole = sum(one.whole for one in slices)
     if request.private and settled and whole < request.pods.min:
-        raise SpecError(f"{describe_wait(slices, request)}; this cluster gets no more")
+        raise SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
     fewer = len(free) // request.sharing * request.sharing
     enough = (request.started or nothing_comes) and fewer >= request.pods.min
@@ -70,7 +70,9 @@ def select(
     return tuple(sorted(ranked[:fewer])) if goes_on else ()
 
 
-def describe_wait(slices: Sequence[Slice], request: SliceRequest, ahead: Sequence[str] = ()) -> str:
+def _describe_wait(
+    slices: Sequence[Slice], request: _SliceRequest, ahead: Sequence[str] = ()
+) -> str:
     """What the run waits for: the slices by number, the runs ahead of it, and broken slices."""
     whole = [one for one in slices if one.whole]
     free = sum(one.free for one in whole)
@@ -83,15 +85,15 @@ def describe_wait(slices: Sequence[Slice], request: SliceRequest, ahead: Sequenc
     return "; ".join([text, *queue, *broken])
 
 
-WORKER = "orchestrator.drive.worker:work"
+_WORKER = "orchestrator.drive.worker:work"
 POLL_S = 0.2
-PENDING_AFTER_S = 2.0
+_PENDING_AFTER_S = 2.0
 # Google Cloud Storage takes an object once a second.
-BUCKET_HEARTBEAT_S = 1.0
+_BUCKET_HEARTBEAT_S = 1.0
 # So many checkpoints more than are kept may be on disk while one replaces another.
-MORE_SAVES = 2
+_MORE_SAVES = 2
 # After a loss before an attempt the next try waits so long, then twice as long, and so on.
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
 class Cancelled(OrchError):
@@ -107,14 +109,14 @@ def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None
     writer = claim_run(journal, resumes=resumes)
     redirect_output(journal.paths.driver_log(writer.number))
     with tracking.BackgroundRecorder(journal):
-        code = run_to_end(Driver(writer, backend, pods))
+        code = run_to_end(_Driver(writer, backend, pods))
         run = journal.run()
         if run.ended_at_s is not None and (run.steps_done or not run.rehearsal):
-            keep_report(journal)
+            _keep_report(journal)
         return code
 
 
-def keep_report(journal: Journal) -> None:
+def _keep_report(journal: Journal) -> None:
     """Keep the report with the run. Whatever is wrong with it, the run has ended as it has."""
     from orchestrator.show import pages  # noqa: PLC0415  drawing takes imports that runs need not
 
@@ -124,7 +126,7 @@ def keep_report(journal: Journal) -> None:
         traceback.print_exc()
 
 
-def run_to_end(driver: "Driver") -> int:
+def run_to_end(driver: "_Driver") -> int:
     """Drive until the run has ended, and note the reason in the journal; the exit code."""
     writer = driver.writer
     try:
@@ -143,13 +145,13 @@ def run_to_end(driver: "Driver") -> int:
 
 
 @dataclass
-class Driver:
+class _Driver:
     """A run and the backend that carries it out."""
 
     writer: Writer
     backend: Backend
     pods: int | None = None
-    worker: str = WORKER
+    worker: str = _WORKER
     clock: Clock = field(default_factory=Clock)
     read: ReadHeartbeats = read_heartbeats
 
@@ -181,7 +183,7 @@ class Driver:
         limit = self.spec.run.retries.failures
         if losses > limit:
             raise lost
-        wait_s = min(FIRST_WAIT_S * 2 ** (losses - 1), LONGEST_WAIT_S)
+        wait_s = min(FIRST_WAIT_S * 2 ** (losses - 1), _LONGEST_WAIT_S)
         detail = f"{lost}; tried again in {wait_s:.0f} s ({losses} of {limit})"
         self.writer.record_pending(StateReason(code="joining_again", detail=detail))
         deadline = self.clock.now_s() + wait_s
@@ -204,14 +206,14 @@ class Driver:
             hang_limit_s = self.spec.run.hang_limit_s
             heartbeat_s = heartbeat_interval_s(plan.hosts, hang_limit_s)
             if is_copy(self.journal.path):
-                heartbeat_s = max(heartbeat_s, BUCKET_HEARTBEAT_S)
+                heartbeat_s = max(heartbeat_s, _BUCKET_HEARTBEAT_S)
             args = WorkerArgs(
                 run=path,
                 claim=claim,
                 attempt=number,
                 plan_digest=plan.digest,
                 heartbeat_s=heartbeat_s,
-                saves=self.writer.newest_saves(self.spec.run.checkpoint.keep + MORE_SAVES),
+                saves=self.writer.newest_saves(self.spec.run.checkpoint.keep + _MORE_SAVES),
             )
             attempt.start(args, slices)
             monitor = Monitor(
@@ -238,7 +240,7 @@ class Driver:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""
         started_s, run = self.clock.now_s(), self.writer.run()
         previous = run.attempts[-1].slices if run.attempts else ()
-        request = SliceRequest(
+        request = _SliceRequest(
             pods=self._pods(),
             kind=self.first_plan.slice_kind,
             started=bool(run.attempts),
@@ -257,10 +259,10 @@ class Driver:
             if slices is None:
                 continue
             waited_s = self.clock.now_s() - started_s
-            if not ahead and (chosen := select(slices, request, previous, waited_s)):
+            if not ahead and (chosen := _select(slices, request, previous, waited_s)):
                 return plan_on(self.spec, self.first_plan, len(chosen)), chosen
-            if waited_s > PENDING_AFTER_S:
-                detail = describe_wait(slices, request, ahead)
+            if waited_s > _PENDING_AFTER_S:
+                detail = _describe_wait(slices, request, ahead)
                 self.writer.record_pending(StateReason(code="waiting_for_slices", detail=detail))
 
     def _pods(self) -> Pods:

@@ -31,13 +31,13 @@ class Clock:
 
 
 # The process that carries out an attempt may be stopped when its ranks end.
-DONE_LIMIT_S = 30.0
+_DONE_LIMIT_S = 30.0
 
 ReadHeartbeats = Callable[[Path, int], dict[int, Heartbeat]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttemptEnd:
+class _AttemptEnd:
     """How an attempt ended. An error `repeats` if every attempt would end with it."""
 
     reason: AttemptReason
@@ -66,26 +66,26 @@ class Monitor:
         self.stopping = False
         self.poll_s = poll_interval_s(self.args.heartbeat_s)
 
-    def wait_for_end(self) -> AttemptEnd:
+    def wait_for_end(self) -> _AttemptEnd:
         """Watch until the attempt has ended, or must be ended."""
         while True:
             event = self.attempt.next_event(self.poll_s)
             now_s = self.read_heartbeats()
             if (event and event.ended and event.error is None) or self._is_done(now_s):
-                return AttemptEnd(reason="cancelled" if self._is_cancelled() else "finished")
+                return _AttemptEnd(reason="cancelled" if self._is_cancelled() else "finished")
             if (event and event.ended) or self.heartbeats.has_error():
                 return self._failure(event, now_s)
             if hang := self.heartbeats.find_hang(self.hang_limit_s, now_s):
-                return AttemptEnd(reason="hang", error=hang.detail, first_dead_rank=hang.rank)
+                return _AttemptEnd(reason="hang", error=hang.detail, first_dead_rank=hang.rank)
             if self._must_stop():
-                return AttemptEnd(reason="cancelled")
+                return _AttemptEnd(reason="cancelled")
             if self.new_save and self._can_grow():
-                return AttemptEnd(reason="resized")
+                return _AttemptEnd(reason="resized")
 
     def _is_done(self, now_s: float) -> bool:
         """Whether all ranks did their work a while ago, and the backend does not say so."""
         since_s = self.heartbeats.done_since_s(self.hosts)
-        return since_s is not None and now_s - since_s > DONE_LIMIT_S
+        return since_s is not None and now_s - since_s > _DONE_LIMIT_S
 
     def read_heartbeats(self) -> float:
         """Take in the newest heartbeats, and record the checkpoint that they report; the time."""
@@ -125,7 +125,7 @@ class Monitor:
             self.stopping = True
         return False
 
-    def _failure(self, event: AttemptEvent | None, seen_s: float) -> AttemptEnd:
+    def _failure(self, event: AttemptEvent | None, seen_s: float) -> _AttemptEnd:
         """Wait until it is clear which rank died first, and which slices have lost a host."""
         unseen = self._died_unseen(event)
         if event and event.error:
@@ -136,7 +136,7 @@ class Monitor:
             self.read_heartbeats()
         first_dead = self.heartbeats.first_dead(seen_s)
         error = event.error if event else None
-        return explain_failure(first_dead, error, self.slices, self.attempt.slices(), unseen)
+        return _explain_failure(first_dead, error, self.slices, self.attempt.slices(), unseen)
 
     def _died_unseen(self, event: AttemptEvent | None) -> DeadRank | None:
         """The first rank that ended before its first heartbeat: before it joined the others, so not
@@ -152,13 +152,13 @@ class Monitor:
         return any(not liveness.is_gone(one.process) for one in silent)
 
 
-def explain_failure(
+def _explain_failure(
     first_dead: Heartbeat | None,
     backend_error: str | None,
     used: Sequence[str],
     slices: Sequence[Slice] | None,
     unseen: DeadRank | None = None,
-) -> AttemptEnd:
+) -> _AttemptEnd:
     """Why an attempt failed.
 
     A lost host is a preemption, whatever error the processes report. A rank that died without an
@@ -166,17 +166,17 @@ def explain_failure(
     first heartbeat.
     """
     rank = unseen.rank if unseen else first_dead.rank if first_dead else None
-    if lost := lost_hosts(used, slices):
-        return AttemptEnd(reason="preemption", error=lost, first_dead_rank=rank)
+    if lost := _lost_hosts(used, slices):
+        return _AttemptEnd(reason="preemption", error=lost, first_dead_rank=rank)
     if unseen:
         died = f"{unseen.error}, before its first heartbeat"
-        return AttemptEnd(reason="failure", error=died, first_dead_rank=rank)
+        return _AttemptEnd(reason="failure", error=died, first_dead_rank=rank)
     error = first_dead.error if first_dead else backend_error
     repeats = first_dead.error_repeats if first_dead else False
-    return AttemptEnd(reason="failure", error=error, repeats=repeats, first_dead_rank=rank)
+    return _AttemptEnd(reason="failure", error=error, repeats=repeats, first_dead_rank=rank)
 
 
-def lost_hosts(used: Sequence[str], slices: Sequence[Slice] | None) -> str | None:
+def _lost_hosts(used: Sequence[str], slices: Sequence[Slice] | None) -> str | None:
     """The used slices that have lost hosts; None while all are there, or nobody can say."""
     if slices is None:
         return None
@@ -195,10 +195,10 @@ def lost_hosts(used: Sequence[str], slices: Sequence[Slice] | None) -> str | Non
 # ranks.
 
 
-EXIT_LIMIT_S = 5.0
-START_LIMIT_S = 5.0
+_EXIT_LIMIT_S = 5.0
+_START_LIMIT_S = 5.0
 POLL_S = 0.2
-REAL_CLOCK = Clock()
+_REAL_CLOCK = Clock()
 
 
 def evict(journal: Journal, before: RunState) -> None:
@@ -214,7 +214,7 @@ def end_ranks(
     attempt: int,
     *,
     expected: Set[int] = frozenset(),
-    clock: Clock = REAL_CLOCK,
+    clock: Clock = _REAL_CLOCK,
     read: ReadHeartbeats = heartbeat.read_heartbeats,
 ) -> None:
     """Wait until no rank of the attempt is left on this machine, and kill those that stay.
@@ -231,9 +231,9 @@ def end_ranks(
         waited_s = clock.now_s() - began_s
         # A rank that has sent no heartbeat is on this machine only where the others are.
         awaited = bool(here or not beats) and not expected <= beats.keys()
-        if not left and (not awaited or waited_s > START_LIMIT_S):
+        if not left and (not awaited or waited_s > _START_LIMIT_S):
             return
-        if left and waited_s > EXIT_LIMIT_S:
+        if left and waited_s > _EXIT_LIMIT_S:
             _kill(psutil.Process(process.pid) for process in left)
         clock.sleep(POLL_S)
 

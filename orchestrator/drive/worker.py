@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 # The checkpoints of a run that count, for its trainer: those that its drivers have recorded.
 
 
-SETTLE_LIMIT_S = 5.0
+_SETTLE_LIMIT_S = 5.0
 POLL_S = 0.05
 
 
-class RunSaves:
+class _RunSaves:
     """Reports whole checkpoints with the heartbeats of a rank, and sees which are recorded."""
 
     def __init__(self, args: WorkerArgs, beats: HeartbeatWriter, watch: ClaimWatch) -> None:
@@ -68,14 +68,14 @@ class RunSaves:
 
     def settle(self) -> None:
         """Wait a moment until the last report is recorded."""
-        deadline = time.monotonic() + SETTLE_LIMIT_S
+        deadline = time.monotonic() + _SETTLE_LIMIT_S
         while self._reported and self._reported not in self._watch.saved:
             if time.monotonic() > deadline:
                 return
             time.sleep(POLL_S)
 
 
-PRINT_EVERY_S = 10.0
+_PRINT_EVERY_S = 10.0
 
 
 def work(args: WorkerArgs, rank: int) -> None:
@@ -88,13 +88,13 @@ def work(args: WorkerArgs, rank: int) -> None:
         path, args.attempt, rank, slice_name, args.heartbeat_s, watch, give_up=lambda: os._exit(1)
     ) as beats:
         try:
-            _train(args, rank, beats, RunSaves(args, beats, watch))
+            _train(args, rank, beats, _RunSaves(args, beats, watch))
         except BaseException:
             traceback.print_exc()
             raise
 
 
-def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves) -> None:
+def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves) -> None:
     from trainers.loop import Assignment, train  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.multihost import join_processes  # noqa: PLC0415
 
@@ -115,7 +115,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: RunSaves)
         emit: Callable[[Step], None] = _drop
         if rank == 0:
             log = stack.enter_context(StepLog(journal.path, args.attempt))
-            emit = printed(log.append)
+            emit = _printed(log.append)
             if is_copy(journal.path):  # a checkpoint counts no steps that only this process has
                 saves.before_report = log.sync
         assignment = Assignment(
@@ -144,11 +144,11 @@ def _data_progress(journal: Journal, first_plan_digest: str) -> "DataProgress":
 
     return DataProgress(
         original=journal.plan(first_plan_digest),
-        sequences_between=lambda start, stop: sequences_taken(journal, start, stop),
+        sequences_between=lambda start, stop: _sequences_taken(journal, start, stop),
     )
 
 
-def sequences_taken(journal: Journal, start: int, stop: int) -> int:
+def _sequences_taken(journal: Journal, start: int, stop: int) -> int:
     """The sequences that these steps of a stage of the run took, whatever their batches were."""
     run, steps = journal.run(), stop - start
     plans = [journal.plan(one.plan_digest).stage_of(start) for one in run.attempts]
@@ -169,16 +169,16 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
     return plan.forecast.peak_flops_per_s if on_chips or plan.chip_profile else None
 
 
-def printed(
+def _printed(
     emit: Callable[[Step], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[Step], None]:
     """Print steps into the log of the rank: the first ones, then one now and then."""
-    printed_at_s = clock() - PRINT_EVERY_S
+    printed_at_s = clock() - _PRINT_EVERY_S
 
     def emit_and_print(step: Step) -> None:
         nonlocal printed_at_s
         emit(step)
-        if step.startup or clock() - printed_at_s >= PRINT_EVERY_S:
+        if step.startup or clock() - printed_at_s >= _PRINT_EVERY_S:
             printed_at_s = clock()
             print(f"step {step.index + 1}: {step.step_s:.3g} s, loss {step.loss:.4f}", flush=True)
         if evaluation := step.own_evaluation:
@@ -193,13 +193,13 @@ def _drop(_: Step) -> None:
 
 def redirect_output(path: Path) -> None:
     """Append all that this process prints from now on to a log of the run."""
-    with appending_to(path) as log:
+    with _appending_to(path) as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
 
 
-def appending_to(path: Path) -> IO[bytes]:
+def _appending_to(path: Path) -> IO[bytes]:
     """A log of the run, open for appending; one of a bucket is written by a process of its own."""
     return os.fdopen(pipe_to(path), "wb", 0) if is_copy(path) else boundary.appending_to(path)

@@ -43,7 +43,7 @@ from orchestrator.values.run import Attempt, Run
 # Measured against predicted step time, and the parts of the difference.
 
 
-def reference(plan: Plan) -> tuple[PredictionKind, float]:
+def _reference(plan: Plan) -> tuple[PredictionKind, float]:
     """Return what a measurement is compared with: the expected step, or the lower bound."""
     step_s = plan.forecast.step_s
     return ("lower", step_s.lower) if step_s.expected is None else ("expected", step_s.expected)
@@ -64,7 +64,7 @@ def _ratios(plan: Plan, measured: Measurement) -> tuple[Ratio, ...]:
 
 def _gap(plan: Plan, measured: Measurement) -> Gap:
     """Return how much longer a step took than predicted, part by part."""
-    against, predicted_s = reference(plan)
+    against, predicted_s = _reference(plan)
     forecast, device_s = plan.forecast, measured.device_s
     usual_s, slow_s = device_times(measured)
     exposed: float | None = None
@@ -118,13 +118,13 @@ def _measure(plan: Plan, steps: StepTable) -> Measurement | None:
     if not warm.any():
         return None
     taken_s, data_s, saving_s = steps.step_s[warm], steps.data_s[warm], steps.checkpoint_s[warm]
-    step_s = spread(taken_s)
+    step_s = _spread(taken_s)
     mfu, flops = _known(steps.mfu[warm]), _known(steps.model_flops_per_s_per_chip[warm])
     tokens_per_s = plan.batch.tokens / step_s.median
     return Measurement(
         steps=len(taken_s),
         step_s=step_s,
-        mfu=spread(mfu) if len(mfu) else None,
+        mfu=_spread(mfu) if len(mfu) else None,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_chip=tokens_per_s / plan.chips,
         model_flops_per_s_per_chip=float(np.median(flops)) if len(flops) else None,
@@ -139,7 +139,7 @@ def _known(values: Floats) -> Floats:
     return values[~np.isnan(values)]
 
 
-def spread(values: Floats) -> Spread:
+def _spread(values: Floats) -> Spread:
     """Return median, tenth and ninetieth percentile; all the same for a single value."""
     low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
     return Spread(median=float(middle), low=float(low), high=float(high))
@@ -301,10 +301,10 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
         problems += map(str, more)
     run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
     plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
-    return compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)
+    return _compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)
 
 
-def compare_run(
+def _compare_run(
     run: Run,
     plan: Plan,
     steps: StepsByAttempt,

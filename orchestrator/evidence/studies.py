@@ -35,13 +35,13 @@ _SCHEMA = 2  # of all forecasts and reports
 _SIZE_KEYS = frozenset({"resources.pods", "resources.topology"})
 _BATCH_KEY = "experiment.batch.sequences"  # grows with the pods in weak scaling
 
-TrialPlans = Mapping[int, Plan | str]  # by the number of the trial: its plan, or the error
+_TrialPlans = Mapping[int, Plan | str]  # by the number of the trial: its plan, or the error
 _SeriesKey = tuple[tuple[str, str], ...]
 
 
-def forecast_of(study: Study, plans: TrialPlans) -> ScalingForecast | SweepForecast:
+def forecast_of(study: Study, plans: _TrialPlans) -> ScalingForecast | SweepForecast:
     """Return the forecast of a study by its kind."""
-    return (forecast_sweep if study.kind == "sweep" else forecast_scaling)(study, plans)
+    return (_forecast_sweep if study.kind == "sweep" else _forecast_scaling)(study, plans)
 
 
 def report_of_study(study: StudyJournal) -> ScalingReport | SweepReport:
@@ -50,25 +50,25 @@ def report_of_study(study: StudyJournal) -> ScalingReport | SweepReport:
 
 
 def report_of_runs(
-    journal: StudyJournal, runs: Sequence["TrialRun"]
+    journal: StudyJournal, runs: Sequence["_TrialRun"]
 ) -> ScalingReport | SweepReport:
     """Return the report of a study by its kind."""
     study = journal.submission().study
     if study.kind == "sweep":
-        return make_sweep_report(journal.key, study, runs, trial_losses(journal))
-    return make_scaling_report(journal.key, study, runs)
+        return _make_sweep_report(journal.key, study, runs, _trial_losses(journal))
+    return _make_scaling_report(journal.key, study, runs)
 
 
 # The predicted scaling of a study, from the plans of its trials.
 
 
-def forecast_scaling(study: Study, plans: TrialPlans) -> ScalingForecast:
+def _forecast_scaling(study: Study, plans: _TrialPlans) -> ScalingForecast:
     """Return the forecast of each trial, relative to the smallest of its series."""
     assert study.scaling
     smallest = _smallest_plans(study, plans)
     trials = []
     for trial in study.trials:
-        series, plan = series_of(study, trial), plans[trial.number]
+        series, plan = _series_of(study, trial), plans[trial.number]
         planned = None
         if isinstance(plan, Plan):
             planned = _planned_trial(plan, smallest[_series_key(series)])
@@ -90,7 +90,7 @@ def forecast_scaling(study: Study, plans: TrialPlans) -> ScalingForecast:
     )
 
 
-def series_of(study: Study, trial: Trial) -> dict[str, str]:
+def _series_of(study: Study, trial: Trial) -> dict[str, str]:
     """Return the settings that put a trial into its series."""
     size = _SIZE_KEYS | ({_BATCH_KEY} if study.scaling == "weak" else set())
     return {key: text for key, text in trial.settings.items() if key not in size}
@@ -100,11 +100,11 @@ def _series_key(series: Mapping[str, str]) -> _SeriesKey:
     return tuple(sorted(series.items()))
 
 
-def _smallest_plans(study: Study, plans: TrialPlans) -> dict[_SeriesKey, Plan]:
+def _smallest_plans(study: Study, plans: _TrialPlans) -> dict[_SeriesKey, Plan]:
     """Return the plan with the fewest chips of each series."""
     smallest: dict[_SeriesKey, Plan] = {}
     for trial in study.trials:
-        plan, key = plans.get(trial.number), _series_key(series_of(study, trial))
+        plan, key = plans.get(trial.number), _series_key(_series_of(study, trial))
         if isinstance(plan, Plan) and (key not in smallest or plan.chips < smallest[key].chips):
             smallest[key] = plan
     return smallest
@@ -155,7 +155,7 @@ _MIN_SHARE = 0.5
 _MAX_LINES = 3
 
 
-def explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[GapExplanation, ...]:
+def _explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[GapExplanation, ...]:
     """Return the lines that explain most of the gaps, which are in seconds, one for each plan.
 
     The lines are those of the expected step or, without one, of the lower bound. For each line the
@@ -190,7 +190,7 @@ def explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[GapExplanation, ..
 
 
 @dataclass(frozen=True)
-class TrialRun:
+class _TrialRun:
     """A run of a trial: its report, the plan that ran, and the plan for chips.
 
     The two plans differ in a rehearsal.
@@ -208,10 +208,10 @@ class TrialRun:
         return self.full_plan if self.report.not_compared else self.plan
 
 
-_RunsByTrial = Mapping[int, Sequence[TrialRun]]
+_RunsByTrial = Mapping[int, Sequence[_TrialRun]]
 
 
-def read_trial_runs(journal: StudyJournal, clock: Clock = time.time) -> list[TrialRun]:
+def read_trial_runs(journal: StudyJournal, clock: Clock = time.time) -> list[_TrialRun]:
     """Return the runs of a study in the order of their starts, without those that were removed."""
     runs = []
     for start in journal.trial_starts():
@@ -222,15 +222,15 @@ def read_trial_runs(journal: StudyJournal, clock: Clock = time.time) -> list[Tri
             full_plan = trial.plan(report.rehearses) if report.rehearses else plan
         except JournalUnreadable:
             continue
-        runs.append(TrialRun(start.trial, start.repeat, report, plan, full_plan))
+        runs.append(_TrialRun(start.trial, start.repeat, report, plan, full_plan))
     return runs
 
 
-def make_scaling_report(key: str, study: Study, runs: Sequence[TrialRun]) -> ScalingReport:
+def _make_scaling_report(key: str, study: Study, runs: Sequence[_TrialRun]) -> ScalingReport:
     """Return the results of the trials, each relative to the smallest of its series."""
     assert study.scaling
     # The newest run of each trial and repeat that succeeded and was measured.
-    measured: dict[int, list[TrialRun]] = {}
+    measured: dict[int, list[_TrialRun]] = {}
     for trial in study.trials:
         newest = {
             run.repeat: run
@@ -255,12 +255,12 @@ def make_scaling_report(key: str, study: Study, runs: Sequence[TrialRun]) -> Sca
         repeats=study.repeats,
         rehearsal=any(run.report.rehearsal for run in runs),
         trials=_trial_reports(study, runs, measured),
-        explanations=explain_gaps(gaps),
+        explanations=_explain_gaps(gaps),
     )
 
 
 def _trial_reports(
-    study: Study, runs: Sequence[TrialRun], measured: _RunsByTrial
+    study: Study, runs: Sequence[_TrialRun], measured: _RunsByTrial
 ) -> tuple[TrialReport, ...]:
     plans = {number: done[-1].predicted for number, done in measured.items() if done}
     smallest = _smallest_plans(study, plans)
@@ -268,13 +268,13 @@ def _trial_reports(
     chips: dict[_SeriesKey, int] = {}
     rates: dict[_SeriesKey, float] = {}
     for trial in study.trials:
-        key, done = _series_key(series_of(study, trial)), measured[trial.number]
+        key, done = _series_key(_series_of(study, trial)), measured[trial.number]
         if done and (key not in chips or done[-1].plan.chips < chips[key]):
             chips[key] = done[-1].plan.chips
             rates[key] = _spread(done, lambda run: run.tokens_per_s_per_chip).median
     trials = []
     for trial in study.trials:
-        series, done = series_of(study, trial), measured[trial.number]
+        series, done = _series_of(study, trial), measured[trial.number]
         key, newest = _series_key(series), done[-1] if done else None
         own = [run for run in runs if run.trial == trial.number]
         succeeded = {run.repeat for run in own if run.report.state == "succeeded"}
@@ -301,7 +301,7 @@ def _expected_s(report: Report) -> float | None:
     return next((ratio.step_s for ratio in report.ratios if ratio.against == "expected"), None)
 
 
-def _repeated(runs: Sequence[TrialRun], smallest_rate: float) -> RepeatedTrial:
+def _repeated(runs: Sequence[_TrialRun], smallest_rate: float) -> RepeatedTrial:
     has_mfu = all(run.report.measured and run.report.measured.mfu for run in runs)
     return RepeatedTrial(
         runs=tuple(run.report.run for run in runs),
@@ -312,7 +312,7 @@ def _repeated(runs: Sequence[TrialRun], smallest_rate: float) -> RepeatedTrial:
     )
 
 
-def _spread(runs: Sequence[TrialRun], figure: Callable[[Measurement], float]) -> Spread:
+def _spread(runs: Sequence[_TrialRun], figure: Callable[[Measurement], float]) -> Spread:
     """Return the median and the extremes of a figure over repeats."""
     values = [figure(run.report.measured) for run in runs if run.report.measured]
     return Spread(median=median(values), low=min(values), high=max(values))
@@ -321,7 +321,7 @@ def _spread(runs: Sequence[TrialRun], figure: Callable[[Measurement], float]) ->
 # What a sweep costs, from the plans of its trials.
 
 
-def forecast_sweep(study: Study, plans: TrialPlans) -> SweepForecast:
+def _forecast_sweep(study: Study, plans: _TrialPlans) -> SweepForecast:
     """Return the plan of each trial, and the days and dollars of all."""
     trials, planned = [], []
     for trial in study.trials:
@@ -390,7 +390,7 @@ def _total(estimates: Sequence[Estimate], times: int) -> Estimate | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Losses:
+class _Losses:
     """The losses of a trial by the index of their steps, in order."""
 
     index: Integers
@@ -406,7 +406,7 @@ class Losses:
         return float(self.loss[chosen].mean()) if chosen.any() else None
 
 
-def trial_losses(study: StudyJournal) -> dict[int, Losses]:
+def _trial_losses(study: StudyJournal) -> dict[int, _Losses]:
     """Return the losses of the newest first repeat of each trial, of each step its last attempt.
 
     The other repeats have the same losses.
@@ -421,7 +421,7 @@ def trial_losses(study: StudyJournal) -> dict[int, Losses]:
             continue
         tables = {attempt.number: read_table(journal.path, attempt)[0] for attempt in attempts}
         steps = counted_steps(tables)
-        losses[number] = Losses(steps.index, steps.loss)
+        losses[number] = _Losses(steps.index, steps.loss)
     return losses
 
 
@@ -429,8 +429,8 @@ _MOST_POINTS = 100  # of a curve of losses
 _LAST_SHARE = 10  # the loss of a trial is the mean over its last tenth
 
 
-def make_sweep_report(
-    key: str, study: Study, runs: Sequence[TrialRun], losses: Mapping[int, Losses]
+def _make_sweep_report(
+    key: str, study: Study, runs: Sequence[_TrialRun], losses: Mapping[int, _Losses]
 ) -> SweepReport:
     """Return the results of all trials."""
     trials = tuple(_reported_trial(trial, runs, losses.get(trial.number)) for trial in study.trials)
@@ -451,7 +451,7 @@ def make_sweep_report(
 
 
 def _reported_trial(
-    trial: Trial, runs: Sequence[TrialRun], losses: Losses | None
+    trial: Trial, runs: Sequence[_TrialRun], losses: _Losses | None
 ) -> SweepTrialReport:
     own = [run for run in runs if run.trial == trial.number]
     first = next((run.report for run in reversed(own) if run.repeat == 1), None)
@@ -460,8 +460,8 @@ def _reported_trial(
     if losses is None or first is None:  # without the run, the number of its steps is unknown
         done, loss = 0, None
     else:
-        done, loss = losses.steps_done, last_loss(losses, steps)
-        curve = loss_curve(losses, steps)
+        done, loss = losses.steps_done, _last_loss(losses, steps)
+        curve = _loss_curve(losses, steps)
     return SweepTrialReport(
         number=trial.number,
         settings=trial.settings,
@@ -476,13 +476,13 @@ def _reported_trial(
     )
 
 
-def last_loss(losses: Losses, steps: int) -> float | None:
+def _last_loss(losses: _Losses, steps: int) -> float | None:
     """Return the mean loss over the last tenth of all steps, as far as a trial came."""
     done = losses.steps_done
     return losses.mean(done - max(1, steps // _LAST_SHARE), done)
 
 
-def loss_curve(losses: Losses, steps: int) -> tuple[tuple[int, float], ...]:
+def _loss_curve(losses: _Losses, steps: int) -> tuple[tuple[int, float], ...]:
     """Return the mean losses of equal parts, each at its last step."""
     size, done = max(1, -(-steps // _MOST_POINTS)), losses.steps_done
     ends = [*range(size, done, size), done] if done else []

@@ -195,7 +195,7 @@ def _slice_recovery(
     repair, repair_source = _stated(machines.resources.failures.repair_s, known.repair_s)
     # The share of failures that take a slice, and of those that take one when no spare is left.
     out = daily.slices.value / failures.value if failures.value else 0.0
-    missing = out * no_spare(daily.slices.value * repair.value / DAY_S, pods.spare)
+    missing = out * _no_spare(daily.slices.value * repair.value / DAY_S, pods.spare)
     reroute = changed(known.reroute_s, lambda s: s * (1 - out))
     if not missing or pods.min == pods.max or repair.value <= SPARE_WAIT_S:
         waiting, fewer, restarts = changed(repair, lambda s: s * missing), exactly(0.0), 1.0
@@ -217,7 +217,7 @@ def _slice_recovery(
     )
 
 
-def no_spare(others_out: float, spare: int) -> float:
+def _no_spare(others_out: float, spare: int) -> float:
     """Return the probability that all spare slices are out, while `others_out` are out on average:
     their number is Poisson's.
     """

@@ -12,7 +12,7 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
 ManifestKind = Literal["ray", "rayjob", "jobset"]
-KINDS: tuple[ManifestKind, ...] = get_args(ManifestKind)
+_KINDS: tuple[ManifestKind, ...] = get_args(ManifestKind)
 _Manifest = dict[str, Any]
 
 _MOUNT = "/mnt/runs"  # where a storage is mounted that the spec names by a relative path
@@ -50,7 +50,7 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
     """Return the objects of that kind, in the order in which they are created."""
     _gke(plan)
     if kind == "ray":
-        return ray_cluster(spec, plan)
+        return _ray_cluster(spec, plan)
     name = _label(spec.name, _LONGEST[kind])
     config_map = {
         "apiVersion": "v1",
@@ -265,7 +265,7 @@ def _job(
 # A Ray cluster with the plan's slices, for `orch submit --address` or for one run.
 
 
-def ray_cluster(spec: Spec, plan: Plan) -> list[_Manifest]:
+def _ray_cluster(spec: Spec, plan: Plan) -> list[_Manifest]:
     """Return a cluster with the plan's slices, for `orch submit --address`."""
     return [
         {

@@ -16,14 +16,14 @@ from typing import IO
 
 MAX_FILE_BYTES = 64 << 20
 MAX_RECORD_BYTES = 1 << 20  # an event, a request or a heartbeat
-MAX_ENTRIES = 100_000
+_MAX_ENTRIES = 100_000
 
 # Without O_PATH (not Linux) the folders above a storage must be readable, not only passable.
 _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Nothing that opens such a file can wait: O_NONBLOCK has no effect on a regular file.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-IS_LINK = "is a link, or a link leads to it"
+_IS_LINK = "is a link, or a link leads to it"
 
 
 def settled(folder: Path) -> Path:
@@ -47,7 +47,7 @@ def folder_of(path: Path, flags: int = _PASS) -> Iterator[int]:
         except OSError as error:
             refused = error.errno in (errno.ELOOP, errno.ENOTDIR)  # a link, or a file
             if refused and any(place.is_symlink() for place in (path, *path.parents)):
-                raise OSError(errno.ELOOP, IS_LINK) from error
+                raise OSError(errno.ELOOP, _IS_LINK) from error
             raise
         finally:
             os.close(folder)
@@ -79,7 +79,7 @@ def _open_in(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
         opened = os.open(name, flags | _FILE, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, IS_LINK) from error
+            raise OSError(errno.ELOOP, _IS_LINK) from error
         raise
     try:
         found = os.fstat(opened)
@@ -142,9 +142,9 @@ def _read_whole(opened: int, most: int) -> bytes:
 def names_in(folder: Path) -> list[str]:
     """Return the names in a folder, in order."""
     with folder_of(folder, _LIST) as opened, os.scandir(opened) as entries:
-        names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
-    if len(names) > MAX_ENTRIES:
-        raise OSError(errno.EFBIG, f"has more than {MAX_ENTRIES:,} entries")
+        names = [entry.name for entry in islice(entries, _MAX_ENTRIES + 1)]
+    if len(names) > _MAX_ENTRIES:
+        raise OSError(errno.EFBIG, f"has more than {_MAX_ENTRIES:,} entries")
     return sorted(names)
 
 
@@ -154,7 +154,7 @@ def status_of(path: Path) -> os.stat_result:
     with folder_of(path.parent) as folder:
         found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
-        raise OSError(errno.ELOOP, IS_LINK)
+        raise OSError(errno.ELOOP, _IS_LINK)
     return found
 
 

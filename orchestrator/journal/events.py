@@ -29,21 +29,21 @@ T = TypeVar("T")
 _NAME = re.compile(r"(\d{6,})\.json")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """A change of a run's state. `previous` is the sha256 of the file of the event before."""
 
     at_s: float
     previous: str = ""
 
 
-class Submitted(Event, frozen=True, kw_only=True, tag="submitted"):
+class Submitted(_Event, frozen=True, kw_only=True, tag="submitted"):
     """The first event of every journal."""
 
     submission: Submission
     schema: int = SCHEMA
 
 
-class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
+class Claimed(_Event, frozen=True, kw_only=True, tag="claimed"):
     """A driver has taken the run, and with it the right to write.
 
     It sends a heartbeat every `heartbeat_s`. `resumes` means that a person wants the run to go on:
@@ -58,13 +58,13 @@ class Claimed(Event, frozen=True, kw_only=True, tag="claimed"):
     adopted: SavedCheckpoint | None = None
 
 
-class Pending(Event, frozen=True, kw_only=True, tag="pending"):
+class Pending(_Event, frozen=True, kw_only=True, tag="pending"):
     """The run waits for something."""
 
     reason: StateReason
 
 
-class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt started"):
+class AttemptStarted(_Event, frozen=True, kw_only=True, tag="attempt started"):
     """An attempt has its slices, and its processes are starting."""
 
     attempt: int
@@ -74,19 +74,19 @@ class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt started"):
     plan_sha256: str = ""  # of its file
 
 
-class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint saved"):
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint saved"):
     """A checkpoint of the attempt that is running is whole, and counts from now on."""
 
     checkpoint: SavedCheckpoint
 
 
-class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
+class Stopping(_Event, frozen=True, kw_only=True, tag="stopping"):
     """The attempt was asked to stop."""
 
     reason: StateReason
 
 
-class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt ended"):
+class AttemptEnded(_Event, frozen=True, kw_only=True, tag="attempt ended"):
     """No process of the attempt is left. `steps` is what it wrote of its steps."""
 
     attempt: int
@@ -96,14 +96,14 @@ class AttemptEnded(Event, frozen=True, kw_only=True, tag="attempt ended"):
     steps: WrittenSteps | None = None
 
 
-class Ended(Event, frozen=True, kw_only=True, tag="ended"):
+class Ended(_Event, frozen=True, kw_only=True, tag="ended"):
     """The run has ended, unless a person resumes it."""
 
     state: EndState
     reason: StateReason | None = None
 
 
-class Repaired(Event, frozen=True, kw_only=True, tag="repaired"):
+class Repaired(_Event, frozen=True, kw_only=True, tag="repaired"):
     """A person goes on without events that are missing or damaged: all faults before this one."""
 
     by: ProcessIdentity
@@ -158,7 +158,7 @@ class Fault(FileFault):
 
 
 @dataclass(frozen=True)
-class EventLog:
+class _EventLog:
     """The records of a folder by number; `last` is the highest number, or 0.
 
     `faults` are records that are missing or cannot be read, `problems` these and unexpected files.
@@ -195,7 +195,7 @@ def exists(folder: Path, number: int) -> bool:
         return True  # something has the name: reading it says what is wrong
 
 
-def read(folder: Path) -> EventLog:
+def read(folder: Path) -> _EventLog:
     """Return all records of a folder, in order."""
     names = files.names(folder)
     numbers = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
@@ -220,7 +220,7 @@ def read(folder: Path) -> EventLog:
                 except OSError as error:
                     why = f"cannot be read: {error.strerror or error}"
                     faults.append(Fault(f"{folder.name}/{name}", why, number))
-    return EventLog(
+    return _EventLog(
         contents=dict(sorted(contents.items())),
         last=last,
         faults=tuple(sorted(faults, key=lambda found: found.number)),
@@ -281,7 +281,7 @@ def append_event(paths: RunPaths, number: int, event: AnyEvent, previous: str) -
     content = encode(msgspec.structs.replace(event, previous=previous))
     append(paths.events, number, content)
     try:
-        note_newest(paths, number, digest(content))
+        _note_newest(paths, number, digest(content))
     except JournalUnwritable:
         if number == 1:
             raise  # a run is created whole, or not at all
@@ -289,7 +289,7 @@ def append_event(paths: RunPaths, number: int, event: AnyEvent, previous: str) -
     return digest(content)
 
 
-def note_newest(paths: RunPaths, number: int, sha256: str) -> None:
+def _note_newest(paths: RunPaths, number: int, sha256: str) -> None:
     note = Newest(number=number, sha256=sha256)
     files.replace(paths.newest_event, msgspec.json.encode(note), durably=True)
 
@@ -307,7 +307,7 @@ def read_newest(paths: RunPaths) -> Newest | FileFault:
 
 
 def faults(
-    folder: Path, log: EventLog, events: Mapping[int, AnyEvent | Fault], newest: Newest | FileFault
+    folder: Path, log: _EventLog, events: Mapping[int, AnyEvent | Fault], newest: Newest | FileFault
 ) -> Iterator[Fault]:
     """Yield what does not fit together, by the number of the event that is in doubt."""
     # An event that cannot be decoded is in doubt already.

@@ -35,7 +35,7 @@ _ADVICE = {
 # Some file systems cannot sync a folder, and need not.
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
 # A partial or removed file this old was left by a process that was killed.
-LEFT_OVER_S = 3600.0
+_LEFT_OVER_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
         finally:
             with suppress(OSError):  # the next driver sweeps what stays
                 partial.unlink()
-        sync_folder(path.parent)
+        _sync_folder(path.parent)
 
 
 def write_once(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -200,7 +200,7 @@ def entries(folder: Path) -> list[Path]:
     return [folder / name for name in names(folder)]
 
 
-def sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power failure."""
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -218,7 +218,7 @@ def make_folder(path: Path) -> None:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
-            sync_folder(folder.parent)
+            _sync_folder(folder.parent)
 
 
 @contextmanager
@@ -244,14 +244,14 @@ def publish(prepared: Path, path: Path, last: str) -> None:
     with writing(path):
         if copies.publish(path, prepared, last):
             return
-        sync_folder(prepared)
+        _sync_folder(prepared)
         try:
             prepared.rename(path)
         except OSError as error:
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 raise FileExistsError(error.errno, "exists already", str(path)) from error
             raise
-        sync_folder(path.parent)
+        _sync_folder(path.parent)
 
 
 def hide(path: Path) -> Path:
@@ -278,7 +278,7 @@ def sweep(folder: Path) -> None:
     for path in folder.glob(".*"):
         if path.suffix in {PARTIAL, _REMOVED}:
             with suppress(OSError, JournalUnwritable):  # another process may remove it too
-                if time.time() - path.stat().st_mtime > LEFT_OVER_S:
+                if time.time() - path.stat().st_mtime > _LEFT_OVER_S:
                     delete(path)
 
 
@@ -315,11 +315,11 @@ def _exists(path: Path) -> bool:
 
 # --- files of lines: one writer appends whole lines, readers take the first, the last or the next
 
-MAX_LINES_BYTES = 1 << 30  # of a file: the steps of a million, about three times over
+_MAX_LINES_BYTES = 1 << 30  # of a file: the steps of a million, about three times over
 MAX_LINE_BYTES = 1 << 20
-MAX_TAIL_BYTES = 64 << 20
-TAIL_BYTES = 1 << 15
-PART_BYTES = 1 << 22
+_MAX_TAIL_BYTES = 64 << 20
+_TAIL_BYTES = 1 << 15
+_PART_BYTES = 1 << 22
 
 
 class LineWriter:
@@ -360,7 +360,7 @@ class LineWriter:
         with writing(self._path):
             os.fsync(self._target)
             if not self._named:
-                sync_folder(self._path.parent)
+                _sync_folder(self._path.parent)
                 self._named = True
 
 
@@ -377,7 +377,7 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
     Only the end of the file is read. An incomplete last line is left out.
     """
     with reading(path), boundary.reading_file(path) as file:
-        size, window = file.seek(0, os.SEEK_END), TAIL_BYTES
+        size, window = file.seek(0, os.SEEK_END), _TAIL_BYTES
         while True:
             start = file.seek(max(0, size - window))
             *lines, incomplete = file.read(size - start).split(b"\n")
@@ -385,7 +385,7 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
                 lines = lines[1:]  # the window may begin in the middle of a line
             if start == 0 or len(lines) >= at_least:
                 return lines, size - len(incomplete)
-            if window >= MAX_TAIL_BYTES:
+            if window >= _MAX_TAIL_BYTES:
                 raise OSError(errno.EFBIG, f"its last {window:,} bytes have few lines")
             window *= 2
 
@@ -396,17 +396,17 @@ def whole_lines(path: Path, offset: int = 0, size: int | None = None) -> Iterato
     An incomplete last line is left out. Memory does not grow with the file.
     """
     with reading(path), boundary.reading_file(path) as file:
-        if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
-            raise OSError(errno.EFBIG, f"is larger than {MAX_LINES_BYTES:,} bytes")
+        if os.fstat(file.fileno()).st_size > _MAX_LINES_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {_MAX_LINES_BYTES:,} bytes")
         file.seek(offset)
-        left, rest = MAX_LINES_BYTES if size is None else size, b""
-        while left > 0 and (read := file.read(min(PART_BYTES, left))):
+        left, rest = _MAX_LINES_BYTES if size is None else size, b""
+        while left > 0 and (read := file.read(min(_PART_BYTES, left))):
             left -= len(read)
             part = rest + read
             end = part.rfind(b"\n") + 1
             rest = part[end:]
-            if len(rest) > MAX_TAIL_BYTES:
-                raise OSError(errno.EFBIG, f"has a line of more than {MAX_TAIL_BYTES:,} bytes")
+            if len(rest) > _MAX_TAIL_BYTES:
+                raise OSError(errno.EFBIG, f"has a line of more than {_MAX_TAIL_BYTES:,} bytes")
             if end:
                 yield part[:end]
 

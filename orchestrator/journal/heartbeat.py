@@ -95,7 +95,7 @@ class ClaimWatch:
 
 _MAX_ERROR_BYTES = 16_384
 # Processes need this long to start, compile and restore, however short the hang limit is.
-STARTUP_LIMIT_S = 600.0
+_STARTUP_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ class HeartbeatWriter:
         rank then dies visibly later. Where the disk does not take it now, it comes later, if this
         process still exists: the error may be that of the disk.
         """
-        text = error_text(error) if error is not None else self._heartbeat.error
+        text = _error_text(error) if error is not None else self._heartbeat.error
         repeats = isinstance(error, ProgramFailed)
         self._heartbeat = replace(self._heartbeat, ended=True, error=text, error_repeats=repeats)
         self._written.clear()
@@ -233,7 +233,7 @@ class HeartbeatWriter:
             self._written.set()
 
 
-def error_text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return an error and its notes; the first line tells it from other errors."""
     text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
     notes = getattr(error, "__notes__", [])
@@ -241,7 +241,7 @@ def error_text(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankStatus:
+class _RankStatus:
     """The newest heartbeat of a rank, and since when it and its steps have not changed."""
 
     heartbeat: Heartbeat
@@ -250,7 +250,7 @@ class RankStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hang:
+class _Hang:
     """A lack of progress in words, and the rank that is likely to blame, if it is known."""
 
     detail: str
@@ -262,7 +262,7 @@ class HeartbeatMonitor:
 
     def __init__(self, started_s: float) -> None:
         self._started_s = started_s
-        self.ranks: dict[int, RankStatus] = {}
+        self.ranks: dict[int, _RankStatus] = {}
 
     def update(self, heartbeats: dict[int, Heartbeat], now_s: float) -> None:
         """Take in the newest heartbeats."""
@@ -271,7 +271,7 @@ class HeartbeatMonitor:
             if before and before.heartbeat == heartbeat:
                 continue
             same_step = before and before.heartbeat.steps == heartbeat.steps
-            self.ranks[rank] = RankStatus(
+            self.ranks[rank] = _RankStatus(
                 heartbeat=heartbeat,
                 unchanged_since_s=now_s,
                 no_step_since_s=before.no_step_since_s if before and same_step else now_s,
@@ -303,37 +303,37 @@ class HeartbeatMonitor:
         dead += [heartbeat for heartbeat in silent if not liveness.is_alive(heartbeat.process)]
         return min(dead, key=lambda heartbeat: (heartbeat.at_s, heartbeat.rank), default=None)
 
-    def find_hang(self, limit_s: float, now_s: float) -> Hang | None:
+    def find_hang(self, limit_s: float, now_s: float) -> _Hang | None:
         """Return what has made no progress within the limit; None while everything goes on."""
         running = self._running()
         ages = [(rank.unchanged_since_s, rank.heartbeat.rank) for rank in running]
         oldest = self.ranks[min(ages)[1]] if ages else None
         silent_s = now_s - oldest.unchanged_since_s if oldest else 0.0
         if oldest and silent_s > limit_s:
-            return Hang(detail=_silence(oldest, silent_s), rank=oldest.heartbeat.rank)
+            return _Hang(detail=_silence(oldest, silent_s), rank=oldest.heartbeat.rank)
         stepped_s = [rank.no_step_since_s for rank in self.ranks.values()]
         no_step_s = now_s - max(stepped_s, default=self._started_s)
         started = any(rank.heartbeat.steps for rank in self.ranks.values())
-        if no_step_s <= (limit_s if started else max(limit_s, STARTUP_LIMIT_S)):
+        if no_step_s <= (limit_s if started else max(limit_s, _STARTUP_LIMIT_S)):
             return None
         if not self.ranks:
-            return Hang(detail=f"no process has started for {no_step_s:.0f} s")
+            return _Hang(detail=f"no process has started for {no_step_s:.0f} s")
         detail = f"no step has finished for {no_step_s:.0f} s"
         if oldest and silent_s > limit_s / 2:  # the others wait for it and send heartbeats
             detail = f"{detail}; {_silence(oldest, silent_s)}"
-            return Hang(detail=detail, rank=oldest.heartbeat.rank)
+            return _Hang(detail=detail, rank=oldest.heartbeat.rank)
         # A rank that is behind all others is the likely cause.
         behind = sorted((rank.heartbeat for rank in running), key=lambda beat: beat.steps)[:2]
         if len(behind) < 2 or behind[0].steps == behind[1].steps:
-            return Hang(detail=detail)
+            return _Hang(detail=detail)
         slowest = behind[0]
         detail = f"{detail}; rank {slowest.rank} is behind all others ({slowest.location})"
-        return Hang(detail=detail, rank=slowest.rank)
+        return _Hang(detail=detail, rank=slowest.rank)
 
-    def _running(self) -> list[RankStatus]:
+    def _running(self) -> list[_RankStatus]:
         return [rank for rank in self.ranks.values() if not rank.heartbeat.ended]
 
 
-def _silence(rank: RankStatus, lasts_s: float) -> str:
+def _silence(rank: _RankStatus, lasts_s: float) -> str:
     heartbeat = rank.heartbeat
     return f"rank {heartbeat.rank} has sent no heartbeat for {lasts_s:.0f} s ({heartbeat.location})"

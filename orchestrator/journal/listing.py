@@ -18,7 +18,7 @@ from orchestrator.storage.addresses import folder, is_address, is_copy
 from orchestrator.values.run import LIVE, Run
 
 POLL_S = 0.25
-MAX_KEYS = 12  # in a message
+_MAX_KEYS = 12  # in a message
 _LOOKS = 16  # at a time, of runs on a bucket
 T = TypeVar("T")
 R = TypeVar("R")
@@ -103,8 +103,8 @@ def find_run(storage: Path, name: str) -> Journal:
 
 
 def _some(keys: list[str]) -> list[str]:
-    more = len(keys) - MAX_KEYS
-    return [*keys[:MAX_KEYS], f"and {more} more"] if more > 0 else keys
+    more = len(keys) - _MAX_KEYS
+    return [*keys[:_MAX_KEYS], f"and {more} more"] if more > 0 else keys
 
 
 def check_silence(

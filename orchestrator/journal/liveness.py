@@ -23,11 +23,11 @@ def this_process() -> ProcessIdentity:
     """Return the identity of the calling process."""
     pid = os.getpid()
     started_s = _started_s(psutil.Process(pid))
-    host, machine = socket.gethostname(), this_machine()
+    host, machine = socket.gethostname(), _this_machine()
     return ProcessIdentity(host=host, pid=pid, machine=machine, started_s=started_s)
 
 
-def this_machine() -> str | None:
+def _this_machine() -> str | None:
     """Return this boot of this machine, as processes that share its process numbers see it.
 
     Containers on one machine share the boot but not the numbers: the pid namespace tells them
@@ -42,7 +42,7 @@ def this_machine() -> str | None:
 
 def is_known(process: ProcessIdentity) -> bool:
     """Return whether this machine is that of the process, and so knows whether it exists."""
-    return process.machine is not None and process.machine == this_machine()
+    return process.machine is not None and process.machine == _this_machine()
 
 
 def uptime_s() -> float:

@@ -357,11 +357,11 @@ def outlook_of(
         ended=run.ended_at_s is not None or run.state == "lost",
     )
     about_devices = not run.rehearsal or plan.chip_profile is not None
-    at_s = None if deadline is None else deadline_at_s(deadline, run.submitted_at_s)
+    at_s = None if deadline is None else _deadline_at_s(deadline, run.submitted_at_s)
     return outlook(plan, so_far, at_s, forecast=about_devices and plan.ledger_describes_trainer)
 
 
-def deadline_at_s(deadline: str, submitted_at_s: float) -> float:
+def _deadline_at_s(deadline: str, submitted_at_s: float) -> float:
     """Return a date, or a duration since submission, in seconds since 1970-01-01 UTC."""
     if "-" in deadline:
         return datetime.fromisoformat(deadline).replace(tzinfo=UTC).timestamp()

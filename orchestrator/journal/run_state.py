@@ -246,7 +246,7 @@ class Observation:
 def build_run(key: str, journal: str, state: RunState, observed: Observation) -> Run:
     """Return the run at the time of the observation."""
     submission = state.submitted.submission
-    name, reason = current_state(state, observed)
+    name, reason = _current_state(state, observed)
     attempts = tuple(_with_steps(attempt, observed.steps) for attempt in state.attempts)
     if attempts and attempts[-1].reason is None and name in ("lost", "cancelled"):
         attempts = (*attempts[:-1], replace(attempts[-1], reason="lost"))  # with its driver
@@ -278,8 +278,8 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         last_step=last,
         evaluation=next(filter(None, evaluations), None),
         since_last_step_s=max(0.0, observed.now_s - last.at_s) if last else None,
-        since_last_heartbeat_s=silence_s(state, observed),
-        recent=recent_steps(steps.last_steps),
+        since_last_heartbeat_s=_silence_s(state, observed),
+        recent=_recent_steps(steps.last_steps),
         driver=state.claim.driver if state.claim else None,
         resumed_at=state.resumed_at,
         attempts=attempts,
@@ -296,7 +296,7 @@ def _with_steps(attempt: Attempt, steps: dict[int, StepSummary]) -> Attempt:
     return replace(attempt, restored_steps=restored, steps_done=summary.steps_done)
 
 
-def recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
+def _recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
     """Return medians over the steps after warm-up, if there are any.
 
     They are of one stage: the newest that has any.
@@ -322,11 +322,11 @@ def _median(values: list[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def current_state(state: RunState, observed: Observation) -> tuple[State, StateReason | None]:
+def _current_state(state: RunState, observed: Observation) -> tuple[State, StateReason | None]:
     """Return the state of the run, and what it waits for or why it ended or is lost."""
     if state.ended:
         return state.ended.state, state.ended.reason
-    if absence := driver_absence(state, observed):
+    if absence := _driver_absence(state, observed):
         if not (cancel := observed.cancel):
             return "lost", absence
         stopped = cancel_reason(cancel, observed.newest_steps.steps_done)
@@ -351,9 +351,9 @@ def current_state(state: RunState, observed: Observation) -> tuple[State, StateR
     return "submitted", _reason("unclaimed", f"no driver has claimed it for {waited_s:,.0f} s")
 
 
-def driver_absence(state: RunState, observed: Observation) -> StateReason | None:
+def _driver_absence(state: RunState, observed: Observation) -> StateReason | None:
     """Return why no process drives the run any more; None while one does or still may."""
-    silent_s = silence_s(state, observed)
+    silent_s = _silence_s(state, observed)
     submission = state.submitted.submission
     if state.claim:
         driver = f"its driver ({process_name(state.claim.driver)})"
@@ -369,7 +369,7 @@ def driver_absence(state: RunState, observed: Observation) -> StateReason | None
     return None
 
 
-def silence_s(state: RunState, observed: Observation) -> float:
+def _silence_s(state: RunState, observed: Observation) -> float:
     """Return the seconds since the last event or heartbeat of the writer.
 
     Steps do not count: processes without a driver may go on for a while.

@@ -74,7 +74,7 @@ class StepLog:
         now_s = self._clock()
         finite = {name: x for name, x in step.trainer_metrics.items() if math.isfinite(x)}
         timed = TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
-        self._lines.append(encode(timed))
+        self._lines.append(_encode(timed))
         if now_s - self._synced_s >= _SYNC_EVERY_S:
             self.sync()
 
@@ -84,7 +84,7 @@ class StepLog:
         self._synced_s = self._clock()
 
 
-def encode(timed: TimedStep) -> bytes:
+def _encode(timed: TimedStep) -> bytes:
     rest = msgspec.json.encode(timed)[1:]
     return _CRC % zlib.crc32(rest) + rest
 
@@ -263,26 +263,26 @@ def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:
     return {int(places[row]): value for row, value in by_row.items() if places[row] >= 0}
 
 
-BY_ROW = ("startups", "evaluations")
-_COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in BY_ROW)
+_BY_ROW = ("startups", "evaluations")
+_COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in _BY_ROW)
 _OF_STEPS = _COLUMNS[1:]  # in the order of a `_Step`
 _INTEGERS = ("index", "tokens")
 
 
-def table_of(steps: Sequence[TimedStep]) -> StepTable:
+def _table_of(steps: Sequence[TimedStep]) -> StepTable:
     """Return the table of these steps."""
     rows = _Rows()
     rows.add(list(map(_line_of, steps)))
     return rows.table()
 
 
-def joined(tables: Iterable[StepTable]) -> StepTable:
+def _joined(tables: Iterable[StepTable]) -> StepTable:
     """Return the rows of several tables, one after another."""
     parts = list(tables)
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return table_of(())
+        return _table_of(())
     startups: dict[int, Startup] = {}
     evaluations: dict[int, Evaluation] = {}
     before = 0
@@ -412,7 +412,7 @@ def counted_steps(steps: StepsByAttempt, attempts: Container[int] | None = None)
     """Return the steps that count, in order: of all attempts, or of these only."""
     counted = counted_rows(steps)
     chosen = [number for number in sorted(steps) if attempts is None or number in attempts]
-    table = joined(steps[number].rows(counted[number]) for number in chosen)
+    table = _joined(steps[number].rows(counted[number]) for number in chosen)
     if (table.index[1:] > table.index[:-1]).all():
         return table
     return table.rows(np.argsort(table.index, kind="stable"))

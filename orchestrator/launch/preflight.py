@@ -15,7 +15,7 @@ from orchestrator.launch.provenance import differences
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import folder, is_copy
 
-SHOWN_HOSTS = 4
+_SHOWN_HOSTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +68,15 @@ class Preflight:
     @property
     def slices(self) -> str:
         """The slices by number: requested, present and free."""
-        return describe_slices(self.request, self.report)
+        return _describe_slices(self.request, self.report)
 
     @property
     def faults(self) -> list[str]:
         """Everything that keeps the cluster from serving the run; empty when it can."""
-        return faults(self.request, self.report)
+        return _faults(self.request, self.report)
 
 
-def describe_slices(request: PreflightRequest, report: PreflightReport) -> str:
+def _describe_slices(request: PreflightRequest, report: PreflightReport) -> str:
     """The slices by number: requested, present and free."""
     counts = f"{request.pods} of {request.kind} requested, {report.present} present"
     text = f"{counts}, {report.free} free"
@@ -84,7 +84,7 @@ def describe_slices(request: PreflightRequest, report: PreflightReport) -> str:
     return f"{text}: the run waits for {request.pods - report.free} more" if waits else text
 
 
-def faults(request: PreflightRequest, report: PreflightReport) -> list[str]:
+def _faults(request: PreflightRequest, report: PreflightReport) -> list[str]:
     """Everything that keeps the cluster from serving the run, now and later."""
     return [
         *_missing_slices(request, report),
@@ -101,7 +101,7 @@ def _missing_slices(request: PreflightRequest, report: PreflightReport) -> Itera
         return
     others = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.others.items()))
     instead = f"; it has {others}" if others else "; it has no other slices"
-    yield f"slices: {describe_slices(request, report)}: {missing} missing{instead}"
+    yield f"slices: {_describe_slices(request, report)}: {missing} missing{instead}"
 
 
 def _silent(hosts: Sequence[PreflightHost]) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _silent(hosts: Sequence[PreflightHost]) -> Iterator[str]:
         if not host.versions:
             by_fault[host.fault].append(host.name)
     for fault, names in by_fault.items():
-        yield f"hosts: {some_of(names, len(hosts))} did not answer{f': {fault}' if fault else ''}"
+        yield f"hosts: {_some_of(names, len(hosts))} did not answer{f': {fault}' if fault else ''}"
 
 
 def _different_versions(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
@@ -120,14 +120,14 @@ def _different_versions(request: PreflightRequest, hosts: Sequence[PreflightHost
         for difference in differences(request.versions, host.versions) if host.versions else ():
             by_difference[difference].append(host.name)
     for difference, names in by_difference.items():
-        yield f"versions: {difference} here, on {some_of(names, len(hosts))}"
+        yield f"versions: {difference} here, on {_some_of(names, len(hosts))}"
 
 
 def _no_storage(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
     folder = request.file.rpartition("/")[0]
     if unable := [host.name for host in hosts if host.versions and not host.reaches]:
         yield (
-            f"storage: {some_of(unable, len(hosts))} cannot write to {folder} of this machine:"
+            f"storage: {_some_of(unable, len(hosts))} cannot write to {folder} of this machine:"
             " the journal needs one shared file system, mounted at the same path on every host;"
             " name it with run.storage"
         )
@@ -139,13 +139,13 @@ def _missing_secrets(hosts: Sequence[PreflightHost]) -> Iterator[str]:
         for name in host.lacks:
             by_name[name].append(host.name)
     for name, lacking in by_name.items():
-        yield f"secrets: {name} is not in the environment of {some_of(lacking, len(hosts))}"
+        yield f"secrets: {name} is not in the environment of {_some_of(lacking, len(hosts))}"
 
 
-def some_of(names: Sequence[str], total: int) -> str:
+def _some_of(names: Sequence[str], total: int) -> str:
     """Some hosts of all, the first few by name."""
-    shown = ", ".join(names[:SHOWN_HOSTS])
-    more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
+    shown = ", ".join(names[:_SHOWN_HOSTS])
+    more = f" and {len(names) - _SHOWN_HOSTS} more" if len(names) > _SHOWN_HOSTS else ""
     return f"{len(names)} of {total} hosts ({shown}{more})"
 
 

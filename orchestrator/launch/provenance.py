@@ -15,18 +15,18 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError
 
-PROJECT = Path(__file__).resolve().parents[2]
-PACKAGES = ("orchestrator", "trainers")
-LOCK = "requirements.lock"
+_PROJECT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("orchestrator", "trainers")
+_LOCK = "requirements.lock"
 # The same plan means the same run only where these are the same as on the submitter's machine.
-DISTRIBUTIONS = ("jax", "jaxlib", "libtpu", "ray")
-CODE = "code"
-NO_CODE = (".pyc", ".pyo", ".md")
-GIT_LIMIT_S = 60
-MOST_CODE_BYTES, MOST_DIFF_BYTES = 64 << 20, 4 << 20
-SHORT = 12
+_DISTRIBUTIONS = ("jax", "jaxlib", "libtpu", "ray")
+_CODE = "code"
+_NO_CODE = (".pyc", ".pyo", ".md")
+_GIT_LIMIT_S = 60
+_MOST_CODE_BYTES, _MOST_DIFF_BYTES = 64 << 20, 4 << 20
+_SHORT = 12
 ARCHIVE = "code.zip"
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 
 
 class VersionsDiffer(OrchError):
@@ -39,17 +39,17 @@ def versions() -> dict[str, str]:
     Packages that are absent are left out: a laptop that submits may lack libtpu.
     """
     known = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in (*DISTRIBUTIONS, "orch"):
+    for name in (*_DISTRIBUTIONS, "orch"):
         try:
             known[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return known | {CODE: code_digest()}
+    return known | {_CODE: _code_digest()}
 
 
 def differences(submitted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """The differences between the versions of a submitter and those of a host, a line each."""
-    names = ("python", *DISTRIBUTIONS, CODE)
+    names = ("python", *_DISTRIBUTIONS, _CODE)
     return [
         f"{name} {here.get(name, 'is missing')}, against {submitted[name]}"
         for name in names
@@ -63,10 +63,10 @@ def check_versions(submitted: Mapping[str, str]) -> None:
         raise VersionsDiffer(f"versions: on {platform.node()}: {'; '.join(lines)} at submit")
 
 
-def code_files() -> list[Path]:
+def _code_files() -> list[Path]:
     """The project's files that decide what runs, relative to its root, in order."""
-    paths = [path for name in PACKAGES for path in _files_below(PROJECT / name)]
-    code = [path.relative_to(PROJECT) for path in paths if path.suffix not in NO_CODE]
+    paths = [path for name in _PACKAGES for path in _files_below(_PROJECT / name)]
+    code = [path.relative_to(_PROJECT) for path in paths if path.suffix not in _NO_CODE]
     return sorted(_known_to_git(code))
 
 
@@ -88,28 +88,28 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _known_to_git(paths: list[Path]) -> list[Path]:
     """Those of the paths that git tracks or would add; all of them outside a checkout."""
-    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *PACKAGES)
+    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_PACKAGES)
     names = set((listed or b"").decode(errors="surrogateescape").split("\0"))
     return [path for path in paths if path.as_posix() in names] if names - {""} else paths
 
 
-def lock_files() -> list[Path]:
+def _lock_files() -> list[Path]:
     """The files next to the code that say which packages are needed."""
-    paths = (Path(name) for name in (LOCK, "pyproject.toml"))
-    return [path for path in paths if _is_own_file(PROJECT / path)]
+    paths = (Path(name) for name in (_LOCK, "pyproject.toml"))
+    return [path for path in paths if _is_own_file(_PROJECT / path)]
 
 
 def _is_own_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def code_digest() -> str:
+def _code_digest() -> str:
     """A digest of the code, by name and content."""
     digest = hashlib.sha256()
-    for path in code_files():
+    for path in _code_files():
         digest.update(f"{path.as_posix()}\0".encode())
-        digest.update(hashlib.sha256((PROJECT / path).read_bytes()).digest())
-    return digest.hexdigest()[:SHORT]
+        digest.update(hashlib.sha256((_PROJECT / path).read_bytes()).digest())
+    return digest.hexdigest()[:_SHORT]
 
 
 class TooMuchCode(OrchError):
@@ -121,27 +121,27 @@ def archive() -> bytes:
 
     It holds no times, so the same code is the same archive, and Ray stores it once.
     """
-    paths = [*code_files(), *lock_files()]
-    sizes = {path: (PROJECT / path).lstat().st_size for path in paths}
-    if sum(sizes.values()) > MOST_CODE_BYTES:
+    paths = [*_code_files(), *_lock_files()]
+    sizes = {path: (_PROJECT / path).lstat().st_size for path in paths}
+    if sum(sizes.values()) > _MOST_CODE_BYTES:
         largest = max(paths, key=sizes.__getitem__)
         raise TooMuchCode(
-            f"{PROJECT}: its code has {sum(sizes.values()):,} bytes, and at most"
-            f" {MOST_CODE_BYTES:,} travel; the largest file is {largest}"
+            f"{_PROJECT}: its code has {sum(sizes.values()):,} bytes, and at most"
+            f" {_MOST_CODE_BYTES:,} travel; the largest file is {largest}"
         )
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as target:
         for path in paths:
-            member = zipfile.ZipInfo(path.as_posix(), EPOCH)
+            member = zipfile.ZipInfo(path.as_posix(), _EPOCH)
             member.compress_type = zipfile.ZIP_DEFLATED
             member.external_attr = 0o644 << 16
-            target.writestr(member, (PROJECT / path).read_bytes())
+            target.writestr(member, (_PROJECT / path).read_bytes())
     return content.getvalue()
 
 
 def commit() -> dict[str, str]:
     """The commit of the checkout that the code lies in; empty without a checkout."""
-    if not _git("ls-files", "--", *PACKAGES):  # an environment may lie in another checkout
+    if not _git("ls-files", "--", *_PACKAGES):  # an environment may lie in another checkout
         return {}
     head = _git("rev-parse", "HEAD")
     if head is None:
@@ -155,11 +155,11 @@ def uncommitted() -> bytes:
     Other files of the checkout are nobody's business. A diff that is too long is cut, and says so.
     """
     options = ("--no-ext-diff", "--no-textconv", "--ignore-submodules")
-    changed = _git("diff", *options, "HEAD", "--", *PACKAGES, *map(str, lock_files()))
-    if changed and len(changed) > MOST_DIFF_BYTES:
-        cut = f"\n(cut: {MOST_DIFF_BYTES:,} of {len(changed):,} bytes)\n"
-        changed = changed[:MOST_DIFF_BYTES] + cut.encode()
-    status = _git("status", "--porcelain", "--", *PACKAGES)
+    changed = _git("diff", *options, "HEAD", "--", *_PACKAGES, *map(str, _lock_files()))
+    if changed and len(changed) > _MOST_DIFF_BYTES:
+        cut = f"\n(cut: {_MOST_DIFF_BYTES:,} of {len(changed):,} bytes)\n"
+        changed = changed[:_MOST_DIFF_BYTES] + cut.encode()
+    status = _git("status", "--porcelain", "--", *_PACKAGES)
     unknown = [line for line in (status or b"").splitlines() if line.startswith(b"??")]
     return (changed or b"") + b"".join(line + b"\n" for line in unknown)
 
@@ -179,9 +179,9 @@ def _values(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _git(*arguments: str) -> bytes | None:
     """The output of git about the project's checkout; None without a checkout, or without git."""
-    command = ["git", "-C", str(PROJECT), "--no-optional-locks", *arguments]
+    command = ["git", "-C", str(_PROJECT), "--no-optional-locks", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=GIT_LIMIT_S, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout

@@ -23,16 +23,16 @@ from orchestrator.values.model import Model
 EXCHANGE = "exchange_of_halves"
 
 
-def rotary(model: Model, window: int | None) -> Rotary:
+def _rotary(model: Model, window: int | None) -> Rotary:
     """The rotary positions of a layer. Local layers may have a base of their own, and then nothing
     stretches their positions.
     """
     if window is not None and model.local_rope_theta is not None:
-        return Rotary(rotated_width(model), model.local_rope_theta)
-    return Rotary(rotated_width(model), model.rope_theta, model.rope_scaling)
+        return Rotary(_rotated_width(model), model.local_rope_theta)
+    return Rotary(_rotated_width(model), model.rope_theta, model.rope_scaling)
 
 
-def rotated_width(model: Model) -> int:
+def _rotated_width(model: Model) -> int:
     """Numbers of a head that turn, the first of them; whole pairs. Of latent attention they are a
     part of their own.
     """
@@ -55,7 +55,7 @@ def grouped_query_attention(model: Model, residual_scale: float, window: int | N
     heads = Dimension("heads", model.heads), Dimension("head_dim", model.head_dim)
     kv_heads = Dimension("kv_heads", model.kv_heads), Dimension("head_dim", model.head_dim)
     q, k, v = (
-        projection(model, name, dimensions)
+        _projection(model, name, dimensions)
         for name, dimensions in (("query", heads), ("key", kv_heads), ("value", kv_heads))
     )
     before, after = norms_around(model, "attention")
@@ -64,11 +64,11 @@ def grouped_query_attention(model: Model, residual_scale: float, window: int | N
         before=before,
         after=after,
         inputs=(q, k, v),
-        output=output_projection(model, residual_scale, heads),
+        output=_output_projection(model, residual_scale, heads),
         result=Tensor(RESULT, "length", heads, statistics=heads[:1]),
         whole=(k.output, v.output),
-        scores=scores(model, window),
-        rotary=rotary(model, window),
+        scores=_scores(model, window),
+        rotary=_rotary(model, window),
         query_norm=query_norm,
         key_norm=key_norm,
         sinks=Weight("sinks", heads[:1], None, "self_attn.sinks", start=0.0)
@@ -77,13 +77,13 @@ def grouped_query_attention(model: Model, residual_scale: float, window: int | N
     )
 
 
-def scores(model: Model, window: int | None) -> Scores:
+def _scores(model: Model, window: int | None) -> Scores:
     """How the scores of a layer are made."""
     scale = model.attention_scale or model.head_dim**-0.5
     return Scores(scale=scale, cap=model.attention_cap, window=window)
 
 
-def projection(model: Model, name: str, dimensions: tuple[Dimension, ...]) -> Matmul:
+def _projection(model: Model, name: str, dimensions: tuple[Dimension, ...]) -> Matmul:
     """Queries, keys or values from the stream."""
     published = f"self_attn.{name[0]}_proj"
     embed = Dimension("embed", model.d_model)
@@ -96,7 +96,7 @@ def projection(model: Model, name: str, dimensions: tuple[Dimension, ...]) -> Ma
     )
 
 
-def output_projection(model: Model, residual_scale: float, heads: tuple[Dimension, ...]) -> Matmul:
+def _output_projection(model: Model, residual_scale: float, heads: tuple[Dimension, ...]) -> Matmul:
     """From all heads back to the stream."""
     width = heads[0].size * heads[1].size
     stream, published = (Dimension("residual", model.d_model),), "self_attn.o_proj"
@@ -114,8 +114,8 @@ def output_projection(model: Model, residual_scale: float, heads: tuple[Dimensio
 
 
 LATENT = "latent"  # the tensor: what queries, keys and values are made from
-KEYS_AND_VALUES = "kv_b_proj"
-LATENT_AND_TURNED = "kv_a_proj_with_mqa"
+_KEYS_AND_VALUES = "kv_b_proj"
+_LATENT_AND_TURNED = "kv_a_proj_with_mqa"
 
 
 def latent_attention(model: Model, residual_scale: float, window: int | None) -> Attention:
@@ -128,7 +128,7 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
         Dimension("value_dim", shape.value_dim),
     )
     key, value = (
-        from_latent("kv_rank", shape.kv_rank, name, KEYS_AND_VALUES, (heads, made), (heads, kept))
+        _from_latent("kv_rank", shape.kv_rank, name, _KEYS_AND_VALUES, (heads, made), (heads, kept))
         for name, made, kept in (
             ("key", Dimension("nope_dim", shape.nope_dim), whole_head),
             ("value", values, values),
@@ -138,16 +138,16 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
     return LatentAttention(
         before=before,
         after=after,
-        inputs=(queries(model, shape, (heads, whole_head)), key, value),
-        output=output_projection(model, residual_scale, (heads, values)),
+        inputs=(_queries(model, shape, (heads, whole_head)), key, value),
+        output=_output_projection(model, residual_scale, (heads, values)),
         result=Tensor(RESULT, "length", (heads, values), statistics=(heads,)),
         whole=(key.output, value.output),
-        scores=scores(model, window),
-        rotary=rotary(model, window),
+        scores=_scores(model, window),
+        rotary=_rotary(model, window),
         sinks=Weight("sinks", (heads,), None, "self_attn.sinks", start=0.0)
         if model.sinks
         else None,
-        latents=latents(model, shape),
+        latents=_latents(model, shape),
         query_latent_norm=norm(
             model, "query_latent_norm", "self_attn.q_a_layernorm",
             Dimension("query_latent", shape.query_rank),
@@ -161,16 +161,16 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
     )  # fmt: skip
 
 
-def queries(
+def _queries(
     model: Model, shape: latent.LatentDimensions, dimensions: tuple[Dimension, Dimension]
 ) -> Matmul:
     """From their latent, or from the stream."""
     if shape.query_rank is None:
-        return projection(model, "query", dimensions)
-    return from_latent("query_rank", shape.query_rank, "query", "q_b_proj", dimensions, dimensions)
+        return _projection(model, "query", dimensions)
+    return _from_latent("query_rank", shape.query_rank, "query", "q_b_proj", dimensions, dimensions)
 
 
-def from_latent(
+def _from_latent(
     axis: str,
     rank: int,
     name: str,
@@ -186,13 +186,13 @@ def from_latent(
     )
 
 
-def latents(model: Model, shape: latent.LatentDimensions) -> tuple[Matmul, ...]:
+def _latents(model: Model, shape: latent.LatentDimensions) -> tuple[Matmul, ...]:
     """Projections of the stream: to the latents, and to the part of keys that RoPE turns."""
     embed = Dimension(GATHERED, model.d_model)
     kinds = [
         ("query_down", "query_latent", shape.query_rank, "q_a_proj"),
-        ("kv_down", "kv_latent", shape.kv_rank, LATENT_AND_TURNED),
-        ("key_rope", "rope_dim", shape.rope_dim, LATENT_AND_TURNED),
+        ("kv_down", "kv_latent", shape.kv_rank, _LATENT_AND_TURNED),
+        ("key_rope", "rope_dim", shape.rope_dim, _LATENT_AND_TURNED),
     ]
     return tuple(
         Matmul(

@@ -23,11 +23,11 @@ from orchestrator.values.model import Model
 # Finds the repeated pattern in a row of layers.
 
 
-LONGEST = 32  # layers in a pattern
+_LONGEST = 32  # layers in a pattern
 
 
 @dataclass(frozen=True)
-class Pattern:
+class _Pattern:
     """Layers `first` and following: `length` of them, again and again, `repeats` times."""
 
     first: int
@@ -39,36 +39,36 @@ class Pattern:
         return self.first + self.length * self.repeats
 
 
-def patterns(kinds: Sequence[Hashable]) -> list[Pattern]:
+def _patterns(kinds: Sequence[Hashable]) -> list[_Pattern]:
     """The patterns that make up a row of layers, each as long as it goes, of few layers each."""
-    found: list[Pattern] = []
+    found: list[_Pattern] = []
     while (first := found[-1].end if found else 0) < len(kinds):
-        found.append(longest_pattern(kinds, first))
+        found.append(_longest_pattern(kinds, first))
     return found
 
 
-def longest_pattern(kinds: Sequence[Hashable], first: int) -> Pattern:
+def _longest_pattern(kinds: Sequence[Hashable], first: int) -> _Pattern:
     """The pattern that goes farthest from a layer; of several, the one of the fewest layers."""
-    best = repeated(kinds, first, 1)
-    for length in range(2, min(LONGEST, (len(kinds) - first) // 2) + 1):
+    best = _repeated(kinds, first, 1)
+    for length in range(2, min(_LONGEST, (len(kinds) - first) // 2) + 1):
         if best.end == len(kinds):
             break
-        longer = repeated(kinds, first, length)
+        longer = _repeated(kinds, first, length)
         if longer.repeats > 1 and longer.end > best.end:
             best = longer
     return best
 
 
-def repeated(kinds: Sequence[Hashable], first: int, length: int) -> Pattern:
+def _repeated(kinds: Sequence[Hashable], first: int, length: int) -> _Pattern:
     """How often the next `length` layers come again."""
     repeats, pattern = 1, kinds[first : first + length]
     while kinds[(start := first + repeats * length) : start + length] == pattern:
         repeats += 1
-    return Pattern(first, length, repeats)
+    return _Pattern(first, length, repeats)
 
 
 # Logical axis → the key of a Model that has its size.
-MODEL_KEYS = {
+_MODEL_KEYS = {
     "heads": "heads",
     "kv_heads": "kv_heads",
     "ff": "d_ff",
@@ -76,14 +76,14 @@ MODEL_KEYS = {
     "embed": "d_model",
 }
 BLOCK_INPUT = "block_input"
-LAYERS = "layers"  # the name of a stack in the trainer's tree
+_LAYERS = "layers"  # the name of a stack in the trainer's tree
 LOCAL = "L"  # in a pattern of windows: a layer with the window
 PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in a checkpoint
 
 
 def split_sizes(model: Model) -> list[tuple[str, str, int]]:
     """What a mesh may split: the logical axis, the key of the model, and the size."""
-    split = [(axis, key, getattr(model, key)) for axis, key in MODEL_KEYS.items()]
+    split = [(axis, key, getattr(model, key)) for axis, key in _MODEL_KEYS.items()]
     split.append((EXPERTS, "moe.experts", model.moe.experts if model.moe else 1))
     if model.latent is not None:
         split.append(("kv_rank", "latent.kv_rank", model.latent.kv_rank))
@@ -105,7 +105,7 @@ def decoder(model: Model) -> Network:
     embedding = Weight("embedding", table, deviation, "model.embed_tokens")
     return Network(
         embedding=embedding,
-        segments=segments([block(model, layer) for layer in range(model.layers)]),
+        segments=segments([_block(model, layer) for layer in range(model.layers)]),
         norm=norm(model, "norm", "model.norm", stream),
         head=embedding if model.tied else Weight("unembedding", table, deviation, "lm_head"),
         embedding_scale=model.d_model**0.5 if model.embedding_scale else 1.0,
@@ -113,36 +113,36 @@ def decoder(model: Model) -> Network:
     )
 
 
-def block(model: Model, layer: int) -> Block:
+def _block(model: Model, layer: int) -> Block:
     """The block of a layer."""
-    return block_of_kind(model, window_of(model, layer), is_mixture(model, layer))
+    return _block_of_kind(model, _window_of(model, layer), is_mixture(model, layer))
 
 
 @cache
-def block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block:
+def _block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block:
     """A block. The stream adds up 2 L outputs, so their initial weights are smaller."""
     stream = Tensor(BLOCK_INPUT, "residual_length", (Dimension("residual", model.d_model),))
     residual_scale = (2 * model.layers) ** -0.5
     return Block(
         input=stream,
-        attention=attention_of(model)(model, residual_scale, window),
+        attention=_attention_of(model)(model, residual_scale, window),
         mlp=(mixture if has_experts else mlp)(model, stream, residual_scale),
-        kind=kind_of(model, window, has_experts),
+        kind=_kind_of(model, window, has_experts),
     )
 
 
-def attention_of(model: Model) -> Callable[[Model, float, int | None], Attention]:
+def _attention_of(model: Model) -> Callable[[Model, float, int | None], Attention]:
     """The kind of attention of a model."""
     return grouped_query_attention if model.latent is None else latent_attention
 
 
-def window_of(model: Model, layer: int) -> int | None:
+def _window_of(model: Model, layer: int) -> int | None:
     """The window of a layer's attention; None where it sees every position before."""
     pattern = model.window_pattern
     return model.window if pattern[layer % len(pattern)] == LOCAL else None
 
 
-def kind_of(model: Model, window: int | None, has_experts: bool) -> str:
+def _kind_of(model: Model, window: int | None, has_experts: bool) -> str:
     """The name of a block in a network of several kinds."""
     words = []
     if model.window is not None and len(set(model.window_pattern)) > 1:
@@ -157,14 +157,14 @@ def segments(blocks: list[Block]) -> tuple[Segment, ...]:
 
     The stack of a network with equal layers is called `layers`; several are numbered.
     """
-    found = patterns(blocks)
+    found = _patterns(blocks)
     is_plain = len(found) == found[0].length == 1
     numbers = count()
     return tuple(
         Segment(
             tuple(
                 Stack(
-                    LAYERS if is_plain else f"{LAYERS}_{next(numbers)}",
+                    _LAYERS if is_plain else f"{_LAYERS}_{next(numbers)}",
                     blocks[first],
                     range(first, one.end, one.length),
                 )

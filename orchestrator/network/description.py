@@ -461,13 +461,13 @@ class Network:
 
 # The sublayer, and where the norm is → its name in published checkpoints. Where a sublayer has a
 # norm on one side, these follow Llama and OLMo 2; with both, Gemma 2.
-PUBLISHED = {
+_PUBLISHED = {
     ("attention", "before"): "input_layernorm",
     ("attention", "after"): "post_attention_layernorm",
     ("mlp", "before"): "post_attention_layernorm",
     ("mlp", "after"): "post_feedforward_layernorm",
 }
-PUBLISHED_BOTH = PUBLISHED | {("mlp", "before"): "pre_feedforward_layernorm"}
+_PUBLISHED_BOTH = _PUBLISHED | {("mlp", "before"): "pre_feedforward_layernorm"}
 
 
 def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Norm:
@@ -501,7 +501,7 @@ def norms_around(model: Model, part: str) -> tuple[Norm | None, Norm | None]:
     """The norm of a sublayer's input, and that of what it adds to the stream."""
     stream = Dimension("residual", model.d_model)
     has_both = model.norm_placement == "both"
-    names = PUBLISHED_BOTH if has_both else PUBLISHED
+    names = _PUBLISHED_BOTH if has_both else _PUBLISHED
     before, after = (
         norm(model, name, names[part, place], stream)
         if has_both or model.norm_placement == place

@@ -12,7 +12,7 @@ from orchestrator.values.plan import LineKind, Link
 
 
 @dataclass(frozen=True)
-class Parallelism:
+class _Parallelism:
     """A mesh axis: the links it may lie on, and what its devices exchange.
 
     The devices of a `ring` pass data on to the next in line, hop by hop. They lie so on the torus
@@ -25,7 +25,7 @@ class Parallelism:
     ring: bool = False
 
 
-WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
+_WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
     "weight_gather",
     "gradient_scatter",
     "gradient_reduction",
@@ -33,19 +33,19 @@ WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
 )
 
 # With a capacity tokens go to their experts; without one, all tokens are gathered for them.
-EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "expert_scatter")
+_EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "expert_scatter")
 
 # Outermost first: neighbours along the last axis are the nearest on the torus.
-MESH_AXES = (
-    Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
-    Parallelism("fsdp_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),
-    Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
-    Parallelism("expert", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
-    Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),
-    Parallelism(
-        "sequence", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
+_MESH_AXES = (
+    _Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
+    _Parallelism("fsdp_dcn", links=("dcn",), exchanges=_WEIGHT_EXCHANGES),
+    _Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
+    _Parallelism("expert", links=("ici",), exchanges=(*_WEIGHT_EXCHANGES, *_EXPERT_EXCHANGES)),
+    _Parallelism("fsdp", links=("ici",), exchanges=_WEIGHT_EXCHANGES),
+    _Parallelism(
+        "sequence", links=("ici",), exchanges=(*_WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
     ),
-    Parallelism(
+    _Parallelism(
         "tensor",
         links=("ici",),
         exchanges=(
@@ -96,13 +96,13 @@ GATHERED_OF_EXPERTS = "expert_embed"
 GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS, "query_rank", "kv_rank")  # one of each matrix
 COPIED = "kv_heads"
 PADDED = "vocab"  # filled up with rows that no token has, where the mesh does not divide it
-PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
+_PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
 HEADS = ("head_dim", "value_dim")
 
-AXES = tuple(axis.name for axis in MESH_AXES)
-DCN_AXES = tuple(axis.name for axis in MESH_AXES if axis.links == ("dcn",))
-ICI_AXES = tuple(axis.name for axis in MESH_AXES if "ici" in axis.links)
-RING_AXES = tuple(axis.name for axis in MESH_AXES if axis.ring)
+AXES = tuple(axis.name for axis in _MESH_AXES)
+DCN_AXES = tuple(axis.name for axis in _MESH_AXES if axis.links == ("dcn",))
+ICI_AXES = tuple(axis.name for axis in _MESH_AXES if "ici" in axis.links)
+RING_AXES = tuple(axis.name for axis in _MESH_AXES if axis.ring)
 
 
 def in_use(axes: Iterable[str], mesh: Mapping[str, Any]) -> tuple[str, ...]:
@@ -126,8 +126,8 @@ def between_slices(axes: Iterable[str]) -> tuple[str, ...]:
 
 
 # The axes that split parameters; along the others each device has a copy.
-SPLITTING = {*LOGICAL_AXES[GATHERED], *LOGICAL_AXES["heads"]}
-PARAMETER_AXES = tuple(axis for axis in AXES if axis in SPLITTING)
+_SPLITTING = {*LOGICAL_AXES[GATHERED], *LOGICAL_AXES["heads"]}
+PARAMETER_AXES = tuple(axis for axis in AXES if axis in _SPLITTING)
 REPLICA_AXES = tuple(axis for axis in AXES if axis not in PARAMETER_AXES)
 # The one axis that joins slices and splits no parameters: it has what slices are left.
 (SLICE_REPLICAS,) = between_slices(REPLICA_AXES)
@@ -162,5 +162,5 @@ def padded(rows: int, parts: Any) -> Any:
     else a multiple of PADDED_TO in each part.
     """
     uneven = (rows % parts) != 0
-    quantum = parts * PADDED_TO
+    quantum = parts * _PADDED_TO
     return rows + uneven * (-rows % quantum)

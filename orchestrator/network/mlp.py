@@ -17,11 +17,11 @@ from orchestrator.values.model import Activation, MixtureOfExperts, Model
 TENSORS = ("gate", "up")
 
 
-def activation_of(model: Model) -> Activation:
+def _activation_of(model: Model) -> Activation:
     return model.activation or ("silu" if model.gated else "gelu")
 
 
-def inputs_of(model: Model) -> tuple[str, ...]:
+def _inputs_of(model: Model) -> tuple[str, ...]:
     """The matmuls whose results the activation function takes."""
     return TENSORS if model.gated else TENSORS[1:]
 
@@ -44,10 +44,10 @@ def mlp(model: Model, stream: Tensor, residual_scale: float) -> MLP:
         after=after,
         inputs=tuple(
             matmul(name, (embed, ff), model.d_model**-0.5, Tensor(name, "length", (ff,)))
-            for name in inputs_of(model)
+            for name in _inputs_of(model)
         ),
         output=matmul("down", (ff, embed), deviation, stream),
-        activation=activation_of(model),
+        activation=_activation_of(model),
     )
 
 
@@ -97,24 +97,24 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
         before=before,
         after=after,
         inputs=tuple(
-            of_experts(
+            _of_experts(
                 moe, name, (embed, ff), model.d_model**-0.5,
                 Tensor(name, "length", (of_choice, ff)), ff,
             )
-            for name in inputs_of(model)
+            for name in _inputs_of(model)
         ),
-        output=of_experts(
+        output=_of_experts(
             moe, "down", (ff, embed), residual_scale * width**-0.5,
             stream, Dimension("residual", model.d_model),
         ),
-        activation=activation_of(model),
-        router=router_of(model, moe),
-        balance=balance_of(moe),
-        shared=shared_experts(model, moe, stream, residual_scale),
+        activation=_activation_of(model),
+        router=_router_of(model, moe),
+        balance=_balance_of(moe),
+        shared=_shared_experts(model, moe, stream, residual_scale),
     )  # fmt: skip
 
 
-def of_experts(
+def _of_experts(
     moe: MixtureOfExperts,
     name: str,
     dimensions: tuple[Dimension, Dimension],
@@ -134,7 +134,7 @@ def of_experts(
     )
 
 
-def router_of(model: Model, moe: MixtureOfExperts) -> Matmul:
+def _router_of(model: Model, moe: MixtureOfExperts) -> Matmul:
     """The matmul that scores the experts for a token."""
     width, scored = Dimension(GATHERED, model.d_model), Dimension("routed_experts", moe.experts)
     bias = Weight("router_bias", (scored,), None, "mlp.gate.bias", start=0.0)
@@ -145,7 +145,7 @@ def router_of(model: Model, moe: MixtureOfExperts) -> Matmul:
     )
 
 
-def balance_of(moe: MixtureOfExperts) -> Weight | None:
+def _balance_of(moe: MixtureOfExperts) -> Weight | None:
     """The bias that spreads tokens over the experts."""
     if moe.balance_bias is None:
         return None
@@ -153,7 +153,7 @@ def balance_of(moe: MixtureOfExperts) -> Weight | None:
     return Weight(BALANCE_BIAS, (scored,), None, "mlp.gate.e_score_correction_bias", start=0.0)
 
 
-def shared_experts(
+def _shared_experts(
     model: Model, moe: MixtureOfExperts, stream: Tensor, residual_scale: float
 ) -> MLP | None:
     """The experts that every token has, side by side as one MLP."""
@@ -171,10 +171,10 @@ def shared_experts(
                        f"mlp.shared_experts.{name}_proj"),
                 Tensor(name, "length", (ff,)),
             )
-            for name in inputs_of(model)
+            for name in _inputs_of(model)
         ),
         output=Matmul(
             Weight("shared_down", (ff, embed), deviation, "mlp.shared_experts.down_proj"), stream
         ),
-        activation=activation_of(model),
+        activation=_activation_of(model),
     )  # fmt: skip

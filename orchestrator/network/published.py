@@ -16,11 +16,11 @@ from orchestrator.network.description import LatentAttention, Network, Stack, We
 from orchestrator.network.mlp import CHOICES, EXPERTS
 
 # The ends of names that are published without `.weight`.
-WHOLE_NAMES = (".bias", ".sinks", "_bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+_WHOLE_NAMES = (".bias", ".sinks", "_bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 @dataclass(frozen=True)
-class Naming:
+class _Naming:
     """Where the names of an architecture differ from Llama's.
 
     `other` has their names by Llama's, `joined` the matrices that hold the rows of several others.
@@ -32,10 +32,10 @@ class Naming:
     stacks_experts: bool = False
 
 
-LLAMA = Naming()
+_LLAMA = _Naming()
 # By the `model_type` of a config.json; all others are as Llama's.
-NAMINGS = {
-    "mixtral": Naming(
+_NAMINGS = {
+    "mixtral": _Naming(
         other={
             "mlp.gate": "block_sparse_moe.gate",
             "mlp.experts.{expert}.gate_proj": "block_sparse_moe.experts.{expert}.w1",
@@ -43,7 +43,7 @@ NAMINGS = {
             "mlp.experts.{expert}.up_proj": "block_sparse_moe.experts.{expert}.w3",
         }
     ),
-    "gpt_oss": Naming(
+    "gpt_oss": _Naming(
         other={
             "mlp.gate": "mlp.router",
             "mlp.gate.bias": "mlp.router.bias",
@@ -56,7 +56,7 @@ NAMINGS = {
         },
         stacks_experts=True,
     ),
-    "phi3": Naming(
+    "phi3": _Naming(
         joined={
             "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
@@ -66,7 +66,7 @@ NAMINGS = {
 
 
 @dataclass(frozen=True)
-class PublishedAxis:
+class _PublishedAxis:
     """An axis of a published array, and the dimensions of a weight that lie along it.
 
     `sizes` are those of the dimensions, one inside another. An entry lies at `first`, a `period`
@@ -90,10 +90,10 @@ class PublishedAxis:
         return (self.first + steps[:, None] * self.period + inside).ravel()
 
 
-def axis_of(shape: tuple[int, ...], dimensions: tuple[int, ...]) -> PublishedAxis:
+def _axis_of(shape: tuple[int, ...], dimensions: tuple[int, ...]) -> _PublishedAxis:
     """The axis that these dimensions are put together to."""
     sizes = tuple(shape[dimension] for dimension in dimensions)
-    return PublishedAxis(dimensions, sizes, prod(sizes), sizes[-1], range(sizes[-1]))
+    return _PublishedAxis(dimensions, sizes, prod(sizes), sizes[-1], range(sizes[-1]))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class PublishedWeight:
     path: tuple[str, ...]
     name: str
     shape: tuple[int, ...]
-    axes: tuple[PublishedAxis, ...]
+    axes: tuple[_PublishedAxis, ...]
     layers: range | None = None
     experts: int | None = None
 
@@ -134,7 +134,7 @@ class PublishedWeight:
 
 def published_weights(network: Network, model_type: str) -> list[PublishedWeight]:
     """Every weight of a network as checkpoints of that architecture store it."""
-    naming = NAMINGS.get(model_type, LLAMA)
+    naming = _NAMINGS.get(model_type, _LLAMA)
     found = [_table(weight) for weight in network.tables]
     found += [_vector((weight.name,), weight) for weight in network.norm.weights]
     for stack in network.stacks:
@@ -144,7 +144,7 @@ def published_weights(network: Network, model_type: str) -> list[PublishedWeight
 
 def _table(weight: Weight) -> PublishedWeight:
     shape = tuple(dimension.size for dimension in weight.dimensions)
-    axes = axis_of(shape, (0,)), axis_of(shape, (1,))
+    axes = _axis_of(shape, (0,)), _axis_of(shape, (1,))
     return PublishedWeight((weight.name,), _full_name(weight.published), shape, axes)
 
 
@@ -152,11 +152,11 @@ def _vector(
     path: tuple[str, ...], weight: Weight, name: str = "", layers: range | None = None
 ) -> PublishedWeight:
     shape = tuple(dimension.size for dimension in weight.dimensions)
-    axes = (axis_of(shape, tuple(range(len(shape)))),)
+    axes = (_axis_of(shape, tuple(range(len(shape)))),)
     return PublishedWeight(path, _full_name(name or weight.published), shape, axes, layers)
 
 
-def _stack(naming: Naming, stack: Stack) -> Iterator[PublishedWeight]:
+def _stack(naming: _Naming, stack: Stack) -> Iterator[PublishedWeight]:
     """The weights of a stack's block, of one layer each."""
     outputs = {
         matmul.weight: sum(dimension.axis != CHOICES for dimension in matmul.output.dimensions)
@@ -187,7 +187,7 @@ def _matrix(
     dimensions = weight.dimensions if experts is None else weight.dimensions[1:]
     shape = tuple(dimension.size for dimension in dimensions)
     places = tuple(range(len(shape)))
-    axes = axis_of(shape, places[-outputs:]), axis_of(shape, places[:-outputs])
+    axes = _axis_of(shape, places[-outputs:]), _axis_of(shape, places[:-outputs])
     return PublishedWeight(path, name, shape, axes, layers, experts)
 
 
@@ -198,7 +198,7 @@ def _all_experts(
     their gates too, gates and other inputs take turns.
     """
     shape = tuple(dimension.size for dimension in weight.dimensions)
-    axes = [axis_of(shape, (place,)) for place in range(len(shape))]
+    axes = [_axis_of(shape, (place,)) for place in range(len(shape))]
     if "gate_up" in name:
         first, width = int("gate" not in weight.name), 2 * shape[-1]
         axes[-1] = replace(axes[-1], size=width, order=range(first, width, 2))
@@ -215,7 +215,7 @@ def _of_latents(attention: LatentAttention, weight: PublishedWeight) -> Publishe
     latent = attention.kv_latent_norm.weights[0].dimensions[0].size
     turned = attention.rotary.width
     if of == "query":
-        pairs = tuple(nope + place for place in neighbours(turned))
+        pairs = tuple(nope + place for place in _neighbours(turned))
         rows = replace(rows, order=(*range(nope), *pairs))
     if of in ("key", "value"):
         period = nope + attention.result.dimensions[-1].size
@@ -224,16 +224,16 @@ def _of_latents(attention: LatentAttention, weight: PublishedWeight) -> Publishe
     if of == "kv_down":
         rows = replace(rows, size=last + turned)
     if of == "key_rope":
-        rows = replace(rows, size=latent + last, order=neighbours(last), first=latent)
+        rows = replace(rows, size=latent + last, order=_neighbours(last), first=latent)
     return replace(weight, axes=(rows, *columns))
 
 
-def neighbours(width: int) -> tuple[int, ...]:
+def _neighbours(width: int) -> tuple[int, ...]:
     """Where the halves of a vector are that RoPE turns into each other, if they take turns."""
     return (*range(0, width, 2), *range(1, width, 2))
 
 
-def _joined(naming: Naming, weights: list[PublishedWeight]) -> list[PublishedWeight]:
+def _joined(naming: _Naming, weights: list[PublishedWeight]) -> list[PublishedWeight]:
     """The same weights, those that are published as one matrix at their rows of it."""
     by_path = {weight.path: weight for weight in weights}
     of_name = {weight.name: weight for weight in weights}
@@ -250,4 +250,4 @@ def _joined(naming: Naming, weights: list[PublishedWeight]) -> list[PublishedWei
 
 
 def _full_name(name: str) -> str:
-    return name if name.endswith((*WHOLE_NAMES, ".weight")) else f"{name}.weight"
+    return name if name.endswith((*_WHOLE_NAMES, ".weight")) else f"{name}.weight"

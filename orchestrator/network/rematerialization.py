@@ -51,24 +51,24 @@ class Policy:
         return bool(self.offload)
 
 
-def keeping(*tensors: str) -> Policy:
+def _keeping(*tensors: str) -> Policy:
     """A policy that keeps these tensors and each block's input."""
     return Policy(keep=frozenset({BLOCK_INPUT, *tensors}))
 
 
-def offloading(*tensors: str) -> Policy:
+def _offloading(*tensors: str) -> Policy:
     """A policy that offloads these tensors, and keeps each block's input unless it is one."""
     return Policy(keep=frozenset({BLOCK_INPUT}) - {*tensors}, offload=frozenset(tensors))
 
 
 POLICIES = {
-    "none": keeping(*attention.TENSORS, *mlp.TENSORS),
-    "keep_qkv": keeping(*attention.TENSORS),
-    "keep_mlp": keeping(*mlp.TENSORS),
-    "keep_attention": keeping("attention"),
-    "full": keeping(),
-    "offload_qkv": offloading(*attention.TENSORS),
-    "offload_input": offloading(BLOCK_INPUT),
+    "none": _keeping(*attention.TENSORS, *mlp.TENSORS),
+    "keep_qkv": _keeping(*attention.TENSORS),
+    "keep_mlp": _keeping(*mlp.TENSORS),
+    "keep_attention": _keeping("attention"),
+    "full": _keeping(),
+    "offload_qkv": _offloading(*attention.TENSORS),
+    "offload_input": _offloading(BLOCK_INPUT),
 }
 
 
@@ -145,21 +145,21 @@ TENSORS = {
     "mlpwo": "",  # a layer's result: the next layer's input, which is always kept
     "decoder_layer_input": "",
 }
-QKV = frozenset({"query", "key", "value"})
-DOTS = QKV | {"mlp_input", "gate", "up"}  # results of matmuls; the attention is none
+_QKV = frozenset({"query", "key", "value"})
+_DOTS = _QKV | {"mlp_input", "gate", "up"}  # results of matmuls; the attention is none
 NAMED = {
     "full": POLICIES["full"],
     "none": POLICIES["none"],
-    "minimal": keeping(*DOTS),
-    "minimal_flash": keeping(*DOTS, "attention"),
-    "minimal_with_context": keeping(*DOTS, "attention"),
-    "save_dot_with_context_except_mlp": keeping(*QKV, "attention", "mlp_input"),
-    "save_dot_except_mlp": keeping(*QKV, "mlp_input"),
-    "save_dot_except_mlpwi": keeping(*QKV, "mlp_input"),  # `mlpwo` is the next block's input
-    "save_qkv_proj": keeping(*QKV),
-    "save_out_proj": keeping("mlp_input"),
-    "qkv_proj_offloaded": offloading(*QKV),
-    "minimal_offloaded": offloading(*DOTS),
+    "minimal": _keeping(*_DOTS),
+    "minimal_flash": _keeping(*_DOTS, "attention"),
+    "minimal_with_context": _keeping(*_DOTS, "attention"),
+    "save_dot_with_context_except_mlp": _keeping(*_QKV, "attention", "mlp_input"),
+    "save_dot_except_mlp": _keeping(*_QKV, "mlp_input"),
+    "save_dot_except_mlpwi": _keeping(*_QKV, "mlp_input"),  # `mlpwo` is the next block's input
+    "save_qkv_proj": _keeping(*_QKV),
+    "save_out_proj": _keeping("mlp_input"),
+    "qkv_proj_offloaded": _offloading(*_QKV),
+    "minimal_offloaded": _offloading(*_DOTS),
 }
 
 

@@ -49,7 +49,7 @@ Operation = Literal[
 
 # Medians of nine repeats that spread no more than this are about 15 % off, two of three times.
 STEADY_SPREAD = 0.5
-QUIET_SHARE = 0.25  # of the cores, that other programs may have meanwhile
+_QUIET_SHARE = 0.25  # of the cores, that other programs may have meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Timing:
     @property
     def is_steady(self) -> bool:
         """Whether its repeats took about the same, on cores that were its own."""
-        return self.spread <= STEADY_SPREAD and self.others <= QUIET_SHARE
+        return self.spread <= STEADY_SPREAD and self.others <= _QUIET_SHARE
 
     @property
     def per_s(self) -> float:
@@ -238,7 +238,7 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         for kind, name, calls, measured_s in parts
     ]
     nothing = nothing_fails(plan.forecast.goodput.inputs)
-    return _write(plan, layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
+    return _write(plan, _layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
 
 
 # --- chips: the ledger at measured rates
@@ -248,7 +248,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     """Return a forecast with the bound, peak and price of the plan, and its seconds of links and
     hosts.
     """
-    was, layout = plan.forecast, layout_of(plan, catalog.chip_of(plan))
+    was, layout = plan.forecast, _layout_of(plan, catalog.chip_of(plan))
     between = LedgerLine(
         kind="elementwise",
         name="between matmuls",
@@ -313,7 +313,7 @@ def _source_of(profile: ChipProfile) -> str:
     return f"profile {codec.short(codec.digest(profile))}"
 
 
-def layout_of(plan: Plan, chip: Chip) -> Training:
+def _layout_of(plan: Plan, chip: Chip) -> Training:
     """Return the plan's layout, without links."""
     return Training(
         chip=chip,

@@ -39,16 +39,16 @@ from orchestrator.values.plan import Collective, CollectiveKind, LineKind
 # A collective of a step: what one device exchanges, with which others, how often.
 
 
-GATHER: CollectiveKind = "all-gather"
-SCATTER: CollectiveKind = "reduce-scatter"
-REDUCE: CollectiveKind = "all-reduce"
+_GATHER: CollectiveKind = "all-gather"
+_SCATTER: CollectiveKind = "reduce-scatter"
+_REDUCE: CollectiveKind = "all-reduce"
 ALL_TO_ALL: CollectiveKind = "all-to-all"
 
-OVER_DCN = " over dcn"
+_OVER_DCN = " over dcn"
 
 
 @dataclass(frozen=True)
-class Part:
+class _Part:
     """`calls` collectives a step; each gathers, scatters or reduces `bytes` in all.
 
     `serial` of the calls come before the first layer or after the last backward pass, where no
@@ -74,7 +74,7 @@ class Exchange:
     formula: str
     ways: Number
     calls: Number
-    parts: tuple[Part, ...]
+    parts: tuple[_Part, ...]
     dtype: DType
 
     @property
@@ -93,7 +93,7 @@ class Exchange:
         return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
 
     def moved(self, volume: Number) -> Number:
-        twice = 2 if self.kind == REDUCE else 1
+        twice = 2 if self.kind == _REDUCE else 1
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self, mesh: Mapping[str, Number]) -> Collective:
@@ -111,42 +111,42 @@ class Exchange:
 # The collectives of gradients: over all devices that hold a parameter.
 
 
-def gradient_exchanges(layout: Training) -> list[Exchange]:
+def _gradient_exchanges(layout: Training) -> list[Exchange]:
     """Gradients over all devices that hold the parameter: first inside a slice where it is
     repeated, and over the slices that share weights, then over its replicas. These scatter over
     `data`, reduce over `pods`, gather back.
     """
     wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
-    buckets = gradient_buckets(layout)
+    buckets = _gradient_buckets(layout)
     whole = tuple(replace(one, bytes=one.bytes * wire) for one in buckets)
     shares = tuple(replace(one, bytes=one.bytes / data) for one in whole)
     payload = "owned gradient"
 
     def exchange(
         name: str, kind: CollectiveKind, axes: tuple[str, ...], formula: str,
-        parts: tuple[Part, ...], ways: Number | None = None,
+        parts: tuple[_Part, ...], ways: Number | None = None,
     ) -> Exchange:  # fmt: skip
         ways = layout.devices_along(axes) if ways is None else ways
         return Exchange("gradient_reduction", name, kind, axes, formula, ways, 1, parts,
                         layout.precision.gradients)  # fmt: skip
 
     return [
-        exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
-                 copied_gradients(layout), layout.copies),
-        *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers, latents", whole)
-          for whole in [unsplit_gradients(layout)] if whole),
-        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
-                 vector_gradients(layout, is_repeated)),
-        exchange(f"norm gradients{OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
-                 vector_gradients(layout, is_repeated)),
-        *split_vector_exchanges(layout, exchange),
-        exchange("data scatter", SCATTER, GROUPS["data"], payload, whole),
-        exchange("data gather", GATHER, GROUPS["data"], payload, whole),
-        exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
+        exchange("kv weight copies", _REDUCE, GROUPS["tensor"], "wk, wv",
+                 _copied_gradients(layout), layout.copies),
+        *(exchange("router gradients", _REDUCE, GROUPS["tensor"], "routers, latents", whole)
+          for whole in [_unsplit_gradients(layout)] if whole),
+        exchange("norm gradients", _REDUCE, GROUPS["replicas"], "norms",
+                 _vector_gradients(layout, _is_repeated)),
+        exchange(f"norm gradients{_OVER_DCN}", _REDUCE, SHARED_OVER_DCN, "norms",
+                 _vector_gradients(layout, _is_repeated)),
+        *_split_vector_exchanges(layout, exchange),
+        exchange("data scatter", _SCATTER, GROUPS["data"], payload, whole),
+        exchange("data gather", _GATHER, GROUPS["data"], payload, whole),
+        exchange("pods", _REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
     ]  # fmt: skip
 
 
-def reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
+def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
     """Layers of a stack whose gradients are reduced at once, and how often that is done in a step.
 
     Each layer on its own where nothing accumulates; all layers at the end otherwise.
@@ -161,102 +161,102 @@ def per_layer(layout: Training) -> Number:
     return (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) > 1)
 
 
-def copied_gradients(layout: Training) -> tuple[Part, ...]:
+def _copied_gradients(layout: Training) -> tuple[_Part, ...]:
     """Gradients of projections whose kv heads are copied to several devices."""
     size = layout.gradient_bytes / layout.ways(GATHERED)
     return tuple(
-        Part(layers * size * layout.elements(matmul.weight), times, serial=1)
+        _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
         for stack in layout.network.stacks
-        for layers, times in [reduced_at_a_time(layout, stack)]
+        for layers, times in [_reduced_at_a_time(layout, stack)]
         for matmul in copied_matmuls(stack.block)
     )
 
 
-def is_repeated(weight: Weight) -> bool:
+def _is_repeated(weight: Weight) -> bool:
     """Whether every device of a slice has all of it."""
     return not any(LOGICAL_AXES[dimension.axis] for dimension in weight.dimensions)
 
 
-def is_split(weight: Weight) -> bool:
-    return not (is_repeated(weight) or is_copied(weight) or is_bias_of_experts(weight))
+def _is_split(weight: Weight) -> bool:
+    return not (_is_repeated(weight) or _is_copied(weight) or _is_bias_of_experts(weight))
 
 
-def is_bias_of_experts(weight: Weight) -> bool:
+def _is_bias_of_experts(weight: Weight) -> bool:
     return weight.dimensions[0].axis == EXPERTS
 
 
-def is_inner_bias(weight: Weight) -> bool:
+def _is_inner_bias(weight: Weight) -> bool:
     """A bias of experts that `tensor` splits."""
-    return is_bias_of_experts(weight) and is_split_over_tensor(weight)
+    return _is_bias_of_experts(weight) and _is_split_over_tensor(weight)
 
 
-def is_outer_bias(weight: Weight) -> bool:
+def _is_outer_bias(weight: Weight) -> bool:
     """A bias of experts that every device of a `tensor` group holds."""
-    return is_bias_of_experts(weight) and not is_split_over_tensor(weight)
+    return _is_bias_of_experts(weight) and not _is_split_over_tensor(weight)
 
 
-def is_copied(weight: Weight) -> bool:
+def _is_copied(weight: Weight) -> bool:
     """Whether it belongs to kv heads."""
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
 
 
-def unsplit_gradients(layout: Training) -> tuple[Part, ...]:
+def _unsplit_gradients(layout: Training) -> tuple[_Part, ...]:
     """Gradients of matrices that every device of a `tensor` group holds: of routers, and those that
     make latents.
     """
     size = layout.gradient_bytes / layout.ways(GATHERED)
     return tuple(
-        Part(layers * size * layout.elements(matmul.weight), times, serial=1)
+        _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
         for stack in layout.network.stacks
-        for layers, times in [reduced_at_a_time(layout, stack)]
+        for layers, times in [_reduced_at_a_time(layout, stack)]
         for matmul in stack.block.matmuls
-        if not is_split_over_tensor(matmul.weight)
+        if not _is_split_over_tensor(matmul.weight)
     )
 
 
-def is_split_over_tensor(weight: Weight) -> bool:
+def _is_split_over_tensor(weight: Weight) -> bool:
     return any(set(GROUPS["tensor"]) & {*LOGICAL_AXES[one.axis]} for one in weight.dimensions)
 
 
-def vector_gradients(layout: Training, chosen: Callable[[Weight], bool]) -> tuple[Part, ...]:
+def _vector_gradients(layout: Training, chosen: Callable[[Weight], bool]) -> tuple[_Part, ...]:
     """Gradients of those norms and biases that are chosen."""
     wire, network = layout.gradient_bytes, layout.network
     of_blocks = tuple(
-        Part(layers * layout.elements(vector) * wire, times, serial=1)
+        _Part(layers * layout.elements(vector) * wire, times, serial=1)
         for stack in network.stacks
-        for layers, times in [reduced_at_a_time(layout, stack)]
+        for layers, times in [_reduced_at_a_time(layout, stack)]
         for vector in filter(chosen, stack.block.vectors)
     )
     ends = tuple(
-        Part(layout.elements(vector) * wire, 1, serial=1 - per_layer(layout))
+        _Part(layout.elements(vector) * wire, 1, serial=1 - per_layer(layout))
         for vector in filter(chosen, network.norm.weights)
     )
     return (*of_blocks, *ends)
 
 
-def split_vector_exchanges(layout: Training, exchange: Callable[..., Exchange]) -> list[Exchange]:
+def _split_vector_exchanges(layout: Training, exchange: Callable[..., Exchange]) -> list[Exchange]:
     """Gradients of norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are
     copied, over the copies too. Those of experts lie where their experts do.
     """
     inside, apart, outer = (GROUPS[name] for name in ("weights", "experts", "expert_replicas"))
     ways, copies = layout.devices_along(inside), layout.copies
     return [
-        exchange(f"{name}{suffix}", REDUCE, axes, "biases", parts, devices)
+        exchange(f"{name}{suffix}", _REDUCE, axes, "biases", parts, devices)
         for name, chosen, group, of_slice in (
-            ("bias gradients", is_split, inside, ways),
-            ("kv bias gradients", is_copied, inside, ways * copies),
-            ("expert bias gradients", is_inner_bias, apart, layout.devices_along(apart)),
-            ("expert output bias gradients", is_outer_bias, outer, layout.devices_along(outer)),
+            ("bias gradients", _is_split, inside, ways),
+            ("kv bias gradients", _is_copied, inside, ways * copies),
+            ("expert bias gradients", _is_inner_bias, apart, layout.devices_along(apart)),
+            ("expert output bias gradients", _is_outer_bias, outer, layout.devices_along(outer)),
         )
         for suffix, axes, devices in (
             ("", group, of_slice),
-            (OVER_DCN, SHARED_OVER_DCN, layout.devices_along(SHARED_OVER_DCN)),
+            (_OVER_DCN, SHARED_OVER_DCN, layout.devices_along(SHARED_OVER_DCN)),
         )
-        if (parts := vector_gradients(layout, chosen))
+        if (parts := _vector_gradients(layout, chosen))
     ]
 
 
-def gradient_buckets(layout: Training) -> list[Part]:
+def _gradient_buckets(layout: Training) -> list[_Part]:
     """Elements whose gradients are reduced over replicas as one, filled up to whole tiles.
 
     The weights of a layer are one bucket over `data` where each layer is reduced on its own;
@@ -269,26 +269,26 @@ def gradient_buckets(layout: Training) -> list[Part]:
     ends += [layout.elements(vector) for vector in network.norm.weights]
     early = per_layer(layout)
     return [
-        *(part for stack in network.stacks for part in stack_buckets(layout, stack, data)),
-        Part(whole_tiles(embedding, data), 1, serial=1),
-        *(Part(whole_tiles(one, data), 1, serial=1 - early) for one in ends),
+        *(part for stack in network.stacks for part in _stack_buckets(layout, stack, data)),
+        _Part(_whole_tiles(embedding, data), 1, serial=1),
+        *(_Part(_whole_tiles(one, data), 1, serial=1 - early) for one in ends),
     ]
 
 
-def stack_buckets(layout: Training, stack: Stack, data: Number) -> list[Part]:
+def _stack_buckets(layout: Training, stack: Stack, data: Number) -> list[_Part]:
     """Those of a stack: what is joined where `data` reduces layer by layer, and each weight."""
-    layers, times = reduced_at_a_time(layout, stack)
+    layers, times = _reduced_at_a_time(layout, stack)
     joined = per_layer(layout) & (data > 1)
     matrices, alone = [one.weight for one in stack.block.matmuls], 1 - joined
     weights = [layout.elements(one) / layout.ways(gathered_axis(one)) for one in matrices]
     weights += [layout.elements(vector) for vector in stack.block.vectors]
     return [
-        Part(whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
-        *(Part(whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),
+        _Part(_whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
+        *(_Part(_whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),
     ]
 
 
-def whole_tiles(elements: Number, ways: Number) -> Number:
+def _whole_tiles(elements: Number, ways: Number) -> Number:
     """Elements filled up to whole tiles for every device that reduces them."""
     quantum = ways * TILE[0] * TILE[1]
     return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)
@@ -297,30 +297,30 @@ def whole_tiles(elements: Number, ways: Number) -> Number:
 # Attention and MLP each gather their input over `tensor` and scatter their output; backward they
 # gather the output's gradient and scatter the input's. The gathered input is not kept: gradients
 # of the weights need it gathered again.
-INPUT_GATHERS, OUTPUT_GATHERS = 2, 1
-INPUT_SCATTERS, OUTPUT_SCATTERS = 1, 1
-STREAM_GATHERS = INPUT_GATHERS + OUTPUT_GATHERS
-STREAM_SCATTERS = INPUT_SCATTERS + OUTPUT_SCATTERS
+_INPUT_GATHERS, _OUTPUT_GATHERS = 2, 1
+_INPUT_SCATTERS, _OUTPUT_SCATTERS = 1, 1
+_STREAM_GATHERS = _INPUT_GATHERS + _OUTPUT_GATHERS
+_STREAM_SCATTERS = _INPUT_SCATTERS + _OUTPUT_SCATTERS
 # Rows go to experts and come back; backward they go again, and the gradients of both ways.
-ROW_EXCHANGES = 5
+_ROW_EXCHANGES = 5
 ENDS = 2  # the embedding and the unembedding
-WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
-KV_GATHERS = 2  # forward, and again for the backward pass
+_WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
+_KV_GATHERS = 2  # forward, and again for the backward pass
 
 
 def exchanges(layout: Training) -> list[Exchange]:
     """Everything that counts in a step's time; over a single device nothing moves."""
     return [
-        *stream_exchanges(layout),
-        *weight_exchanges(layout),
-        *expert_exchanges(layout),
-        *key_value_exchanges(layout),
-        *gradient_exchanges(layout),
-        *moment_exchanges(layout),
+        *_stream_exchanges(layout),
+        *_weight_exchanges(layout),
+        *_expert_exchanges(layout),
+        *_key_value_exchanges(layout),
+        *_gradient_exchanges(layout),
+        *_moment_exchanges(layout),
     ]
 
 
-def stream_exchanges(layout: Training) -> list[Exchange]:
+def _stream_exchanges(layout: Training) -> list[Exchange]:
     """The residual stream, split by position over `tensor`: around sublayers and at both ends.
 
     Latents go in place of the stream to what is made from them.
@@ -353,18 +353,18 @@ def stream_exchanges(layout: Training) -> list[Exchange]:
         streams = (of_inputs * inputs + of_outputs - spared + ENDS) * layout.microbatches
         return Exchange(
             line, name, kind, axes, "tokens x d_model", layout.devices_along(axes), calls,
-            (Part(stream, streams),), layout.activation_type,
+            (_Part(stream, streams),), layout.activation_type,
         )  # fmt: skip
 
-    scatters = OUTPUT_SCATTERS * sublayers + repeated
+    scatters = _OUTPUT_SCATTERS * sublayers + repeated
     return [
-        exchange("activation_gather", "residual gather", GATHER, INPUT_GATHERS,
-                 OUTPUT_GATHERS * sublayers, layout.over_layers(kept)),
-        exchange("activation_scatter", "residual scatter", SCATTER, INPUT_SCATTERS, scatters),
+        exchange("activation_gather", "residual gather", _GATHER, _INPUT_GATHERS,
+                 _OUTPUT_GATHERS * sublayers, layout.over_layers(kept)),
+        exchange("activation_scatter", "residual scatter", _SCATTER, _INPUT_SCATTERS, scatters),
     ]  # fmt: skip
 
 
-def weight_exchanges(layout: Training) -> list[Exchange]:
+def _weight_exchanges(layout: Training) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
     The weights of parallel matmuls are gathered as one. A tied table is gathered for each of its
@@ -375,33 +375,33 @@ def weight_exchanges(layout: Training) -> list[Exchange]:
     nor the scatters of their gradients, which come last.
     """
     types, passes = layout.precision, layout.microbatches
-    blocks, experts = (block_weights(layout, of_experts=one) for one in (False, True))
-    table = Weights(((layout.table_elements, passes),), passes)
-    gather = partial(weight_exchange, layout, "weight_gather", GATHER, layout.activation_type)
-    scatter = partial(weight_exchange, layout, "gradient_scatter", SCATTER, types.gradients)
+    blocks, experts = (_block_weights(layout, of_experts=one) for one in (False, True))
+    table = _Weights(((layout.table_elements, passes),), passes)
+    gather = partial(_weight_exchange, layout, "weight_gather", _GATHER, layout.activation_type)
+    scatter = partial(_weight_exchange, layout, "gradient_scatter", _SCATTER, types.gradients)
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
     of_experts = "experts / expert / tensor"
     inside, apart, sums = GROUPS["weights"], GROUPS["experts"], 1 + layout.table_sums
     every = [
         exchange
-        for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, OVER_DCN))
+        for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, _OVER_DCN))
         for exchange in (
-            gather(axes, f"weight gather{suffix}", of_block, blocks, WEIGHT_GATHERS, inside),
+            gather(axes, f"weight gather{suffix}", of_block, blocks, _WEIGHT_GATHERS, inside),
             gather(axes, f"table gather{suffix}", of_table, table, ENDS, inside),
             scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1, inside),
             scatter(axes, f"table gradient scatter{suffix}", of_table, table, sums, inside),
         )
     ]
-    for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, OVER_DCN)) if experts.parts else ():
+    for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, _OVER_DCN)) if experts.parts else ():
         every += [
-            gather(axes, f"expert gather{suffix}", of_experts, experts, WEIGHT_GATHERS,
+            gather(axes, f"expert gather{suffix}", of_experts, experts, _WEIGHT_GATHERS,
                    apart),
             scatter(axes, f"expert scatter{suffix}", of_experts, experts, 1, apart),
         ]  # fmt: skip
     return every
 
 
-def expert_exchanges(layout: Training) -> list[Exchange]:
+def _expert_exchanges(layout: Training) -> list[Exchange]:
     """Tokens over `expert`. With a capacity each row goes to its expert and comes back. Without
     one, every device of the group gets all tokens, and adds up what its own experts make of them.
     """
@@ -416,20 +416,20 @@ def expert_exchanges(layout: Training) -> list[Exchange]:
         line: LineKind, name: str, kind: CollectiveKind, formula: str, volume: Number, calls: int
     ) -> Exchange:
         return Exchange(line, name, kind, axes, formula, ways, calls * passes,
-                        (Part(volume, calls * passes),), layout.activation_type)  # fmt: skip
+                        (_Part(volume, calls * passes),), layout.activation_type)  # fmt: skip
 
     if moe.capacity_factor is not None:
         volume = tokens * layout.rows_of_token
         return [exchange("expert_exchange", "tokens to experts", ALL_TO_ALL,
-                         "tokens x rows x d_model", volume, ROW_EXCHANGES)]  # fmt: skip
+                         "tokens x rows x d_model", volume, _ROW_EXCHANGES)]  # fmt: skip
     formula, volume = "tokens x expert x d_model", tokens * ways
     return [
-        exchange("expert_gather", "token gather", GATHER, formula, volume, STREAM_GATHERS),
-        exchange("expert_scatter", "token scatter", SCATTER, formula, volume, STREAM_SCATTERS),
+        exchange("expert_gather", "token gather", _GATHER, formula, volume, _STREAM_GATHERS),
+        exchange("expert_scatter", "token scatter", _SCATTER, formula, volume, _STREAM_SCATTERS),
     ]
 
 
-def block_weights(layout: Training, *, of_experts: bool) -> "Weights":
+def _block_weights(layout: Training, *, of_experts: bool) -> "_Weights":
     """The weights of all layers: those of experts, or all others."""
     passes = layout.microbatches
     parts = [
@@ -440,11 +440,11 @@ def block_weights(layout: Training, *, of_experts: bool) -> "Weights":
         if is_of_experts(matmuls[0]) == of_experts
     ]
     layers = layout.network.mixture_layers if of_experts else layout.network.layers
-    return Weights(tuple(one[:2] for one in parts), layers * passes)
+    return _Weights(tuple(one[:2] for one in parts), layers * passes)
 
 
 @dataclass(frozen=True)
-class Weights:
+class _Weights:
     """What travels as one: its elements, and how often a step passes it. `passes` are those of
     whole blocks, whose parts travel in parallel.
     """
@@ -453,7 +453,7 @@ class Weights:
     passes: Number
 
 
-def weight_exchange(
+def _weight_exchange(
     layout: Layout,
     line: LineKind,
     kind: CollectiveKind,
@@ -461,7 +461,7 @@ def weight_exchange(
     axes: tuple[str, ...],
     name: str,
     formula: str,
-    weights: Weights,
+    weights: _Weights,
     times: Number,
     inside: tuple[str, ...],
 ) -> Exchange:
@@ -474,18 +474,18 @@ def weight_exchange(
         parts_elsewhere = layout.devices_along(inside)
     size = DTYPE_BYTES[dtype] / parts_elsewhere
     parts = tuple(
-        Part(elements * size, times * often, serial=int(i == 0))
+        _Part(elements * size, times * often, serial=int(i == 0))
         for i, (elements, often) in enumerate(weights.parts)
     )
     calls = times * weights.passes
     return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
 
 
-def key_value_exchanges(layout: Training) -> list[Exchange]:
+def _key_value_exchanges(layout: Training) -> list[Exchange]:
     """Keys and values of whole sequences, gathered forward and backward; their gradients back."""
     ways, compute = layout.ways("length"), layout.activation_type
     parts = [
-        Part(
+        _Part(
             layout.tensor_elements(one) * ways * layout.compute_bytes, layers * layout.microbatches
         )
         for block, layers in layout.network.kinds
@@ -498,19 +498,19 @@ def key_value_exchanges(layout: Training) -> list[Exchange]:
         return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
 
     return [
-        exchange("kv_gather", "kv gather", GATHER, KV_GATHERS),
-        exchange("kv_scatter", "kv scatter", SCATTER, 1),
+        exchange("kv_gather", "kv gather", _GATHER, _KV_GATHERS),
+        exchange("kv_scatter", "kv scatter", _SCATTER, 1),
     ]
 
 
-def moment_exchanges(layout: Training) -> list[Exchange]:
+def _moment_exchanges(layout: Training) -> list[Exchange]:
     """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
     if layout.optimizer.name != "muon":
         return []
     volume = ORTHOGONAL_BYTES * layout.stored_layer_elements
-    part = (Part(volume, 2, serial=2),)
+    part = (_Part(volume, 2, serial=2),)
     return [
         Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
                  layout.devices_along(axes), 2, part, "bf16")
-        for suffix, axes in (("", GROUPS["replicas"]), (OVER_DCN, SHARED_OVER_DCN))
+        for suffix, axes in (("", GROUPS["replicas"]), (_OVER_DCN, SHARED_OVER_DCN))
     ]  # fmt: skip

@@ -25,7 +25,7 @@ from orchestrator.planning.time import StepTime
 from orchestrator.values.plan import Extrapolation, LedgerLine, LineKind
 
 SOURCE = "published-runs"
-NAMES: dict[LineKind, str] = {
+_NAMES: dict[LineKind, str] = {
     "matmul": "matmuls",
     "attention": "attention",
     "weight_traffic": "weights and optimizer",
@@ -37,44 +37,44 @@ NAMES: dict[LineKind, str] = {
     "slice_wait": "waiting for slices",
     "busiest_resource": "waiting for the busiest resource",
 }
-SHARE, EXPOSED = "peak / share", "links * exposed"
-GATHERS = "max(links * exposed, slowest - own)"
-WAITS = "(calls * wait + hops * hop) * skew"
+_SHARE, _EXPOSED = "peak / share", "links * exposed"
+_GATHERS = "max(links * exposed, slowest - own)"
+_WAITS = "(calls * wait + hops * hop) * skew"
 # In every published run on several slices a reduction comes after this much work or more. Closer
 # reductions are assumed to wait in proportion to the work between them.
-APART_S = 0.11
+_APART_S = 0.11
 
 
-def step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
+def _step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
     """Seconds of each kind of work, as real runs take them."""
-    own = own_step_parts(work, efficiency)
+    own = _own_step_parts(work, efficiency)
     own_s = sum(own.values())
     return own | {
-        "exposed_gathers": exposed_gathers_s(work, own_s, efficiency),
+        "exposed_gathers": _exposed_gathers_s(work, own_s, efficiency),
         "exposed_tensor": work.tensor_s * efficiency.exposed_tensor.value,
         "serial_collectives": work.serial_s,
-        "slice_wait": slice_wait_s(work, own_s, efficiency),
+        "slice_wait": _slice_wait_s(work, own_s, efficiency),
     }
 
 
-def own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
+def _own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
     """The parts that need no other device."""
     return {
         "matmul": work.matmul_s / efficiency.matmul.value,
         "attention": work.attention_s / efficiency.attention.value,
         "weight_traffic": work.hbm_s,
         "elementwise": work.passes_s,
-        "offload": work.host.exposed_s(*pace(work, efficiency)),
+        "offload": work.host.exposed_s(*_pace(work, efficiency)),
     }
 
 
-def pace(work: StepWork, efficiency: Efficiency) -> tuple[float, float, Number]:
+def _pace(work: StepWork, efficiency: Efficiency) -> tuple[float, float, Number]:
     """The shares of the peak that a pass reaches, and its seconds between the matmuls."""
     between_s = work.passes_s / FORWARD_AND_BACKWARD
     return efficiency.matmul.value, efficiency.attention.value, between_s
 
 
-def exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
+def _exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
     """What shows of the gathers of weights and the scatters and reductions of gradients.
 
     Even with work enough to hide behind, a share shows. Where the slower of the two networks takes
@@ -84,7 +84,7 @@ def exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> 
     return np.maximum(share_s, np.maximum(work.gathers_s, work.dcn_s) - own_s)
 
 
-def slice_wait_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
+def _slice_wait_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
     """What slices wait for each other before they reduce gradients."""
     full_s = (
         work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
@@ -99,14 +99,14 @@ def skew_share(work: StepWork, own_s: Number) -> Number:
     A reduction overlaps with the layers that follow it. Slices that reduce again after a
     millisecond have had little time to drift apart.
     """
-    return np.minimum(own_s / np.maximum(work.reductions, 1) / APART_S, 1.0)
+    return np.minimum(own_s / np.maximum(work.reductions, 1) / _APART_S, 1.0)
 
 
 def expected_s(
     layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> Number:
     """Seconds of a step: all parts, or the lower bound where a single resource takes longer."""
-    return np.maximum(sum(step_parts(step_work(layout, lines), efficiency).values()), time.lower_s)
+    return np.maximum(sum(_step_parts(step_work(layout, lines), efficiency).values()), time.lower_s)
 
 
 def expected_lines(
@@ -114,19 +114,19 @@ def expected_lines(
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
     work = step_work(layout, lines)
-    formulas = step_formulas(layout, work, efficiency)
-    ledger = [line(kind, s, *formulas[kind]) for kind, s in step_parts(work, efficiency).items()]
+    formulas = _step_formulas(layout, work, efficiency)
+    ledger = [_line(kind, s, *formulas[kind]) for kind, s in _step_parts(work, efficiency).items()]
     total_s = sum(one.value for one in ledger)
     inputs = {"lower": time.lower_s, "above": total_s}
-    busiest = line("busiest_resource", time.lower_s - total_s, "lower - above", inputs)
+    busiest = _line("busiest_resource", time.lower_s - total_s, "lower - above", inputs)
     return tuple(one for one in [*ledger, busiest] if one.value > 0)
 
 
-def step_formulas(
+def _step_formulas(
     layout: Training, work: StepWork, efficiency: Efficiency
 ) -> dict[LineKind, tuple[str, dict[str, Number]]]:
     """How each part is computed, with its numbers."""
-    own_s = sum(own_step_parts(work, efficiency).values())
+    own_s = sum(_own_step_parts(work, efficiency).values())
     gathers = {
         "links": work.gathers_s + work.dcn_s,
         "exposed": efficiency.exposed_gathers.value,
@@ -141,24 +141,24 @@ def step_formulas(
         "hop": efficiency.slice_hop_s.value,
         "skew": skew_share(work, own_s),
     }
-    hidden_s = work.host.hidden_s(*pace(work, efficiency))
+    hidden_s = work.host.hidden_s(*_pace(work, efficiency))
     return {
-        "matmul": (SHARE, {"peak": work.matmul_s, "share": efficiency.matmul.value}),
-        "attention": (SHARE, {"peak": work.attention_s, "share": efficiency.attention.value}),
+        "matmul": (_SHARE, {"peak": work.matmul_s, "share": efficiency.matmul.value}),
+        "attention": (_SHARE, {"peak": work.attention_s, "share": efficiency.attention.value}),
         "weight_traffic": ("peak", {"peak": work.hbm_s}),
         "elementwise": ("bytes / rate", {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)}),
         "offload": ("2 * way - hidden", {"way": work.host.one_way_s, "hidden": hidden_s}),
-        "exposed_gathers": (GATHERS, gathers),
-        "exposed_tensor": (EXPOSED, tensor),
+        "exposed_gathers": (_GATHERS, gathers),
+        "exposed_tensor": (_EXPOSED, tensor),
         "serial_collectives": ("links", {"links": work.serial_s}),
-        "slice_wait": (WAITS, waits),
+        "slice_wait": (_WAITS, waits),
     }
 
 
-def line(kind: LineKind, seconds: Number, formula: str, inputs: dict[str, Number]) -> LedgerLine:
+def _line(kind: LineKind, seconds: Number, formula: str, inputs: dict[str, Number]) -> LedgerLine:
     return LedgerLine(
         kind=kind,
-        name=NAMES[kind],
+        name=_NAMES[kind],
         value=seconds,
         unit="s",
         formula=formula,
@@ -170,78 +170,78 @@ def line(kind: LineKind, seconds: Number, formula: str, inputs: dict[str, Number
 # Where a plan leaves the range of the published runs, and how sure `expected` is.
 
 
-EXPOSED_LINES: tuple[LineKind, ...] = ("exposed_gathers", "exposed_tensor", "serial_collectives")
+_EXPOSED_LINES: tuple[LineKind, ...] = ("exposed_gathers", "exposed_tensor", "serial_collectives")
 STANDARD_DEVIATIONS = 1.28  # standard deviations that hold 80 % of a normal distribution
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnsurePart:
+class _UnsurePart:
     """A part of the step, and the axes whose range decides whether published runs show it."""
 
     axes: tuple[str, ...]
     seconds: Callable[[StepWork, Efficiency], float]
 
 
-def matmul_s(work: StepWork, efficiency: Efficiency) -> float:
+def _matmul_s(work: StepWork, efficiency: Efficiency) -> float:
     """Matmuls beyond their time at the peak: small ones may reach less, and large ones more."""
-    return float(step_parts(work, efficiency)["matmul"] - work.matmul_s)
+    return float(_step_parts(work, efficiency)["matmul"] - work.matmul_s)
 
 
-def attention_s(work: StepWork, efficiency: Efficiency) -> float:
-    return float(step_parts(work, efficiency)["attention"] - work.attention_s)
+def _attention_s(work: StepWork, efficiency: Efficiency) -> float:
+    return float(_step_parts(work, efficiency)["attention"] - work.attention_s)
 
 
-def hidden_s(work: StepWork, efficiency: Efficiency) -> float:
+def _hidden_s(work: StepWork, efficiency: Efficiency) -> float:
     """Collectives that are assumed to hide."""
-    parts = step_parts(work, efficiency)
+    parts = _step_parts(work, efficiency)
     shown = parts["exposed_gathers"] + parts["exposed_tensor"]
     return max(float(work.gathers_s + work.dcn_s + work.tensor_s - shown), 0.0)
 
 
-def accumulated_s(work: StepWork, efficiency: Efficiency) -> float:
+def _accumulated_s(work: StepWork, efficiency: Efficiency) -> float:
     """What is assumed to hide, and the waits for slices that accumulated gradients spare."""
     by_layer = replace(work, reductions=work.reductions_by_layer)
-    spared_s = waits_s(by_layer, efficiency) - waits_s(work, efficiency)
-    return hidden_s(work, efficiency) + max(spared_s, 0.0)
+    spared_s = _waits_s(by_layer, efficiency) - _waits_s(work, efficiency)
+    return _hidden_s(work, efficiency) + max(spared_s, 0.0)
 
 
-def transfers_s(work: StepWork, efficiency: Efficiency) -> float:
+def _transfers_s(work: StepWork, efficiency: Efficiency) -> float:
     """Transfers to the host that are assumed to hide."""
-    shown_s = step_parts(work, efficiency)["offload"]
+    shown_s = _step_parts(work, efficiency)["offload"]
     return float(2 * work.host.one_way_s - shown_s)
 
 
-def exposed_s(work: StepWork, efficiency: Efficiency) -> float:
+def _exposed_s(work: StepWork, efficiency: Efficiency) -> float:
     """Collectives that show: the more devices join, the more there are to be late."""
-    parts = step_parts(work, efficiency)
-    return float(sum(parts[kind] for kind in EXPOSED_LINES))
+    parts = _step_parts(work, efficiency)
+    return float(sum(parts[kind] for kind in _EXPOSED_LINES))
 
 
-def waits_s(work: StepWork, efficiency: Efficiency) -> float:
-    return float(step_parts(work, efficiency)["slice_wait"])
+def _waits_s(work: StepWork, efficiency: Efficiency) -> float:
+    return float(_step_parts(work, efficiency)["slice_wait"])
 
 
-def overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
+def _overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
     """Seconds that a run pays for each step outside the step."""
     return efficiency.run_overhead_s.value
 
 
-UNCERTAIN = (
-    UnsurePart(axes=("tokens",), seconds=matmul_s),
-    UnsurePart(axes=("length", "attention_share", "sequence"), seconds=attention_s),
-    UnsurePart(axes=("microbatches",), seconds=accumulated_s),
-    UnsurePart(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=hidden_s),
-    UnsurePart(axes=("host_share",), seconds=transfers_s),
-    UnsurePart(axes=("chips",), seconds=exposed_s),
-    UnsurePart(axes=("slices",), seconds=waits_s),
-    UnsurePart(axes=("step_s",), seconds=overhead_s),
+_UNCERTAIN = (
+    _UnsurePart(axes=("tokens",), seconds=_matmul_s),
+    _UnsurePart(axes=("length", "attention_share", "sequence"), seconds=_attention_s),
+    _UnsurePart(axes=("microbatches",), seconds=_accumulated_s),
+    _UnsurePart(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=_hidden_s),
+    _UnsurePart(axes=("host_share",), seconds=_transfers_s),
+    _UnsurePart(axes=("chips",), seconds=_exposed_s),
+    _UnsurePart(axes=("slices",), seconds=_waits_s),
+    _UnsurePart(axes=("step_s",), seconds=_overhead_s),
 )
-AXES = tuple(axis for part in UNCERTAIN for axis in part.axes)
+AXES = tuple(axis for part in _UNCERTAIN for axis in part.axes)
 # Fewer tokens, shorter sequences and shorter steps than in any run are as little known as more of
 # anything else. More tokens and longer steps are not.
-BELOW = frozenset({"tokens", "length", "step_s"})
-BELOW_ALONE = frozenset({"tokens", "step_s"})
-ROUNDING = 1e-3  # ranges are kept with four digits
+_BELOW = frozenset({"tokens", "length", "step_s"})
+_BELOW_ALONE = frozenset({"tokens", "step_s"})
+_ROUNDING = 1e-3  # ranges are kept with four digits
 
 
 def axis_values(layout: Training, work: StepWork, step_s: float) -> dict[str, float]:
@@ -263,14 +263,14 @@ def axis_values(layout: Training, work: StepWork, step_s: float) -> dict[str, fl
     return {axis: float(values[axis]) for axis in AXES}
 
 
-def outside(axis: str, value: float, reached: Range) -> float:
+def _outside(axis: str, value: float, reached: Range) -> float:
     """How far a value lies outside, as a share of it that no run shows; zero inside.
 
     Where all runs have one of a thing, none shows what two do.
     """
-    if value > reached.high and axis not in BELOW_ALONE:
+    if value > reached.high and axis not in _BELOW_ALONE:
         return 1.0 if reached.high == 1 else 1 - reached.high / value
-    if value < reached.low and axis in BELOW:
+    if value < reached.low and axis in _BELOW:
         return 1 - value / reached.low
     return 0.0
 
@@ -282,7 +282,7 @@ def extrapolations(
     return tuple(
         Extrapolation(axis=axis, value=values[axis], low=reached.low, high=reached.high)
         for axis, reached in ranges.items()
-        if outside(axis, values[axis], reached) > ROUNDING
+        if _outside(axis, values[axis], reached) > _ROUNDING
     )
 
 
@@ -304,7 +304,7 @@ def interval(
 
 def deviation(work: StepWork, efficiency: Efficiency) -> float:
     """How far the step is off where its constants are off, in four of five cases, as a share."""
-    parts, seen = seconds_of(work, efficiency), seen_share(work, efficiency)
+    parts, seen = _seconds_of(work, efficiency), _seen_share(work, efficiency)
     waits = work.reductions * efficiency.slice_wait_s.value * efficiency.slice_wait_s.unsure
     hops = work.hops * efficiency.slice_hop_s.value * efficiency.slice_hop_s.unsure
     deviations_s = (
@@ -319,25 +319,25 @@ def deviation(work: StepWork, efficiency: Efficiency) -> float:
 
 def unseen(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
     """The part of the step that no run shows, as a share."""
-    parts, seen = seconds_of(work, efficiency), seen_share(work, efficiency)
-    unseen_s = (*outside_s(work, values, efficiency), (1 - seen) * parts["slice_wait"])
+    parts, seen = _seconds_of(work, efficiency), _seen_share(work, efficiency)
+    unseen_s = (*_outside_s(work, values, efficiency), (1 - seen) * parts["slice_wait"])
     return hypot(*unseen_s) / sum(parts.values())
 
 
-def seconds_of(work: StepWork, efficiency: Efficiency) -> dict[LineKind, float]:
-    return {kind: float(s) for kind, s in step_parts(work, efficiency).items()}
+def _seconds_of(work: StepWork, efficiency: Efficiency) -> dict[LineKind, float]:
+    return {kind: float(s) for kind, s in _step_parts(work, efficiency).items()}
 
 
-def seen_share(work: StepWork, efficiency: Efficiency) -> float:
-    own_s = sum(own_step_parts(work, efficiency).values())
+def _seen_share(work: StepWork, efficiency: Efficiency) -> float:
+    own_s = sum(_own_step_parts(work, efficiency).values())
     return float(skew_share(work, own_s))
 
 
-def outside_s(
+def _outside_s(
     work: StepWork, values: Mapping[str, float], efficiency: Efficiency
 ) -> Iterator[float]:
     """Seconds of each part that lie outside the range of the runs."""
-    for part in UNCERTAIN:
+    for part in _UNCERTAIN:
         known = [axis for axis in part.axes if axis in efficiency.ranges]
-        shares = [outside(axis, values[axis], efficiency.ranges[axis]) for axis in known]
+        shares = [_outside(axis, values[axis], efficiency.ranges[axis]) for axis in known]
         yield max(shares, default=0.0) * part.seconds(work, efficiency)

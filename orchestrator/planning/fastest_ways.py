@@ -33,7 +33,7 @@ _EQUAL = 1e-9  # costs that differ by less, as a share, are the same
 
 
 @dataclass(frozen=True)
-class Ways:
+class _Ways:
     """Ways to run a mesh with a batch, in the order of their `key`: the mesh and batch."""
 
     key: Ints
@@ -49,7 +49,7 @@ class LeastMemory:
     host_bytes: float
 
 
-def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
+def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[_Ways, LeastMemory]:
     """Return the ways that may be fastest.
 
     `layout` has a row for each policy, and a column for each key and number of microbatches,
@@ -77,13 +77,13 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
     remat, column = np.divmod(np.unique(np.concatenate(chosen)), len(key))
     order = np.lexsort((remat, column))
     remat, column = remat[order], column[order]
-    return Ways(key[column], remat, np.asarray(layout.microbatches)[column]), least
+    return _Ways(key[column], remat, np.asarray(layout.microbatches)[column]), least
 
 
-def joined(parts: Sequence[tuple[Ways, LeastMemory]]) -> tuple[Ways, LeastMemory]:
+def joined(parts: Sequence[tuple[_Ways, LeastMemory]]) -> tuple[_Ways, LeastMemory]:
     """Return the ways of parts of all keys, in their order."""
     ways, least = zip(*parts, strict=True)
-    return Ways(
+    return _Ways(
         key=np.concatenate([part.key for part in ways]),
         remat=np.concatenate([part.remat for part in ways]),
         microbatches=np.concatenate([part.microbatches for part in ways]),

@@ -28,7 +28,7 @@ Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 
 
 @dataclass(frozen=True)
-class Rule:
+class _Rule:
     """One divisibility: what is split, by what, and which meshes satisfy it.
 
     A rule is `inherited` if a size that breaks it still breaks it when multiplied. `is_whole`: it
@@ -43,7 +43,7 @@ class Rule:
     is_whole: bool = False
 
 
-def model_rules(model: Model, length: int) -> list[Rule]:
+def model_rules(model: Model, length: int) -> list[_Rule]:
     """Return the rules of the model and the sequence length; the batch has its own.
 
     The vocabulary needs none: it is padded.
@@ -55,7 +55,7 @@ def model_rules(model: Model, length: int) -> list[Rule]:
         # Experts have a capacity for each sequence: no axis splits its positions.
         axes = " x ".join(LOGICAL_AXES["length"])
         rules.append(
-            Rule("moe.capacity_factor", 1, axes, lambda sizes: _split(sizes, "length") == 1,
+            _Rule("moe.capacity_factor", 1, axes, lambda sizes: _split(sizes, "length") == 1,
                  is_whole=True)
         )  # fmt: skip
 
@@ -65,10 +65,10 @@ def model_rules(model: Model, length: int) -> list[Rule]:
         return np.asarray(length % (_split(sizes, "residual_length") * halves) == 0)
 
     axes = " x ".join(LOGICAL_AXES["residual_length"])
-    return [*rules, Rule("length", length, f"{axes}, in two halves for zigzag", divides_length)]
+    return [*rules, _Rule("length", length, f"{axes}, in two halves for zigzag", divides_length)]
 
 
-def _dimension_rule(axis: str, name: str, total: int) -> Rule:
+def _dimension_rule(axis: str, name: str, total: int) -> _Rule:
     """Return the rule that a dimension divides evenly; KV heads may also be replicated evenly."""
     axes = " x ".join(LOGICAL_AXES[axis])
 
@@ -80,8 +80,8 @@ def _dimension_rule(axis: str, name: str, total: int) -> Rule:
 
     if axis == COPIED:
         # 8 heads do not suit 3 devices, but they suit 24, each head on 3 of them.
-        return Rule(name, total, f"{axes} (or divides it)", divides_or_replicates, inherited=False)
-    return Rule(name, total, axes, divides)
+        return _Rule(name, total, f"{axes} (or divides it)", divides_or_replicates, inherited=False)
+    return _Rule(name, total, axes, divides)
 
 
 def _split(sizes: Sizes, logical_axis: str) -> Ints:
@@ -89,7 +89,7 @@ def _split(sizes: Sizes, logical_axis: str) -> Ints:
     return np.asarray(ways(sizes, logical_axis))
 
 
-def realizable(rules: list[Rule], mesh: MeshRequest, sizes: Sizes) -> Bools:
+def realizable(rules: list[_Rule], mesh: MeshRequest, sizes: Sizes) -> Bools:
     """Return which meshes break no rule."""
     every: Sizes = {**sizes, **sharing(mesh)}
     return np.asarray(np.logical_and.reduce([rule.holds(every) for rule in rules]))

@@ -32,7 +32,7 @@ MFU_DEFINITION = (
 BACKWARD_OVER_FORWARD = 2  # a matmul's backward is two matmuls: of the input, of the weight
 
 
-class Products(NamedTuple):
+class _Products(NamedTuple):
     """Matmuls of an attention kernel: along the width of queries, and along that of values."""
 
     queries: Number
@@ -42,8 +42,8 @@ class Products(NamedTuple):
 # The splash kernel's forward makes scores and values. Its backward makes the scores (queries) and
 # their gradients (values) again; then come the gradients of queries and keys, and those of values.
 # Where one kernel makes those of queries and another the others, both make the scores.
-FORWARD, AT_ONCE = Products(1, 1), Products(3, 2)
-OF_QUERIES, OF_KEYS_AND_VALUES = Products(2, 1), Products(2, 2)
+_FORWARD, AT_ONCE = _Products(1, 1), _Products(3, 2)
+OF_QUERIES, OF_KEYS_AND_VALUES = _Products(2, 1), _Products(2, 2)
 
 
 # --- of the model
@@ -67,13 +67,13 @@ def attention_flops_per_token(model: Model, length: int) -> float:
     return sum(
         layers
         * 2.0
-        * seen_positions(length, block.attention.scores.window)
+        * _seen_positions(length, block.attention.scores.window)
         * (block.attention.score_width + block.attention.width)
         for block, layers in decoder(model).kinds
     )
 
 
-def seen_positions(length: int, window: int | None) -> float:
+def _seen_positions(length: int, window: int | None) -> float:
     """Positions that a query sees, mean over the sequence: half of them, or those in the window.
 
     The first queries of a window see less of it.
@@ -128,7 +128,7 @@ def expert_padding_flops(layout: Training) -> Number:
     if moe is None:
         return 0.0
     if moe.capacity_factor is not None:
-        return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
+        return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * _experts_forward_flops(layout)
     routed = layout.over_layers(layout.routed_elements)
     experts = moe.experts / layout.ways("experts")
     unit = layout.chip.matrix_unit
@@ -144,7 +144,7 @@ def expert_imbalance_flops(layout: Layout) -> Number:
     moe = layout.model.moe
     if moe is None or moe.capacity_factor is not None:
         return 0.0
-    return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
+    return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * _experts_forward_flops(layout)
 
 
 def surplus_rows(layout: Layout) -> Number:
@@ -159,7 +159,7 @@ def surplus_rows(layout: Layout) -> Number:
     return (moe.imbalance - 1) * (layout.ways("experts") > 1)
 
 
-def experts_forward_flops(layout: Layout) -> Number:
+def _experts_forward_flops(layout: Layout) -> Number:
     """Matmuls of the experts that tokens choose."""
 
     def routed(block: Block) -> Number:
@@ -181,7 +181,7 @@ def blocks_recompute_flops(layout: Training) -> Number:
 
     def elements(block: Block) -> Number:
         return sum(
-            (1 + surplus * is_of_experts(parallel[0])) * repeated_elements(layout, part, parallel)
+            (1 + surplus * is_of_experts(parallel[0])) * _repeated_elements(layout, part, parallel)
             for part in block.sublayers
             for parallel in part.parallel
         )
@@ -189,7 +189,7 @@ def blocks_recompute_flops(layout: Training) -> Number:
     return matmul_flops(layout, layout.over_layers(elements))
 
 
-def repeated_elements(layout: Training, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
+def _repeated_elements(layout: Training, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
     """Weights of a sublayer's parallel matmuls that the backward pass multiplies by again."""
     if parallel == (part.output,) and part.after:
         return layout.repeats_output(part) * layout.multiplied_elements(part.output)
@@ -201,7 +201,7 @@ def attention_forward_flops(layout: Layout) -> Number:
 
     def of_block(block: Block) -> Number:
         positions = forward_positions(layout, block.attention)
-        return attention_flops(layout, block.attention, positions, FORWARD)
+        return _attention_flops(layout, block.attention, positions, _FORWARD)
 
     return layout.over_layers(of_block)
 
@@ -210,12 +210,12 @@ def attention_backward_flops(layout: Layout) -> Number:
     """Their gradients: 5/2 or 7/2 forward where all heads have one width."""
 
     def of_block(block: Block) -> Number:
-        attention, size = block.attention, block_of(layout, block.attention)
+        attention, size = block.attention, _block_of(layout, block.attention)
         sums = partial_sums_of(layout, attention)
 
-        def kernel(keys: Number, products: Products) -> Number:
-            positions = computed_positions(layout, attention, size, keys)
-            return attention_flops(layout, attention, positions, products)
+        def kernel(keys: Number, products: _Products) -> Number:
+            positions = _computed_positions(layout, attention, size, keys)
+            return _attention_flops(layout, attention, positions, products)
 
         apart = kernel(query_keys(size), OF_QUERIES) + kernel(size, OF_KEYS_AND_VALUES)
         at_once = kernel(layout.length / np.maximum(sums, 1), AT_ONCE)
@@ -224,8 +224,8 @@ def attention_backward_flops(layout: Layout) -> Number:
     return layout.over_layers(of_block)
 
 
-def attention_flops(
-    layout: Layout, attention: Attention, positions: Number, products: Products
+def _attention_flops(
+    layout: Layout, attention: Attention, positions: Number, products: _Products
 ) -> Number:
     """A kernel's products of one layer: each 2 x tokens x positions for a number of a head.
 
@@ -241,11 +241,11 @@ def attention_flops(
 
 def forward_positions(layout: Layout, attention: Attention) -> Number:
     """Positions that the forward kernel computes for a query, mean over the sequence."""
-    size = block_of(layout, attention)
-    return computed_positions(layout, attention, size, size)
+    size = _block_of(layout, attention)
+    return _computed_positions(layout, attention, size, size)
 
 
-def computed_positions(
+def _computed_positions(
     layout: Layout, attention: Attention, queries: Number, keys: Number
 ) -> Number:
     """The same by blocks of so many queries and keys, of which one divides the other.
@@ -263,7 +263,7 @@ def computed_positions(
     return queries + all_before / blocks
 
 
-def block_of(layout: Layout, attention: Attention) -> Number:
+def _block_of(layout: Layout, attention: Attention) -> Number:
     """Positions that the kernels take at a time, or would where they cannot take the sequence."""
     window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
     size = attention_block(layout.length, layout.ways("length"), window, head)
@@ -273,7 +273,7 @@ def block_of(layout: Layout, attention: Attention) -> Number:
 def partial_sums_of(layout: Layout, attention: Attention) -> Number:
     """Gradients of each query that one backward kernel writes, or 0 where there are two kernels."""
     window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
-    return partial_sums(layout.length, block_of(layout, attention), window, head)
+    return partial_sums(layout.length, _block_of(layout, attention), window, head)
 
 
 def head_of(attention: Attention, compute_bytes: int) -> int:

@@ -57,12 +57,12 @@ def forecast(layout: Training, spec: Spec) -> Forecast:
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
-        memory=tuple(plain_phase(phase) for phase in phases(layout)),
+        memory=tuple(_plain_phase(phase) for phase in phases(layout)),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_s,
         hidden_s=plain(transfers(layout).hidden_s()),
-        bottleneck=binding_resource(layout, time),
-        expected_time=expected_ledger(layout, lines, time),
+        bottleneck=_binding_resource(layout, time),
+        expected_time=_expected_ledger(layout, lines, time),
         extrapolated=extrapolated(layout, lines, step_s),
     )
 
@@ -89,7 +89,7 @@ def write_forecast(
     """The ledgers with every figure that follows from them."""
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
     on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
-    tokens = tokens_per_step(layout)
+    tokens = _tokens_per_step(layout)
     goodput, days, chip_hours, dollars = time_and_money(layout, step_s, terms)
     return Forecast(
         memory_bytes_per_device=peak_bytes,
@@ -107,8 +107,8 @@ def write_forecast(
         model_flops_per_step=tokens * flops.model_flops_per_token(layout.model, layout.length),
         mfu_definition=flops.MFU_DEFINITION,
         mfu=mfu(layout, step_s),
-        mfu_6p=mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
-        tokens_per_s=rates(step_s, tokens),
+        mfu_6p=_mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
+        tokens_per_s=_rates(step_s, tokens),
         goodput=goodput,
         days=days,
         chip_hours=chip_hours,
@@ -116,7 +116,7 @@ def write_forecast(
         dollars_per_chip_hour=terms.dollars_per_chip_hour,
         expected_time=expected_time,
         extrapolations=extrapolated,
-        learned_from=learned_from(layout) if step_s.expected is not None else None,
+        learned_from=_learned_from(layout) if step_s.expected is not None else None,
     )
 
 
@@ -126,7 +126,7 @@ def time_and_money(
     """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
     price is unknown.
     """
-    steps = terms.tokens / tokens_per_step(layout)
+    steps = terms.tokens / _tokens_per_step(layout)
     goodput = goodput_forecast(terms.goodput, typical(step_s), ceil(steps))
     total_s = over_share(scale(step_s, steps), goodput)
     chips, price = int(layout.devices) // layout.chip.devices, terms.dollars_per_chip_hour
@@ -151,10 +151,10 @@ def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
         bytes=round(size * flops.parameters(layout.model)),
         bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
     )
-    return goodput_inputs(machines, spec.run, state, evaluation_cost(layout, spec.run.evaluation))
+    return goodput_inputs(machines, spec.run, state, _evaluation_cost(layout, spec.run.evaluation))
 
 
-def evaluation_cost(layout: Training, options: EvaluationOptions | None) -> EvaluationCost | None:
+def _evaluation_cost(layout: Training, options: EvaluationOptions | None) -> EvaluationCost | None:
     """The forward passes of an evaluation, and the FLOPs of a step."""
     if options is None:
         return None
@@ -171,25 +171,25 @@ def typical(step_s: Estimate) -> float:
     return step_s.unoverlapped if step_s.expected is None else step_s.expected
 
 
-def tokens_per_step(layout: Training) -> float:
+def _tokens_per_step(layout: Training) -> float:
     return float(layout.sequences) * layout.length
 
 
 def mfu(layout: Training, step_s: Estimate) -> Estimate:
     """MFU by its one definition."""
-    return mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
+    return _mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
 
 
-def mfu_of(layout: Training, step_s: Estimate, flops_per_token: float) -> Estimate:
+def _mfu_of(layout: Training, step_s: Estimate, flops_per_token: float) -> Estimate:
     """MFU for that many FLOPs per token."""
-    step_flops = tokens_per_step(layout) * flops_per_token
-    return rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
+    step_flops = _tokens_per_step(layout) * flops_per_token
+    return _rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
 
 def step_bounds(layout: Training, lines: list[LedgerLine], time: StepTime) -> Estimate:
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
-    efficiency = efficiency_of(layout)
+    efficiency = _efficiency_of(layout)
     if efficiency is None:
         return Estimate(lower=lower, unoverlapped=unoverlapped)
     expected = float(expected_s(layout, lines, time, efficiency))
@@ -197,17 +197,17 @@ def step_bounds(layout: Training, lines: list[LedgerLine], time: StepTime) -> Es
     return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
 
 
-def efficiency_of(layout: Training) -> catalog.Efficiency | None:
+def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
     """Return what published runs on such chips in that type reach, or None without such runs."""
     if layout.precision.compute != layout.activation_type:
         return None
     return catalog.efficiency(layout.chip.name)
 
 
-def expected_ledger(
+def _expected_ledger(
     layout: Training, lines: list[LedgerLine], time: StepTime
 ) -> tuple[LedgerLine, ...]:
-    efficiency = efficiency_of(layout)
+    efficiency = _efficiency_of(layout)
     if efficiency is None:
         return ()
     return tuple(plain_line(line) for line in expected_lines(layout, lines, time, efficiency))
@@ -217,16 +217,16 @@ def extrapolated(
     layout: Training, lines: list[LedgerLine], step_s: Estimate
 ) -> tuple[Extrapolation, ...]:
     """The axes along which the plan leaves the range of published runs."""
-    efficiency = efficiency_of(layout)
+    efficiency = _efficiency_of(layout)
     if efficiency is None or step_s.expected is None:
         return ()
     values = axis_values(layout, step_work(layout, lines), step_s.expected)
     return extrapolations(values, efficiency.ranges)
 
 
-def learned_from(layout: Training) -> LearnedFrom | None:
+def _learned_from(layout: Training) -> LearnedFrom | None:
     """The software for whose runs `expected` speaks."""
-    efficiency = efficiency_of(layout)
+    efficiency = _efficiency_of(layout)
     if efficiency is None:
         return None
     runs = {
@@ -248,12 +248,12 @@ def plain_line(line: LedgerLine) -> LedgerLine:
     return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
 
 
-def plain_phase(phase: MemoryPhase) -> MemoryPhase:
+def _plain_phase(phase: MemoryPhase) -> MemoryPhase:
     lines = tuple(plain_line(line) for line in phase.lines if line.value > 0)
     return replace(phase, lines=lines, bytes=plain(phase.bytes))
 
 
-def binding_resource(layout: Training, time: StepTime) -> tuple[str, float]:
+def _binding_resource(layout: Training, time: StepTime) -> tuple[str, float]:
     """The resource that sets the lower bound, and by what fraction it exceeds the next."""
     names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
     busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
@@ -296,7 +296,7 @@ def plus(values: Estimate, more: float) -> Estimate:
     return replace(apply(values, lambda value: value + more), lower=values.lower)
 
 
-def rates(values: Estimate, amount: float) -> Estimate:
+def _rates(values: Estimate, amount: float) -> Estimate:
     """An amount over each of these times; the longest time is the lowest rate."""
     of_times = apply(values, lambda value: amount / value)
     return replace(of_times, low=of_times.high, high=of_times.low)

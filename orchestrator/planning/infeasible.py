@@ -50,7 +50,7 @@ class Infeasible(SpecError):
 
     @property
     def message(self) -> str:
-        return infeasible_text(self.reasons, ())
+        return _infeasible_text(self.reasons, ())
 
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Return the nearest specs that have a plan; the first call plans them, in a second."""
@@ -68,10 +68,10 @@ class Infeasible(SpecError):
     def full_text(self) -> str:
         """Return the message with suggestions, and the command to type next."""
         following = f"\n\nNext: {self.next_command}" if self.next_command else ""
-        return infeasible_text(self.all_reasons(), self.suggestions()) + following
+        return _infeasible_text(self.all_reasons(), self.suggestions()) + following
 
 
-def infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion, ...]) -> str:
+def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion, ...]) -> str:
     """Return the reasons, then the suggestions: lines to paste, each with what it leads to."""
     # What no other spec of that kind would mend comes first.
     lines = [reason.text for reason in reasons if reason.code == "largest_domain"]

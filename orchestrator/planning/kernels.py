@@ -12,13 +12,13 @@ import numpy as np
 # The loss takes tokens whose fp32 logits are so many bytes at a time, or the `loss_chunk_tokens` of
 # the plan's chip, where they are more. Beyond LEAST_LOSS_CHUNK_TOKENS it takes no more than
 # MOST_LOSS_CHUNK_BYTES of logits, which are memory that a policy could use.
-LOSS_CHUNK_BYTES, MOST_LOSS_CHUNK_BYTES = 256 * 2**20, 2**30
-LEAST_LOSS_CHUNK_TOKENS = 1024
-LOSS_CHUNK_SLACK = 1.1  # so much less than what balances the chunk will do
+_LOSS_CHUNK_BYTES, _MOST_LOSS_CHUNK_BYTES = 256 * 2**20, 2**30
+_LEAST_LOSS_CHUNK_TOKENS = 1024
+_LOSS_CHUNK_SLACK = 1.1  # so much less than what balances the chunk will do
 TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them
 # Rows of experts that our grouped matmul takes at a time, at most and at least. A tile that two
 # experts share is computed for both.
-MOST_ROWS, LEAST_ROWS = 512, 128
+_MOST_ROWS, _LEAST_ROWS = 512, 128
 MOST_TILE = 1024  # elements of the weights' dimensions that ours takes at a time, at most
 
 
@@ -29,15 +29,15 @@ def loss_chunk_tokens(peak_flops_per_s: float, hbm_bytes_per_s: float) -> int:
     of 4 x peak / HBM rate tokens: 664 on v5p, 896 on v4, 962 on v5e, 1,250 on tpu7x, 2,242 on v6e.
     Fewer leave the matrix units without work, more only take memory.
     """
-    balanced = 4 * peak_flops_per_s / hbm_bytes_per_s / LOSS_CHUNK_SLACK
-    return 1 << ceil(log2(min(max(balanced, LEAST_LOSS_CHUNK_TOKENS), MOST_LOSS_CHUNK_BYTES)))
+    balanced = 4 * peak_flops_per_s / hbm_bytes_per_s / _LOSS_CHUNK_SLACK
+    return 1 << ceil(log2(min(max(balanced, _LEAST_LOSS_CHUNK_TOKENS), _MOST_LOSS_CHUNK_BYTES)))
 
 
 def loss_chunk_bytes(tokens: int, token_bytes: Any) -> Any:
     """Bytes of logits that the loss makes at a time, where a token's are `token_bytes`."""
-    wanted = np.maximum(LOSS_CHUNK_BYTES, tokens * token_bytes)
+    wanted = np.maximum(_LOSS_CHUNK_BYTES, tokens * token_bytes)
     return np.minimum(
-        wanted, np.maximum(MOST_LOSS_CHUNK_BYTES, LEAST_LOSS_CHUNK_TOKENS * token_bytes)
+        wanted, np.maximum(_MOST_LOSS_CHUNK_BYTES, _LEAST_LOSS_CHUNK_TOKENS * token_bytes)
     )
 
 
@@ -56,7 +56,7 @@ def grouped_tile(rows: Any, experts: Any) -> Any:
     """Rows that our grouped matmul takes at a time: about a quarter of an expert's, a power of two
     within bounds.
     """
-    wanted = np.clip(rows / (4 * experts), LEAST_ROWS, MOST_ROWS)
+    wanted = np.clip(rows / (4 * experts), _LEAST_ROWS, _MOST_ROWS)
     return 2 ** np.floor(np.log2(wanted))
 
 
@@ -65,18 +65,18 @@ def grouped_tile(rows: Any, experts: Any) -> Any:
 
 
 LANES = 128  # of which every block is a multiple
-BLOCK = 1024
-HEAD_BYTES = 512  # of the widest head with which blocks of that size fit: 256 in bf16
+_BLOCK = 1024
+_HEAD_BYTES = 512  # of the widest head with which blocks of that size fit: 256 in bf16
 # Along a window, what a block has outside it is computed as well.
-WINDOW_BLOCK, LEAST_WINDOW = 512, 2048
+_WINDOW_BLOCK, _LEAST_WINDOW = 512, 2048
 # One backward kernel writes the gradient of every query once for each block of keys, to be added
 # up. From LONG positions on it takes more keys at a time, where heads leave room for them; beyond
 # so many sums, two kernels take less memory.
-LONG, LONG_KEYS, LONG_HEAD_BYTES = 8192, 2048, 256
-MOST_PARTIAL_SUMS = 8
-QUERY_KEYS = 512  # keys that a kernel of the queries' gradients alone takes at a time
+_LONG, _LONG_KEYS, _LONG_HEAD_BYTES = 8192, 2048, 256
+_MOST_PARTIAL_SUMS = 8
+_QUERY_KEYS = 512  # keys that a kernel of the queries' gradients alone takes at a time
 # Keys of a block whose scores are made at a time: more of them need more of the fast memory.
-FORWARD_KEYS, BACKWARD_KEYS = 512, 256
+_FORWARD_KEYS, _BACKWARD_KEYS = 512, 256
 
 
 def attention_block(length: int, ways: Any, window: int | None, head_bytes: float) -> Any:
@@ -85,9 +85,9 @@ def attention_block(length: int, ways: Any, window: int | None, head_bytes: floa
     They divide what lies on one device in one piece, which over several devices is half of its
     positions; or else all of its positions. `head_bytes` are those of the wider head.
     """
-    narrow = window is not None and window < min(LEAST_WINDOW, length)
-    most = WINDOW_BLOCK if narrow else BLOCK
-    while most * head_bytes > BLOCK * HEAD_BYTES and most > LANES:
+    narrow = window is not None and window < min(_LEAST_WINDOW, length)
+    most = _WINDOW_BLOCK if narrow else _BLOCK
+    while most * head_bytes > _BLOCK * _HEAD_BYTES and most > LANES:
         most //= 2
     in_piece = _largest_block(length // np.where(ways > 1, 2 * ways, 1), most)
     return np.where(in_piece > 0, in_piece, _largest_block(length // ways, most))
@@ -98,15 +98,15 @@ def partial_sums(length: int, block: Any, window: int | None, head_bytes: float)
     the queries and another those of keys and values. In one kernel, blocks outside a window are
     fetched and their gradients of zero are written.
     """
-    fits = length >= LONG and length % LONG_KEYS == 0 and head_bytes <= LONG_HEAD_BYTES
-    keys = np.where(fits & (block == BLOCK), LONG_KEYS, np.maximum(block, 1))
+    fits = length >= _LONG and length % _LONG_KEYS == 0 and head_bytes <= _LONG_HEAD_BYTES
+    keys = np.where(fits & (block == _BLOCK), _LONG_KEYS, np.maximum(block, 1))
     sees_all = window is None or window >= length
-    return np.where(sees_all & (length // keys <= MOST_PARTIAL_SUMS), length // keys, 0)
+    return np.where(sees_all & (length // keys <= _MOST_PARTIAL_SUMS), length // keys, 0)
 
 
 def query_keys(block: Any) -> Any:
     """Keys of a kernel that makes only the gradients of queries, by blocks of `block` queries."""
-    return np.maximum(_largest_block(block, QUERY_KEYS), np.minimum(block, LANES))
+    return np.maximum(_largest_block(block, _QUERY_KEYS), np.minimum(block, LANES))
 
 
 def block_sizes(length: int, ways: int, window: int | None, head_bytes: float) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def block_sizes(length: int, ways: int, window: int | None, head_bytes: float) -
     return {
         "block_q": block,
         "block_kv": block,
-        "block_kv_compute": _at_a_time(block, FORWARD_KEYS),
+        "block_kv_compute": _at_a_time(block, _FORWARD_KEYS),
         "block_q_dkv": block,
         "block_kv_dkv": keys,
-        "block_kv_dkv_compute": _at_a_time(keys, BACKWARD_KEYS),
+        "block_kv_dkv_compute": _at_a_time(keys, _BACKWARD_KEYS),
         "block_q_dq": None if sums else block,
         "block_kv_dq": None if sums else int(query_keys(block)),
         "use_fused_bwd_kernel": bool(sums),

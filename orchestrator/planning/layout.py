@@ -50,8 +50,8 @@ Number = Any  # a plain number, or a numpy array of them
 # What arrays take in memory. A TPU stores an array in tiles of its two minor dimensions.
 
 
-TPU_TILE = (8, 128)  # sublanes and lanes; openxla.org/xla/tiled_layout
-NO_TILE = (1, 1)
+_TPU_TILE = (8, 128)  # sublanes and lanes; openxla.org/xla/tiled_layout
+_NO_TILE = (1, 1)
 
 
 def whole(size: Number, part: int) -> Number:
@@ -59,38 +59,38 @@ def whole(size: Number, part: int) -> Number:
     return -(-size // part) * part if part > 1 else size
 
 
-def tiled(second: Number, minor: Number, tile: tuple[int, int]) -> Number:
+def _tiled(second: Number, minor: Number, tile: tuple[int, int]) -> Number:
     """The elements that an array with these two minor dimensions takes.
 
     The compiler has tiles of 1, 2 and 4 rows as well, for arrays that have no more.
     """
-    if tile == NO_TILE:
+    if tile == _NO_TILE:
         return second * minor
     fewer = 2 ** np.ceil(np.log2(second))
     return np.where(second < tile[0], fewer, whole(second, tile[0])) * whole(minor, tile[1])
 
 
-def elements_in_order(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
+def _elements_in_order(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
     """The elements that an array takes with its last dimension as the minor one."""
     if len(sizes) < 2:
         return prod(sizes)
-    return prod(sizes[:-2]) * tiled(sizes[-2], sizes[-1], tile)
+    return prod(sizes[:-2]) * _tiled(sizes[-2], sizes[-1], tile)
 
 
-def fewest_elements(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
+def _fewest_elements(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
     """The elements that an array takes in the order of its dimensions that pads least."""
-    if len(sizes) < 2 or tile == NO_TILE:
+    if len(sizes) < 2 or tile == _NO_TILE:
         return prod(sizes)
     orders = []
     for second, minor in permutations(range(len(sizes)), 2):
         rest = prod(size for place, size in enumerate(sizes) if place not in (second, minor))
-        orders.append(rest * tiled(sizes[second], sizes[minor], tile))
+        orders.append(rest * _tiled(sizes[second], sizes[minor], tile))
     return np.minimum.reduce(np.broadcast_arrays(*orders))
 
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 # Whether each parameter has a first and a second moment; `optimizers` has those of some parameters.
-MOMENTS = {"adamw": (1, 1), "adafactor": (0, 0), "muon": (1, 0)}
+_MOMENTS = {"adamw": (1, 1), "adafactor": (0, 0), "muon": (1, 0)}
 MOMENT_BYTES = DTYPE_BYTES | {"int8": 1 + 4 / 256}  # an fp32 scale for 256 of them
 
 
@@ -101,7 +101,7 @@ def activation_type(precision: Precision) -> DType:
 
 def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
     """Bytes of optimizer state for each parameter."""
-    first, second = MOMENTS[optimizer.name]
+    first, second = _MOMENTS[optimizer.name]
     of_first = precision.first_moment or precision.optimizer
     return first * MOMENT_BYTES[of_first] + second * MOMENT_BYTES[precision.optimizer]
 
@@ -289,7 +289,7 @@ class Layout:
     @property
     def tile(self) -> tuple[int, int]:
         """The tile of the chip. One without a matrix unit is a GPU and does not pad."""
-        return TPU_TILE if self.chip.matrix_unit else NO_TILE
+        return _TPU_TILE if self.chip.matrix_unit else _NO_TILE
 
     def stored_size(self, dimension: Dimension) -> Number:
         """The part of a weight's dimension that a device stores."""
@@ -299,11 +299,11 @@ class Layout:
 
     def stored_elements(self, weight: Weight) -> Number:
         """Elements that a device's part of a weight takes: parameters lie as they pad least."""
-        return fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
+        return _fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     def elements_in_order(self, weight: Weight) -> Number:
         """Elements that its part of a weight takes where its dimensions stay in their order."""
-        return elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
+        return _elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     @cached_property
     def stored_layer_elements(self) -> Number:

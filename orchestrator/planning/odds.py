@@ -37,7 +37,7 @@ class OfferRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Odds:
+class _Odds:
     """Probabilities of the plan's interval: done by the date, below the budget, and both.
 
     One is None where nothing was asked for it, or its figure is unknown.
@@ -104,7 +104,7 @@ class Offer:
     mfu: Estimate | None = None
     days: Estimate | None = None
     dollars: Estimate | None = None
-    odds: Odds | None = None
+    odds: _Odds | None = None
     on_frontier: bool = False
     extrapolations: tuple[Extrapolation, ...] = ()
 
@@ -131,7 +131,7 @@ class Offers:
     warnings: tuple[PlanWarning, ...]
 
 
-def chance(estimate: Estimate, limit: float) -> float | None:
+def _chance(estimate: Estimate, limit: float) -> float | None:
     """Return the probability of at most the limit; None without an interval, 0 below the bound."""
     known = odds_below(estimate, limit)
     return 0.0 if known is not None and limit < estimate.lower else known
@@ -139,19 +139,19 @@ def chance(estimate: Estimate, limit: float) -> float | None:
 
 def odds_of(
     days: Estimate, dollars: Estimate | None, by_days: float | None, budget: float | None
-) -> Odds:
+) -> _Odds:
     """Return the odds of an offer. Dollars grow with days: both limits hold as often as the rarer
     one.
     """
-    by_date = None if by_days is None else chance(days, by_days)
-    in_budget = None if budget is None or dollars is None else chance(dollars, budget)
+    by_date = None if by_days is None else _chance(days, by_days)
+    in_budget = None if budget is None or dollars is None else _chance(dollars, budget)
     asked = [odds for odds, limit in ((by_date, by_days), (in_budget, budget)) if limit is not None]
     known = [odds for odds in asked if odds is not None]
     both = min(known) if known and len(known) == len(asked) else None
-    return Odds(by_date=by_date, in_budget=in_budget, both=both)
+    return _Odds(by_date=by_date, in_budget=in_budget, both=both)
 
 
 def deadline_odds(plan: Plan, deadline: str, days: float) -> DeadlineOdds:
     """Return the odds that a run that begins now ends within `days` days."""
     steps = apply(plan.forecast.days, lambda all_days: all_days * plan.run_share)
-    return DeadlineOdds(deadline=deadline, days=days, odds=chance(steps, days))
+    return DeadlineOdds(deadline=deadline, days=days, odds=_chance(steps, days))

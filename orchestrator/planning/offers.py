@@ -126,12 +126,12 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
         joined = chip.multislice_chips
         most = int(joined.value if joined else max(_MOST_CHIPS, prod(chip.largest_slice)))
         for topology in rentable(chip, spec.experiment.model):
-            if is_round(topology.chips):
-                for pods in filter(is_round, range(1, most // topology.chips + 1)):
+            if _is_round(topology.chips):
+                for pods in filter(_is_round, range(1, most // topology.chips + 1)):
                     yield _candidate(spec, wanted, chip, topology, pods)
 
 
-def is_round(number: int) -> bool:
+def _is_round(number: int) -> bool:
     """Whether it is a power of two, or three times one."""
     odd = number // (number & -number)
     return odd in (1, 3)

@@ -32,9 +32,9 @@ _MOSTLY, _BLOCKED, _WORTH_CHANGING = 0.5, 0.05, 0.01
 # sequences of CRITICAL_LENGTH tokens. It takes CRITICAL_OVERHEAD more tokens than small batches.
 _CRITICAL_SEQUENCES, _CRITICAL_LENGTH, _CRITICAL_EXPONENT = 22.91, 512, 0.47
 _CRITICAL_OVERHEAD = 0.2
-CRITICAL_SOURCE = "zhang-critical-batch"
+_CRITICAL_SOURCE = "zhang-critical-batch"
 # The largest published batch, DeepSeek-V3's 63M tokens in a run of 14.8T, is 2.3 times critical.
-LARGE_BATCH = 2.35
+_LARGE_BATCH = 2.35
 
 
 def all_warnings(
@@ -145,13 +145,13 @@ def _recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
 def batch_warnings(batch_tokens: int, tokens: int) -> Iterator[PlanWarning]:
     """Warn of a batch beyond those that the field trains with, for a run of that many tokens."""
     critical = critical_batch_tokens(tokens)
-    if batch_tokens > LARGE_BATCH * critical:
+    if batch_tokens > _LARGE_BATCH * critical:
         yield _large_batch(
             batch_tokens=batch_tokens,
             critical_tokens=critical,
             tokens=tokens,
             token_factor=1 + _CRITICAL_OVERHEAD * batch_tokens / critical,
-            source=CRITICAL_SOURCE,
+            source=_CRITICAL_SOURCE,
         )
 
 

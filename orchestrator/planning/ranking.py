@@ -19,7 +19,7 @@ from orchestrator.values.plan import Plan
 # Plans this close by the first rule are equal within the accuracy of a forecast.
 TIE = 0.01
 # Expected times this close differ by less than their constants are rounded.
-SAME = 0.001
+_SAME = 0.001
 # A policy that offloads has to gain more than the forecast knows. Two published jobs were timed
 # with and without it (tp_v6e4_8b, tp_v6e256_8b_splash): what it changed was off by 2.2 and 1.8 %.
 OFFLOAD_GAIN = 0.02
@@ -54,7 +54,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     The last may be one that accumulates gradients, where it is expected to be faster than the
     first.
     """
-    kinds = kinds_of(candidates)
+    kinds = _kinds_of(candidates)
 
     def same_kind(row: int) -> Bools:
         return np.asarray((kinds == kinds[row]).all(axis=1))
@@ -63,11 +63,11 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     rows: list[int] = []
     while remaining.any() and len(rows) < most:
         among = contenders(request, candidates, remaining)
-        expected = expected_s_per_token(request, candidates, among)
+        expected = _expected_s_per_token(request, candidates, among)
         rows.append(pick(candidates, among, expected))
         remaining &= ~same_kind(rows[-1])
     if len(rows) > 1:
-        [s_per_token] = expected_s_per_token(request, candidates, np.array(rows[:1]))
+        [s_per_token] = _expected_s_per_token(request, candidates, np.array(rows[:1]))
         faster = _accumulating_row(request, candidates, float(s_per_token))
         shown = candidates.microbatches[rows]
         if faster is not None and shown[0] == 1 and candidates.microbatches[faster] not in shown:
@@ -84,7 +84,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     return ranked
 
 
-def kinds_of(candidates: Candidates) -> Ints:
+def _kinds_of(candidates: Candidates) -> Ints:
     """Return what tells one kind of plan from another: the sizes of axes that split layers, policy
     and microbatches.
     """
@@ -106,7 +106,7 @@ def pick(candidates: Candidates, rows: Ints, expected: Floats) -> int:
     """Return the best of contenders, by the expected seconds per token of each: of equal ones the
     cheapest, then the first enumerated.
     """
-    rows = _least(rows, expected, SAME)
+    rows = _least(rows, expected, _SAME)
     rows = _least(rows, (axis_sizes(candidates.factors[rows]) > 1).sum(axis=1))
     return int(rows[np.argmin(candidates.cost_s_per_token[rows])])
 
@@ -116,7 +116,7 @@ def _least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
     return np.asarray(rows[values <= values.min() * (1 + within)])
 
 
-def expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: Ints) -> Floats:
+def _expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: Ints) -> Floats:
     """Return what a run is expected to take; 1 for all rows where no such run is known."""
     if catalog.efficiency(request.chip.name) is None:
         return np.ones(len(rows))
@@ -142,7 +142,7 @@ def accumulates_faster(
     row = _accumulating_row(request, candidates, s_per_token)
     if row is None:
         return None
-    [expected] = expected_s_per_token(request, candidates, np.array([row]))
+    [expected] = _expected_s_per_token(request, candidates, np.array([row]))
     return int(candidates.microbatches[row]), float(expected)
 
 
@@ -162,7 +162,7 @@ def _accumulating_row(
     rows = np.array(
         [np.where(candidates.microbatches == number, cost, np.inf).argmin() for number in numbers]
     )
-    expected = expected_s_per_token(request, candidates, rows)
+    expected = _expected_s_per_token(request, candidates, rows)
     best = int(expected.argmin())
     known = exp(efficiency.reference_spread.value)
     faster = float(expected[best]) * known < s_per_token

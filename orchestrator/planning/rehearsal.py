@@ -44,7 +44,7 @@ _PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
+class _Rehearsal:
     """A small copy of a plan, and what differs in kind, one line each."""
 
     spec: Spec
@@ -55,7 +55,7 @@ class Rehearsal:
 
 def rehearse(
     spec: Spec, plan: Plan, *, steps: int = _STEPS, devices: int | None = None
-) -> Rehearsal:
+) -> _Rehearsal:
     """Return the rehearsal of a plan: up to eight pods with `devices` devices each, or with those
     of the smallest slice that has at least four.
     """
@@ -104,7 +104,7 @@ def rehearse(
     copy = make_plan(small)
     pairs = zip(plan.each_stage, copy.each_stage, strict=True)
     changes = dict.fromkeys(change for pair in pairs for change in _changes(*pair))
-    return Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(changes))
+    return _Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(changes))
 
 
 def _with_stages(

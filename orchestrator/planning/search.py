@@ -56,43 +56,43 @@ from orchestrator.values.fields import Treatment
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Experiment, MeshRequest, Remat, Spec
 
-TREATMENTS: tuple[Treatment, ...] = ("keep", "offload", "recompute")
+_TREATMENTS: tuple[Treatment, ...] = ("keep", "offload", "recompute")
 
 
 @dataclass(frozen=True)
-class PolicyArray:
+class _PolicyArray:
     """A policy at each place of an array; `treated` has each tensor's treatments, as numbers."""
 
     treated: dict[str, NDArray[np.int8]]
 
     def share(self, tensor: str, treatment: Treatment) -> NDArray[np.bool_]:
-        return np.equal(self.treated[tensor], TREATMENTS.index(treatment))
+        return np.equal(self.treated[tensor], _TREATMENTS.index(treatment))
 
     @property
     def needs_host(self) -> bool:
         return any(self.share(tensor, "offload").any() for tensor in self.treated)
 
-    def __getitem__(self, places: Any) -> "PolicyArray":
-        return PolicyArray({name: array[places] for name, array in self.treated.items()})
+    def __getitem__(self, places: Any) -> "_PolicyArray":
+        return _PolicyArray({name: array[places] for name, array in self.treated.items()})
 
 
-def policy_array(policies: Sequence[Policy], model: Model) -> PolicyArray:
+def policy_array(policies: Sequence[Policy], model: Model) -> _PolicyArray:
     treated = {
-        tensor.name: [TREATMENTS.index(each.treatment(tensor.name)) for each in policies]
+        tensor.name: [_TREATMENTS.index(each.treatment(tensor.name)) for each in policies]
         for tensor in decoder(model).tensors
     }
-    return PolicyArray({name: np.array(numbers, np.int8) for name, numbers in treated.items()})
+    return _PolicyArray({name: np.array(numbers, np.int8) for name, numbers in treated.items()})
 
 
 def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
     """Return the policies that a request allows: its own, or all where the search chooses."""
     if experiment.remat != AUTO:
         return (policy(experiment.remat),)
-    return all_policies(experiment.model, offloads=knows_host(chip))
+    return _all_policies(experiment.model, offloads=knows_host(chip))
 
 
 @cache
-def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
+def _all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     """Return every way to treat the tensors of a block, but for those that gain nothing.
 
     Queries, keys and values are treated alike: keys and values are small. So are all latents. Of
@@ -100,7 +100,7 @@ def all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     block's input is never recomputed.
     """
     network = decoder(model)
-    treatments = [each for each in TREATMENTS if offloads or each != "offload"]
+    treatments = [each for each in _TREATMENTS if offloads or each != "offload"]
     *groups, mlp_inputs = _tensor_groups(network)
     groups += [(name,) for name in mlp_inputs]
     mlp_treatments = list(combinations_with_replacement(treatments[::-1], len(mlp_inputs)))[::-1]

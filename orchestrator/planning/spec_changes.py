@@ -55,7 +55,7 @@ def changed(spec: Spec, change: Change) -> Spec:
 
 
 @dataclass(frozen=True)
-class ChangeResult:
+class _ChangeResult:
     """What came of planning a change: its plan, or how many times the memory it needs, at least.
 
     A change that cannot have a plan is not `searched`.
@@ -88,10 +88,10 @@ class Nearby:
         """The spec with what is changed in any case."""
         return changed(self.spec, self.base)
 
-    def attempt(self, change: Change) -> ChangeResult:
+    def attempt(self, change: Change) -> _ChangeResult:
         """Plan a further change."""
         if self.budget.left <= 0:
-            return ChangeResult(None, searched=False)
+            return _ChangeResult(None, searched=False)
         result = _attempt(self.spec, {**self.base, **change})
         self.budget.left -= result.priced
         return result
@@ -102,7 +102,7 @@ class Nearby:
         return islice(filter(None, found), most)
 
 
-def _attempt(spec: Spec, change: Change) -> ChangeResult:
+def _attempt(spec: Spec, change: Change) -> _ChangeResult:
     """Plan a changed spec."""
     other = changed(spec, change)
     batch = other.experiment.batch
@@ -112,18 +112,18 @@ def _attempt(spec: Spec, change: Change) -> ChangeResult:
         or batch.sequences * batch.length > other.experiment.tokens
         or other.resources.pods.max > _MOST_PODS
     ):
-        return ChangeResult(None, searched=False)
+        return _ChangeResult(None, searched=False)
     request = search_request(other)
     # What follows saves the search of what it would refuse too.
     times = state_bytes(other.experiment) / memory_that_shares(request)
     if times > 1 or not divides(request):
-        return ChangeResult(None, times, searched=False)
+        return _ChangeResult(None, times, searched=False)
     result = search(request)
     choices = best_choices(request, result.candidates, 1)
     if not choices:
         usable = request.chip.hbm_usable_bytes.value
         times = result.smallest_bytes / usable if result.realizable else 0.0
-        return ChangeResult(None, times, priced=result.realizable)
+        return _ChangeResult(None, times, priced=result.realizable)
     choice = choices[0]
     predicted = forecast(layout_of_choice(request, choice), other)
     suggestion = Suggestion(
@@ -143,7 +143,7 @@ def _attempt(spec: Spec, change: Change) -> ChangeResult:
         days=predicted.days,
         dollars=predicted.dollars,
     )
-    return ChangeResult(suggestion, priced=len(result.candidates))
+    return _ChangeResult(suggestion, priced=len(result.candidates))
 
 
 def state_bytes(experiment: Experiment) -> float:

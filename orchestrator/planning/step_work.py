@@ -39,7 +39,7 @@ def host_limit_bytes(chip: Chip) -> float:
 
 
 @dataclass(frozen=True)
-class Transfers:
+class _Transfers:
     """Seconds of a step's transfers one way, and of the matmuls and the attention of each pass at
     their peak.
     """
@@ -66,25 +66,25 @@ class Transfers:
         return 2 * self.one_way_s - self.hidden_s(matmul, attention, between_s)
 
 
-def transfers(layout: Training) -> Transfers:
+def transfers(layout: Training) -> _Transfers:
     """Return a step's transfers to the host and back, with the passes that hide them."""
     both_ways_s = sum(line.value for line in host_lines(layout))
     blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
     backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.blocks_recompute_flops(layout)
     attention = flops.attention_backward_flops(layout) + flops.attention_recompute_flops(layout)
     of_attention = activation_peak(layout)
-    return Transfers(
+    return _Transfers(
         one_way_s=both_ways_s / 2,
         forward_s=(blocks / peak, flops.attention_forward_flops(layout) / of_attention),
         backward_s=(backward / peak, attention / of_attention),
     )
 
 
-ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
+_ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
 # Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
 # piece. Keys and values of other devices are needed whole, and so are tokens of experts.
-TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
-WHOLE: tuple[LineKind, ...] = (
+_TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
+_WHOLE: tuple[LineKind, ...] = (
     "kv_gather",
     "kv_scatter",
     "expert_exchange",
@@ -92,17 +92,17 @@ WHOLE: tuple[LineKind, ...] = (
     "expert_scatter",
 )
 # Measured all-gathers reach 95 % of 45 GB/s a link and direction, which datasheets call 50.
-ICI_RATE, ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
-LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
+ICI_RATE, _ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
+_LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
 FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy repeats
 # Elements read and written in one pass: by a norm, by an addition to the stream, and by turning
 # queries and keys. The MLP's activation reads its inputs and writes one result.
-NORM_TOUCHES, ADDITION_TOUCHES, ROTATION_TOUCHES = 2, 3, 2
+_NORM_TOUCHES, _ADDITION_TOUCHES, _ROTATION_TOUCHES = 2, 3, 2
 # A row of an expert is read and written on its way there and on its way back, and read for the sum.
-ROUTED_TOUCHES = 5
+_ROUTED_TOUCHES = 5
 # fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
 # read for both matmuls of the backward pass.
-LOGITS_TOUCHES, LOGITS_BYTES = 7, 4
+_LOGITS_TOUCHES, _LOGITS_BYTES = 7, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class StepWork:
     attention_s: Number
     hbm_s: Number
     passes_s: Number
-    host: Transfers
+    host: _Transfers
     gathers_s: Number
     dcn_s: Number
     tensor_s: Number
@@ -137,54 +137,54 @@ class StepWork:
 
 def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     """The lines of a ledger by kind, with the passes that it leaves out."""
-    attention_s = total(line.value for line in lines if line.kind in ATTENTION_LINES)
-    links = [line for line in lines if line.resource not in ALONE]
-    hidden = [line for line in links if line.kind not in (*TENSOR, *WHOLE)]
+    attention_s = _total(line.value for line in lines if line.kind in ATTENTION_LINES)
+    links = [line for line in lines if line.resource not in _ALONE]
+    hidden = [line for line in links if line.kind not in (*_TENSOR, *_WHOLE)]
     return StepWork(
-        matmul_s=total(line.value for line in lines if line.resource == "mxu") - attention_s,
-        attention_s=attention_s / filled_lanes(layout),
-        hbm_s=total(line.value for line in lines if line.resource == "hbm"),
+        matmul_s=_total(line.value for line in lines if line.resource == "mxu") - attention_s,
+        attention_s=attention_s / _filled_lanes(layout),
+        hbm_s=_total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
         host=transfers(layout),
-        gathers_s=total(hidden_s(line) for line in hidden if not between_slices(line)),
-        dcn_s=total(hidden_s(line) for line in hidden if between_slices(line)),
-        tensor_s=total(reached_s(line, line.value) for line in links if line.kind in TENSOR),
-        serial_s=total(
-            reached_s(line, line.value if line.kind in WHOLE else line.serial_s) for line in links
+        gathers_s=_total(_hidden_s(line) for line in hidden if not _between_slices(line)),
+        dcn_s=_total(_hidden_s(line) for line in hidden if _between_slices(line)),
+        tensor_s=_total(_reached_s(line, line.value) for line in links if line.kind in _TENSOR),
+        serial_s=_total(
+            _reached_s(line, line.value if line.kind in _WHOLE else line.serial_s) for line in links
         ),
-        reductions=reductions(layout),
+        reductions=_reductions(layout),
         reductions_by_layer=layout.network.layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
     )
 
 
-def filled_lanes(layout: Layout) -> float:
+def _filled_lanes(layout: Layout) -> float:
     """The share of the attention kernel's products that is not padding of heads to whole lanes."""
     widths = [
         one.dimensions[-1].size
         for block in layout.network.blocks[:1]
         for one in (block.attention.queries, block.attention.result)
     ]
-    return float(sum(widths) / sum(whole(one, LANES) for one in widths))
+    return float(sum(widths) / sum(whole(one, _LANES) for one in widths))
 
 
-def total(seconds: Iterable[Number]) -> Number:
+def _total(seconds: Iterable[Number]) -> Number:
     return sum(seconds, start=0.0)
 
 
-def between_slices(line: LedgerLine) -> bool:
+def _between_slices(line: LedgerLine) -> bool:
     return line.resource in DCN_AXES
 
 
-def reached_s(line: LedgerLine, seconds: Number) -> Number:
+def _reached_s(line: LedgerLine, seconds: Number) -> Number:
     """Seconds at the rate that a link reaches; nobody has published one for the slower network."""
-    at_rate = between_slices(line) or line.kind == "latency"
+    at_rate = _between_slices(line) or line.kind == "latency"
     return seconds if at_rate else seconds / ICI_RATE
 
 
-def hidden_s(line: LedgerLine) -> Number:
+def _hidden_s(line: LedgerLine) -> Number:
     """Seconds of a collective that may run behind other layers."""
-    return reached_s(line, line.value - line.serial_s)
+    return _reached_s(line, line.value - line.serial_s)
 
 
 def hbm_rate(layout: Layout) -> float:
@@ -194,28 +194,28 @@ def hbm_rate(layout: Layout) -> float:
 
 def pass_bytes(layout: Training) -> Number:
     """HBM traffic of operations between the matmuls, as if none were fused with another."""
-    touched = layout.over_layers(partial(touched_elements, layout))
-    logits = LOGITS_TOUCHES * LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
+    touched = layout.over_layers(partial(_touched_elements, layout))
+    logits = _LOGITS_TOUCHES * _LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
     return layout.step_tokens * (layout.compute_bytes * touched + logits)
 
 
-def touched_elements(layout: Training, block: Block) -> Number:
+def _touched_elements(layout: Training, block: Block) -> Number:
     """Elements of a token that a block's operations between its matmuls read and write."""
     attention, mlp = block.attention, block.mlp
     query, key, _ = (matmul.output for matmul in attention.inputs)
     around = sum(1 for part in block.sublayers for norm in (part.before, part.after) if norm)
-    touches = NORM_TOUCHES * around + ADDITION_TOUCHES * len(block.sublayers)
+    touches = _NORM_TOUCHES * around + _ADDITION_TOUCHES * len(block.sublayers)
     stream = touches * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
     up = mlp.inputs[-1].output
-    hidden = hidden_elements(layout, mlp)
+    hidden = _hidden_elements(layout, mlp)
     if isinstance(mlp, Mixture):
-        hidden += ROUTED_TOUCHES * layout.buffer_of_token * layout.model.d_model
-        hidden += hidden_elements(layout, mlp.shared) if mlp.shared else 0
+        hidden += _ROUTED_TOUCHES * layout.buffer_of_token * layout.model.d_model
+        hidden += _hidden_elements(layout, mlp.shared) if mlp.shared else 0
     if isinstance(attention, LatentAttention):
-        stream += NORM_TOUCHES * attention.latent_width / layout.devices_along(GROUPS["tensor"])
+        stream += _NORM_TOUCHES * attention.latent_width / layout.devices_along(GROUPS["tensor"])
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
-    inside = NORM_TOUCHES * (attention.query_norm is not None)
-    rotated = (ROTATION_TOUCHES + inside) * layout.model.head_dim * heads
+    inside = _NORM_TOUCHES * (attention.query_norm is not None)
+    rotated = (_ROTATION_TOUCHES + inside) * layout.model.head_dim * heads
     return sum(
         (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
         for elements, repeated in (
@@ -226,13 +226,13 @@ def touched_elements(layout: Training, block: Block) -> Number:
     )
 
 
-def hidden_elements(layout: Layout, mlp: MLP) -> Number:
+def _hidden_elements(layout: Layout, mlp: MLP) -> Number:
     """What the activation function of an MLP reads and writes."""
     numbers = prod(layout.size(dimension) for dimension in mlp.inputs[-1].output.dimensions)
     return (len(mlp.inputs) + 1) * numbers
 
 
-def reductions(layout: Training) -> Number:
+def _reductions(layout: Training) -> Number:
     """How often slices wait for each other: once a layer, or once a step where gradients
     accumulate. Slices that share weights wait in each layer of each microbatch.
     """

@@ -39,10 +39,10 @@ def time_lines(layout: Training) -> list[LedgerLine]:
     sent = exchanges(layout)
     return [
         *math_lines(layout),
-        *hbm_lines(layout),
+        *_hbm_lines(layout),
         *host_lines(layout),
-        *(exchange_line(layout, exchange) for exchange in sent),
-        *latency_lines(layout, sent),
+        *(_exchange_line(layout, exchange) for exchange in sent),
+        *_latency_lines(layout, sent),
     ]
 
 
@@ -52,7 +52,7 @@ def activation_peak(layout: Layout) -> float:
 
 
 # What multiplies in the compute type.
-OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "expert_imbalance",
+_OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "expert_imbalance",
                                   "matmul_recompute")  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def math_lines(layout: Training) -> list[LedgerLine]:
     wide = peak(layout.chip, layout.activation_type)
 
     def line(kind: LineKind, name: str, formula: str, count: Number) -> LedgerLine:
-        rate = narrow if kind in OF_BLOCKS else wide
+        rate = narrow if kind in _OF_BLOCKS else wide
         return rated_line(layout, kind, name, f"{formula} flops", "mxu", count, rate)
 
     passes = 1 + flops.BACKWARD_OVER_FORWARD
@@ -92,7 +92,7 @@ def math_lines(layout: Training) -> list[LedgerLine]:
     ]  # fmt: skip
 
 
-def hbm_lines(layout: Training) -> list[LedgerLine]:
+def _hbm_lines(layout: Training) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
     rate = layout.chip.hbm_bytes_per_s
     weights = layout.layer_elements + ENDS * layout.table_elements
@@ -165,7 +165,7 @@ def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> Ledge
     return rated_line(layout, "matmul", name, formula, "mxu", count, rate)
 
 
-def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
+def _exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     """Payload over the rate of the group's links."""
     moved, chip = exchange.moved_bytes, layout.chip
     between = link_of(exchange.axes) == "dcn"
@@ -185,7 +185,7 @@ def exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
     )
 
 
-def latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
+def _latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
     """Hops of every collective in a slice, one after another; a line for each group."""
     calls: dict[str, Number] = {}
     for exchange in sent:
@@ -223,16 +223,16 @@ class StepTime:
 
     @property
     def lower_s(self) -> Number:
-        busiest = busiest_s(self.busy_s, self.torus_axis_s)
+        busiest = _busiest_s(self.busy_s, self.torus_axis_s)
         return np.maximum(busiest, self.overlapped_s + self.serial_s)
 
     @property
     def dcn_s(self) -> Number:
-        return between_slices_s(self.busy_s)
+        return _between_slices_s(self.busy_s)
 
 
 # A parameter is updated as soon as its gradient is reduced, while others are still on their way.
-DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
+_DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
 
 
 def step_time(layout: Training, lines: list[LedgerLine]) -> StepTime:
@@ -245,29 +245,29 @@ def step_time(layout: Training, lines: list[LedgerLine]) -> StepTime:
     serial: dict[str, Number] = {}
     overlapped: dict[str, Number] = {}
     for line in lines:
-        add(busy, line, line.value)
+        _add(busy, line, line.value)
         if np.any(line.serial_s):
-            add(serial, line, line.serial_s)
-        if line.kind not in DURING_REDUCTION:
-            add(overlapped, line, line.value)
+            _add(serial, line, line.serial_s)
+        if line.kind not in _DURING_REDUCTION:
+            _add(overlapped, line, line.value)
     for name, seconds in serial.items():
         overlapped[name] = overlapped[name] - seconds
-    torus_axis_s = axis_s(layout, busy)
+    torus_axis_s = _axis_s(layout, busy)
     return StepTime(
         busy_s=busy,
         torus_axis_s=torus_axis_s,
-        serial_s=busiest_s(serial, axis_s(layout, serial)),
-        overlapped_s=busiest_s(overlapped, axis_s(layout, overlapped)),
+        serial_s=_busiest_s(serial, _axis_s(layout, serial)),
+        overlapped_s=_busiest_s(overlapped, _axis_s(layout, overlapped)),
         unoverlapped_s=sum(line.value for line in lines),
     )
 
 
-def add(by_resource: dict[str, Number], line: LedgerLine, seconds: Number) -> None:
+def _add(by_resource: dict[str, Number], line: LedgerLine, seconds: Number) -> None:
     name = line.resource or ""
     by_resource[name] = by_resource.get(name, 0.0) + seconds
 
 
-def axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
+def _axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
     """Seconds that each torus axis is busy."""
     return sum(
         (
@@ -279,14 +279,14 @@ def axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
     )
 
 
-def busiest_s(by_resource: dict[str, Number], torus_axis_s: Number) -> Number:
+def _busiest_s(by_resource: dict[str, Number], torus_axis_s: Number) -> Number:
     """Seconds of the busiest resource or torus axis."""
     slowest_axis = np.max(torus_axis_s, axis=-1)
     others = [by_resource[name] for name in ("mxu", "hbm", "host") if name in by_resource]
-    between = between_slices_s(by_resource)
+    between = _between_slices_s(by_resource)
     return np.maximum.reduce(np.broadcast_arrays(slowest_axis, between, *others))
 
 
-def between_slices_s(by_resource: dict[str, Number]) -> Number:
+def _between_slices_s(by_resource: dict[str, Number]) -> Number:
     """Collectives between slices take turns on one network."""
     return sum(by_resource.get(axis, 0.0) for axis in DCN_AXES)

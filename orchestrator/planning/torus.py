@@ -24,13 +24,13 @@ Bools = NDArray[np.bool_]
 
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"
-DIE_AXIS = "d"
+_DIE_AXIS = "d"
 # Groups whose devices send each other different bytes: rows of experts, and matrices of Muon.
-EXCHANGING = ("expert", "replicas")
+_EXCHANGING = ("expert", "replicas")
 
 
 @dataclass(frozen=True)
-class TorusAxis:
+class _TorusAxis:
     """`bytes_per_s` is what one chip sends both ways along this axis."""
 
     name: str
@@ -43,7 +43,7 @@ class TorusAxis:
 class Torus:
     """The axes of a slice, outermost first; the dies of a chip come last, as axis `d`."""
 
-    axes: tuple[TorusAxis, ...]
+    axes: tuple[_TorusAxis, ...]
     devices_per_chip: int
     switched: bool
     cluster_bytes_per_s: float  # of each device, to other slices
@@ -58,12 +58,12 @@ def make_torus(chip: Chip, topology: Topology) -> Torus:
     links = 1 if chip.switched else 2
     names = ("x", "y", "z")
     axes = [
-        TorusAxis(names[i], length, wraps, links * chip.ici_link_bytes_per_s.value)
+        _TorusAxis(names[i], length, wraps, links * chip.ici_link_bytes_per_s.value)
         for i, (length, wraps) in enumerate(zip(topology.shape, topology.wraps, strict=True))
     ]
     if chip.devices > 1:
         assert chip.die_link_bytes_per_s is not None
-        axes.append(TorusAxis(DIE_AXIS, chip.devices, False, 2 * chip.die_link_bytes_per_s.value))
+        axes.append(_TorusAxis(_DIE_AXIS, chip.devices, False, 2 * chip.die_link_bytes_per_s.value))
     return Torus(tuple(axes), chip.devices, chip.switched, cluster_rate(chip))
 
 
@@ -74,26 +74,26 @@ def cluster_rate(chip: Chip) -> float:
 
 def factor_rows(length: int, axes: Sequence[str]) -> Ints:
     """Every way to split a torus axis between those mesh axes: rows x ICI_AXES."""
-    parts = np.array(factorizations(length, len(axes)), np.int64)
+    parts = np.array(_factorizations(length, len(axes)), np.int64)
     rows = np.ones((len(parts), len(ICI_AXES)), np.int64)
     rows[:, [ICI_AXES.index(axis) for axis in axes]] = parts
     return rows
 
 
-def factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
+def _factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
     """Every ordered way to write `length` as a product of `parts` numbers."""
     if parts == 1:
         return [(length,)]
     return [
         (first, *rest)
         for first in divisors(length)
-        for rest in factorizations(length // first, parts - 1)
+        for rest in _factorizations(length // first, parts - 1)
     ]
 
 
 def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
     """Placements of a slice: ordered factorizations of every torus axis, multiplied."""
-    return prod(len(factorizations(axis.length, len(axes))) for axis in slice_torus.axes)
+    return prod(len(_factorizations(axis.length, len(axes))) for axis in slice_torus.axes)
 
 
 def divisors(number: int) -> list[int]:
@@ -103,22 +103,22 @@ def divisors(number: int) -> list[int]:
 
 def axis_sizes(factors: Ints) -> Ints:
     """Mesh axis sizes of each placement: rows x ICI_AXES."""
-    return product(factors, 1)
+    return _product(factors, 1)
 
 
-def product(numbers: Ints, axis: int) -> Ints:
+def _product(numbers: Ints, axis: int) -> Ints:
     """The product along a short axis, column by column: numpy's own is slow there."""
     shape = numbers.shape[:axis] + numbers.shape[axis + 1 :]
     return reduce(np.multiply, np.moveaxis(numbers, axis, 0), np.ones(shape, np.int64))
 
 
-def group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
+def _group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Size and stride of a group's span on each torus axis: rows x torus axes."""
     first, last = ICI_AXES.index(group[0]), ICI_AXES.index(group[-1])
-    return product(factors[:, :, first : last + 1], 2), product(factors[:, :, last + 1 :], 2)
+    return _product(factors[:, :, first : last + 1], 2), _product(factors[:, :, last + 1 :], 2)
 
 
-def closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
+def _closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
     """Whether a span is a ring: all of an axis that wraps, or part of a switched domain."""
     lengths = np.array([axis.length for axis in slice_torus.axes])
     wraps = np.array([axis.wraps for axis in slice_torus.axes])
@@ -134,52 +134,52 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     group holds all of them: then the chip fetches each byte once. A group within one chip runs at
     the die link. A group of one device has no need: infinite.
     """
-    size, stride = group_spans(factors, group)
-    shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
+    size, stride = _group_spans(factors, group)
+    shape = np.where(_closes(slice_torus, size, stride), 1.0, 0.5)
     shared = np.ones_like(stride) if slice_torus.switched else stride
     link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
     per_axis = np.where(size > 1, link * shape / shared, 0.0)
-    on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
+    on_die = np.array([axis.name == _DIE_AXIS for axis in slice_torus.axes])
     die_rate = per_axis[:, on_die].sum(axis=1)
     share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
     on_torus = per_axis[:, ~on_die].sum(axis=1)
-    if is_ring(slice_torus, group):
-        several = goes_through_several(size[:, ~on_die])
-        on_torus = np.where(several, one_ring_rate(slice_torus, size, stride), on_torus)
+    if _is_ring(slice_torus, group):
+        several = _goes_through_several(size[:, ~on_die])
+        on_torus = np.where(several, _one_ring_rate(slice_torus, size, stride), on_torus)
     torus_rate = on_torus * share
     rate = np.where(torus_rate > 0, torus_rate, die_rate)
     return np.where(rate > 0, rate, np.inf)
 
 
-def is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
+def _is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
     """Whether the devices of a group pass data on to the next, link by link. Behind a switch every
     device is a neighbour of all others.
     """
     return not slice_torus.switched and all(axis in RING_AXES for axis in group)
 
 
-def goes_through_several(chips: Ints) -> Bools:
+def _goes_through_several(chips: Ints) -> Bools:
     """Whether a group's chips lie along more than one torus axis."""
     return np.asarray((chips > 1).sum(axis=1) > 1)
 
 
-def one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
+def _one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
     """Bytes per second around one ring through several spans: of the slowest link, both ways.
 
     A closed way exists where a span has an even number of chips; else the ring is an open line.
     """
     link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
-    on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+    on_torus = np.array([axis.name != _DIE_AXIS for axis in slice_torus.axes])
     slowest = np.where((size > 1) & on_torus, link / stride, np.inf).min(axis=1)
-    return np.asarray(slowest * np.where(has_closed_way(size[:, on_torus]), 1.0, 0.5))
+    return np.asarray(slowest * np.where(_has_closed_way(size[:, on_torus]), 1.0, 0.5))
 
 
-def has_closed_way(chips: Ints) -> Bools:
+def _has_closed_way(chips: Ints) -> Bools:
     """Whether a way through all chips of several spans ends next to its start."""
     return np.asarray((chips % 2 == 0).any(axis=1))
 
 
-def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
     """Bytes per second at which each device sends in an all-to-all over the group.
 
     On a ring of n devices a byte travels n / 4 links, and all bytes travel along every axis of the
@@ -188,37 +188,37 @@ def exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> 
     gather = group_rate(slice_torus, factors, group)
     if slice_torus.switched:
         return gather
-    size, stride = group_spans(factors, group)
-    shape = np.where(closes(slice_torus, size, stride), 1.0, 0.5)
+    size, stride = _group_spans(factors, group)
+    shape = np.where(_closes(slice_torus, size, stride), 1.0, 0.5)
     link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
-    on_die = np.array([axis.name == DIE_AXIS for axis in slice_torus.axes])
+    on_die = np.array([axis.name == _DIE_AXIS for axis in slice_torus.axes])
     share = np.where(on_die, 1.0, 1.0 / slice_torus.devices_per_chip)
     along = np.where(size > 1, 4 * link * share * shape / stride / size, np.inf).min(axis=1)
     devices = size.prod(axis=1)
     return np.where(devices > 1, np.where(devices > 1, along, 0) * (devices - 1) / devices, gather)
 
 
-def group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+def _group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
     """Hops one collective needs: half way round a ring, to the far end of a line, in each span; or
     once through all chips, where they pass data on to the next.
     """
-    size, stride = group_spans(factors, group)
+    size, stride = _group_spans(factors, group)
     if slice_torus.switched:
         return np.asarray((size > 1).any(axis=1).astype(float))
-    ring = closes(slice_torus, size, stride)
+    ring = _closes(slice_torus, size, stride)
     hops = (np.where(ring, size // 2, size - 1) * stride).sum(axis=1)
-    if is_ring(slice_torus, group):
-        on_torus = np.array([axis.name != DIE_AXIS for axis in slice_torus.axes])
+    if _is_ring(slice_torus, group):
+        on_torus = np.array([axis.name != _DIE_AXIS for axis in slice_torus.axes])
         chips = size[:, on_torus].prod(axis=1)
-        around = np.where(has_closed_way(size[:, on_torus]), chips // 2, chips - 1)
+        around = np.where(_has_closed_way(size[:, on_torus]), chips // 2, chips - 1)
         around = around + (size[:, ~on_torus] - 1).sum(axis=1)
-        hops = np.where(goes_through_several(size[:, on_torus]), around, hops)
+        hops = np.where(_goes_through_several(size[:, on_torus]), around, hops)
     return np.asarray(hops.astype(float))
 
 
-def group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
+def _group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
     """Which torus axes a group keeps busy: rows x torus axes."""
-    return group_spans(factors, group)[0] > 1
+    return _group_spans(factors, group)[0] > 1
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,10 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
     return Links(
         rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
         exchange_rates={
-            name: exchange_rate(slice_torus, factors, GROUPS[name]) for name in EXCHANGING
+            name: _exchange_rate(slice_torus, factors, GROUPS[name]) for name in _EXCHANGING
         },
-        hops={name: group_hops(slice_torus, factors, axes) for name, axes in groups},
-        uses={name: group_uses(factors, axes) for name, axes in groups},
+        hops={name: _group_hops(slice_torus, factors, axes) for name, axes in groups},
+        uses={name: _group_uses(factors, axes) for name, axes in groups},
         cluster_bytes_per_s=slice_torus.cluster_bytes_per_s,
     )
 
@@ -327,8 +327,8 @@ def plain_links(slice_torus: Torus, factors: Ints) -> Links:
 
 def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[TorusSpan, ...]:
     """The spans of one placement's group, as the Plan states them."""
-    size, stride = group_spans(factors[None], group)
-    ring = closes(slice_torus, size, stride)[0]
+    size, stride = _group_spans(factors[None], group)
+    ring = _closes(slice_torus, size, stride)[0]
     return tuple(
         TorusSpan(
             torus=axis.name, size=int(size[0, i]), stride=int(stride[0, i]), ring=bool(ring[i])

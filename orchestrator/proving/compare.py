@@ -32,18 +32,18 @@ from orchestrator.values.proof import (
 # Check that pods exchange what the plan says, and nothing else.
 
 
-SCALARS_BYTES = 4096  # losses and the like, of one step
-ROUNDED_SHARE = 1.1  # of the Forecast: payloads are rounded up to whole tiles and shards
-SUMS = frozenset({"all-reduce", "reduce-scatter"})
-GATHER = "all-gather"
+_SCALARS_BYTES = 4096  # losses and the like, of one step
+_ROUNDED_SHARE = 1.1  # of the Forecast: payloads are rounded up to whole tiles and shards
+_SUMS = frozenset({"all-reduce", "reduce-scatter"})
+_GATHER = "all-gather"
 # The lines of the Forecast's ledger that price each payload.
-LINES: dict[Payload, tuple[LineKind, ...]] = {
+_LINES: dict[Payload, tuple[LineKind, ...]] = {
     "gradients": ("gradient_reduction", "gradient_scatter"),
     "weights": ("weight_gather",),
 }
 
 
-def crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
+def _crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
     """Everything that is sent to other pods, the most bytes first."""
     ordered = sorted(sends, key=lambda send: (-send.payload_bytes, send.name))
     return tuple(
@@ -54,37 +54,37 @@ def crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
             bytes_per_step=send.payload_bytes,
             calls_per_step=send.calls,
             places=send.places,
-            carries=payload(send),
+            carries=_payload(send),
             axes=send.axes,
         )
         for send in ordered
     )
 
 
-def payload(send: DcnSend) -> Payload:
+def _payload(send: DcnSend) -> Payload:
     """What a send carries, by its kind and by what it depends on."""
-    if send.kind in SUMS and send.in_backward:
+    if send.kind in _SUMS and send.in_backward:
         return "gradients"
-    return "weights" if send.kind == GATHER and send.is_stored else "other"
+    return "weights" if send.kind == _GATHER and send.is_stored else "other"
 
 
-def carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
+def _carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
     """Whether nothing but gradients and a few scalars crosses."""
-    return _bytes([one for one in crossed if one.carries != "gradients"]) <= SCALARS_BYTES
+    return _bytes([one for one in crossed if one.carries != "gradients"]) <= _SCALARS_BYTES
 
 
-def faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
+def _faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
     """Return the payloads that must not cross pods. `crossed` has the most bytes first."""
-    planned = {what: forecast_bytes(plan, what) for what in LINES}
+    planned = {what: _forecast_bytes(plan, what) for what in _LINES}
     # Another trainer has no Forecast, but gradients may always cross.
     expected = {"gradients", *(what for what, size in planned.items() if size)}
     others = [one for one in crossed if one.carries not in expected]
     result = []
-    if _bytes(others) > SCALARS_BYTES:
+    if _bytes(others) > _SCALARS_BYTES:
         result += [_fault("not_planned", one, one.bytes_per_step, 0.0) for one in others]
     for what in sorted(expected):
         sent = [one for one in crossed if one.carries == what]
-        is_over = _bytes(sent) > planned[what] * ROUNDED_SHARE + SCALARS_BYTES
+        is_over = _bytes(sent) > planned[what] * _ROUNDED_SHARE + _SCALARS_BYTES
         if is_over and plan.ledger_describes_trainer:
             result.append(_fault("too_many_bytes", sent[0], _bytes(sent), planned[what]))
     return tuple(result)
@@ -100,39 +100,39 @@ def _bytes(crossed: list[DcnCrossing]) -> float:
     return sum(one.bytes_per_step for one in crossed)
 
 
-def forecast_bytes(plan: Plan, what: Payload) -> float:
+def _forecast_bytes(plan: Plan, what: Payload) -> float:
     """What the Forecast sends between pods, of one payload."""
-    lines = (line for line in plan.forecast.time if line.kind in LINES[what])
+    lines = (line for line in plan.forecast.time if line.kind in _LINES[what])
     sent = (line.collective for line in lines if line.collective)
     return sum(one.bytes_per_step for one in sent if one.link == "dcn")
 
 
 # A Forecast agrees within these; for memory, within the larger of the two.
-MEMORY_SHARE, MEMORY_BYTES = 0.05, 0.5 * GIB
-PAYLOAD_SHARE = FLOPS_SHARE = 0.02
+_MEMORY_SHARE, _MEMORY_BYTES = 0.05, 0.5 * GIB
+_PAYLOAD_SHARE = _FLOPS_SHARE = 0.02
 
 # The Forecast's lines of memory → classes of buffers of the compiled program.
-CLASS_OF: dict[LineKind, str] = {
+_CLASS_OF: dict[LineKind, str] = {
     "parameters": "parameters",
     "optimizer_state": "optimizer",
     "compute_copy": "compute copies",
     "gradients": "gradients",
     "kept_activations": "kept activations",
 }
-WORKING = "working set"
+_WORKING = "working set"
 # Lines of parameters that the model does not have, and the input that counts their elements.
-STORED: dict[LineKind, str] = {"copied_heads": "copied", "vocab_padding": "filled"}
-KERNELS = "attention kernels"
+_STORED: dict[LineKind, str] = {"copied_heads": "copied", "vocab_padding": "filled"}
+_KERNELS = "attention kernels"
 
-Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
+_Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
 
 def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     """The verdict on a plan that the compiler accepts, without suggestions."""
-    peak, forecast = hbm_peak(compiled), plan.forecast
-    crossed = crossings(compiled.summary.sends)
-    crossing_faults = faults(plan, crossed)
-    flops = compared_flops(plan, compiled)
+    peak, forecast = _hbm_peak(compiled), plan.forecast
+    crossed = _crossings(compiled.summary.sends)
+    crossing_faults = _faults(plan, crossed)
+    flops = _compared_flops(plan, compiled)
     proof = Proof(
         schema=PROOF_SCHEMA,
         plan_digest=plan.digest,
@@ -144,15 +144,15 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         peak_hbm_bytes_per_device=peak,
         forecast_peak_hbm_bytes_per_device=forecast.memory_bytes_per_device,
         host_bytes_per_device=compiled.memory.host,
-        forecast_host_bytes_per_device=forecast_host_bytes(plan),
+        forecast_host_bytes_per_device=_forecast_host_bytes(plan),
         margin_bytes=forecast.hbm_bytes_per_device - peak,
         memory={name: size for name, size in asdict(compiled.memory).items() if name != "peak"},
-        ledger=compared_memory(plan, compiled),
+        ledger=_compared_memory(plan, compiled),
         peak_at=compiled.summary.peak_at,
         buffers=compiled.summary.buffers,
-        collectives=compared_collectives(plan, compiled),
-        changes=changes(compiled),
-        only_gradients_cross_pods=carries_gradients_alone(crossed),
+        collectives=_compared_collectives(plan, compiled),
+        changes=_changes(compiled),
+        only_gradients_cross_pods=_carries_gradients_alone(crossed),
         crosses_as_planned=not crossing_faults,
         crossing_faults=crossing_faults,
         crossings=crossed,
@@ -167,28 +167,30 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         versions=compiled.versions,
     )
     if not plan.ledger_describes_trainer:
-        return without_forecast(proof)
-    missed = disagreements(plan, proof, compiled.summary.uncounted)
+        return _without_forecast(proof)
+    missed = _disagreements(plan, proof, compiled.summary.uncounted)
     return replace(proof, agrees=not missed, disagreements=missed)
 
 
-def disagreements(plan: Plan, proof: Proof, uncounted: tuple[str, ...]) -> tuple[Disagreement, ...]:
+def _disagreements(
+    plan: Plan, proof: Proof, uncounted: tuple[str, ...]
+) -> tuple[Disagreement, ...]:
     """Where the Forecast is off, beyond its tolerances."""
     expected_flops = proof.forecast_flops_per_device or 0
     return (
-        *memory_disagreements(
+        *_memory_disagreements(
             proof.peak_hbm_bytes_per_device, plan.forecast.memory_bytes_per_device
         ),
-        *memory_disagreements(
-            proof.host_bytes_per_device, forecast_host_bytes(plan), "host_memory"
+        *_memory_disagreements(
+            proof.host_bytes_per_device, _forecast_host_bytes(plan), "host_memory"
         ),
-        *payload_disagreements(proof.collectives, reported_bytes(plan.model)),
-        *flops_disagreements(proof.flops_per_device, expected_flops),
+        *_payload_disagreements(proof.collectives, _reported_bytes(plan.model)),
+        *_flops_disagreements(proof.flops_per_device, expected_flops),
         *(Disagreement(code="uncounted_kernel", kernel=name) for name in uncounted),
     )
 
 
-def without_forecast(proof: Proof) -> Proof:
+def _without_forecast(proof: Proof) -> Proof:
     """The proof without the figures of a Forecast that describes another trainer's program."""
     collectives = (replace(x, forecast_bytes_per_step=None) for x in proof.collectives)
     return replace(
@@ -205,7 +207,7 @@ def without_forecast(proof: Proof) -> Proof:
 # --- memory
 
 
-def hbm_peak(compiled: Compiled) -> float:
+def _hbm_peak(compiled: Compiled) -> float:
     """The peak in HBM. Where a program uses the host's memory, the compiler's own number is that
     of the memory that holds more; the program's text says which buffers are in HBM.
     """
@@ -214,12 +216,12 @@ def hbm_peak(compiled: Compiled) -> float:
     return compiled.memory.peak
 
 
-def forecast_host_bytes(plan: Plan) -> float:
+def _forecast_host_bytes(plan: Plan) -> float:
     """The host's memory for one device, by the Forecast."""
     return plan.forecast.host_memory_bytes_per_chip * plan.chips / plan.devices
 
 
-def compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     """What is alive at the peak, and the lines of the Forecast's largest phase."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
@@ -236,19 +238,19 @@ def compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
 
 def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
     """A line of memory by class. Copies and fillings are parameters, moments and gradients."""
-    if line.kind not in STORED:
-        return {CLASS_OF.get(line.kind, WORKING): line.value}
-    elements = line.inputs[STORED[line.kind]]
+    if line.kind not in _STORED:
+        return {_CLASS_OF.get(line.kind, _WORKING): line.value}
+    elements = line.inputs[_STORED[line.kind]]
     parameters = DTYPE_BYTES[plan.precision.parameters] * elements
     moments = moment_bytes(plan.optimizer, plan.precision) * elements
     gradients = line.value - parameters - moments
     return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
 
 
-def memory_disagreements(
+def _memory_disagreements(
     compiled: float, forecast: float, code: DisagreementCode = "peak_memory"
 ) -> tuple[Disagreement, ...]:
-    if abs(compiled - forecast) <= max(MEMORY_SHARE * compiled, MEMORY_BYTES):
+    if abs(compiled - forecast) <= max(_MEMORY_SHARE * compiled, _MEMORY_BYTES):
         return ()
     return (Disagreement(code=code, compiled=compiled, forecast=forecast),)
 
@@ -256,15 +258,15 @@ def memory_disagreements(
 # --- collectives
 
 
-def compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
+def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
     """Every kind of collective that the program or the Forecast has."""
-    forecast: dict[Key, float] = defaultdict(float)
+    forecast: dict[_Key, float] = defaultdict(float)
     for one in (line.collective for line in plan.forecast.time if line.collective):
         # An axis of one device leaves no trace in a program.
         axes = tuple(axis for axis in one.axes if plan.mesh[axis] > 1)
         forecast[axes, one.link, one.kind, one.dtype] += one.bytes_per_step
-    payload: dict[Key, float] = defaultdict(float)
-    calls: dict[Key, float] = defaultdict(float)
+    payload: dict[_Key, float] = defaultdict(float)
+    calls: dict[_Key, float] = defaultdict(float)
     for key, size, count in _compiled_collectives(compiled):
         payload[key] += size
         calls[key] += count
@@ -282,28 +284,28 @@ def compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollec
     )
 
 
-def _compiled_collectives(compiled: Compiled) -> list[tuple[Key, float, float]]:
-    inside: list[tuple[Key, float, float]] = [
+def _compiled_collectives(compiled: Compiled) -> list[tuple[_Key, float, float]]:
+    inside: list[tuple[_Key, float, float]] = [
         ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
         for one in compiled.summary.collectives
         if one.payload_bytes
     ]
-    across: list[tuple[Key, float, float]] = [
+    across: list[tuple[_Key, float, float]] = [
         ((one.axes, "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
         for one in compiled.summary.sends
     ]
     return [*inside, *across]
 
 
-def reported_bytes(model: Model) -> float:
+def _reported_bytes(model: Model) -> float:
     """What devices send each other of what a step reports, and no ledger counts: scalars, and the
     fp32 load of every expert in every layer, summed over the slice.
     """
     loads = model.layers * model.moe.experts if model.moe else 0
-    return SCALARS_BYTES + 2 * 4 * loads
+    return _SCALARS_BYTES + 2 * 4 * loads
 
 
-def payload_disagreements(
+def _payload_disagreements(
     collectives: tuple[ComparedCollective, ...], reported: float
 ) -> list[Disagreement]:
     """Groups of axes on which the payload is not the Forecast's, beyond what a step reports."""
@@ -315,11 +317,11 @@ def payload_disagreements(
     return [
         Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
         for axes, size in compiled.items()
-        if abs(size - forecast[axes]) > max(PAYLOAD_SHARE * size, reported)
+        if abs(size - forecast[axes]) > max(_PAYLOAD_SHARE * size, reported)
     ]
 
 
-def changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
+def _changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
     """What the compiler adds to the payload, the most first."""
     added = [
         CompilerChange(
@@ -353,7 +355,7 @@ def _change(one: CompiledCollective) -> str:
 # --- FLOPs
 
 
-def compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+def _compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
     counted = [line for line in plan.forecast.time if "flops" in line.inputs]
     attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION_LINES)
@@ -363,12 +365,12 @@ def compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     lines = [
         Comparison(name=PRODUCTS, compiled=multiplied, forecast=products),
         Comparison(name=REPEATED, compiled=flops.pop(REPEATED, 0.0), forecast=None),
-        Comparison(name=KERNELS, compiled=sum(flops.values()), forecast=attention),
+        Comparison(name=_KERNELS, compiled=sum(flops.values()), forecast=attention),
     ]
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 
-def flops_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
-    if abs(compiled - forecast) <= FLOPS_SHARE * compiled:
+def _flops_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
+    if abs(compiled - forecast) <= _FLOPS_SHARE * compiled:
         return ()
     return (Disagreement(code="flops", compiled=compiled, forecast=forecast),)

@@ -44,10 +44,10 @@ from orchestrator.values.proof import ScheduleRates, SliceTorus
 from trainers.contract import load, lower
 from trainers.mesh import mesh_of
 
-RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
-BEYOND_HBM = {"xla_tpu_no_crash_on_oom": True}
-clock = time.perf_counter
-Send = Callable[[dict[str, Any]], None]
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+_BEYOND_HBM = {"xla_tpu_no_crash_on_oom": True}
+_clock = time.perf_counter
+_Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     try:
         request = codec.from_json(sys.stdin.buffer.readline(), CompileRequest)
         threading.Thread(target=_die_with_the_parent, daemon=True).start()
-        send({"result": codec.to_json(result_of(request, send)).decode()})
+        send({"result": codec.to_json(_result_of(request, send)).decode()})
         status = 0
     finally:
         if status:
@@ -83,7 +83,7 @@ def _exit_now(status: int) -> None:
     os._exit(status)
 
 
-def result_of(request: CompileRequest, send: Send) -> CompileResult:
+def _result_of(request: CompileRequest, send: _Send) -> CompileResult:
     """The plan compiled and summarized, or why it does not compile."""
     plan = codec.from_json(request.plan, Plan)
     try:
@@ -94,7 +94,7 @@ def result_of(request: CompileRequest, send: Send) -> CompileResult:
         return CompileResult(failure=CompileFailure(message=str(error), by="compiler"))
 
 
-def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
+def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
     opened = OpenedFiles()
     send({"stage": "laying out"})
@@ -102,15 +102,15 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     send({"stage": "tracing"})
     lowered, mesh = lower(load(plan.trainer), plan, topology.devices)
     send({"stage": "compiling"})
-    began = clock()
+    began = _clock()
     settings: dict[str, Any] = {
         **plan.compiler_options,
-        **(BEYOND_HBM if request.beyond_hbm else {}),
+        **(_BEYOND_HBM if request.beyond_hbm else {}),
     }
     executable = lowered.compile(compiler_options=settings or None)
-    compile_s = clock() - began
+    compile_s = _clock() - began
     send({"stage": "reading"})
-    text = text_of(executable)
+    text = _text_of(executable)
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
     mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
@@ -131,7 +131,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: Send) -> Compiled:
     )
 
 
-def text_of(executable: jax.stages.Compiled) -> str:
+def _text_of(executable: jax.stages.Compiled) -> str:
     """The program's text with the numbers of its constants, which `as_text` leaves out.
 
     jax has no public name for the options of printing.
@@ -191,7 +191,7 @@ def _memory(analysis: Any) -> CompiledMemory:
 
 
 def _peak_memory_bytes() -> float:
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT_BYTES)
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
 
 
 if __name__ == "__main__":

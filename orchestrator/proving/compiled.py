@@ -19,17 +19,17 @@ from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
 # The code that a compile process loads: digests of its files, and versions of its packages.
 
 
-STANDARD = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
-SITE = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
-INSTALLED = [*STANDARD, *SITE]
-PROJECT = ("orchestrator", "trainers")
-PYTHON = "python"
-WRITES = os.O_WRONLY | os.O_RDWR
-STARTED_S = time.time()  # of this process, nearly
+_STANDARD = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+_SITE = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+_INSTALLED = [*_STANDARD, *_SITE]
+_PROJECT = ("orchestrator", "trainers")
+_PYTHON = "python"
+_WRITES = os.O_WRONLY | os.O_RDWR
+_STARTED_S = time.time()  # of this process, nearly
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedCode:
+class _LoadedCode:
     """`modules`: module → sha256 of its file. `packages`: installed package → its version.
 
     `data`: `module:path` → sha256 of another file, with a path relative to the module's folder.
@@ -56,32 +56,32 @@ class OpenedFiles:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and not arguments[2] & WRITES:
+        if event == "open" and not arguments[2] & _WRITES:
             path = arguments[0]
             if isinstance(path, (str, bytes)):
                 self.paths.add(os.fsdecode(path))
 
 
-def loaded_code(trainer_module: str, opened: Iterable[str]) -> LoadedCode:
+def loaded_code(trainer_module: str, opened: Iterable[str]) -> _LoadedCode:
     """Return the modules that this process loaded for a trainer, and files it opened near."""
-    own_packages = {*PROJECT, trainer_module.partition(".")[0]}
+    own_packages = {*_PROJECT, trainer_module.partition(".")[0]}
     files, installed = dict[str, Path](), set[str]()
     for name, path in _modules():
         top = name.partition(".")[0]
-        if top in own_packages or not _is_below(path, INSTALLED):
+        if top in own_packages or not _is_below(path, _INSTALLED):
             files[name] = path
-        elif _is_below(path, SITE):
+        elif _is_below(path, _SITE):
             installed.add(top)
-    return LoadedCode(
+    return _LoadedCode(
         modules={name: _loaded_digest(path) for name, path in sorted(files.items())},
         data=dict(sorted(_data(files, opened))),
-        packages=_versions(installed) | {PYTHON: version(PYTHON)},
+        packages=_versions(installed) | {_PYTHON: version(_PYTHON)},
     )
 
 
 def version(package: str) -> str:
     """The version of an installed package; empty if this machine lacks it."""
-    if package == PYTHON:
+    if package == _PYTHON:
         return platform.python_version()
     try:
         return metadata.version(package)
@@ -115,7 +115,7 @@ def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, 
         folder = next((parent for parent in path.parents if parent in folders), None)
         if folder is None or path in modules or not path.is_file():
             continue
-        if not _is_below(path, INSTALLED) or _is_below(folder, SITE):
+        if not _is_below(path, _INSTALLED) or _is_below(folder, _SITE):
             yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _loaded_digest(path)
 
 
@@ -138,7 +138,7 @@ def _data_file(name: str) -> Path | None:
 
 def _loaded_digest(path: Path) -> str:
     """The digest of a file that this process has read; of no file if it was edited since."""
-    return "" if path.stat().st_mtime > STARTED_S else _file_digest(path)
+    return "" if path.stat().st_mtime > _STARTED_S else _file_digest(path)
 
 
 def _digest(path: Path | None) -> str | None:
@@ -249,7 +249,7 @@ class Compiled:
     compile_s: float
     compiler_memory_bytes: float
     versions: dict[str, str]
-    code: LoadedCode
+    code: _LoadedCode
 
 
 @dataclass(frozen=True, kw_only=True)

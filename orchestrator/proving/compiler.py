@@ -25,7 +25,7 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.proof import ComputeRates, ScheduleRates, SliceTorus, TransferRates
 
 # Without these libtpu asks the machine which TPU it is, or cannot be loaded twice at a time.
-SETTINGS = {
+_SETTINGS = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
     "TPU_ACCELERATOR_TYPE": "v5p-8",
@@ -53,9 +53,9 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
     return f"{names.topology}:{plan.topology}", options
 
 
-def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of the compile process."""
-    settings = without_device_settings(inherited) | SETTINGS
+    settings = without_device_settings(inherited) | _SETTINGS
     deepen_compiler_stacks(settings)
     return settings
 
@@ -63,7 +63,7 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
 # The rates that price a compiled program's schedule: the catalog's, as one device has them.
 
 
-LINKS = 2  # of a chip on each torus axis, one each way
+_LINKS = 2  # of a chip on each torus axis, one each way
 
 
 def schedule_rates(plan: Plan) -> ScheduleRates | None:
@@ -87,14 +87,14 @@ def schedule_rates(plan: Plan) -> ScheduleRates | None:
         torus=SliceTorus(
             lengths=tuple(axis.length for axis in torus.axes),
             wraps=tuple(axis.wraps for axis in torus.axes),
-            link_bytes_per_s=tuple(ICI_RATE * axis.bytes_per_s / LINKS for axis in torus.axes),
+            link_bytes_per_s=tuple(ICI_RATE * axis.bytes_per_s / _LINKS for axis in torus.axes),
             devices_per_chip=chip.devices,
             hop_s=HOP_S,
         ),
     )
 
 
-COMMAND = (sys.executable, "-m", "orchestrator.proving.compile_process")
+_COMMAND = (sys.executable, "-m", "orchestrator.proving.compile_process")
 OnStage = Callable[[str], None]
 
 
@@ -114,11 +114,11 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
     """What the process answers, or why it died; `on_stage` receives the stages on the way."""
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
-            COMMAND,
+            _COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=environment(os.environ),
+            env=_environment(os.environ),
             start_new_session=True,
         )
         try:
@@ -166,14 +166,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 # The errors for compilations that end without a verdict.
 
 
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+_UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
 # F1120 12:00:00.000000  123 file.cc:45] Check failed: ...
-CHECK = re.compile(r"^F\d{4} \S+\s+\d+ ([^:]+:\d+)\] (.*)$", re.MULTILINE)
-FRAME = re.compile(r'File "[^"]*?((?:trainers|orchestrator)/[^"]*)", line (\d+)')
-INTERNAL = re.compile(r"RET_CHECK failure \(([^)]*)\) (.*)")
+_CHECK = re.compile(r"^F\d{4} \S+\s+\d+ ([^:]+:\d+)\] (.*)$", re.MULTILINE)
+_FRAME = re.compile(r'File "[^"]*?((?:trainers|orchestrator)/[^"]*)", line (\d+)')
+_INTERNAL = re.compile(r"RET_CHECK failure \(([^)]*)\) (.*)")
 # Where the text names no operation, the pass that visited one does: its stack says which kind.
-OPERATIONS = (
+_OPERATIONS = (
     re.compile(r'op_name="([^"]*)"'),
     re.compile(r"%([\w.\-]+) = "),
     re.compile(r"Visitor::Handle(\w+)\(\)"),
@@ -181,7 +181,7 @@ OPERATIONS = (
 
 
 def is_out_of_memory(failure: CompileFailure) -> bool:
-    return failure.message.startswith(OUT_OF_MEMORY)
+    return failure.message.startswith(_OUT_OF_MEMORY)
 
 
 def message_of(failure: CompileFailure) -> str:
@@ -201,7 +201,7 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
     """The error for a compilation without a verdict."""
     if failure.by == "trainer":
         return SpecError(f"the trainer refuses the plan: {failure.message}")
-    if option := UNKNOWN_OPTION.search(failure.message):
+    if option := _UNKNOWN_OPTION.search(failure.message):
         return SpecError(
             f"experiment.compiler_options: {option[1]} is not an option of this TPU compiler"
         )
@@ -211,14 +211,14 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
         return SpecError(
             f"the TPU compiler knows no {plan.chip} slice {plan.topology}: {_first_line(failure)}"
         )
-    if check := INTERNAL.search(failure.message):
+    if check := _INTERNAL.search(failure.message):
         return ProofUnavailable(_check_text(check[1], check[2], failure.message))
     return ProofUnavailable(f"cannot prove: the TPU compiler failed: {_first_line(failure)}")
 
 
 def _exit_error(failure: CompileFailure, exit_code: int) -> ProofUnavailable:
     """The error for a process that ended before it answered."""
-    if check := CHECK.search(failure.message):
+    if check := _CHECK.search(failure.message):
         return ProofUnavailable(_check_text(check[1], check[2], failure.message))
     if exit_code > 0:
         return ProofUnavailable(f"cannot prove: {_python_error(failure.message)}")
@@ -230,7 +230,7 @@ def _exit_error(failure: CompileFailure, exit_code: int) -> ProofUnavailable:
 def _python_error(traceback: str) -> str:
     """What Python raised, and the innermost line of the project."""
     lines = traceback.strip().splitlines() or ["the process ended without a word"]
-    places = FRAME.findall(traceback)
+    places = _FRAME.findall(traceback)
     where = f" (at {places[-1][0]}:{places[-1][1]})" if places else ""
     return f"{lines[-1]}{where}"
 
@@ -238,7 +238,7 @@ def _python_error(traceback: str) -> str:
 def _check_text(place: str, check: str, message: str) -> str:
     """Which of the compiler's own checks failed, and on which operation."""
     after = message[message.find(check) :]
-    operations = [match[1] for pattern in OPERATIONS if (match := pattern.search(after))]
+    operations = [match[1] for pattern in _OPERATIONS if (match := pattern.search(after))]
     where = f"\nIt was at the operation {operations[0]}." if operations else ""
     return (
         "cannot prove: a check inside the TPU compiler failed, which is a bug of its own\n"

@@ -23,14 +23,14 @@ from orchestrator.values.plan import Plan
 
 
 @dataclass(frozen=True)
-class CachedProgram:
+class _CachedProgram:
     """What was compiled, and the seconds since."""
 
     entry: CacheEntry
     age_s: float
 
 
-def find(plan: Plan) -> CachedProgram | None:
+def find(plan: Plan) -> _CachedProgram | None:
     """The result for that very program. A file that cannot be read counts as absent."""
     try:
         key = _key(plan)
@@ -43,7 +43,7 @@ def find(plan: Plan) -> CachedProgram | None:
         except (FileNotFoundError, msgspec.DecodeError):
             continue
         if entry.compiled.code.is_current():
-            return CachedProgram(entry, age_s)
+            return _CachedProgram(entry, age_s)
     return None
 
 
@@ -65,10 +65,10 @@ def save(plan: Plan, entry: CacheEntry) -> None:
 def _key(plan: Plan) -> str:
     trainer = plugins.trainer_entry_point(plan.trainer).value
     rates = codec.to_json(schedule_rates(plan)).decode()
-    compiler = codec.digest([trainer, target(plan), rates, versions()])
+    compiler = codec.digest([trainer, target(plan), rates, _versions()])
     return f"{plan.digest}.{codec.short(compiler)}"
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Versions of what compiles; empty for a package that this machine lacks."""
     return {package: version(package) for package in PACKAGES}

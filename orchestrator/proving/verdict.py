@@ -36,10 +36,10 @@ from orchestrator.values.spec import MeshRequest, Remat, Spec
 # Suggest plans near a compiled one, by the Forecast corrected for its error in that one.
 
 
-RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
+_RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
 
 
-def plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanChange, ...]:
+def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanChange, ...]:
     """Changes of the spec that lead to plans that fit, the most like this one first.
 
     `missed_bytes` is how much more the program of this plan needs than its Forecast says.
@@ -48,7 +48,7 @@ def plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCha
     near = [_best_within(changed, limit) for changed in _variants(spec, plan)]
     # Given only the mesh and the remat, the search may choose fewer microbatches.
     fit = [other for other in near if other and other.forecast.memory_bytes_per_device <= limit]
-    return tuple(dict.fromkeys(change_to(spec, other, missed_bytes) for other in fit))
+    return tuple(dict.fromkeys(_change_to(spec, other, missed_bytes) for other in fit))
 
 
 def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
@@ -88,7 +88,7 @@ def _plan_or_none(spec: Spec) -> Plan | None:
         return None
 
 
-def change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
+def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     """The overrides that lead from a spec to a plan: the remat, and if need be the mesh."""
     overrides = [f"experiment.remat={text_of(other.remat)}"]
     alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
@@ -107,17 +107,17 @@ def _with_sizes(spec: Spec, mesh: dict[str, int]) -> MeshRequest:
     return replace(spec.resources.mesh, **{axis: mesh[axis] for axis in ICI_AXES})
 
 
-def less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
+def _less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
     """Plans on the same mesh that compute less twice, by the Forecast; the least first."""
     names = [name for name, policy in POLICIES.items() if not policy.needs_host]
     candidates = [_plan_with(spec, name, plan.mesh) for name in names]
-    better = [one for one in candidates if one and recompute_flops(one) < recompute_flops(plan)]
-    return sorted(better, key=recompute_flops)
+    better = [one for one in candidates if one and _recompute_flops(one) < _recompute_flops(plan)]
+    return sorted(better, key=_recompute_flops)
 
 
-def recompute_flops(plan: Plan) -> float:
+def _recompute_flops(plan: Plan) -> float:
     """FLOPs that a plan's policy computes twice, by its Forecast."""
-    return sum(line.inputs["flops"] for line in plan.forecast.time if line.kind in RECOMPUTE)
+    return sum(line.inputs["flops"] for line in plan.forecast.time if line.kind in _RECOMPUTE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def least_recompute(
 ) -> list[ProofResult]:
     """Plans that compute less twice, each compiled, up to the first that fits; it is the last."""
     results = []
-    for other in less_recompute(spec, plan):
+    for other in _less_recompute(spec, plan):
         on_stage(f"remat {text_of(other.remat)}")
         results.append(prove(spec, other, on_stage))
         if results[-1].proof.passes:
@@ -204,10 +204,10 @@ def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
         return proof
     missed = proof.peak_hbm_bytes_per_device - plan.forecast.memory_bytes_per_device
     if proof.refusal:
-        nearest = plans_that_fit(spec, plan, missed)
+        nearest = _plans_that_fit(spec, plan, missed)
         return replace(proof, refusal=replace(proof.refusal, nearest=nearest))
     limit = proof.hbm_bytes_per_device - missed
-    for other in less_recompute(spec, plan):
+    for other in _less_recompute(spec, plan):
         if other.forecast.memory_bytes_per_device <= limit:
-            return replace(proof, hints=(change_to(spec, other, missed),))
+            return replace(proof, hints=(_change_to(spec, other, missed),))
     return proof

@@ -32,7 +32,7 @@ from orchestrator.storage.addresses import is_address
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Pods, Spec, TrainingStage
 
-SCHEMA, STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
+_SCHEMA, _STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
 _NAME = re.compile(r"^name: (\S+)$", re.MULTILINE)
 _LINE = 10_000  # a text is never wrapped
 _COMPUTED_KEYS = ("chip_definition", "overrides")
@@ -142,7 +142,7 @@ def create(
     path = path or Path(f"{example}.yaml")
     if example is None:
         refuse_options({"--set": overrides}, "--from")
-        text = starter(path)
+        text = _starter(path)
     elif example not in examples() and not example.endswith((".yaml", ".yml")):
         raise UnknownName("example", example, list(examples()))
     elif example not in examples():
@@ -153,7 +153,7 @@ def create(
         text = resource("examples", f"{example}.yaml").read_text(encoding="utf-8")
         text = _named(text, path).replace(f"specs/{example}.yaml", str(path))
     try:
-        write_schema(path.parent)
+        _write_schema(path.parent)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
@@ -163,15 +163,15 @@ def create(
     return path
 
 
-def write_schema(folder: Path) -> None:
+def _write_schema(folder: Path) -> None:
     """Write the schemas that the specs and studies of a folder name in their first line."""
-    for name, text in ((SCHEMA, schema_text()), (STUDY_SCHEMA, study_schema_text())):
+    for name, text in ((_SCHEMA, schema_text()), (_STUDY_SCHEMA, study_schema_text())):
         file = folder / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
 
-def starter(path: Path) -> str:
+def _starter(path: Path) -> str:
     """Return a small commented spec, named after its file, that loads and plans as it stands."""
     text = resource("reading", "starter.yaml").read_text(encoding="utf-8")
     return _named(text, path).replace("my-run.yaml", str(path))
@@ -186,7 +186,7 @@ def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
         moved = replace(data, path=there.as_posix())
         spec = replace(spec, experiment=replace(spec.experiment, data=moved))
     made_by = " ".join(["from", source.name, *(f"--set {override}" for override in overrides)])
-    head = f"# yaml-language-server: $schema={SCHEMA}\n# {made_by}\n"
+    head = f"# yaml-language-server: $schema={_SCHEMA}\n# {made_by}\n"
     return head + _named(spec_text(spec), path)
 
 

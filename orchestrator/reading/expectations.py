@@ -25,7 +25,7 @@ from orchestrator.reading.schema import (
     spec_schema,
 )
 
-SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
+_SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
 
 
 def _names_of_others(table: dict[str, str]) -> dict[str, list[str]]:
@@ -69,7 +69,7 @@ def must(schema: Schema, *, brief: bool = False) -> str:
     if listed := constants(whole):
         if brief and len(listed) > _MANY:
             return "a known name"
-        return ("one of " if len(listed) > 1 else "") + ", ".join(map(plain, listed))
+        return ("one of " if len(listed) > 1 else "") + ", ".join(map(_plain, listed))
     if whole.get("type") == "object":
         return f"a mapping of {', '.join(properties(whole)) or 'names to values'}"
     bounds = [f"{words} {whole[key]:,}" for key, words in _BOUNDS.items() if key in whole]
@@ -85,14 +85,14 @@ def shown(node: Node, schema: Schema) -> str:
     return shortened(node.text) if node.plain else f'"{shortened(node.text)}"'
 
 
-def plain(value: Any) -> str:
+def _plain(value: Any) -> str:
     """Return a JSON value as a spec has it on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {plain(inside)}" for key, inside in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_plain(inside)}" for key, inside in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{', '.join(map(plain, value))}]"
+        return f"[{', '.join(map(_plain, value))}]"
     return str(value)
 
 
@@ -103,14 +103,14 @@ def suggestion(key: object, schema: Schema, node: Node | None = None) -> Correct
         return Correction("unquoted" if quoted else "meant", meant[0], tuple(meant[1:]))
     value = example(schema)
     named = f"{key}: " if isinstance(key, str) else ""
-    return None if value is None else Correction("example", f"{named}{plain(value)}")
+    return None if value is None else Correction("example", f"{named}{_plain(value)}")
 
 
 def likely(schema: Schema, node: Scalar) -> list[str]:
     """Return the legal values that were probably meant, the likeliest first."""
     if not 0 < len(node.text) <= SHOWN_VALUE:
         return []
-    listed = [plain(value) for choice in alternatives(schema) for value in constants(choice)]
+    listed = [_plain(value) for choice in alternatives(schema) for value in constants(choice)]
     if listed and (meant := _names_meant(node.text, listed)):
         return meant
     return [text for text in respellings(node.text) if is_legal(text, schema)][:1]
@@ -167,7 +167,7 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
     """Return what to write instead of an unknown key; in a spec, it may belong elsewhere."""
     if key.isdigit():
         return Correction("commas")
-    if key in SECTIONS and key not in legal:
+    if key in _SECTIONS and key not in legal:
         return Correction("top")
     if len(key) > SHOWN_VALUE:
         return Correction("remove")
@@ -175,11 +175,11 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
     if key in elsewhere:
         return Correction("top")
     near = get_close_matches(key.lower(), legal, 1, cutoff=_ALMOST_EQUAL)
-    meant = [synonym(key, legal), *near, *elsewhere, meant_key(key, legal)]
+    meant = [_synonym(key, legal), *near, *elsewhere, meant_key(key, legal)]
     return next((Correction("meant", name) for name in meant if name), Correction("remove"))
 
 
-def synonym(key: str, legal: list[str]) -> str | None:
+def _synonym(key: str, legal: list[str]) -> str | None:
     """Return the legal key that another program calls so."""
     names = SYNONYMS.get(key.lower().replace("-", "_"), ())
     return next((name for name in names if name in legal), None)
@@ -191,7 +191,7 @@ def meant_key(key: str, legal: list[str]) -> str | None:
         return None
     close = get_close_matches(key.lower(), legal, 1)
     longer = [name for name in legal if name.startswith(key.lower())]
-    return synonym(key, legal) or next(iter(close + longer), None)
+    return _synonym(key, legal) or next(iter(close + longer), None)
 
 
 # Help about the keys of a spec: meaning, legal values, default.
@@ -242,7 +242,7 @@ def _keys(schema: Schema, prefix: str) -> Iterator[KeyHelp]:
 
 
 def _help(key: str, schema: Schema, required: bool) -> KeyHelp:
-    default = plain(schema["default"]) if "default" in schema else None
+    default = _plain(schema["default"]) if "default" in schema else None
     return KeyHelp(
         key=key, about=schema["description"], must=must(schema), default=default, required=required
     )

@@ -15,7 +15,7 @@ from orchestrator.values.model import LatentDimensions, RopeScaling
 
 
 @dataclass(frozen=True)
-class ExpertKeys:
+class _ExpertKeys:
     """Keys of experts → the fields of MixtureOfExperts that they give; `defaults` are what leaving
     them out means, `own` what the family always has.
 
@@ -47,7 +47,7 @@ class Family:
     # Keys that choose the layers with the window: a switch, and the first layer that has it.
     window_switch: str = ""
     window_first: str = ""
-    experts: ExpertKeys | None = None  # where the family has experts
+    experts: _ExpertKeys | None = None  # where the family has experts
     latent: bool = False  # whether its attention has latents
     harmless: frozenset[str] = frozenset()  # keys that change nothing, only in this family
     # The section of the config that describes the text model, where it describes another as well.

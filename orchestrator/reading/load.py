@@ -120,7 +120,7 @@ def _chip(
         return catalog.chip(chip), None, []
     if not isinstance(chip, dict) or "file" not in chip:
         return None, None, []
-    found, wrong = _named_file(file, _CHIP_FILE, lambda path: read_chip(folder / path))
+    found, wrong = _named_file(file, _CHIP_FILE, lambda path: _read_chip(folder / path))
     return *(found or (None, None)), wrong
 
 
@@ -330,7 +330,7 @@ _KEY = re.compile(r"\s*([\w-]+)\s*=\s*")
 _Positions = dict[KeyPath, SpecPosition]
 
 
-def read_chip(path: Path) -> tuple[Chip, dict[str, Any]]:
+def _read_chip(path: Path) -> tuple[Chip, dict[str, Any]]:
     """Return the chip of a file, named after it, and the file's content."""
     source = read(path)
     try:

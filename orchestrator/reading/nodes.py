@@ -18,9 +18,9 @@ import yaml
 
 from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, shortened
 
-MOST_DEPTH = 16
-MOST_NODES = 2_000
-MOST_BYTES = 2**20
+_MOST_DEPTH = 16
+_MOST_NODES = 2_000
+_MOST_BYTES = 2**20
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 NO_NAMES = _NULLS | {"true", "True", "TRUE", "false", "False", "FALSE"}
 _SYNTAX_HINTS = {
@@ -134,10 +134,10 @@ class _Builder:
 
     def _node(self, event: Any, depth: int) -> Node:
         self._count += 1
-        if depth > MOST_DEPTH:
+        if depth > _MOST_DEPTH:
             self._refuse(event, "too-deep", TOO_DEEP)
-        if self._count > MOST_NODES:
-            most = f"must be at most {MOST_NODES:,} keys and values"
+        if self._count > _MOST_NODES:
+            most = f"must be at most {_MOST_NODES:,} keys and values"
             self._refuse(event, "too-many", f"is too much, {most}")
         place = self.place(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
@@ -202,7 +202,7 @@ class _Builder:
         raise SpecProblems([self.place(event.start_mark).problem(code, "", message, hint)])
 
 
-TOO_DEEP = f"is nested too deep, must have at most {MOST_DEPTH} levels"
+TOO_DEEP = f"is nested too deep, must have at most {_MOST_DEPTH} levels"
 
 
 # Reads files as text.
@@ -270,12 +270,12 @@ def _bytes(path: Path) -> bytes:
         if path.exists() and not path.is_file():  # it may never end
             raise refusal("not-a-file", "is a device, pipe or socket, must be a file")
         with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
+            raw = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise refusal("unreadable", f"cannot be read: {reason}", _sibling(path)) from None
-    if len(raw) > MOST_BYTES:
-        raise refusal("too-large", f"is larger than {MOST_BYTES:,} bytes")
+    if len(raw) > _MOST_BYTES:
+        raise refusal("too-large", f"is larger than {_MOST_BYTES:,} bytes")
     return raw
 
 

@@ -49,7 +49,7 @@ def offer_request(
 
     A spec that leaves its topology open has chosen its chip, and its stated price is for that chip.
     """
-    names = wanted_chips(chips) if chips is not None else _chips_of(resources)
+    names = _wanted_chips(chips) if chips is not None else _chips_of(resources)
     kind = prices or "on-demand"
     if kind in _FIELDS:
         known = {name: catalog.chip(name) for name in names if name != resources.chip}
@@ -58,15 +58,15 @@ def offer_request(
         quantities = {name: getattr(chip, _FIELDS[kind]) for name, chip in known.items()}
         per_hour = {name: quantity.value for name, quantity in quantities.items() if quantity}
     elif Path(kind).exists():
-        per_hour = read_prices(Path(kind))
+        per_hour = _read_prices(Path(kind))
     else:
         must = f"{', '.join(_FIELDS)}, or a YAML file with your prices"
         raise WrongOption("--prices", kind, must)
     if prices is None and resources.dollars_per_chip_hour is not None:
         per_hour[resources.chip] = resources.dollars_per_chip_hour
     return OfferRequest(
-        by_days=days_until(by, today),
-        budget_dollars=dollars_of(budget),
+        by_days=_days_until(by, today),
+        budget_dollars=_dollars_of(budget),
         chips=names,
         prices=kind,
         dollars_per_chip_hour={name: per_hour[name] for name in names if name in per_hour},
@@ -90,7 +90,7 @@ def _tpus() -> list[str]:
     return [name for name in catalog.chips() if not catalog.chip(name).switched]
 
 
-def wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
+def _wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
     """Return the TPUs of that list or comma-separated text."""
     listed = chips.split(",") if isinstance(chips, str) else list(chips)
     names = tuple(dict.fromkeys(name.strip() for name in listed))
@@ -101,7 +101,7 @@ def wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def days_until(by: str | float | datetime.date | None, today: datetime.date) -> float | None:
+def _days_until(by: str | float | datetime.date | None, today: datetime.date) -> float | None:
     """Return the days from today until a date, or of a duration."""
     if by is None:
         return None
@@ -140,7 +140,7 @@ def _days(by: str | float | datetime.date, today: datetime.date) -> float | None
         return None
 
 
-def dollars_of(budget: str | float | None) -> float | None:
+def _dollars_of(budget: str | float | None) -> float | None:
     """Return the dollars of 2M, 500k or a number."""
     if budget is None:
         return None
@@ -155,7 +155,7 @@ def dollars_of(budget: str | float | None) -> float | None:
     return dollars
 
 
-def read_prices(path: Path) -> dict[str, float]:
+def _read_prices(path: Path) -> dict[str, float]:
     """Return the prices of a YAML file, whose lines are `chip: dollars per chip-hour`."""
     root, problems = parse(read(path))
     if not isinstance(root, Mapping) or not root.entries:

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.errors import SpecError
 
-SHOWN_PROBLEMS = 100
+_SHOWN_PROBLEMS = 100
 _SHOWN_COLUMNS = 76  # of a line of a file, after the indentation
 _SHOWN_BEFORE_CARET = 40
 SHOWN_VALUE = 40
@@ -39,7 +39,7 @@ class SpecText:
             if line == number:
                 end = min(col - 1 + length, len(text))
                 text[col - 1 : end] = "*" * (end - col + 1)
-        return printable("".join(text))
+        return _printable("".join(text))
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ class SpecProblems(SpecError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sorted(problems, key=lambda problem: problem.order)
-        texts = [str(problem) for problem in self.problems[:SHOWN_PROBLEMS]]
-        if len(self.problems) > SHOWN_PROBLEMS:
-            texts.append(f"and {len(self.problems) - SHOWN_PROBLEMS:,} more problems")
+        texts = [str(problem) for problem in self.problems[:_SHOWN_PROBLEMS]]
+        if len(self.problems) > _SHOWN_PROBLEMS:
+            texts.append(f"and {len(self.problems) - _SHOWN_PROBLEMS:,} more problems")
         super().__init__("\n\n".join(texts))
 
 
@@ -171,11 +171,11 @@ def named_by(reference: FileReference, problems: Iterable[Problem]) -> list[Prob
     return [replace(problem, named_at=reference) for problem in problems]
 
 
-def printable(text: str) -> str:
+def _printable(text: str) -> str:
     """Return text that is safe for a terminal, with one column per character."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 def shortened(text: str, most: int = SHOWN_VALUE) -> str:
     """Return a text as a message repeats it."""
-    return printable(text if len(text) <= most else text[:most] + "...")
+    return _printable(text if len(text) <= most else text[:most] + "...")

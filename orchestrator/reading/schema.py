@@ -48,7 +48,7 @@ _Length = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceModel:
+class _HuggingFaceModel:
     """A model that a Hugging Face config.json describes."""
 
     huggingface: Annotated[
@@ -61,14 +61,14 @@ class HuggingFaceModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChipFile:
+class _ChipFile:
     """A chip of one's own."""
 
     file: Annotated[Text, about("The path of the chip's TOML file, from the spec.", "my-chip.toml")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageBatch:
+class _StageBatch:
     """The batch of a stage; a key that is left out is as before."""
 
     sequences: Annotated[
@@ -96,7 +96,7 @@ class StageBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageEntry:
+class _StageEntry:
     """A part of the training; what it leaves out is as in the stage before it."""
 
     tokens: Annotated[PositiveInteger, about("The number of tokens of this stage.", "252M")]
@@ -115,7 +115,7 @@ class StageEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudySection:
+class _StudySection:
     """The keys that a study varies, and how its trials are run."""
 
     base: Annotated[
@@ -161,7 +161,7 @@ class StudySection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyFile:
+class _StudyFile:
     """One spec varied: every combination of the values is a trial. A key that is left out has the
     default named here.
     """
@@ -173,7 +173,7 @@ class StudyFile:
             "llama3-70b-pods",
         ),
     ] = None
-    study: StudySection
+    study: _StudySection
 
 
 # The forms in which a file may give a value: 15T, 10%, 10m, auto, a name of the catalog.
@@ -318,21 +318,21 @@ _NOTATIONS = {
     "mesh": _Notation(((AUTO,), MeshRequest), written=_auto),
     "pods": _Notation((PodCount, Pods), written=lambda pods: pods["max"]),
     "stages": _Notation(
-        (Annotated[tuple[StageEntry, ...], Meta(min_length=1, max_length=100)],),
+        (Annotated[tuple[_StageEntry, ...], Meta(min_length=1, max_length=100)],),
         title="a list of stages, each {tokens, batch, length, optimizer, data}",
         written=_none,
     ),
     "stage_batch": _Notation(
-        (_Sequences, StageBatch),
+        (_Sequences, _StageBatch),
         title="a number of sequences, or a mapping {sequences, length, tolerance, microbatches}",
     ),
     "remat": _Notation(((AUTO, *POLICIES), TensorTreatments)),
-    "chip": _Notation((catalog.chips(), Annotated[ChipFile, Meta(title="{file: my-chip.toml}")])),
+    "chip": _Notation((catalog.chips(), Annotated[_ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": _Notation(
         (
             catalog.models(),
             Annotated[Model, Meta(title=f"a mapping {{{', '.join(_SIZES)}}}")],
-            Annotated[HuggingFaceModel, Meta(title="{huggingface: config.json}")],
+            Annotated[_HuggingFaceModel, Meta(title="{huggingface: config.json}")],
         )
     ),
 }
@@ -369,7 +369,7 @@ def spec_schema() -> Schema:
 @cache
 def study_schema() -> Schema:
     """Return the schema of a study. A spec is loaded without its types."""
-    return _document(StudyFile, "study", {})
+    return _document(_StudyFile, "study", {})
 
 
 @cache

@@ -37,32 +37,32 @@ from orchestrator.run.progress import Progress, Stage, silent, task
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "trainers.microbenchmarks")
+_COMMAND: tuple[str, ...] = (sys.executable, "-m", "trainers.microbenchmarks")
 _PLAN, _RESULT, _LOG = "plan.json", "result.json", "log"
 _LIMIT_S = 600.0
 _LAST_LINES = 5
-SCHEMA = 6
+_SCHEMA = 6
 _PACKAGES = ("jax", "jaxlib")
 PROFILE_DOCUMENT = "chip_profile.json"
 _TASK = "measuring this machine"
 
 
 @dataclass(frozen=True)
-class StoredProfile:
+class _StoredProfile:
     """A profile and its file."""
 
     profile: ChipProfile
     path: Path
 
 
-def calibrate(*, progress: Progress | None = None) -> StoredProfile:
+def calibrate(*, progress: Progress | None = None) -> _StoredProfile:
     """Make a new chip profile: what the devices of this machine reach. It takes a minute or two."""
     plugins.require("prove")
     report = progress or silent
     with task(report, _TASK):
         report(Stage(task=_TASK, stage="it takes a minute or two"))
-        measured = measure()
-        machine = this_machine(measured.platform, measured.device_kind)
+        measured = _measure()
+        machine = _this_machine(measured.platform, measured.device_kind)
         return _store_timings(machine, measured.timings)
 
 
@@ -71,40 +71,40 @@ def calibrated_plan(plan: Plan, progress: Progress) -> tuple[Plan, bytes]:
 
     Timings of this plan that the profile lacks are measured first, and stored for the next one.
     """
-    stored = stored_profile(plan)
+    stored = _stored_profile(plan)
     if stored is None:
         with task(progress, _TASK):
             progress(Stage(task=_TASK, stage="a step with few layers, about a minute"))
-            stored = measure_plan(plan)
+            stored = _measure_plan(plan)
     return with_profile(plan, stored.profile), codec.to_pretty_json(stored.profile).encode()
 
 
-def stored_profile(plan: Plan) -> StoredProfile | None:
+def _stored_profile(plan: Plan) -> _StoredProfile | None:
     """Return the newest profile of this machine, if it has a steady step of this rehearsal."""
-    stored = newest(this_machine())
-    key = shape_digest(plan), trainer_source(plan.trainer)
+    stored = _newest(_this_machine())
+    key = shape_digest(plan), _trainer_source(plan.trainer)
     timings = stored.profile.timings if stored else ()
     latest = next((row for row in reversed(timings) if (row.shape, row.source) == key), None)
     return stored if latest and latest.is_steady else None
 
 
-def measure_plan(plan: Plan) -> StoredProfile:
+def _measure_plan(plan: Plan) -> _StoredProfile:
     """Return the newest profile of this machine, with the step of this rehearsal as well."""
-    machine = this_machine()
-    stored = newest(machine)
+    machine = _this_machine()
+    stored = _newest(machine)
     known = stored.profile.timings if stored else ()
-    return _store_timings(machine, (*known, *measured_timings(plan)))
+    return _store_timings(machine, (*known, *_measured_timings(plan)))
 
 
-def measured_timings(plan: Plan) -> tuple[Timing, ...]:
+def _measured_timings(plan: Plan) -> tuple[Timing, ...]:
     """Time a large matmul on all cores, and the rehearsal's step.
 
     A step that is unsteady is measured again, once, and the steadier of both counts.
     """
-    measured = measure(plan)
+    measured = _measure(plan)
     if _step_spread(measured) > STEADY_SPREAD:
-        measured = min(measured, measure(plan), key=_step_spread)
-    shape, source = shape_digest(plan), trainer_source(plan.trainer)
+        measured = min(measured, _measure(plan), key=_step_spread)
+    shape, source = shape_digest(plan), _trainer_source(plan.trainer)
     return tuple(
         replace(row, shape=shape, source=source, others=measured.others)
         if row.operation == "step"
@@ -117,7 +117,7 @@ def _step_spread(measured: Measurements) -> float:
     return max(row.spread for row in measured.timings if row.operation == "step")
 
 
-def trainer_source(name: str) -> str:
+def _trainer_source(name: str) -> str:
     """Return a digest of the trainer's module or package: another one takes other seconds."""
     file = plugins.source(plugins.trainer_entry_point(name).module)
     if file is None:
@@ -126,7 +126,7 @@ def trainer_source(name: str) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
+def _this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
     """Return this machine with devices of that kind. It needs no JAX, so a lookup takes no time."""
     info = Path("/proc/cpuinfo")  # with the model's name: one architecture is fast and slow
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
@@ -145,20 +145,20 @@ def this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
 # The store of profiles.
 
 
-def profile_folder() -> Path:
+def _profile_folder() -> Path:
     return platformdirs.user_cache_path("orch") / "profiles"
 
 
-def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> StoredProfile:
+def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> _StoredProfile:
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    return store_profile(
-        ChipProfile(schema=SCHEMA, machine=machine, measured_on=today, timings=timings)
+    return _store_profile(
+        ChipProfile(schema=_SCHEMA, machine=machine, measured_on=today, timings=timings)
     )
 
 
-def store_profile(profile: ChipProfile) -> StoredProfile:
+def _store_profile(profile: ChipProfile) -> _StoredProfile:
     """Write the whole file or none. A file that exists already is the same."""
-    path = profile_folder() / f"{codec.digest(profile)}.json"
+    path = _profile_folder() / f"{codec.digest(profile)}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
@@ -166,15 +166,15 @@ def store_profile(profile: ChipProfile) -> StoredProfile:
         Path(part.name).replace(path)
     except OSError as error:
         raise MeasurementFailed(f"{path}: cannot be written: {error.strerror}") from error
-    return StoredProfile(profile, path)
+    return _StoredProfile(profile, path)
 
 
-def newest(machine: Machine) -> StoredProfile | None:
+def _newest(machine: Machine) -> _StoredProfile | None:
     """Return the machine's profile that was stored last."""
     return next((row for row in _stored_profiles() if row.profile.machine == machine), None)
 
 
-def find(prefix: str) -> StoredProfile:
+def find(prefix: str) -> _StoredProfile:
     """Return the profile whose digest begins with a prefix."""
     profiles = _stored_profiles()
     same = [stored for stored in profiles if prefix and stored.path.stem.startswith(prefix)]
@@ -184,32 +184,32 @@ def find(prefix: str) -> StoredProfile:
     raise UnknownName("chip profile", prefix, known or ["none: orch calibrate makes one"])
 
 
-def _stored_profiles() -> list[StoredProfile]:
+def _stored_profiles() -> list[_StoredProfile]:
     """Return all profiles, the newest first. A file that cannot be read counts as absent."""
     ages = {}
-    for path in profile_folder().glob("*.json"):
+    for path in _profile_folder().glob("*.json"):
         with suppress(OSError, msgspec.DecodeError):
             profile = codec.from_json(path.read_bytes(), ChipProfile)
-            if profile.schema == SCHEMA and codec.digest(profile) == path.stem:
+            if profile.schema == _SCHEMA and codec.digest(profile) == path.stem:
                 ages[path] = path.stat().st_mtime, profile
     ordered = sorted(ages.items(), key=lambda item: -item[1][0])
-    return [StoredProfile(profile, path) for path, (_, profile) in ordered]
+    return [_StoredProfile(profile, path) for path, (_, profile) in ordered]
 
 
 # The processes that measure.
 
 
-def measure(plan: Plan | None = None) -> Measurements:
+def _measure(plan: Plan | None = None) -> Measurements:
     """Time a plan's step on emulated devices, in a process for each of its hosts; without a plan,
     what one of this machine's own devices does.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [*COMMAND, str(folder / _RESULT)]
+        command = [*_COMMAND, str(folder / _RESULT)]
         if plan:
             (folder / _PLAN).write_bytes(codec.to_json(plan))
             command += [str(folder / _PLAN), f"{LOOPBACK}:{free_port()}"]
-        busy = BusyCores()
+        busy = _BusyCores()
         hosts = plan.hosts if plan else 1
         started = [_start(command, plan, number, folder) for number in range(hosts)]
         try:
@@ -253,7 +253,7 @@ def _start(
         )
 
 
-class BusyCores:
+class _BusyCores:
     """The cores that this process may use, and what was done on them since it was made."""
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> HealthR
     """Return what this machine can do, and what to do about what it cannot."""
     place = folder(storage)
     checks = [
-        python(), _extras(), packages(), devices(), compiler(), memory(),
+        _python(), _extras(), _packages(), _devices(), _compiler(), memory(),
         _disk("runs", place, "run.storage of the spec"),
         _disk("temporary", Path(tempfile.gettempdir()), "TMPDIR"),
         _loopback(), _processes(),
@@ -90,7 +90,7 @@ def _broken(name: str, detail: str, advice: str) -> Finding:
     return Finding(name=name, health="broken", detail=detail, advice=advice)
 
 
-def python() -> Finding:
+def _python() -> Finding:
     detail = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < _OLDEST_PYTHON:
         advice = "Python 3.11 or newer: make clean setup PYTHON=python3.12"
@@ -109,7 +109,7 @@ def _extras() -> Finding:
     return _good("extras", detail)
 
 
-def packages() -> Finding:
+def _packages() -> Finding:
     """Return whether the packages with an exact version have it."""
     pinned = plugins.pinned()
     versions = {name: _installed_version(name) for name in pinned}
@@ -130,7 +130,7 @@ def _installed_version(name: str) -> str | None:
     return None
 
 
-def devices() -> Finding:
+def _devices() -> Finding:
     """Return the devices that JAX finds."""
     if plugins.missing("prove"):
         return _limited("devices", "JAX is not installed", install_command("prove"))
@@ -151,7 +151,7 @@ def devices() -> Finding:
     return _good("devices", f"{answer['count']} x {answer['kind']} ({answer['platform']})")
 
 
-def compiler() -> Finding:
+def _compiler() -> Finding:
     version = _installed_version("libtpu")
     if version is None and (platform.system(), platform.machine()) == _COMPILER_PLATFORM:
         return _limited("TPU compiler", "libtpu is not installed", install_command("prove"))
@@ -235,10 +235,10 @@ def doctor_run(run: str, storage: str | Path = RUNS, *, repairs: bool = False) -
     """Return what is wrong with the files of a run; with `repairs`, after what can be repaired
     was.
     """
-    return run_health(find_run(folder(storage), run), repairs=repairs)
+    return _run_health(find_run(folder(storage), run), repairs=repairs)
 
 
-def run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.time) -> RunHealth:
+def _run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.time) -> RunHealth:
     found = list(_findings(journal))
     repaired: list[FileFinding] = []
     if repairs:

@@ -96,7 +96,7 @@ def pack(arguments: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class SavedWeights:
+class _SavedWeights:
     """A checkpoint of a run, the plan of its trainer, and where the spec's paths begin."""
 
     plan: Plan
@@ -123,7 +123,7 @@ def export_weights(
     require("prove")
     saved = _saved_weights(run, storage_folder(storage), step)
     plan, dtype = saved.plan, dtype or saved.plan.precision.parameters
-    with start_folder(saved) as source:
+    with _start_folder(saved) as source:
         config = source and same_config(source, plan.model)
         config = config or config_of(plan.model, plan.batch.length, dtype)
         request = WeightsRequest(
@@ -133,7 +133,7 @@ def export_weights(
             out=str(Path(out)),
             dtype=dtype,
             config=config,
-            copies=tuple(str(path) for path in companions(source)),
+            copies=tuple(str(path) for path in _companions(source)),
         )
         result = _write_weights(request, progress or silent)
     return ExportedWeights(
@@ -148,7 +148,7 @@ def export_weights(
 
 
 @contextmanager
-def start_folder(saved: SavedWeights) -> Iterator[Path | None]:
+def _start_folder(saved: _SavedWeights) -> Iterator[Path | None]:
     """Yield the folder that a run started from; for one in a bucket a copy of all but the
     weights.
     """
@@ -164,13 +164,13 @@ def start_folder(saved: SavedWeights) -> Iterator[Path | None]:
         yield Path(copy)
 
 
-def companions(source: Path | None) -> Iterator[Path]:
+def _companions(source: Path | None) -> Iterator[Path]:
     """Yield the files that go along with the weights that a run started from."""
     if source is not None and source.is_dir():
         yield from (path for name in _COMPANIONS for path in source.glob(name) if path.is_file())
 
 
-def _saved_weights(run: str, storage: Path, step: int | None) -> SavedWeights:
+def _saved_weights(run: str, storage: Path, step: int | None) -> _SavedWeights:
     """Return a checkpoint of a run in the storage, or of the directory of `python -m trainers`."""
     path = Path(run)
     if (path / _PLAN).is_file():  # nobody recorded these checkpoints
@@ -180,12 +180,12 @@ def _saved_weights(run: str, storage: Path, step: int | None) -> SavedWeights:
             raise SpecError(f"{path / _PLAN}: not a plan: {error}") from error
         names = [entry.name for entry in path.glob(f"{_CHECKPOINTS}/*") if entry.name.isdecimal()]
         found = _checked_step(str(path), sorted(map(int, names)), step)
-        return SavedWeights(plan, path / _CHECKPOINTS / str(found), found, None, Path())
+        return _SavedWeights(plan, path / _CHECKPOINTS / str(found), found, None, Path())
     journal = find_run(storage, run)
     state, now = journal.state(), journal.run()
     saves = {save.step: save for save in state.saves}
     save = saves[_checked_step(journal.key, sorted(saves), step)]
-    return SavedWeights(
+    return _SavedWeights(
         plan=journal.plan(now.plan_digest),
         checkpoint=journal.paths.checkpoint(save),
         step=save.step,

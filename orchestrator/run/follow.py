@@ -35,11 +35,11 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.run import LIVE, Run, StateReason
 
 _POLL_S, _REHEARSAL_POLL_S = 0.5, 0.2
-ASK_EVERY_S = 5.0
+_ASK_EVERY_S = 5.0
 _GONE_LIMIT_S = 90.0  # for an emulated cluster to say why the driver is gone
 
 
-class RunWatch:
+class _RunWatch:
     """Reports a run and its new steps; what happened before it began to watch is not reported."""
 
     def __init__(self, journal: Journal, progress: Progress) -> None:
@@ -60,8 +60,8 @@ class RunWatch:
 
 
 @contextmanager
-def _watch(journal: Journal, task: str, progress: Progress) -> Iterator[RunWatch]:
-    watch = RunWatch(journal, progress)
+def _watch(journal: Journal, task: str, progress: Progress) -> Iterator[_RunWatch]:
+    watch = _RunWatch(journal, progress)
     progress(Notice("following", task=task, attempts=watch.attempt))
     try:
         yield watch
@@ -77,7 +77,7 @@ def follow(
     `driver_before` is the claim that the run's driver had before the job was started.
     """
     with _watch(journal, "run", progress) as watch, collected_interrupts() as signals:
-        follower = ClusterFollower(watch, jobs, job, driver_before)
+        follower = _ClusterFollower(watch, jobs, job, driver_before)
         while not signals:
             if run := follower.look():
                 return run
@@ -86,10 +86,10 @@ def follow(
 
 
 @dataclass
-class ClusterFollower:
+class _ClusterFollower:
     """Follows a run on a named cluster."""
 
-    watch: RunWatch
+    watch: _RunWatch
     jobs: ClusterClient
     job: str
     driver_before: int
@@ -107,7 +107,7 @@ class ClusterFollower:
             self.watch.update(run)
             if run.state not in LIVE:
                 return run
-        if time.monotonic() - self.asked_at_s > ASK_EVERY_S:
+        if time.monotonic() - self.asked_at_s > _ASK_EVERY_S:
             self.asked_at_s = time.monotonic()
             return self._ask(driven=driven)
         return None
@@ -155,14 +155,14 @@ def drive(
         backend.emulate(plan, command) as cluster,
         _watch(journal, "rehearsal", progress) as watch,
     ):
-        return RehearsalFollower(watch, cluster, signals, plan.hosts).follow()
+        return _RehearsalFollower(watch, cluster, signals, plan.hosts).follow()
 
 
 @dataclass
-class RehearsalFollower:
+class _RehearsalFollower:
     """Follows a rehearsal, and passes interrupts on to it."""
 
-    watch: RunWatch
+    watch: _RunWatch
     cluster: LocalCluster
     signals: list[int]
     nodes: int

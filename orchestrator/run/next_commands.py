@@ -31,14 +31,14 @@ def offer_command(spec: Path, overrides: Sequence[str], chosen: Sequence[str]) -
 
 
 def run_command(name: str, run: str, storage: Path, *more: str) -> str:
-    return shlex.join(["orch", name, run, *storage_option(storage), *more])
+    return shlex.join(["orch", name, run, *_storage_option(storage), *more])
 
 
 def storage_command(name: str, storage: Path) -> str:
-    return shlex.join(["orch", name, *storage_option(storage)])
+    return shlex.join(["orch", name, *_storage_option(storage)])
 
 
-def storage_option(storage: Path) -> tuple[str, ...]:
+def _storage_option(storage: Path) -> tuple[str, ...]:
     """Return the option that names a storage directory; none where it is the default."""
     return () if storage.absolute() == RUNS.absolute() else ("--storage", address(storage))
 

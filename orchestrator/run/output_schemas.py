@@ -33,10 +33,10 @@ from orchestrator.values.study import (
     SweepReport,
 )
 
-Schema = dict[str, Any]
+_Schema = dict[str, Any]
 _DEFS = "#/$defs/"
 # Name of a schema → the type of the value, and the command that prints it.
-OUTPUTS: dict[str, tuple[type, str]] = {
+_OUTPUTS: dict[str, tuple[type, str]] = {
     "error": (ErrorReport, "any command with --json that fails"),
     "plan": (PlanWithOdds, "orch plan SPEC --json"),
     "plan-diff": (PlanDiff, "orch plan SPEC OTHER --json"),
@@ -72,14 +72,14 @@ def schema(name: str = "spec") -> str:
         return schema_text()
     if name == "study":
         return study_schema_text()
-    return json.dumps(output_schema(name), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_output_schema(name), indent=2, ensure_ascii=False) + "\n"
 
 
-def output_schema(name: str) -> Schema:
+def _output_schema(name: str) -> _Schema:
     """Return the schema of an output. Every key that it names is always printed, and no other."""
-    if name not in OUTPUTS:
-        raise UnknownName("output", name, [*OUTPUTS])
-    kind, command = OUTPUTS[name]
+    if name not in _OUTPUTS:
+        raise UnknownName("output", name, [*_OUTPUTS])
+    kind, command = _OUTPUTS[name]
     [reference], sections = msgspec.json.schema_components([kind], ref_template=_DEFS + "{name}")
     defs = {key: _section(section) for key, section in sections.items()}
     top = defs.pop(reference["$ref"].removeprefix(_DEFS))
@@ -94,7 +94,7 @@ def output_schema(name: str) -> Schema:
     }
 
 
-def _section(generated: Schema) -> Schema:
+def _section(generated: _Schema) -> _Schema:
     if "properties" not in generated:
         return generated
     keys = {key: _key(schema) for key, schema in generated["properties"].items()}

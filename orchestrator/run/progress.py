@@ -56,7 +56,7 @@ class Tracked:
 
 
 # Topics of notices, with the values that each carries.
-Topic = Literal[
+_Topic = Literal[
     "problem",  # message: something is wrong, and the operation goes on
     # before a run
     "already submitted",  # run: it has the key and the plan, so nothing is submitted
@@ -89,10 +89,10 @@ Topic = Literal[
 class Notice:
     """Something happened: the topic, and its values by name, as `Topic` lists them."""
 
-    topic: Topic
+    topic: _Topic
     values: Mapping[str, Any]
 
-    def __init__(self, topic: Topic, **values: Any) -> None:
+    def __init__(self, topic: _Topic, **values: Any) -> None:
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "values", values)
 

@@ -51,7 +51,7 @@ def prove_stages(
     progress: Progress | None = None,
 ) -> list[ProofResult]:
     """Return the compiler's verdict on every stage of a spec, in order; one without stages."""
-    return prove_each_stage(*planned(loaded(spec, overrides), None), progress, hlo)
+    return _prove_each_stage(*planned(loaded(spec, overrides), None), progress, hlo)
 
 
 def prove_diff(
@@ -84,7 +84,7 @@ def prove_less_recompute(
         return least_recompute(*program, reached)
 
 
-def prove_each_stage(
+def _prove_each_stage(
     spec: Spec, made: Plan, progress: Progress | None = None, hlo: str | Path | None = None
 ) -> list[ProofResult]:
     """Return the verdict on the plan of every stage, or on a plan without stages."""
@@ -96,7 +96,7 @@ def prove_each_stage(
 
 def prove_before_run(spec: Spec, made: Plan, progress: Progress) -> list[Proof]:
     """Return the proof of a plan, or of each of its stages; refuse one that does not pass."""
-    results = prove_each_stage(spec, made, progress)
+    results = _prove_each_stage(spec, made, progress)
     for result in results:
         progress(Notice("proved", plan=result.plan, proof=result.proof, age_s=result.age_s))
     if not all(result.proof.passes for result in results):

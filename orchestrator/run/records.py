@@ -49,11 +49,11 @@ def sync(
     A run that cannot be recorded has a `problem`.
     """
     where, recorder = folder(storage), Recorder(os.environ)
-    journals = [find_run(where, run) for run in runs] or own_runs(where)
+    journals = [find_run(where, run) for run in runs] or _own_runs(where)
     return [_sync_run(recorder, journal, progress or silent) for journal in journals]
 
 
-def own_runs(storage: Path) -> list[Journal]:
+def _own_runs(storage: Path) -> list[Journal]:
     """Return the runs in a storage whose folders belong to this user."""
     journals = list_journals(storage)
     if is_copy(storage):  # files of a bucket have no owners: those that this user submitted
@@ -147,15 +147,15 @@ def ui(
     """
     where, report = folder(storage), progress or silent
     catch_up(where, list_runs(where)[0])
-    for uri, places in places_by_uri(where).items():
+    for uri, places in _places_by_uri(where).items():
         if is_server(places[0]):
             report(_ready(uri, places, report, served=False))
         else:
-            with readable_copy(uri, places, where) as (shown, copied, log_folder):
+            with _readable_copy(uri, places, where) as (shown, copied, log_folder):
                 _serve(shown, copied, log_folder / "mlflow-ui.log", port, report)
 
 
-def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
+def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
     """Return where the runs of a storage directory are recorded; databases last, since one is
     served until it is stopped.
     """
@@ -166,7 +166,7 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
         if note and note.recorded and note.destination.tracker == TRACKER
     )
     if not found:
-        if notes and not own_runs(storage):
+        if notes and not _own_runs(storage):
             why = f"the runs in {storage} belong to another user: what MLflow has is not opened"
             raise ForeignRun(why, next_command=storage_command("runs", storage))
         why = f"nothing is recorded of the runs in {storage}"
@@ -178,7 +178,7 @@ def places_by_uri(storage: Path) -> dict[str, list[Destination]]:
 
 
 @contextmanager
-def readable_copy(
+def _readable_copy(
     uri: str, places: list[Destination], storage: Path
 ) -> Iterator[tuple[str, list[Destination], Path]]:
     """Yield a database and a folder for its log that can be written: MLflow opens no other.

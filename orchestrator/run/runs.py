@@ -69,7 +69,7 @@ def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunLogs:
+class _RunLogs:
     """The logs of a run as they are now; `more` ranks have others. `empty` where none was left."""
 
     run: Run
@@ -80,7 +80,7 @@ class RunLogs:
 
 def logs(
     run: str, storage: str | Path = RUNS, *, rank: int | None = None, attempt: int | None = None
-) -> RunLogs:
+) -> _RunLogs:
     """Return the logs of a run's newest attempt: the last lines of the first ranks, or all of one
     rank.
     """
@@ -96,7 +96,7 @@ def logs(
             reader = LogReader(log)
             lines = reader.tail(_MOST_LINES) if rank is None else []
             tails.append(LogTail(log=log, lines=[*lines, *reader.read(incomplete=True)]))
-    return RunLogs(
+    return _RunLogs(
         run=found,
         tails=tails,
         more=len(others) if rank is None else 0,
@@ -162,14 +162,14 @@ def _follow_logs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CancelResult:
+class _CancelResult:
     """A run before and after it was asked to stop."""
 
     before: Run
     after: Run
 
 
-def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> list[CancelResult]:
+def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> list[_CancelResult]:
     """Ask a run, or the run of a study that goes on, to stop after a last checkpoint.
 
     There is one result for each run, and none for a study that has no live run.
@@ -184,7 +184,7 @@ def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> li
         before = found.run()
         if before.ended_at_s is None:  # its driver stops it; one that has ended is left alone
             request_cancel(found, at_once=at_once)
-        results.append(CancelResult(before=before, after=found.run()))
+        results.append(_CancelResult(before=before, after=found.run()))
     return results
 
 

@@ -123,7 +123,7 @@ def submit(
     with interruptible("planning"):
         spec = load(path, tuple(overrides))
         plan = make_plan(spec)
-    check_trainable(plan)
+    _check_trainable(plan)
     check_storage(spec)
     cluster = named_cluster(spec, options.address)
     request = Request(
@@ -161,9 +161,9 @@ def _rehearse(request: Request) -> Run:
         raise SpecError("--detach: no cluster is named, and a rehearsal ends with this command")
     steps = options.steps or REHEARSED_STEPS
     small = rehearsal_of(request.spec, plan, steps=steps, devices=options.devices_per_pod)
-    check_inputs(small.spec, request.path)
+    _check_inputs(small.spec, request.path)
     new = replace(
-        new_run(request.path, request.spec, small.plan, steps, options.profile),
+        _new_run(request.path, request.spec, small.plan, steps, options.profile),
         spec=small.spec,
         steps=small.steps,
         rehearsal=True,
@@ -199,7 +199,7 @@ def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
     options, plan, progress, jobs = request.options, request.plan, request.progress, request.jobs
     refuse_rehearsal_options(options, named_by)
     steps = options.steps or request.spec.run.steps or plan.total_steps
-    new = new_run(request.path, request.spec, plan, steps, options.profile)
+    new = _new_run(request.path, request.spec, plan, steps, options.profile)
     sent = {provenance.ARCHIVE: provenance.archive()} if options.code == "sent" else {}
     new = replace(
         new,
@@ -265,7 +265,7 @@ def follow_to_end(
 # The ingredients of runs.
 
 
-def new_run(
+def _new_run(
     path: Path, spec: Spec, plan: Plan, steps: int, profile: tuple[int, int] | None = None
 ) -> RunRequest:
     """Return what a run of a spec's file is created from.
@@ -308,7 +308,7 @@ def refuse_rehearsal_options(options: SubmitOptions, named_by: str | None) -> No
         raise SpecError(f"--devices-per-pod is for rehearsals, and {named_by} names a cluster")
 
 
-def check_trainable(plan: Plan) -> None:
+def _check_trainable(plan: Plan) -> None:
     """Refuse types of matmuls that the trainer cannot multiply in."""
     compute = plan.precision.compute
     if plan.ledger_describes_trainer and compute not in get_args(DType):
@@ -318,7 +318,7 @@ def check_trainable(plan: Plan) -> None:
         )
 
 
-def check_inputs(spec: Spec, path: Path) -> None:
+def _check_inputs(spec: Spec, path: Path) -> None:
     """Refuse a rehearsal whose data or weights cannot be read from this machine."""
     for key, missing in missing_inputs(spec, path.parent):
         command = spec_command("submit", path, (f"{key}={_PLACE}",))

@@ -42,7 +42,7 @@ def _color(resource: str) -> str:
 # --- time per step
 
 
-def step_time(plan: Plan, report: Report | None = None) -> BarChart:
+def _step_time(plan: Plan, report: Report | None = None) -> BarChart:
     """Return the forecast by resource, and the measured step where it can be compared."""
     step_s = plan.forecast.step_s
     bars = [*resource_bars(plan), *expected_bars(plan)]
@@ -61,7 +61,7 @@ def step_time(plan: Plan, report: Report | None = None) -> BarChart:
         marks.append(Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
     if report is None or report.measured is None:
         return BarChart(bars=bars, show=seconds, marks=marks)
-    measured = measured_bar(report.measured)
+    measured = _measured_bar(report.measured)
     if report.gap is None:
         return BarChart(bars=[measured], show=seconds)
     took_s = report.measured.step_s
@@ -96,7 +96,7 @@ def _parts(lines: Sequence[LedgerLine]) -> tuple[BarPart, ...]:
     return tuple(BarPart(line.name, line.value) for line in ordered)
 
 
-def measured_bar(measured: Measurement) -> Bar:
+def _measured_bar(measured: Measurement) -> Bar:
     """Return the mean step, by what it waited for."""
     usual_s, slow_s = device_times(measured)
     parts = {
@@ -118,7 +118,7 @@ def _forecast_memory(plan: Plan) -> Bar:
     return Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
 
 
-def rehearsal_memory(plan: Plan) -> BarChart:
+def _rehearsal_memory(plan: Plan) -> BarChart:
     return BarChart(bars=[_forecast_memory(plan)], show=in_memory)
 
 
@@ -152,7 +152,7 @@ def goodput(spent: Goodput) -> BarChart:
 # --- over steps
 
 
-def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
+def _speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     """Return MFU with its prediction, or seconds where MFU is not known."""
     warm = steps.rows(steps.warm)
     if not (report.measured and report.measured.mfu and report.ratios):
@@ -178,7 +178,7 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     return _over_steps(steps, known, known.mfu, "MFU", percent, curves, bands)
 
 
-def loss_over_steps(steps: StepTable) -> Plot:
+def _loss_over_steps(steps: StepTable) -> Plot:
     held_out = tuple(
         (float(taken.steps_done), taken.loss) for _, taken in sorted(steps.evaluations.items())
     )
@@ -202,7 +202,7 @@ def _over_steps(
     from_0: bool = True,
 ) -> Plot:
     """Return a curve of medians in a band from least to most, with predictions and restarts."""
-    places = thinned(shown.index.astype(float) + 1.0, values)
+    places = _thinned(shown.index.astype(float) + 1.0, values)
     ends = [y for _, low, _, high in places for y in (low, high)]
     ends += [y for curve in predicted for _, y in curve.points]
     ends += [high for band in expected for *_, high in band.points]
@@ -227,7 +227,7 @@ def _over_steps(
     return Plot(x_axis, y_axis, "steps", name, count, show, curves, bands, keyed=keyed)
 
 
-def thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
+def _thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
     """Return few places, each with the least, the median and the most of the points there."""
     size = -(-len(x) // _MOST_POINTS)
     places = []

@@ -24,7 +24,7 @@ _FLAG_ROWS, _FLAG_TOP, _FLAG_STEP = 3, 10, 14  # heights of names above a plot, 
 _EDGE = 0.06  # of a plot's width: half of a flag's name, about
 
 _Point = tuple[float, float]
-Show = Callable[[float], str]
+_Show = Callable[[float], str]
 
 
 def share(fraction: float) -> str:
@@ -56,14 +56,14 @@ class Axis:
             within = (1,) if log10(self.high / self.low) > _FEW_DECADES else (1, 2, 5)
             values = [number * 10.0**power for power in powers for number in within]
             return [value for value in values if self.low <= value <= self.high]
-        step = round_step((self.high - self.low) / most)
+        step = _round_step((self.high - self.low) / most)
         if self.whole:
             step = float(ceil(step))
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
 
-def round_step(value: float) -> float:
+def _round_step(value: float) -> float:
     """Return the smallest of 1, 2, 2.5 and 5 times a power of ten that is at least the value."""
     power = 10.0 ** floor(log10(value))
     return next(power * step for step in _ROUND_STEPS if power * step >= value * (1 - 1e-9))
@@ -128,7 +128,7 @@ class BarChart:
     """Horizontal bars on one scale, with marks; the largest `named` parts are named below a bar."""
 
     bars: Sequence[Bar]
-    show: Show
+    show: _Show
     marks: Sequence[Mark] = ()
     named: int = 4
 
@@ -211,8 +211,8 @@ class Plot:
     y: Axis
     x_name: str
     y_name: str
-    show_x: Show
-    show_y: Show
+    show_x: _Show
+    show_y: _Show
     curves: Sequence[Curve]
     bands: Sequence[Band] = ()
     flags: Sequence[Flag] = ()
@@ -254,7 +254,7 @@ _FILTERS = ("count", "counted", "elapsed", "in_memory", "percent", "scaled", "se
 
 
 @cache
-def environment() -> Environment:
+def _environment() -> Environment:
     """Return the templates, with the number formats of the screens as filters."""
     templates = Environment(
         loader=FileSystemLoader(resource("dashboards")),
@@ -269,7 +269,7 @@ def environment() -> Environment:
 
 
 def filled(template: str, **values: object) -> str:
-    return environment().get_template(template).render(values)
+    return _environment().get_template(template).render(values)
 
 
 def sentence(text: str) -> str:

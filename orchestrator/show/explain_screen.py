@@ -55,7 +55,7 @@ _QUESTIONS: dict[QuestionCode, str] = {
 }
 
 
-def summary_text(summary: ExplanationSummary) -> str:
+def _summary_text(summary: ExplanationSummary) -> str:
     forecast = summary.forecast
     planned = f"planned {likely(forecast.days, lasting)}" if forecast else _NO_PLAN
     return f"Answer: {_by_hand(summary)}, {planned}."
@@ -69,7 +69,7 @@ def _by_hand(summary: ExplanationSummary) -> str:
     return f"{days}, FSDP + tensor {bound_by(summary.mixed_times)}"
 
 
-def answer_text(verdict: Verdict) -> str:
+def _answer_text(verdict: Verdict) -> str:
     """Return the answer to a section's question."""
     figures: dict[str, Any] = verdict.figures
     match verdict.question:
@@ -123,7 +123,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         verdict = verdict_table(sheet.summary.forecast, sheet.summary.tokens, by_hand)
 
     inputs = [
-        (given.symbol, number(given.value), given.meaning, _cite(given.source or "spec"))
+        (given.symbol, _number(given.value), given.meaning, _cite(given.source or "spec"))
         for given in sheet.inputs
     ]
     # The differences between the derivation and the plan, or why nothing is planned.
@@ -158,7 +158,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         _expected(sheet.expectation) if sheet.expectation else [],
         _section(sheet.goodput) if sheet.goodput else [],
         [_title("Sources"), *sources],
-        [_title(summary_text(sheet.summary)), *next_step(next_command)],
+        [_title(_summary_text(sheet.summary)), *next_step(next_command)],
     )
 
 
@@ -187,9 +187,9 @@ def _section(entry: DerivationSection) -> list[Part]:
         cited = "".join(f" {_cite(source)}" for source in line.sources)
         formula = f"{line.symbol} = {_written(line.computed.formula)}"
         parts.append(_text(f"  {line.name:{_NAMES - 2}}", formula))
-        parts.append(_text(" " * _NAMES + "= ", f"{put_in(line.computed)} {value}{cited}"))
+        parts.append(_text(" " * _NAMES + "= ", f"{_put_in(line.computed)} {value}{cited}"))
     for verdict in entry.verdicts:
-        answer = answer_text(verdict)
+        answer = _answer_text(verdict)
         question = _QUESTIONS[verdict.question]
         parts.append(_text("  -> ", f"{question} {answer[0].upper()}{answer[1:]}."))
     return parts
@@ -198,7 +198,7 @@ def _section(entry: DerivationSection) -> list[Part]:
 def _result(computed: ComputedValue, unit: str) -> str:
     """Return the value of a formula with its unit, in one piece."""
     value = computed.value
-    text = f"{number(value)} {unit}".rstrip()
+    text = f"{_number(value)} {unit}".rstrip()
     if unit in ("bytes", "B/s"):
         text = with_unit(value, unit.replace("bytes", "B"), 4)
     elif unit == "s":
@@ -215,10 +215,10 @@ def _quote(figure: QuotedFigure) -> list[Part]:
         """Return symbols, numbers and value; a lone symbol or a number needs no middle step."""
         formula = _written(computed.formula)
         if not computed.formula.isidentifier() and computed.inputs:
-            formula += f" = {put_in(computed)}"
+            formula += f" = {_put_in(computed)}"
         return f"{formula} {_result(computed, unit)}"
 
-    printed = f"{figure.about}: {as_printed(figure.printed, figure.unit)}"
+    printed = f"{figure.about}: {_as_printed(figure.printed, figure.unit)}"
     agreement = "" if figure.agreement == "rounded" else f", {figure.agreement}"
     is_same = figure.exact == figure.reproduced
     exact = "the same" if is_same else equation(figure.exact, figure.unit)
@@ -238,7 +238,7 @@ def _expected(step: ExpectedStep) -> list[Part]:
     """Return the parts of the expected step, the runs behind their constants, and the interval."""
     parts: list[Part] = [_title("The expected step, from published runs")]
     for entry in step.parts:
-        value = f"{put_in(entry.computed)} {_result(entry.computed, 's')}"
+        value = f"{_put_in(entry.computed)} {_result(entry.computed, 's')}"
         parts.append(_text(f"  {entry.name:{_NAMES - 2}}= ", _written(entry.computed.formula)))
         parts.append(_text(" " * _NAMES + "= ", value))
         for constant in entry.constants:
@@ -266,13 +266,13 @@ def _written(formula: str) -> str:
     return formula.replace("**", "^").replace(" * ", " x ")
 
 
-def put_in(computed: ComputedValue) -> str:
+def _put_in(computed: ComputedValue) -> str:
     """Return the formula with a number for each symbol."""
     values = computed.inputs
-    return _written(_SYMBOL.sub(lambda symbol: number(values[symbol[0]]), computed.formula))
+    return _written(_SYMBOL.sub(lambda symbol: _number(values[symbol[0]]), computed.formula))
 
 
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """Return all digits of a count, and four of a measured or computed value: 8,192, 4.59e14."""
     rounded = float(f"{value:.3e}")
     if value == int(value) and (abs(value) < 1e7 or (rounded != value and abs(value) < 1e13)):
@@ -283,7 +283,7 @@ def number(value: float) -> str:
     return four_digits(value)
 
 
-def as_printed(digits: str, unit: str) -> str:
+def _as_printed(digits: str, unit: str) -> str:
     """Return a published figure with its published digits: 20.9 TB, 435 years, 43 %."""
     mantissa, _, power = digits.partition("e")
     exponent = int(power or 0)

@@ -100,7 +100,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     if isinstance(record, StudyJournal):
         return _write_study_page(record, path)
     proof, problem = _proof(record)
-    text, report = page_of(record, proof)
+    text, report = _page_of(record, proof)
     problems = (*report.problems, *([problem] if problem else []))
     page = Page(path=_write(path, text), report=report, problems=problems)
     record_files(record)
@@ -113,7 +113,7 @@ def _write_study_page(study: StudyJournal, path: Path) -> Page:
     if isinstance(report, SweepReport):
         text = _sweep_page(report)
     else:
-        text = scaling_page(report, {run.trial: run.predicted for run in runs})
+        text = _scaling_page(report, {run.trial: run.predicted for run in runs})
     page = Page(path=_write(path, text), report=report)
     for start in study.trial_starts()[-1:]:
         record_files(study.trial_journal(start))
@@ -134,7 +134,7 @@ def write_offers(found: Offers, path: str | Path) -> Path:
 
 def keep_report(journal: Journal) -> None:
     """Write the page of a run that has ended into its directory; its recorder sends it on."""
-    text, _ = page_of(journal, _proof(journal)[0])
+    text, _ = _page_of(journal, _proof(journal)[0])
     _write(journal.path / _PAGE, text)
 
 
@@ -142,7 +142,7 @@ def keep_report(journal: Journal) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPage:
+class _RunPage:
     """The page of a run. `plan` ran; it may be a small copy of `rehearsed`, the plan for chips, to
     which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
     """
@@ -156,10 +156,10 @@ class RunPage:
     mlflow: str | None = None
 
 
-def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
+def _page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     """Return the page of a run, as its journal stands, and the report that it shows."""
     run, (report, steps) = journal.run(), report_and_steps(journal)
-    page = RunPage(
+    page = _RunPage(
         run=run,
         report=report,
         plan=journal.current_plan(run),
@@ -168,10 +168,10 @@ def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
         steps=steps,
         mlflow=run_link(run.tracking) if run.tracking else None,
     )
-    return run_page(page), report
+    return _run_page(page), report
 
 
-def run_page(page: RunPage) -> str:
+def _run_page(page: _RunPage) -> str:
     """Return the page as HTML."""
     report, full = page.report, page.rehearsed or page.plan
     # The measured step, if it can be compared with the forecast for chips.
@@ -248,7 +248,7 @@ class _Series:
         return f"{what}, {self.name}" if self.name else what
 
 
-def scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
+def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
     """Return the page as HTML; `plans` has the plan of each trial by its number."""
     # The series with a measured trial, each with its color.
     groups: dict[str, list[TrialReport]] = {}

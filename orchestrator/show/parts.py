@@ -193,12 +193,12 @@ def _with_bars(lines: list[str], sizes: Sequence[float], width: int) -> list[str
     if room < _LEAST_COLUMNS or sum(size > 0 for size in sizes) < 2:
         return lines
     return [
-        f"{line:{start}}{bar(size / largest * room)}".rstrip()
+        f"{line:{start}}{_bar(size / largest * room)}".rstrip()
         for line, size in zip(lines, sizes, strict=True)
     ]
 
 
-def bar(columns: float) -> str:
+def _bar(columns: float) -> str:
     """Return a bar of this many columns, to an eighth; any length above 0 can be seen."""
     eighths = max(round(columns * 8), 1) if columns > 0 else 0
     return _BLOCKS[-1] * (eighths // 8) + (_BLOCKS[eighths % 8 - 1] if eighths % 8 else "")

@@ -80,10 +80,10 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
     return screen(
         [heading(" and ".join(names))],
         indent(verdict_table),
-        indent([heading(verdict(diff))]),
+        indent([heading(_verdict(diff))]),
         section("differences", differences),
         *compared,
-        closing(verdict(diff), next_command),
+        closing(_verdict(diff), next_command),
     )
 
 
@@ -93,17 +93,17 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
 def _verdict_table(diff: PlanDiff) -> Table:
     rows: list[Row] = []
     memory, limits = (
-        figure(diff, key) for key in ("memory_bytes_per_device", "hbm_bytes_per_device")
+        _figure(diff, key) for key in ("memory_bytes_per_device", "hbm_bytes_per_device")
     )
     if any(memory):
         fits = (
             f"{'yes' if size <= limit else 'no'}: {percent(size / limit)} of HBM"
             for size, limit in zip(memory, limits, strict=True)
         )
-        rows.append(("fits", *fits, change(*memory)))
+        rows.append(("fits", *fits, _change(*memory)))
     at = _estimate(diff)
     for name, key, show in _VERDICT:
-        values = figure(diff, f"{key}.{at}")
+        values = _figure(diff, f"{key}.{at}")
         if any(values):
             ends = (_with_interval(diff, side, key, show) for side in (0, 1))
             rows.append((name, *ends, _changed(values, show)))
@@ -118,7 +118,7 @@ def _verdict_table(diff: PlanDiff) -> Table:
 def _with_interval(diff: PlanDiff, side: int, key: str, show: Show) -> str:
     """Return what is expected of a plan with its 80 % interval; without one, the least."""
     low, middle, high, lower = (
-        figure(diff, f"{key}.{name}")[side] for name in ("low", "expected", "high", "lower")
+        _figure(diff, f"{key}.{name}")[side] for name in ("low", "expected", "high", "lower")
     )
     if not middle:
         word = "at most" if show is percent else "at least"
@@ -132,7 +132,7 @@ def _with_interval(diff: PlanDiff, side: int, key: str, show: Show) -> str:
     return f"{show(middle)} ({ends})"
 
 
-def verdict(diff: PlanDiff) -> str:
+def _verdict(diff: PlanDiff) -> str:
     """Return how much faster and dearer the second plan is."""
     first, second = diff.plans
     if first.digest == second.digest:
@@ -142,14 +142,14 @@ def verdict(diff: PlanDiff) -> str:
     at = _estimate(diff)
 
     def ratio(key: str) -> float:
-        before, after = figure(diff, f"{key}.{at}")
+        before, after = _figure(diff, f"{key}.{at}")
         return after / before
 
     if _is_staged(diff):
         text = f"The second takes {_costs(ratio('days'))} time"
     else:
-        text = f"The second is {faster(ratio('tokens_per_s'))}"
-    if all(figure(diff, "dollars.lower")):
+        text = f"The second is {_faster(ratio('tokens_per_s'))}"
+    if all(_figure(diff, "dollars.lower")):
         text += f" and costs {_costs(ratio('dollars'))}"
     if at == "lower":
         text += ", both at best"
@@ -161,15 +161,15 @@ def verdict(diff: PlanDiff) -> str:
 
 def _estimate(diff: PlanDiff) -> str:
     """Return which estimate both plans have."""
-    return "expected" if all(figure(diff, "days.expected")) else "lower"
+    return "expected" if all(_figure(diff, "days.expected")) else "lower"
 
 
 def _is_staged(diff: PlanDiff) -> bool:
     """Return whether a plan has stages, each with a bound of its own."""
-    return not any(figure(diff, "tokens_per_s.lower"))
+    return not any(_figure(diff, "tokens_per_s.lower"))
 
 
-def faster(ratio: float) -> str:
+def _faster(ratio: float) -> str:
     """Return a ratio of speeds: `2.4 times faster`, `9.4 % slower`."""
     if abs(ratio - 1) < _SAME:
         return "as fast"
@@ -186,13 +186,13 @@ def _costs(ratio: float) -> str:
     return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
 
 
-def figure(diff: PlanDiff, key: str) -> tuple[float, float]:
+def _figure(diff: PlanDiff, key: str) -> tuple[float, float]:
     """Return a figure of both forecasts; 0 where a forecast lacks it."""
     pair = next((pair for pair in diff.figures if pair.key == key), None)
     return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
 
-def change(first: float, second: float) -> str:
+def _change(first: float, second: float) -> str:
     """Return the change in percent, or as a multiple where it is large."""
     if first == second:
         return "same"
@@ -202,7 +202,7 @@ def change(first: float, second: float) -> str:
 
 
 def _changed(values: tuple[float, float], show: Show) -> str:
-    return signed_points(values[1] - values[0]) if show is percent else change(*values)
+    return signed_points(values[1] - values[0]) if show is percent else _change(*values)
 
 
 # Keys, ledgers and figures side by side.
@@ -254,8 +254,8 @@ def _memory_rows(diff: PlanDiff) -> list[Row]:
             _line_row(f"phase: {part}", "", line, in_memory) for line in lines if line.name == SUM
         ]
     for name, key in (("peak", "memory_bytes_per_device"), ("limit", "hbm_bytes_per_device")):
-        values = figure(diff, key)
-        rows.append((name, "", *map(in_memory, values), change(*values)))
+        values = _figure(diff, key)
+        rows.append((name, "", *map(in_memory, values), _change(*values)))
     return rows
 
 
@@ -264,9 +264,9 @@ def _time_rows(diff: PlanDiff) -> list[Row]:
         return []
     rows = _ledger(diff.time, seconds, lambda line: resource_name(line.part))
     for estimate in ("unoverlapped", "lower", "expected"):
-        values = figure(diff, f"step_s.{estimate}")
+        values = _figure(diff, f"step_s.{estimate}")
         if any(values):
-            rows.append((_named(estimate), "", *_shown(values, seconds), change(*values)))
+            rows.append((_named(estimate), "", *_shown(values, seconds), _change(*values)))
     return rows
 
 
@@ -283,13 +283,13 @@ def _ledger(lines: Sequence[LineDiff], show: Show, part: Callable[[LineDiff], st
         first = sum(line.first or 0.0 for line in small)
         second = sum(line.second or 0.0 for line in small)
         name = counted(len(small), "smaller line")
-        rows.append((name, "", show(first), show(second), change(first, second)))
+        rows.append((name, "", show(first), show(second), _change(first, second)))
     return rows
 
 
 def _line_row(name: str, part: str, line: LineDiff, show: Show) -> Row:
     values = ["-" if value is None else show(value) for value in (line.first, line.second)]
-    return name, part, *values, change(line.first or 0.0, line.second or 0.0)
+    return name, part, *values, _change(line.first or 0.0, line.second or 0.0)
 
 
 def _named(estimate: str) -> str:
@@ -299,14 +299,14 @@ def _named(estimate: str) -> str:
 def _stages(diff: PlanDiff) -> list[Part]:
     """Return the figures of each stage that differ: what is expected, or the lower bound."""
     stages = [stage for pair in diff.figures if (stage := _of_stage(pair.key)[0])]
-    at = "expected" if any(figure(diff, "days.expected")) else "lower"
+    at = "expected" if any(_figure(diff, "days.expected")) else "lower"
     rows: list[Row] = []
     for stage in dict.fromkeys(stages):
         for name, key, show in _FIGURES_OF_STAGES:
             of_stage = f"stages.{stage - 1}.{key}"
-            values = figure(diff, f"{of_stage}{at}" if key.endswith(".") else of_stage)
+            values = _figure(diff, f"{of_stage}{at}" if key.endswith(".") else of_stage)
             if values[0] != values[1]:
-                rows.append((f"stage {stage}", name, *_shown(values, show), change(*values)))
+                rows.append((f"stage {stage}", name, *_shown(values, show), _change(*values)))
     if stages and not rows:
         return ["the figures of every stage are the same"]
     return table(_HEAD, rows, "<<>>>")
@@ -320,10 +320,10 @@ def _of_stage(key: str) -> tuple[int, str]:
 
 
 def _figure_rows(diff: PlanDiff) -> Iterable[Row]:
-    has_estimate = any(figure(diff, "days.expected"))
+    has_estimate = any(_figure(diff, "days.expected"))
     for name, key, show in _FIGURES:
         for estimate in ("lower", "expected", "unoverlapped") if has_estimate else ("lower",):
-            values = figure(diff, f"{key}.{estimate}")
+            values = _figure(diff, f"{key}.{estimate}")
             if any(values):
                 label = f"{name}, {_named(estimate)}"
                 yield label, *_shown(values, show), _changed(values, show)
@@ -376,7 +376,7 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
         return in_memory(value) if is_memory else with_unit(value, "B", 4)
 
     figures = [
-        (_NAMES[figure.name], *(shown(figure, value) for value in pair), change(*pair))
+        (_NAMES[figure.name], *(shown(figure, value) for value in pair), _change(*pair))
         for figure in diff.figures
         if any(pair := (figure.first, figure.second))
     ]

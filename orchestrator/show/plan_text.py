@@ -113,7 +113,7 @@ def _time_and_cost(forecast: Forecast, share: float) -> list[str]:
     return takes
 
 
-def price(forecast: Forecast) -> str:
+def _price(forecast: Forecast) -> str:
     return f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
 
 
@@ -124,7 +124,7 @@ def estimates_table(
     known = forecast.days.expected is not None
     listed = [*rows]
     if forecast.dollars is not None:
-        listed.append((price(forecast), forecast.dollars, dollars))
+        listed.append((_price(forecast), forecast.dollars, dollars))
     head = ("lower bound", "expected", _INTERVAL, "unoverlapped") if known else ("at best",)
     shown = [(name, *head)]
     for label, value, show in listed:
@@ -177,7 +177,7 @@ def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:
     time = f"{_with_interval(forecast.days, lasting)}; {scaled(tokens)} tokens"
     if forecast.dollars is None:
         return time, "unknown: no price of a chip-hour (resources.dollars_per_chip_hour)"
-    return time, f"{_with_interval(forecast.dollars, dollars)}; {price(forecast)}"
+    return time, f"{_with_interval(forecast.dollars, dollars)}; {_price(forecast)}"
 
 
 def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, str]]:

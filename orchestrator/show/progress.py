@@ -126,7 +126,7 @@ class Display:
 
     def _update(self, run: Run, steps: Sequence[Step]) -> None:
         """Print what is new about a run that is followed: its state, an attempt, its steps."""
-        self.waiting = f"{self.task}: {waiting_for(run)}"
+        self.waiting = f"{self.task}: {_waiting_for(run)}"
         self.share = run.steps_done / run.steps if run.steps_done else None
         state = run.state, (run.detail or "") if run.state == "pending" else ""
         if state != self.state and run.state in _SHOWN_STATES:
@@ -169,7 +169,7 @@ def _startup_line(step: Step) -> str | None:
     return f"compiled in {compiled}, state ready in {state}{restored}"
 
 
-def waiting_for(run: Run) -> str:
+def _waiting_for(run: Run) -> str:
     """Return what a run waits for while it shows nothing new."""
     if run.state == "running" and run.steps_done < run.steps:
         return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
@@ -222,7 +222,7 @@ def _left_running(run: Run) -> _Texts:
 
 def _ended(run: Run, plan: Plan, tracked: Tracked) -> _Texts:
     """Return how a run ended, and where its journal and its record are."""
-    record = f"{tracked.tracker:8} {tracked_text(run, tracked)}"
+    record = f"{tracked.tracker:8} {_tracked_text(run, tracked)}"
     following = next_run_command(run, run.run, storage_of(run))
     if run.rehearsal:
         return "\n", screens.rehearsal_result(run, plan, record, following)
@@ -230,11 +230,11 @@ def _ended(run: Run, plan: Plan, tracked: Tracked) -> _Texts:
 
 
 def _trial_ended(run: Run, tracked: Tracked) -> _Texts:
-    place = f"  {tracked.tracker} {tracked_text(run, tracked)}\n"
+    place = f"  {tracked.tracker} {_tracked_text(run, tracked)}\n"
     return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
 
 
-def tracked_text(run: Run, tracked: Tracked) -> str:
+def _tracked_text(run: Run, tracked: Tracked) -> str:
     """Return where a run is recorded, and what shows it there."""
     shown = ""
     if tracked.tracker == _MLFLOW:

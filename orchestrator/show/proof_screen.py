@@ -74,9 +74,9 @@ def proof_screen(
         _collectives(proof, full=full),
         indent(_dcn_check(proof)),
         section("FLOPs per device and step", _flops(proof)),
-        schedule_parts(plan, proof.schedule),
+        _schedule_parts(plan, proof.schedule),
         _advice(proof),
-        closing(verdict(proof), next_command),
+        closing(_verdict(proof), next_command),
     )
 
 
@@ -90,7 +90,7 @@ def proof_screens(
     shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
     if others is None:
         return [shown]
-    return [shown, "\n", remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
+    return [shown, "\n", _remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
 
 
 def stage_proof_screens(
@@ -104,7 +104,7 @@ def stage_proof_screens(
     return screens[:-1]
 
 
-def remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:
+def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:
     """Return the compiled policies that recompute less than a plan, the least recompute first."""
     if not proofs:
         remat = text_of(plan.remat)
@@ -299,7 +299,7 @@ def _disagreement(found: Disagreement) -> str:
     return f"{what} {found.compiled / found.forecast:.3f} times the forecast's"
 
 
-def verdict(proof: Proof) -> str:
+def _verdict(proof: Proof) -> str:
     """Return the proof in one line."""
     margin = in_memory(abs(proof.margin_bytes))
     share = percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
@@ -344,7 +344,7 @@ KINDS = (
 )
 
 
-def schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
+def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
     """Return the schedule's total next to the ledger's, then where its seconds are."""
     if schedule is None:
         return ["no schedule: the catalog has no clock for this chip"]

@@ -381,9 +381,9 @@ def score_screen(score: "Score", next_command: str) -> Screen:
         (
             tool.software,
             str(tool.rows),
-            share(tool.median_abs_error),
-            share(tool.p90_abs_error),
-            share(tool.inside_interval),
+            _share(tool.median_abs_error),
+            _share(tool.p90_abs_error),
+            _share(tool.inside_interval),
             signed_percent(tool.median_error),
         )
         for tool in score.software
@@ -462,15 +462,15 @@ def _totals(score: "Score") -> list[Part]:
     names = ("median", "mean", "p90", "worst")
     rows: list[Row] = [("error", "runs", *names)]
     for label, part in named.items():
-        errors = (share(getattr(part, f"{name}_abs_error")) for name in names)
+        errors = (_share(getattr(part, f"{name}_abs_error")) for name in names)
         rows.append((label, str(part.rows), *errors))
     median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
-    cells = ("" if error is None else share(error) for error in (median, None, p90, None))
+    cells = ("" if error is None else _share(error) for error in (median, None, p90, None))
     rows.append(("baseline: one MFU per chip", "", *cells))
     return [Table(rows, gap=3)]
 
 
-def share(fraction: float | None) -> str:
+def _share(fraction: float | None) -> str:
     return "-" if fraction is None else percent(fraction)
 
 
@@ -491,7 +491,7 @@ def _verdict(summary: "Summary") -> str:
         return f"Score: no run that can be planned and converted, {out}."
     faster = f"{summary.below_lower_bound or 'none'} faster than the lower bound"
     return (
-        f"Score: {_runs(summary.rows)}, median error {share(summary.median_abs_error)}, p90"
-        f" {share(summary.p90_abs_error)}, {share(summary.inside_interval)} inside the 80 %"
+        f"Score: {_runs(summary.rows)}, median error {_share(summary.median_abs_error)}, p90"
+        f" {_share(summary.p90_abs_error)}, {_share(summary.inside_interval)} inside the 80 %"
         f" interval, {faster}, {out}."
     )

@@ -131,8 +131,8 @@ def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
     if status.since_last_step_s is not None:
         steps += f", the last {elapsed(status.since_last_step_s)} ago"
     yield "steps", steps
-    yield "stage", stage(status.stage)
-    yield "held-out", held_out(status.evaluation)
+    yield "stage", _stage(status.stage)
+    yield "held-out", _held_out(status.evaluation)
     is_fewer = status.pods != status.requested_pods
     fewer = f" of {status.requested_pods} requested" if is_fewer else ""
     slices = status.attempts[-1].slices if status.attempts else ()
@@ -163,7 +163,7 @@ def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
         yield tracked.tracker, f"run {tracked.run_id} in {tracked.uri}"
 
 
-def stage(newest: StageSpan | None) -> str | None:
+def _stage(newest: StageSpan | None) -> str | None:
     """Return which stage of a run it is, and its steps, counted from 1."""
     if newest is None:
         return None
@@ -171,7 +171,7 @@ def stage(newest: StageSpan | None) -> str | None:
     return f"{newest.number} of {newest.of}, steps {count(first)} to {count(last)}"
 
 
-def held_out(newest: Evaluation | None) -> str | None:
+def _held_out(newest: Evaluation | None) -> str | None:
     if newest is None:
         return None
     perplexity = to_digits(newest.perplexity, 4)

@@ -109,7 +109,7 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
     else:
         kind = f"{trials}, {SCALINGS[forecast.scaling]}"
         efficiencies = [
-            TrialEfficiency(
+            _TrialEfficiency(
                 plan.chips,
                 plan.efficiency.expected or plan.efficiency.lower,
                 percent(plan.efficiency.likeliest),
@@ -119,7 +119,7 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
             if (plan := trial.planned)
         ]
         if efficiencies:
-            parts.append(scaling_efficiency(efficiencies, forecast.vary, "chips"))
+            parts.append(_scaling_efficiency(efficiencies, forecast.vary, "chips"))
         verdict = f"Study: {', '.join(parts)}."
         what = "Expected values" if are_expected else "Values at best, without known runs"
         smallest = "tokens per second and chip, over those of the smallest trial"
@@ -190,7 +190,7 @@ def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[Part]:
     return [warning(line) for line in lines]
 
 
-class TrialEfficiency(NamedTuple):
+class _TrialEfficiency(NamedTuple):
     """The scaling efficiency of a trial, as a number and as text."""
 
     chips: int
@@ -199,9 +199,9 @@ class TrialEfficiency(NamedTuple):
     series: Mapping[str, str]
 
 
-def scaling_efficiency(trials: Sequence[TrialEfficiency], vary: Sequence[str], chips: str) -> str:
+def _scaling_efficiency(trials: Sequence[_TrialEfficiency], vary: Sequence[str], chips: str) -> str:
     """Return the efficiency of the largest trial; of several series, the lowest and highest."""
-    largest: dict[str, TrialEfficiency] = {}
+    largest: dict[str, _TrialEfficiency] = {}
     for trial in trials:
         name = settings_text(trial.series, vary)
         if name not in largest or trial.chips > largest[name].chips:
@@ -348,13 +348,13 @@ def scaling_verdict(report: ScalingReport) -> str:
         return median if low == high else f"{median} ({span(low, high)})"
 
     efficiencies = [
-        TrialEfficiency(
+        _TrialEfficiency(
             trial.chips, found.efficiency.median, with_range(found.efficiency), trial.series
         )
         for trial, found in measured
     ]
     chips = "emulated chips" if report.rehearsal else "chips"
-    return f"{scaling_efficiency(efficiencies, report.vary, chips)}."
+    return f"{_scaling_efficiency(efficiencies, report.vary, chips)}."
 
 
 # A sweep: its trials from the lowest loss to the highest, the best named.
@@ -364,7 +364,7 @@ def _is_done(trial: SweepTrialReport) -> bool:
     return 0 < trial.steps == trial.steps_done
 
 
-def ranked(report: SweepReport) -> list[SweepTrialReport]:
+def _ranked(report: SweepReport) -> list[SweepTrialReport]:
     """Return the trials that did all their steps by their loss, then the others."""
 
     def order(trial: SweepTrialReport) -> tuple[bool, bool, float, int]:
@@ -377,7 +377,7 @@ def sweep_table(report: SweepReport) -> tuple[Row, list[Row]]:
     """Return the head and a row for each trial, the best first."""
     names = key_names(report.vary, report.vary)
     rows = []
-    for trial in ranked(report):
+    for trial in _ranked(report):
         is_best = trial.number == report.best
         row = (
             str(trial.number),
@@ -407,7 +407,7 @@ def sweep_verdict(report: SweepReport) -> str:
         return "no trial has done all its steps yet."
     settings = settings_text(best.settings, report.vary)
     text = f"best is trial {best.number} with {settings}: loss {loss_text(best.loss)}"
-    for trial in ranked(report):
+    for trial in _ranked(report):
         if trial.loss is not None and trial.number != best.number and _is_done(trial):
             return f"{text}, {loss_text(trial.loss - best.loss)} below trial {trial.number}."
     return f"{text}."

@@ -153,7 +153,7 @@ class StatusLine:
     def update(self, text: str, share: float | None = None) -> None:
         """Show what happens, and the share of it that is done; without one the bar moves on."""
         if self.live and text:
-            self.drawn = self.drawn or start_line()
+            self.drawn = self.drawn or _start_line()
             task = self.drawn.tasks[0]
             task.total, task.completed = (None, 0.0) if share is None else (1.0, share)
             self.drawn.update(task.id, description=visible(text))
@@ -173,7 +173,7 @@ class StatusLine:
             self.drawn.start()
 
 
-def start_line() -> "Progress":
+def _start_line() -> "Progress":
     # Imported here: most commands draw no such line, and rich takes a while to import.
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415

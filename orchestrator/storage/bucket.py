@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # A request ends after so long. What it was to do may happen all the same.
-REQUEST_S, LARGE_REQUEST_S = 10, 600
+_REQUEST_S, _LARGE_REQUEST_S = 10, 600
 LARGE_BYTES = 4 << 20
-MOST_BYTES = 1 << 30  # of an object that is read whole: the code of a run
+_MOST_BYTES = 1 << 30  # of an object that is read whole: the code of a run
 # The waits between tries that failed: a bucket that throttles or fails over is back by then.
-WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+_WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 THREADS = 16
 # Google's own libraries, AWS's own and TensorStore read these names too.
-GCS_ENDPOINT, S3_ENDPOINT = "STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"
+GCS_ENDPOINT, _S3_ENDPOINT = "STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +115,8 @@ class Bucket:
     def _read(self, name: str, version: str | None) -> tuple[bytes, StoredObject]:
         options: Any = {"if_none_match": json.loads(version)["e_tag"]} if version else None
         got = _obstore().get(self._patient, name, options=options)
-        if got.meta["size"] > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"is larger than {MOST_BYTES:,} bytes", name)
+        if got.meta["size"] > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {_MOST_BYTES:,} bytes", name)
         return bytes(got.bytes()), _found(got.meta)
 
     def read_part(self, name: str, start: int, stop: int, version: str) -> bytes:
@@ -167,7 +167,7 @@ class Bucket:
 
     def _tried(self, name: str, ask: Callable[[], T]) -> T:
         """Ask until it is answered. What the server refuses for good is not asked again."""
-        for wait_s in (*WAITS_S, None):
+        for wait_s in (*_WAITS_S, None):
             try:
                 return ask()
             except (FileExistsError, FileNotFoundError, OrchError):
@@ -185,11 +185,11 @@ class Bucket:
 
     @cached_property
     def _quick(self) -> "GCSStore | S3Store":
-        return _store(self.scheme, self.name, REQUEST_S)
+        return _store(self.scheme, self.name, _REQUEST_S)
 
     @cached_property
     def _patient(self) -> "GCSStore | S3Store":
-        return _store(self.scheme, self.name, LARGE_REQUEST_S)
+        return _store(self.scheme, self.name, _LARGE_REQUEST_S)
 
 
 @lru_cache
@@ -229,7 +229,7 @@ def _store(scheme: str, name: str, limit_s: int) -> "GCSStore | S3Store":
 def s3_settings() -> dict[str, Any]:
     """Return the region and the endpoint of S3 as the environment names them for every library."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    endpoint = os.environ.get(S3_ENDPOINT)
+    endpoint = os.environ.get(_S3_ENDPOINT)
     return {"region": region} | ({"endpoint": endpoint} if endpoint else {})
 
 

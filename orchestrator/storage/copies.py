@@ -23,11 +23,11 @@ from orchestrator.storage.bucket import THREADS, StoredObject
 
 P = ParamSpec("P")
 # A bucket is asked for the same file or folder once in so long, however often it is looked at.
-FRESH_S = 1.0
+_FRESH_S = 1.0
 # Files of a folder that is listed are read with it up to this size: records, plans, heartbeats.
 _EAGER_BYTES = 1 << 16
 # The first object of a run or a study, which reserves its name.
-RESERVED = "reserved.json"
+_RESERVED = "reserved.json"
 _TRACES = "profile"  # a folder that fills here, and is sent when a process has ended
 _TRIAL = "trial"
 _NO_CONDITIONS = (
@@ -35,7 +35,7 @@ _NO_CONDITIONS = (
     " (If-None-Match: * of S3, generation 0 of Google Cloud Storage): two drivers could claim a run"
 )
 # A name whose owner has written nothing else for so long was left by a process that was killed.
-ABANDONED_S = 3600.0
+_ABANDONED_S = 3600.0
 
 _asked: dict[Path, float] = {}
 _versions: dict[Path, str] = {}
@@ -93,7 +93,7 @@ def names_in(path: Path) -> list[str] | None:
 def _is_nameable(name: str) -> bool:
     """Return whether a name of somebody else's choice can be that of a file here."""
     usual = 0 < len(name) < 200 and "\0" not in name
-    return usual and name != RESERVED and not is_of_this_machine(name)
+    return usual and name != _RESERVED and not is_of_this_machine(name)
 
 
 def _download(path: Path) -> None:
@@ -151,7 +151,7 @@ def _is_fresh(path: Path) -> bool:
     """Return whether the bucket was just asked for this; from now on it was."""
     now_s = time.monotonic()
     asked_s = _asked.get(path)
-    if asked_s is not None and now_s - asked_s < FRESH_S:
+    if asked_s is not None and now_s - asked_s < _FRESH_S:
         return True
     _asked[path] = now_s
     return False
@@ -224,7 +224,7 @@ def delete(place: Place, first: str | None = None) -> None:
     if first is not None:
         place.bucket.delete([(place / first).name])
     names = [stored.name for stored in place.bucket.below(place.prefix)]
-    reserved = (place / RESERVED).name
+    reserved = (place / _RESERVED).name
     place.bucket.delete([name for name in names if name != reserved])
     place.bucket.delete([reserved if reserved in names else place.name])
     shutil.rmtree(place.path, ignore_errors=True)
@@ -300,12 +300,12 @@ def publish(place: Place, prepared: Path, last: str) -> None:
 def _reserve(place: Place, last: str) -> None:
     """Be the one process that writes there."""
     mine = uuid.uuid4().hex.encode()
-    reservation = (place / RESERVED).name
+    reservation = (place / _RESERVED).name
     try:
         place.bucket.create(reservation, mine)
     except FileExistsError:
         _, found = place.bucket.read(reservation)
         begun = place.bucket.has((place / last).name)
-        if begun or time.time() - found.at_s < ABANDONED_S:
+        if begun or time.time() - found.at_s < _ABANDONED_S:
             raise
         place.bucket.replace_version(reservation, mine, found.version)

@@ -71,12 +71,12 @@ def pull(place: Place) -> None:
             if offset > size:
                 return  # a part is missing: what comes after it cannot be placed
             if offset == size:
-                content, _ = place.bucket.read((place / part_name(offset)).name)
+                content, _ = place.bucket.read((place / _part_name(offset)).name)
                 copy.write(content)
                 size += len(content)
 
 
-def part_name(offset: int) -> str:
+def _part_name(offset: int) -> str:
     return f"{offset:015d}"
 
 
@@ -84,7 +84,7 @@ def part_name(offset: int) -> str:
 
 
 @dataclass
-class PartWriter:
+class _PartWriter:
     """Writes a file in parts. `append` may be called by many threads, `ship` by one at a time."""
 
     place: Place
@@ -116,7 +116,7 @@ class PartWriter:
                     part = bytes(self._bytes[:_MOST_BYTES])
                 if not part:
                     return
-                self.place.bucket.create((self.place / part_name(self.offset)).name, part)
+                self.place.bucket.create((self.place / _part_name(self.offset)).name, part)
                 with self._lock:
                     del self._bytes[: len(part)]
                 self.offset += len(part)
@@ -124,21 +124,21 @@ class PartWriter:
     def ship_regularly(self, ended: threading.Event) -> None:
         """Write a part now and then, until somebody ends it. What failed is tried again."""
         began_s = time.monotonic()
-        while not ended.wait(every_s(time.monotonic() - began_s)):
+        while not ended.wait(_every_s(time.monotonic() - began_s)):
             with suppress(OSError):
                 self.ship()
 
 
-def every_s(age_s: float) -> float:
+def _every_s(age_s: float) -> float:
     """Return the seconds from one part to the next of a file that has been written for `age_s`."""
     return min(max(_FIRST_EVERY_S, _SHARE_OF_AGE * age_s), _LAST_EVERY_S)
 
 
-class Lines:
+class _Lines:
     """A new file of one writer on a bucket, to which whole lines are appended: parts hold them."""
 
     def __init__(self, place: Place) -> None:
-        self._writer, self._ended = PartWriter(place), threading.Event()
+        self._writer, self._ended = _PartWriter(place), threading.Event()
         who = {"host": os.uname().nodename, "pid": os.getpid(), "at_s": time.time()}
         self._writer.begin(json.dumps(who).encode())
         ship = self._writer.ship_regularly
@@ -165,10 +165,10 @@ class Lines:
         self._writer.ship()
 
 
-def lines(path: Path) -> Lines | None:
+def lines(path: Path) -> _Lines | None:
     """Return a writer of a new file in parts; None for a path that no bucket has."""
     place = place_of(path)
-    return None if place is None else Lines(place)
+    return None if place is None else _Lines(place)
 
 
 # --- the output of a process
@@ -190,7 +190,7 @@ def main(where: str) -> int:
     place = place_of(folder(where))
     if place is None:
         return 2
-    writer, ended = PartWriter(place), threading.Event()
+    writer, ended = _PartWriter(place), threading.Event()
 
     def ship() -> None:
         while True:

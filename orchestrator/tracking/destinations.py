@@ -94,7 +94,7 @@ def remember(journal: Journal, destination: Destination) -> None:
         files.replace(path, codec.to_json(choice))
 
 
-def chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> Destination | None:
+def _chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> Destination | None:
     """Return where a command of this user chose to record a run; None where none did."""
     run_id = _id(journal)
     if (passed := _passed_on(environment)) and passed.id == run_id:
@@ -115,7 +115,7 @@ def is_passed_on(journal: Journal, environment: Mapping[str, str]) -> bool:
 
 def passed_on(journal: Journal) -> str | None:
     """Return the value of VARIABLE for a driver: where to record a run, if that was chosen."""
-    where = chosen(journal)
+    where = _chosen(journal)
     if where is None:
         return None
     choice = _Choice(id=_id(journal), destination=_relative(where, journal))
@@ -190,7 +190,7 @@ def read_sync_state(
     A note that is damaged, or of another destination than the chosen one, says nothing.
     """
     with suppress(JournalUnreadable):
-        where = chosen(journal, environment)
+        where = _chosen(journal, environment)
         if where is None:
             return None
         with suppress(OSError, msgspec.DecodeError):

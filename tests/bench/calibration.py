@@ -21,7 +21,7 @@ from orchestrator.planning import calibrated
 from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.planner import make_plan
 from orchestrator.run import calibrate
-from orchestrator.run.calibrate import SCHEMA, measured_timings, this_machine
+from orchestrator.run.calibrate import _SCHEMA, _measured_timings, _this_machine
 from orchestrator.show.parts import Table, screen
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
@@ -137,11 +137,11 @@ class Result:
 def result_of(shape: Shape) -> Result:
     """Measure a shape, with the whole step in the rounds of the shallow ones."""
     plan = shape.plan()
-    matmul, step = measured_timings(plan)
+    matmul, step = _measured_timings(plan)
     shallow, whole = step.points[:-1], step.points[-1]
     profile = ChipProfile(
-        schema=SCHEMA,
-        machine=this_machine(),
+        schema=_SCHEMA,
+        machine=_this_machine(),
         measured_on=f"{datetime.now(UTC):%Y-%m-%d}",
         timings=(matmul, replace(step, points=shallow)),
     )
@@ -158,8 +158,8 @@ def measure_with_whole_steps() -> None:
     """One of the processes that measure, with the plan's own depth as well."""
     from trainers import microbenchmarks  # noqa: PLC0415  the parent needs no JAX
 
-    shallow = microbenchmarks.depths
-    microbenchmarks.depths = lambda plan: (*shallow(plan), plan.model.layers)
+    shallow = microbenchmarks._depths
+    microbenchmarks._depths = lambda plan: (*shallow(plan), plan.model.layers)
     microbenchmarks.main()
 
 
@@ -188,7 +188,7 @@ def table(results: list[Result]) -> str:
 
 def page_block(results: list[Result]) -> str:
     """The same for docs/calibrate.md, with the date and the machine."""
-    machine, load = this_machine(), os.getloadavg()[2]
+    machine, load = _this_machine(), os.getloadavg()[2]
     return (
         f"On {datetime.now(UTC):%Y-%m-%d}, on {machine.cores} cores of {machine.processor} (load"
         f" average of the last 15 minutes: {load:.1f}):\n\n"
@@ -205,7 +205,7 @@ def main() -> int:
     if options.write and options.names:
         parser.error("--write is for a run of all shapes")
     shapes = [shape for shape in SHAPES if shape.name in options.names or not options.names]
-    calibrate.COMMAND = (sys.executable, "-m", "tests.bench.calibration", WORK)
+    calibrate._COMMAND = (sys.executable, "-m", "tests.bench.calibration", WORK)
     results = [result_of(shape) for shape in shapes]
     print(table(results))
     if options.write:

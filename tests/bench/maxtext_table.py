@@ -27,7 +27,12 @@ from orchestrator.errors import OrchError
 from orchestrator.formatting import GIB
 from orchestrator.interop.maxtext.exported_run import run_of
 from orchestrator.proving.compiled import ProgramSummary
-from orchestrator.proving.compiler import compile_plan, compile_request, environment, schedule_rates
+from orchestrator.proving.compiler import (
+    _environment,
+    compile_plan,
+    compile_request,
+    schedule_rates,
+)
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import Pricing, summarize
@@ -128,7 +133,7 @@ def maxtext_step(row: MaxTextPlan, plan: Plan, python: str) -> CompiledStep:
     with TemporaryDirectory() as folder:
         done = subprocess.run(
             [python, "-m", "tests.bench.maxtext_program", folder, *words],
-            cwd=ROOT, env=environment(os.environ), capture_output=True, text=True, check=False,
+            cwd=ROOT, env=_environment(os.environ), capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             raise OrchError(f"MaxText did not compile:\n{done.stderr[-3000:]}")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from orchestrator import reading
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving.compiler import compile_request, environment
+from orchestrator.proving.compiler import _environment, compile_request
 from orchestrator.values import codec
 
 SPEC = Path("specs/llama3_70b_4pod.yaml")
@@ -60,7 +60,7 @@ def main() -> int:
     request = codec.to_json(compile_request(make_plan(reading.load(options.spec))))
     ratios = []
     for number in range(options.rounds):
-        bare = cost(BARE, request, environment(os.environ))
+        bare = cost(BARE, request, _environment(os.environ))
         with tempfile.TemporaryDirectory() as empty:
             settings = os.environ | {"XDG_CACHE_HOME": empty}
             proof = cost([*PROVE, str(options.spec)], b"", settings)

@@ -21,7 +21,7 @@ from statistics import median
 from orchestrator.errors import OrchError
 from orchestrator.formatting import GIB
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving.compare import reported_bytes
+from orchestrator.proving.compare import _reported_bytes
 from orchestrator.proving.verdict import prove
 from orchestrator.values import codec
 from orchestrator.values.plan import Forecast
@@ -86,7 +86,7 @@ class Result:
             return None
         if model.tied and self.compiled.date < TABLES_SINCE:
             return None
-        reported = reported_bytes(model)
+        reported = _reported_bytes(model)
         missed = {
             name: self.payload_bytes.get(name, 0.0) - size
             for name, size in self.compiled.payload_bytes.items()

@@ -10,16 +10,16 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.catalog.chips import FOLDER
-from orchestrator.catalog.published import LEARNED
+from orchestrator.catalog.published import _LEARNED
 from orchestrator.evidence.score.evaluate import (
-    HeldOut,
+    _HeldOut,
+    _published,
+    _software_summaries,
     cross_validated,
-    published,
-    software_summaries,
     summary,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.learn import learn, text
+from orchestrator.evidence.score.learn import _text, learn
 from orchestrator.evidence.score.published_runs import PUBLISHED, read
 from orchestrator.evidence.score.samples import Score, SoftwareSummary, Summary
 from orchestrator.formatting import seconds, signed_percent
@@ -43,14 +43,14 @@ SMALL_PARAMETERS = 1.5e9
 
 def learned() -> str:
     """The text of the catalog's file of constants."""
-    samples, _ = published()
-    return text(samples, learn(samples))
+    samples, _ = _published()
+    return _text(samples, learn(samples))
 
 
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
     """The scores by what was left out when the constants were learned."""
     by_name = {SEEN: with_catalog_constants()}  # of dense models and of mixtures
-    keys: tuple[tuple[str, HeldOut], ...] = (
+    keys: tuple[tuple[str, _HeldOut], ...] = (
         (DOCUMENTS, "document"),
         (GROUPS, "group"),
         (SOFTWARE, "software"),
@@ -67,7 +67,7 @@ def dense(scored: Score) -> Score:
     return replace(
         scored,
         rows=tuple(rows),
-        software=tuple(software_summaries(rows)),
+        software=tuple(_software_summaries(rows)),
         summary=scored.dense,
     )
 
@@ -130,7 +130,7 @@ def figures_of(of: SoftwareSummary | Summary) -> tuple[float | None, ...]:
 
 
 def share(fraction: float | None) -> str:
-    return render.share(fraction)
+    return render._share(fraction)
 
 
 def score_markdown(scores: dict[str, Score]) -> str:
@@ -151,7 +151,7 @@ def markdown_row(name: str, summary: Summary) -> tuple[str, ...]:
 
 
 def worst_of_small(scored: Score) -> float:
-    samples, _ = published()
+    samples, _ = _published()
     small = {s.run.id for s in samples if flops.parameters(s.run.model) < SMALL_PARAMETERS}
     return max(abs(row.error) for row in scored.rows if row.id in small)
 
@@ -174,7 +174,7 @@ def tables(by_name: dict[str, Score]) -> list[tuple[Path, str, str]]:
 
 def main() -> None:
     """Write the constants first: the scores are computed with them."""
-    write(FOLDER / LEARNED, learned())
+    write(FOLDER / _LEARNED, learned())
     by_name = scores(print)
     for page, mark, table in tables(by_name):
         write(page, with_block(page.read_text(encoding="utf-8"), mark, table))

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from orchestrator import journal
-from orchestrator.evidence.studies import make_scaling_report, read_trial_runs
+from orchestrator.evidence.studies import _make_scaling_report, read_trial_runs
 from orchestrator.journal.liveness import this_process
 from orchestrator.show import study_screens
-from orchestrator.show.pages import scaling_page
+from orchestrator.show.pages import _scaling_page
 from orchestrator.values import codec
 from orchestrator.values.study import Study, Trial, TrialStart
 from tests.journals import tiny_plan, tiny_spec
@@ -60,9 +60,9 @@ def main() -> int:
         began_s = time.perf_counter()
         ran = read_trial_runs(recorded)
         read_s = time.perf_counter() - began_s
-        report = make_scaling_report(recorded.key, recorded.submission().study, ran)
+        report = _make_scaling_report(recorded.key, recorded.submission().study, ran)
         table = study_screens.study_report_screen(report, "")
-        page = scaling_page(report, {one.trial: one.predicted for one in ran})
+        page = _scaling_page(report, {one.trial: one.predicted for one in ran})
         all_s = time.perf_counter() - began_s
     runs = f"{wanted.trials} trials of {wanted.steps:,} steps"
     sizes = f"a table of {len(table.splitlines())} lines, a page of {len(page.encode()):,} B"

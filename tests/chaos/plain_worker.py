@@ -32,7 +32,7 @@ def add_points(points: Points, who: str) -> None:
 
     before_and_after(loop, "_compiled", lambda _: points.come_to("compile", who), nothing)
     for owner, name in (
-        (step_folders.Summed, "finalize"),
+        (step_folders._Summed, "finalize"),
         (objects.StepObjects, "write_manifest"),
     ):
         before_and_after(

@@ -91,7 +91,7 @@ def points_of_process() -> Points | None:
 def pretend_machine() -> None:
     """Be on the machine of that name: whoever is on another knows nothing of this process."""
     if name := os.environ.get(MACHINE):
-        liveness.this_machine = lambda: name
+        liveness._this_machine = lambda: name
 
 
 def before_and_after(

@@ -58,7 +58,7 @@ def faults(folder: Path, at: str) -> list[str]:
     """What is wrong in MLflow after the last recorder."""
     found = [
         f"{at}: {name} is {points(folder, name)}"
-        for name in (metrics.LOSS, metrics.STEP_TIME, metrics.MFU_ROOFLINE)
+        for name in (metrics._LOSS, metrics._STEP_TIME, metrics._MFU_ROOFLINE)
         if [step for step, _ in points(folder, name)] != list(range(STEPS))
     ]
     if twice := duplicate_points(folder):
@@ -66,8 +66,8 @@ def faults(folder: Path, at: str) -> list[str]:
     active = rows(folder, "SELECT status FROM runs WHERE lifecycle_stage = 'active'")
     if active != [("FINISHED",)]:
         found.append(f"{at}: runs are {active}")
-    if len(points(folder, metrics.GOODPUT)) != 1:
-        found.append(f"{at}: goodput is {points(folder, metrics.GOODPUT)}")
+    if len(points(folder, metrics._GOODPUT)) != 1:
+        found.append(f"{at}: goodput is {points(folder, metrics._GOODPUT)}")
     return found
 
 

@@ -30,12 +30,12 @@ from trainers.checkpoint.step_folders import (
 )
 from trainers.multihost import barrier, first_message
 
-Tree = Any
-Identity = Mapping[str, str | int]
-ADVICE = "; put one back that is whole, or submit the run anew"
+_Tree = Any
+_Identity = Mapping[str, str | int]
+_ADVICE = "; put one back that is whole, or submit the run anew"
 
 
-class RecordedSave(Protocol):
+class _RecordedSave(Protocol):
     """A checkpoint that counts. `sha256` is that of its sums, None where nobody recorded it."""
 
     @property
@@ -49,7 +49,7 @@ class RecordedSave(Protocol):
 class SaveLog(Protocol):
     """The checkpoints of a run, for one of its attempts."""
 
-    def recorded(self) -> Sequence[RecordedSave]:
+    def recorded(self) -> Sequence[_RecordedSave]:
         """Return the newest checkpoints that count, the newest last."""
         ...
 
@@ -78,7 +78,7 @@ class _ListedSaves:
 
     steps: StepFolders | StepObjects
 
-    def recorded(self) -> Sequence[RecordedSave]:
+    def recorded(self) -> Sequence[_RecordedSave]:
         return [_ListedSave(int(name), name) for name in self.steps.names() if name.isdecimal()]
 
     def folder(self, step: int) -> str:
@@ -104,11 +104,11 @@ def _steps_in(folder: Path) -> StepFolders | StepObjects:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored:
+class _Restored:
     """A state, the number of steps done then, and the later checkpoints that are not whole."""
 
     step: int
-    state: Tree
+    state: _Tree
     skipped: tuple[SkippedCheckpoint, ...]
 
 
@@ -122,7 +122,7 @@ class Checkpoints:
         folder: Path,
         *,
         keep: int,
-        identity: Identity,
+        identity: _Identity,
         saves: SaveLog | None = None,
         stage: int | None = None,
     ) -> None:
@@ -163,7 +163,7 @@ class Checkpoints:
                 raise
             error.add_note(str(failure))
 
-    def restore(self, target: Tree, table_rows: Rows = NO_TABLES) -> Restored | None:
+    def restore(self, target: _Tree, table_rows: Rows = NO_TABLES) -> _Restored | None:
         """Return the newest whole state, as `target` shapes and shards it; None if none was saved.
 
         Leaves of `table_rows` have these rows, and zeros below, whose number may differ.
@@ -182,9 +182,9 @@ class Checkpoints:
             if self._primary:
                 for folder in faults:
                     self._steps.set_aside(folder)
-            return Restored(step=save.step, state=state, skipped=tuple(faults.values()))
+            return _Restored(step=save.step, state=state, skipped=tuple(faults.values()))
 
-    def save(self, step: int, state: Tree) -> None:
+    def save(self, step: int, state: _Tree) -> None:
         """Copy the state off the devices, and write it in the background."""
         self.finish()
         with self._writing(step):
@@ -236,7 +236,7 @@ class Checkpoints:
             if name in old or (passed and name not in {save.folder for save in recorded}):
                 self._steps.delete(name)
 
-    def _open(self, identity: Identity) -> None:
+    def _open(self, identity: _Identity) -> None:
         self._steps.prepare()
         self._steps.sweep(self._owner)
         recorded = {save.folder for save in self._saves.recorded()}
@@ -246,7 +246,7 @@ class Checkpoints:
         content = msgspec.json.encode(identity, order="sorted")
         self._steps.create_small(self._identity_file, content)
 
-    def _check_identity(self, identity: Identity) -> None:
+    def _check_identity(self, identity: _Identity) -> None:
         try:
             content = self._steps.read_small(self._identity_file)
             saved = codec.from_json(content, dict[str, str | int])
@@ -260,7 +260,7 @@ class Checkpoints:
                     f"{self._folder}: holds another run: {name} was {was}, against {now}"
                 )
 
-    def _newest_whole(self) -> tuple[RecordedSave | None, dict[str, SkippedCheckpoint]]:
+    def _newest_whole(self) -> tuple[_RecordedSave | None, dict[str, SkippedCheckpoint]]:
         """The newest checkpoint that counts and is whole, and the later ones by their folders."""
         faults: dict[str, SkippedCheckpoint] = {}
         for save in reversed(self._saves.recorded()):
@@ -273,7 +273,7 @@ class Checkpoints:
         if not faults:
             return None, faults
         reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
-        raise CheckpointFailed(f"{self._folder}: no checkpoint is whole: {reasons}{ADVICE}")
+        raise CheckpointFailed(f"{self._folder}: no checkpoint is whole: {reasons}{_ADVICE}")
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:

@@ -38,13 +38,13 @@ from trainers.checkpoint.step_folders import (
 
 # The saved steps of a run on a bucket: objects, and a manifest that makes them a step
 
-MANIFEST = "manifest.json"
-NOTES = "written/"  # by each process, once its shards are there
+_MANIFEST = "manifest.json"
+_NOTES = "written/"  # by each process, once its shards are there
 # An object's size, and the sum that the store made of its bytes.
-Sum = tuple[int, str]
+_Sum = tuple[int, str]
 
 
-class Leaf(msgspec.Struct, frozen=True):
+class _Leaf(msgspec.Struct, frozen=True):
     """An array of a state: its type, its shape, and the shape of the chunks that objects hold."""
 
     dtype: str
@@ -52,11 +52,11 @@ class Leaf(msgspec.Struct, frozen=True):
     chunk: tuple[int, ...]
 
 
-class StepManifest(msgspec.Struct, frozen=True):
+class _StepManifest(msgspec.Struct, frozen=True):
     """What a step consists of."""
 
-    leaves: dict[str, Leaf]
-    objects: dict[str, Sum]
+    leaves: dict[str, _Leaf]
+    objects: dict[str, _Sum]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class StepObjects:
 
     def delete(self, name: str) -> None:
         """Remove a step, its manifest first: without it the step does not count."""
-        self.bucket.delete([self.prefix(name) + MANIFEST])
+        self.bucket.delete([self.prefix(name) + _MANIFEST])
         self.bucket.delete([stored.name for stored in self.bucket.below(self.prefix(name))])
 
     def set_aside(self, name: str) -> None:
@@ -111,19 +111,19 @@ class StepObjects:
 
     def is_whole(self, name: str) -> bool:
         """Whether a step has its manifest: it comes last."""
-        return self.bucket.has(self.prefix(name) + MANIFEST)
+        return self.bucket.has(self.prefix(name) + _MANIFEST)
 
-    def manifest(self, name: str) -> StepManifest:
-        return codec.from_json(self.bucket.read(self.prefix(name) + MANIFEST)[0], StepManifest)
+    def manifest(self, name: str) -> _StepManifest:
+        return codec.from_json(self.bucket.read(self.prefix(name) + _MANIFEST)[0], _StepManifest)
 
-    def write_manifest(self, name: str, leaves: dict[str, Leaf]) -> None:
+    def write_manifest(self, name: str, leaves: dict[str, _Leaf]) -> None:
         """Make a step of the objects that are there."""
-        manifest = StepManifest(leaves=leaves, objects=self._sums(name))
+        manifest = _StepManifest(leaves=leaves, objects=self._sums(name))
         content = msgspec.json.encode(manifest, order="sorted")
-        self.bucket.create(self.prefix(name) + MANIFEST, content)
+        self.bucket.create(self.prefix(name) + _MANIFEST, content)
 
     def sums_digest(self, name: str) -> str:
-        return hashlib.sha256(self.bucket.read(self.prefix(name) + MANIFEST)[0]).hexdigest()
+        return hashlib.sha256(self.bucket.read(self.prefix(name) + _MANIFEST)[0]).hexdigest()
 
     def fault(
         self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
@@ -135,11 +135,11 @@ class StepObjects:
         try:
             expected = self.manifest(name).objects
         except FileNotFoundError:
-            return f"{MANIFEST} is missing"
+            return f"{_MANIFEST} is missing"
         except (OSError, msgspec.DecodeError) as error:
-            return f"{MANIFEST} cannot be read: {error}"
+            return f"{_MANIFEST} cannot be read: {error}"
         if sha256 is not None and self.sums_digest(name) != sha256:
-            return f"{MANIFEST} is not the one that was recorded"
+            return f"{_MANIFEST} is not the one that was recorded"
         found = self._sums(name)
         if lost := sorted(set(expected) - set(found)):
             return f"{lost[0]} is missing"
@@ -147,23 +147,23 @@ class StepObjects:
             return f"{changed[0]} is not as it was written"
         return None
 
-    def _sums(self, name: str) -> dict[str, Sum]:
+    def _sums(self, name: str) -> dict[str, _Sum]:
         prefix = self.prefix(name)
         inside = {found.name.removeprefix(prefix): found for found in self.bucket.below(prefix)}
         return {
             name: (found.size, _sum_of(found))
             for name, found in inside.items()
-            if name != MANIFEST and not name.startswith(NOTES)
+            if name != _MANIFEST and not name.startswith(_NOTES)
         }
 
     # Processes tell one another that they have written.
 
     def note_written(self, name: str, process: int, error: str = "") -> None:
-        self.bucket.replace(f"{self.prefix(name)}{NOTES}{process}", error.encode())
+        self.bucket.replace(f"{self.prefix(name)}{_NOTES}{process}", error.encode())
 
     def notes(self, name: str) -> Sequence[str]:
         """Return what each process that has written said: an error, or nothing."""
-        found = self.bucket.below(self.prefix(name) + NOTES)
+        found = self.bucket.below(self.prefix(name) + _NOTES)
         return [self.bucket.read(note.name)[0].decode() if note.size else "" for note in found]
 
 
@@ -178,11 +178,11 @@ def step_objects(folder: Path) -> StepObjects | None:
     return None if place is None else StepObjects(place)
 
 
-Tree = Any
-CHUNK_BYTES = 64 << 20
+_Tree = Any
+_CHUNK_BYTES = 64 << 20
 POLL_S = 0.2
-THREADS = 16
-CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_THREADS = 16
+_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 
 
 class ObjectSaver:
@@ -193,7 +193,7 @@ class ObjectSaver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, name: str, state: Tree) -> None:
+    def save(self, name: str, state: _Tree) -> None:
         """Copy the state off the devices, and write it in the background."""
         self.wait()
         named = jax.tree_util.tree_leaves_with_path(state)
@@ -215,7 +215,7 @@ class ObjectSaver:
         self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _write(self, name: str, leaves: dict[str, Leaf], shards: list[Any]) -> None:
+    def _write(self, name: str, leaves: dict[str, _Leaf], shards: list[Any]) -> None:
         try:
             if self._process == 0:
                 for leaf, kind in leaves.items():
@@ -270,7 +270,7 @@ class ObjectSaver:
         leaves = self._steps.manifest(name).leaves
         return {leaf: (kind.dtype, kind.shape) for leaf, kind in leaves.items()}
 
-    def restore(self, name: str, target: Tree, table_rows: Rows = NO_TABLES) -> Tree:
+    def restore(self, name: str, target: _Tree, table_rows: Rows = NO_TABLES) -> _Tree:
         """Return a state as `target` shapes and shards it; rows that a table lacks are zeros."""
         del table_rows  # the target has as many rows as it has
         leaves = self._steps.manifest(name).leaves
@@ -283,12 +283,12 @@ class ObjectSaver:
                 leaf.shape, leaf.sharding, lambda index: _read_part(stored, index or (), leaf)
             )
 
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             return jax.tree_util.tree_unflatten(tree, list(pool.map(read, named)))
 
 
 def stored_array(
-    steps: StepObjects, name: str, leaf: str, kind: Leaf, *, create: bool = False
+    steps: StepObjects, name: str, leaf: str, kind: _Leaf, *, create: bool = False
 ) -> Any:
     """Open an array of a step, as TensorStore reads and writes it."""
     bucket = steps.bucket
@@ -300,7 +300,7 @@ def stored_array(
             "shape": kind.shape,
             "data_type": kind.dtype,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": kind.chunk}},
-            "codecs": CODECS,
+            "codecs": _CODECS,
         },
         "create": create,
         "open": True,
@@ -323,16 +323,16 @@ def driver(scheme: str) -> dict[str, Any]:
     return {"driver": "s3", "aws_region": settings["region"], **where}
 
 
-def _leaf(leaf: jax.Array) -> Leaf:
+def _leaf(leaf: jax.Array) -> _Leaf:
     shard = leaf.sharding.shard_shape(leaf.shape)
     dtype = str(leaf.dtype)
-    return Leaf(dtype=dtype, shape=leaf.shape, chunk=chunk_shape(shard, leaf.dtype.itemsize))
+    return _Leaf(dtype=dtype, shape=leaf.shape, chunk=_chunk_shape(shard, leaf.dtype.itemsize))
 
 
-def chunk_shape(shard: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+def _chunk_shape(shard: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     """Return a part that divides a shard, of at most CHUNK_BYTES if its sizes have divisors."""
     chunk = [max(size, 1) for size in shard]
-    while int(np.prod(chunk)) * item_bytes > CHUNK_BYTES:
+    while int(np.prod(chunk)) * item_bytes > _CHUNK_BYTES:
         sizes = [(size, axis) for axis, size in enumerate(chunk) if size > 1]
         _, axis = max(sizes)
         size = chunk[axis]

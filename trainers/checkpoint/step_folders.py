@@ -26,24 +26,24 @@ from orbax.checkpoint import options
 from orchestrator.values import codec
 from trainers.files import file_digest, read_regular
 
-Tree = Any
+_Tree = Any
 Owner = tuple[int, int]  # a claim and an attempt
 
-DELETED, DAMAGED = "deleted", "damaged"
-UNFINISHED = "*.orbax-checkpoint-tmp*"
+_DELETED, _DAMAGED = "deleted", "damaged"
+_UNFINISHED = "*.orbax-checkpoint-tmp*"
 NAME = re.compile(r"(\d+)(?:-claim-(\d+)-attempt-(\d+))?")
-CHECKSUMS = "sha256.json"
-SHARD_SUMS = "sha256.process_{}.json"  # while a step is written
+_CHECKSUMS = "sha256.json"
+_SHARD_SUMS = "sha256.process_{}.json"  # while a step is written
 # What Orbax names the shards of a process, and their description.
-SHARD = re.compile(r"(?:ocdbt\.process_(\d+)/|array_metadatas/process_(\d+)$)")
-THREADS = 8
-Shape = tuple[str, tuple[int, ...]]  # the type of a leaf, and its shape
-Shapes = dict[str, Shape]  # by the names of leaves
+_SHARD = re.compile(r"(?:ocdbt\.process_(\d+)/|array_metadatas/process_(\d+)$)")
+_THREADS = 8
+_Shape = tuple[str, tuple[int, ...]]  # the type of a leaf, and its shape
+Shapes = dict[str, _Shape]  # by the names of leaves
 Rows = Mapping[str, int]  # rows of a table, by the last part of its name
 NO_TABLES: Rows = {}
 # Orbax's own notes, written after the sums are made. Restoring needs none of them.
-NOT_SUMMED = {CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt"}
-NOTES_OF_SHARDS = re.compile(r"sha256\.process_\d+\.json(\.partial)?")
+_NOT_SUMMED = {_CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt"}
+_NOTES_OF_SHARDS = re.compile(r"sha256\.process_\d+\.json(\.partial)?")
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class StepFolders:
 
     def is_whole(self, name: str) -> bool:
         """Whether a step has its sums: they come last."""
-        return (self.folder / name / CHECKSUMS).exists()
+        return (self.folder / name / _CHECKSUMS).exists()
 
     def sums_digest(self, name: str) -> str:
-        return sums_digest(self.folder / name)
+        return _sums_digest(self.folder / name)
 
     def fault(
         self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
@@ -86,22 +86,22 @@ class StepFolders:
 
     def delete(self, name: str) -> None:
         """Remove a step: one rename takes it out of the folder, and then its files are deleted."""
-        shutil.rmtree(self._move(name, DELETED))
+        shutil.rmtree(self._move(name, _DELETED))
 
     def set_aside(self, name: str) -> None:
         """Move a damaged step where it can be inspected, out of the way of the next save."""
         with suppress(FileNotFoundError):  # what is missing cannot be inspected
-            self._move(name, DAMAGED)
+            self._move(name, _DAMAGED)
 
     def sweep(self, owner: Owner) -> None:
         """Remove the half-written and half-deleted steps of killed processes, of an owner and of
         those before it: later ones may live.
         """
-        for path in [*self.folder.glob(UNFINISHED), *self.folder.glob(f"{DELETED}/*")]:
+        for path in [*self.folder.glob(_UNFINISHED), *self.folder.glob(f"{_DELETED}/*")]:
             if owner_of(path.name) <= owner:
                 shutil.rmtree(path, ignore_errors=True)  # its writer may still be at it
         with suppress(OSError):
-            (self.folder / DELETED).rmdir()
+            (self.folder / _DELETED).rmdir()
 
     def _move(self, name: str, where: str) -> Path:
         target = self.folder / where / name
@@ -125,13 +125,13 @@ def owner_of(name: str) -> Owner:
 # Checksums
 
 
-def sum_shards(step: Path, process: int) -> None:
+def _sum_shards(step: Path, process: int) -> None:
     """Sum the files that a process wrote into a step, for whoever writes its manifest."""
     mine = [name for name in _files(step) if _writer(name) == process]
-    _write_sums(step / SHARD_SUMS.format(process), _sums(step, mine))
+    _write_sums(step / _SHARD_SUMS.format(process), _sums(step, mine))
 
 
-def write_checksums(step: Path, processes: int) -> None:
+def _write_checksums(step: Path, processes: int) -> None:
     """Write the manifest of a step, which appears whole or not at all.
 
     It has the sums that the processes made of their shards, and those of the other files, which are
@@ -140,23 +140,23 @@ def write_checksums(step: Path, processes: int) -> None:
     sums: dict[str, str] = {}
     for process in range(processes):
         # By name: a shared file system may list the files of other hosts a minute later.
-        sums |= _read_sums(step / SHARD_SUMS.format(process))
+        sums |= _read_sums(step / _SHARD_SUMS.format(process))
     others = [name for name in _files(step) if name not in sums]
     if shards := [name for name in others if _writer(name) is not None]:
         raise OSError(errno.EIO, f"{shards[0]} has no sum of the process that wrote it", str(step))
-    _write_sums(step / CHECKSUMS, sums | _sums(step, others))
+    _write_sums(step / _CHECKSUMS, sums | _sums(step, others))
     for process in range(processes):
-        (step / SHARD_SUMS.format(process)).unlink()
+        (step / _SHARD_SUMS.format(process)).unlink()
 
 
 def _writer(name: str) -> int | None:
     """The process that wrote a file; None for a file of the primary."""
-    match = SHARD.match(name)
+    match = _SHARD.match(name)
     return int(match[1] or match[2]) if match else None
 
 
 def _sums(step: Path, names: Sequence[str]) -> dict[str, str]:
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(names, pool.map(lambda name: file_digest(step / name), names), strict=True))
 
 
@@ -178,24 +178,24 @@ def fault(step: Path, *, sha256: str | None = None, share: int = 0, of: int = 1)
     files. `sha256` is that of the sums, as they were recorded.
     """
     try:
-        expected = _read_sums(step / CHECKSUMS)
+        expected = _read_sums(step / _CHECKSUMS)
     except FileNotFoundError:
-        return f"{CHECKSUMS} is missing"
+        return f"{_CHECKSUMS} is missing"
     except (OSError, msgspec.DecodeError) as error:
-        return f"{CHECKSUMS} cannot be read: {error}"
-    if sha256 is not None and sums_digest(step) != sha256:
-        return f"{CHECKSUMS} is not the one that was recorded"
+        return f"{_CHECKSUMS} cannot be read: {error}"
+    if sha256 is not None and _sums_digest(step) != sha256:
+        return f"{_CHECKSUMS} is not the one that was recorded"
     if unexpected := set(_files(step)) - set(expected):
-        return f"{min(unexpected)} is not in {CHECKSUMS}"
+        return f"{min(unexpected)} is not in {_CHECKSUMS}"
     mine = sorted(expected.items())[share::of]
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         checked = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
         faults = [f"{name} {what}" for (name, _), what in zip(mine, checked, strict=True) if what]
     return faults[0] if faults else None
 
 
-def sums_digest(step: Path) -> str:
-    return file_digest(step / CHECKSUMS)
+def _sums_digest(step: Path) -> str:
+    return file_digest(step / _CHECKSUMS)
 
 
 def _files(step: Path) -> list[str]:
@@ -203,7 +203,7 @@ def _files(step: Path) -> list[str]:
     return sorted(
         str(path.relative_to(step))
         for path in paths
-        if path.name not in NOT_SUMMED and not NOTES_OF_SHARDS.fullmatch(path.name)
+        if path.name not in _NOT_SUMMED and not _NOTES_OF_SHARDS.fullmatch(path.name)
     )
 
 
@@ -222,7 +222,7 @@ TIMEOUT_S = 600
 logging.getLogger("absl").setLevel(logging.WARNING)
 
 
-class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
+class _Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
     """Orbax's handler of a tree of arrays. The primary finalizes once all have written."""
 
     async def async_save(self, directory: Any, *args: Any, **named: Any) -> list[Any]:
@@ -233,7 +233,7 @@ class Summed(ocp.StandardCheckpointHandler):  # type: ignore[misc]
     def finalize(self, directory: Any) -> None:
         """Complete the hidden directory of a step; Orbax renames it afterwards."""
         super().finalize(directory)
-        write_checksums(Path(directory), jax.process_count())
+        _write_checksums(Path(directory), jax.process_count())
 
 
 class _SummedShards:
@@ -248,15 +248,15 @@ class _SummedShards:
             future.result(timeout)
         # Orbax may pass a directory that it is still creating; it exists once shards are written.
         directory = getattr(self._directory, "path", self._directory)
-        sum_shards(Path(directory), jax.process_index())
+        _sum_shards(Path(directory), jax.process_index())
 
 
-@ocp.args.register_with_handler(Summed, for_save=True)
+@ocp.args.register_with_handler(_Summed, for_save=True)
 class _Save(ocp.args.StandardSave):  # type: ignore[misc]
     """A state to save."""
 
 
-@ocp.args.register_with_handler(Summed, for_restore=True)
+@ocp.args.register_with_handler(_Summed, for_restore=True)
 class _Restore(ocp.args.StandardRestore):  # type: ignore[misc]
     """Shapes and shardings to restore into."""
 
@@ -270,12 +270,12 @@ class OrbaxSaver:
         everyone = options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
         self._folder = folder
         self._checkpointer = ocp.AsyncCheckpointer(
-            Summed(multiprocessing_options=everyone),
+            _Summed(multiprocessing_options=everyone),
             timeout_secs=TIMEOUT_S,
             multiprocessing_options=everyone,
         )
 
-    def save(self, name: str, state: Tree) -> None:
+    def save(self, name: str, state: _Tree) -> None:
         """Copy the state off the devices, and write it in the background."""
         self._checkpointer.save(self._folder / name, args=_Save(state))
 
@@ -295,7 +295,7 @@ class OrbaxSaver:
         tree = self._checkpointer.metadata(self._folder / name).item_metadata.tree
         return {leaf.name: _shape(leaf) for leaf in jax.tree.leaves(tree)}
 
-    def restore(self, name: str, target: Tree, table_rows: Rows = NO_TABLES) -> Tree:
+    def restore(self, name: str, target: _Tree, table_rows: Rows = NO_TABLES) -> _Tree:
         """Return a state as `target` shapes and shards it; rows that a table lacks are zeros."""
         how = _Restore(target, strict=not table_rows)
         return self._checkpointer.restore(self._folder / name, args=how)
@@ -304,7 +304,7 @@ class OrbaxSaver:
 # Shapes of a state
 
 
-def shapes_of(tree: Tree) -> Shapes:
+def shapes_of(tree: _Tree) -> Shapes:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {leaf_name(path): _shape(leaf) for path, leaf in leaves}
 
@@ -315,7 +315,7 @@ def difference(saved: Shapes, expected: Shapes, table_rows: Rows = NO_TABLES) ->
     Leaves of `table_rows` may differ in the rows beyond these.
     """
 
-    def filled(name: str, shape: Shape | None) -> Shape | None:
+    def filled(name: str, shape: _Shape | None) -> _Shape | None:
         rows = table_rows.get(name.rpartition(".")[2])
         if not shape or not rows or not shape[1] or shape[1][0] < rows:
             return shape
@@ -332,9 +332,9 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _shape(leaf: Any) -> Shape:
+def _shape(leaf: Any) -> _Shape:
     return str(leaf.dtype), tuple(leaf.shape)
 
 
-def _shown(shape: Shape | None) -> str:
+def _shown(shape: _Shape | None) -> str:
     return f"{shape[0]}{list(shape[1])}" if shape else "absent"

@@ -18,8 +18,8 @@ from trainers.data.tokens import ShuffledWindows, open_for
 
 # Endless synthetic text with something to learn in it
 
-JUMP_BITS = 3
-CEILING_BITS = 6
+_JUMP_BITS = 3
+_CEILING_BITS = 6
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Synthetic:
         drawn = [stream.random_raw(self.length + 1) for stream in streams]
         bits = np.array(drawn, np.uint64).reshape(len(rows), -1)
         positions = np.arange(bits.shape[1])
-        jumps = (bits & np.uint64((1 << JUMP_BITS) - 1)) == 0
+        jumps = (bits & np.uint64((1 << _JUMP_BITS) - 1)) == 0
         jumps[:, 0] = True
         last_jump = np.maximum.accumulate(np.where(jumps, positions, 0), axis=1)
         # It jumps below a power of two that is itself random, so that small tokens are common.
-        bits >>= np.uint64(JUMP_BITS)
+        bits >>= np.uint64(_JUMP_BITS)
         powers = np.uint64(self.vocab.bit_length() + 1)
-        exponents = (bits & np.uint64((1 << CEILING_BITS) - 1)) % powers
+        exponents = (bits & np.uint64((1 << _CEILING_BITS) - 1)) % powers
         ceilings = np.minimum(np.uint64(1) << exponents, np.uint64(self.vocab))
         starts = ((bits >> np.uint64(32)) % ceilings).astype(np.int64)
         tokens = np.take_along_axis(starts, last_jump, axis=1) + positions - last_jump
@@ -193,7 +193,7 @@ class Prefetched(Generic[T]):
 
 # Held-out sequences: the first of a token set of its own, the same at each evaluation
 
-SEED = 2**31  # of synthetic sequences: no spec has it
+_SEED = 2**31  # of synthetic sequences: no spec has it
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def held_out(
     """Return the batches of an evaluation; `verify` first reads a token set through."""
     length, rows = plan.batch.length, plan.batch.sequences
     if options.path is None:
-        text = Synthetic(plan.model.vocab, length, SEED)
+        text = Synthetic(plan.model.vocab, length, _SEED)
 
         def rows_of_text(indices: Sequence[int]) -> np.ndarray:
             return np.concatenate([text.batch(0, range(row, row + 1)) for row in indices])

@@ -30,14 +30,14 @@ from trainers.files import read_regular
 
 # What turns files into tokens: bytes, a Hugging Face tokenizer, or arrays of tokens
 
-FIELD = "text"
-PIECE = 1 << 24
-END_OF_TEXT = 256
-TOGETHER = 256  # documents that a tokenizer encodes at once, on all cores
-ARRAYS = (".npy", ".bin")
+_FIELD = "text"
+_PIECE = 1 << 24
+_END_OF_TEXT = 256
+_TOGETHER = 256  # documents that a tokenizer encodes at once, on all cores
+_ARRAYS = (".npy", ".bin")
 
 
-class Encoder(Protocol):
+class _Encoder(Protocol):
     """Makes tokens of a file. `name` and `vocab` go into the manifest of the set."""
 
     @property
@@ -50,29 +50,29 @@ class Encoder(Protocol):
         ...
 
 
-def _dtype_of(encoder: Encoder) -> np.dtype[Any]:
+def _dtype_of(encoder: _Encoder) -> np.dtype[Any]:
     """The smallest type that holds every token."""
     return np.dtype("<u2" if encoder.vocab <= 1 << 16 else "<u4")
 
 
 @dataclass(frozen=True)
-class Bytes:
+class _Bytes:
     """A token is a byte, and 256 ends a document. Every file is one."""
 
     name: str = "bytes"
     vocab: int = 257
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
-        if path.suffix in ARRAYS:
+        if path.suffix in _ARRAYS:
             raise DataUnusable(f"{path}: an array of tokens; name the tokenizer that made it")
         with path.open("rb") as file:
-            while piece := file.read(PIECE):
+            while piece := file.read(_PIECE):
                 yield np.frombuffer(piece, np.uint8)
-        yield np.array([END_OF_TEXT])
+        yield np.array([_END_OF_TEXT])
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenArrays:
+class _TokenArrays:
     """Files are arrays of the tokens of that tokenizer."""
 
     name: str
@@ -80,8 +80,8 @@ class TokenArrays:
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
         tokens = _token_array(path, _dtype_of(self))
-        for start in range(0, len(tokens), PIECE):
-            piece = tokens[start : start + PIECE]
+        for start in range(0, len(tokens), _PIECE):
+            piece = tokens[start : start + _PIECE]
             low, high = int(piece.min()), int(piece.max())
             if low < 0 or high >= self.vocab:
                 wrong = low if low < 0 else high
@@ -89,12 +89,12 @@ class TokenArrays:
             yield piece
 
 
-class HuggingFaceTokenizer:
+class _HuggingFaceTokenizer:
     """A tokenizer.json. `end` is the token after each document; if none is named, the end of text
     of the config in the same folder. A document of JSON lines and Parquet is the text in `field`.
     """
 
-    def __init__(self, file: Path, end: str | None = None, field: str = FIELD) -> None:
+    def __init__(self, file: Path, end: str | None = None, field: str = _FIELD) -> None:
         from tokenizers import Tokenizer  # noqa: PLC0415  who packs bytes needs no tokenizers
 
         try:
@@ -121,7 +121,7 @@ class HuggingFaceTokenizer:
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
         texts = _documents(path, self._field)
-        while together := list(islice(texts, TOGETHER)):
+        while together := list(islice(texts, _TOGETHER)):
             try:
                 encoded = self._tokenizer.encode_batch_fast(together, add_special_tokens=False)
             except TypeError as error:
@@ -158,17 +158,17 @@ def _token_array(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 # The documents of a file: JSON lines and Parquet have one a row, any other file is one
 
-LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json.gz")
-PARQUET = ".parquet"
-ROWS = 1024  # of a Parquet file in memory
+_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json.gz")
+_PARQUET = ".parquet"
+_ROWS = 1024  # of a Parquet file in memory
 
 
-def _documents(path: Path, field: str = FIELD) -> Iterator[str]:
+def _documents(path: Path, field: str = _FIELD) -> Iterator[str]:
     """The texts of a file, one after another."""
     try:
-        if path.name.endswith(LINES):
+        if path.name.endswith(_LINES):
             yield from _of_lines(path, field)
-        elif path.suffix == PARQUET:
+        elif path.suffix == _PARQUET:
             yield from _of_parquet(path, field)
         else:
             yield path.read_text(encoding="utf-8")
@@ -211,7 +211,7 @@ def _of_parquet(path: Path, field: str) -> Iterator[str]:
         if field not in file.schema_arrow.names:
             known = ", ".join(file.schema_arrow.names)
             raise DataUnusable(f"{path}: has no column {field!r}, but {known}")
-        for batch in file.iter_batches(ROWS, columns=[field]):
+        for batch in file.iter_batches(_ROWS, columns=[field]):
             for text in batch.column(0).to_pylist():
                 if not isinstance(text, str):
                     raise DataUnusable(f"{path}: column {field!r} has {text!r}, against text")
@@ -220,9 +220,9 @@ def _of_parquet(path: Path, field: str) -> Iterator[str]:
 
 # The files and the tokenizer of the command line
 
-TOKENIZER = "tokenizer.json"
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # as Hugging Face names models
-FETCH = "hf download {name} tokenizer.json tokenizer_config.json --local-dir {folder}"
+_TOKENIZER = "tokenizer.json"
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # as Hugging Face names models
+_FETCH = "hf download {name} tokenizer.json tokenizer_config.json --local-dir {folder}"
 
 
 def _files_of(inputs: list[Path], glob: str) -> list[Path]:
@@ -269,19 +269,19 @@ def _tokenizer_file(name: str) -> Path:
     path = Path(name)
     _check_local(path, "copy its tokenizer.json here first")
     if path.is_dir():
-        if not (path / TOKENIZER).is_file():
-            raise DataUnusable(f"{name}: has no {TOKENIZER}; name the folder of a model that has")
-        return path / TOKENIZER
+        if not (path / _TOKENIZER).is_file():
+            raise DataUnusable(f"{name}: has no {_TOKENIZER}; name the folder of a model that has")
+        return path / _TOKENIZER
     if path.is_file():
         return path
-    if REPOSITORY.fullmatch(name):
-        fetch = FETCH.format(name=name, folder=path.name)
+    if _REPOSITORY.fullmatch(name):
+        fetch = _FETCH.format(name=name, folder=path.name)
         raise DataUnusable(
             f"{name}: no such file, and nothing is fetched; after `{fetch}` write --tokenizer"
             f" {path.name}"
         )
     raise DataUnusable(
-        f"{name}: no such file; --tokenizer takes a {TOKENIZER}, the folder that has it, or bytes"
+        f"{name}: no such file; --tokenizer takes a {_TOKENIZER}, the folder that has it, or bytes"
     )
 
 
@@ -294,8 +294,8 @@ def _check_local(path: Path, instead: str) -> None:
 
 # The command
 
-BYTES = Bytes()
-ABOUT = """\
+_BYTES = _Bytes()
+_ABOUT = """\
 Pack text, JSON lines or Parquet into a token set.
 
 With a tokenizer.json, JSON lines (.jsonl, also .gz) and Parquet have a document in each row, and
@@ -305,11 +305,11 @@ ends a document. With the name of another tokenizer and --vocab, inputs are arra
 
 Example: orch data pack tokens texts/ --glob '*.jsonl' --tokenizer SmolLM2-135M
 """
-SHOW_EVERY_S = 2.0
+_SHOW_EVERY_S = 2.0
 
 
 def pack(
-    out: Path, inputs: list[Path], encoder: Encoder = BYTES, *, shard_tokens: int = 1 << 27
+    out: Path, inputs: list[Path], encoder: _Encoder = _BYTES, *, shard_tokens: int = 1 << 27
 ) -> Manifest:
     """Write a new token set at `out`, whole or not at all."""
     if shard_tokens < 1:
@@ -329,7 +329,7 @@ def pack(
     return manifest
 
 
-def _write(folder: Path, inputs: list[Path], encoder: Encoder, shard_tokens: int) -> Manifest:
+def _write(folder: Path, inputs: list[Path], encoder: _Encoder, shard_tokens: int) -> Manifest:
     dtype = _dtype_of(encoder)
     pieces = _counted(piece for path in inputs for piece in encoder.pieces(path))
     shards = tuple(
@@ -353,7 +353,7 @@ def _counted(pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     tokens, shown_at_s = 0, time.monotonic()
     for piece in pieces:
         tokens += len(piece)
-        if time.monotonic() - shown_at_s > SHOW_EVERY_S:
+        if time.monotonic() - shown_at_s > _SHOW_EVERY_S:
             print(f"packing: {tokens:,} tokens", file=sys.stderr, flush=True)
             shown_at_s = time.monotonic()
         yield piece
@@ -384,13 +384,13 @@ def _write_shard(path: Path, parts: Iterator[np.ndarray], dtype: np.dtype[Any]) 
     return Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest())
 
 
-def _encoder(options: argparse.Namespace) -> Encoder:
+def _encoder(options: argparse.Namespace) -> _Encoder:
     if options.vocab is not None:
-        return TokenArrays(name=options.tokenizer, vocab=options.vocab)
-    if options.tokenizer == BYTES.name:
-        return BYTES
+        return _TokenArrays(name=options.tokenizer, vocab=options.vocab)
+    if options.tokenizer == _BYTES.name:
+        return _BYTES
     file = _tokenizer_file(options.tokenizer)
-    return HuggingFaceTokenizer(file, options.end, options.field)
+    return _HuggingFaceTokenizer(file, options.end, options.field)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -401,18 +401,18 @@ class _Parser(argparse.ArgumentParser):
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="orch data pack",
-        description=ABOUT,
+        description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("out", type=Path, help="the folder to make; it must not exist")
     parser.add_argument("inputs", type=Path, nargs="+", help="files or folders")
     parser.add_argument("--glob", default="*", help="the files of a folder to read; default: all")
     about = "a tokenizer.json, its folder, a name, or bytes (the default)"
-    parser.add_argument("--tokenizer", default=BYTES.name, help=about)
+    parser.add_argument("--tokenizer", default=_BYTES.name, help=about)
     about = "inputs are arrays of tokens below N"
     parser.add_argument("--vocab", type=int, metavar="N", help=about)
     parser.add_argument("--end", metavar="TOKEN", help="ends a document; default: end of text")
-    parser.add_argument("--field", default=FIELD, help="of JSON lines and Parquet; default: text")
+    parser.add_argument("--field", default=_FIELD, help="of JSON lines and Parquet; default: text")
     about = "the most tokens of a file"
     parser.add_argument("--shard-tokens", type=int, default=1 << 27, metavar="N", help=about)
     parser.add_argument("--json", action="store_true", help="Print the set, or an error, as JSON.")
@@ -439,13 +439,13 @@ def main(argv: list[str]) -> int:
         f"{path}: {manifest.tokens:,} tokens of {counted(len(inputs), 'file')} in"
         f" {counted(len(manifest.shards), 'shard')}, vocabulary {manifest.vocab:,}"
     )
-    rows = [path for path in inputs if path.name.endswith((*LINES, PARQUET))]
-    if encoder is BYTES and rows:
+    rows = [path for path in inputs if path.name.endswith((*_LINES, _PARQUET))]
+    if encoder is _BYTES and rows:
         print(
             f"warning: the tokenizer bytes takes {rows[0]} as it is; --tokenizer tokenizer.json"
             " takes the texts of its rows"
         )
-    end = f", separator: {encoder.end}" if isinstance(encoder, HuggingFaceTokenizer) else ""
+    end = f", separator: {encoder.end}" if isinstance(encoder, _HuggingFaceTokenizer) else ""
     print(f"Next: name it in a spec: experiment.data: {{kind: tokens, path: {path}{end}}}")
     return 0
 

@@ -73,7 +73,7 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards)
 
 
-def read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> Manifest:
     """The manifest at that path; every shard exists and has the right size."""
     try:
         manifest = codec.from_json(read_regular(path), Manifest)
@@ -97,12 +97,12 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-ROUNDS = 6  # of the Feistel network that shuffles
-READERS = 32  # of windows of a bucket at once: an answer takes tens of milliseconds
+_ROUNDS = 6  # of the Feistel network that shuffles
+_READERS = 32  # of windows of a bucket at once: an answer takes tens of milliseconds
 
 
 @dataclass(frozen=True)
-class TokenSet:
+class _TokenSet:
     """The tokens of a manifest as one sequence."""
 
     path: Path
@@ -111,9 +111,9 @@ class TokenSet:
     _ends: np.ndarray = field(repr=False)
 
     @staticmethod
-    def open(path: Path, *, verify: bool = False) -> "TokenSet":
+    def open(path: Path, *, verify: bool = False) -> "_TokenSet":
         """Open the set of that manifest; `verify` reads it through and checks every sha256."""
-        manifest, shards = read_manifest(path), list[np.ndarray | _StoredTokens]()
+        manifest, shards = _read_manifest(path), list[np.ndarray | _StoredTokens]()
         dtype = manifest.wire_dtype
         for shard in manifest.shards:
             file = path.parent / shard.file
@@ -129,7 +129,7 @@ class TokenSet:
                 else np.memmap(file, dtype=dtype, mode="r")
             )
         ends = np.array(list(accumulate(shard.tokens for shard in manifest.shards)), np.int64)
-        return TokenSet(path, manifest, tuple(shards), ends)
+        return _TokenSet(path, manifest, tuple(shards), ends)
 
     def read(self, start: int, count: int) -> np.ndarray:
         """`count` tokens from `start` on, around the ring, as int32."""
@@ -155,13 +155,13 @@ class TokenSet:
         """`count` tokens from each start on, as int32 [starts, count]."""
         if not is_copy(self.path):
             return np.stack([self.read(start, count) for start in starts])
-        with ThreadPoolExecutor(READERS) as pool:
+        with ThreadPoolExecutor(_READERS) as pool:
             return np.stack(list(pool.map(lambda start: self.read(start, count), starts)))
 
 
-def open_for(vocab: int, path: Path, *, verify: bool = False) -> TokenSet:
+def open_for(vocab: int, path: Path, *, verify: bool = False) -> _TokenSet:
     """Open the set of that manifest for a model with `vocab` words."""
-    source = TokenSet.open(path, verify=verify)
+    source = _TokenSet.open(path, verify=verify)
     if source.manifest.vocab > vocab:
         raise DataUnusable(
             f"{address(path)}: tokens of {source.manifest.tokenizer!r} reach"
@@ -177,7 +177,7 @@ class ShuffledWindows:
     An epoch has at most `most_windows` windows.
     """
 
-    source: TokenSet
+    source: _TokenSet
     sequences: int
     length: int
     seed: int
@@ -210,20 +210,20 @@ class ShuffledWindows:
         windows = np.empty_like(samples)
         for epoch in np.unique(epochs):
             mine = epochs == epoch
-            order = permuted(places[mine], self.windows, seed=self.seed, epoch=int(epoch))
+            order = _permuted(places[mine], self.windows, seed=self.seed, epoch=int(epoch))
             windows[mine] = epoch * self.windows + order
         starts = self.first_token + windows * self.length
         return self.source.windows(map(int, starts), self.length + 1)
 
 
-def permuted(indices: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndarray:
+def _permuted(indices: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndarray:
     """Return the indices in the pseudo-random order of (seed, epoch), which permutes 0 .. size - 1.
 
     A Feistel network permutes the smallest domain of 2^(2h) numbers that contains `size` of them.
     An image outside `size` goes through the network again until it is inside. Both are bijections,
     so the whole is one, and each element is computed by itself: an epoch needs no list in memory.
     """
-    keys = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(ROUNDS)
+    keys = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(_ROUNDS)
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     images = _network(indices.astype(np.uint64), keys, half_bits)
     while (outside := images >= size).any():

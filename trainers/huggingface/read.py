@@ -26,26 +26,26 @@ from orchestrator.storage.addresses import (
 from trainers.contract import Program
 from trainers.files import check_regular, read_regular
 
-Tree = dict[str, Any]
+_Tree = dict[str, Any]
 Shape = tuple[int, ...]
-Ranges = tuple[range, ...]  # of a shard, in each dimension
+_Ranges = tuple[range, ...]  # of a shard, in each dimension
 # Arrays that no network has, by the ends of their names: caches that old releases stored.
-CACHES = (".rotary_emb.inv_freq", ".masked_bias", ".attention.bias")
-SHOWN = 3  # names in a message
+_CACHES = (".rotary_emb.inv_freq", ".masked_bias", ".attention.bias")
+_SHOWN = 3  # names in a message
 
 
-def new_state(program: Program, folder: Path) -> Tree:
+def new_state(program: Program, folder: Path) -> _Tree:
     """Return the state before the first step: with the weights that the plan starts from, if it
     does. Their relative path begins at `folder`, the spec's.
     """
     start, seed = program.plan.start, program.plan.seed
     if start is None:
         return program.init(seed)
-    with WeightFolder.open(input_path(folder, start.huggingface)) as source:
-        weights = weights_of(program, source)
+    with _WeightFolder.open(input_path(folder, start.huggingface)) as source:
+        weights = _weights_of(program, source)
         state = program.init(seed)
         jax.tree.map(lambda array: array.delete(), state["parameters"])  # there may be no more room
-        read = with_published(program.state["parameters"], weights, source)
+        read = _with_published(program.state["parameters"], weights, source)
     return state | {"parameters": read}
 
 
@@ -75,14 +75,14 @@ def selection(places: np.ndarray) -> slice | np.ndarray:
     return slice(int(places[0]), int(places[-1]) + 1, int(steps[0]) if steps.size else 1)
 
 
-def weights_of(program: Program, folder: "WeightFolder") -> Sequence[PublishedWeight]:
+def _weights_of(program: Program, folder: "_WeightFolder") -> Sequence[PublishedWeight]:
     """How the folder stores the program's parameters; `DataUnusable` unless it has exactly them."""
     weights = stored_weights(program, folder.model_type)
     expected, where = stored_shapes(weights), address(folder.path)
     if absent := sorted(expected.keys() - folder.names()):
         raise DataUnusable(f"{where}: the model has weights that it lacks: {_shown(absent)}")
     others = sorted(folder.names() - expected.keys())
-    unknown = [name for name in others if not name.endswith(CACHES)]
+    unknown = [name for name in others if not name.endswith(_CACHES)]
     if unknown and not _is_tied_head(unknown, expected, folder):
         raise DataUnusable(f"{where}: weights that the model lacks: {_shown(unknown)}")
     for name, shape in expected.items():
@@ -94,11 +94,11 @@ def weights_of(program: Program, folder: "WeightFolder") -> Sequence[PublishedWe
 
 
 def _shown(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
-def _is_tied_head(names: list[str], expected: Mapping[str, Any], folder: "WeightFolder") -> bool:
+def _is_tied_head(names: list[str], expected: Mapping[str, Any], folder: "_WeightFolder") -> bool:
     """Whether the only other weight is a head that some writers store a second time."""
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     if names != [head] or folder.shape(head) != expected[embedding]:
@@ -106,7 +106,9 @@ def _is_tied_head(names: list[str], expected: Mapping[str, Any], folder: "Weight
     return bool(np.array_equal(folder.read(head), folder.read(embedding)))
 
 
-def with_published(tree: Tree, weights: Sequence[PublishedWeight], folder: "WeightFolder") -> Tree:
+def _with_published(
+    tree: _Tree, weights: Sequence[PublishedWeight], folder: "_WeightFolder"
+) -> _Tree:
     """Return arrays as `tree` shapes, types and shards them, with the weights of a folder."""
     read = dict(tree)
     for weight in weights:
@@ -120,14 +122,14 @@ def with_published(tree: Tree, weights: Sequence[PublishedWeight], folder: "Weig
 
 
 def _array(
-    leaf: jax.ShapeDtypeStruct, weight: PublishedWeight, folder: "WeightFolder"
+    leaf: jax.ShapeDtypeStruct, weight: PublishedWeight, folder: "_WeightFolder"
 ) -> jax.Array:
     """A leaf of the tree. What it has beyond the weight's rows is zero.
 
     Each array of the files is read for all devices of this process before the next one is.
     """
 
-    def ranges_of(index: tuple[slice, ...] | None) -> Ranges:
+    def ranges_of(index: tuple[slice, ...] | None) -> _Ranges:
         assert index is not None  # only keys of random numbers have none
         return tuple(
             range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True)
@@ -149,8 +151,8 @@ def _array(
 def _fill(
     shard: np.ndarray,
     weight: PublishedWeight,
-    folder: "WeightFolder",
-    ranges: Ranges,
+    folder: "_WeightFolder",
+    ranges: _Ranges,
     place: tuple[int, ...],
 ) -> None:
     """Read the part of a layer's and expert's weight that a shard has."""
@@ -165,12 +167,12 @@ def _fill(
         return
     here = tuple(part.index(at) for at, part in zip(place, outer, strict=True))
     filled = tuple(slice(len(part)) for part in inside)
-    array = part_of(weight, folder, weight.name_at(place), inside)
+    array = _part_of(weight, folder, weight.name_at(place), inside)
     shard[here][filled] = array.astype(shard.dtype)
 
 
-def part_of(
-    weight: PublishedWeight, folder: "WeightFolder", name: str, wanted: Sequence[range]
+def _part_of(
+    weight: PublishedWeight, folder: "_WeightFolder", name: str, wanted: Sequence[range]
 ) -> np.ndarray:
     """Read a part of a weight of one layer and expert, in the order of the trainer's dimensions."""
     places = [axis.places(wanted) for axis in weight.axes]
@@ -186,12 +188,12 @@ def part_of(
 
 CONFIG, INDEX, ONE_FILE = "config.json", "model.safetensors.index.json", "model.safetensors"
 # A model that also sees has its text model below one of these.
-PREFIXES = ("", "language_model.", "model.language_model.")
-LAST_MODEL = "model."
+_PREFIXES = ("", "language_model.", "model.language_model.")
+_LAST_MODEL = "model."
 
 
 @dataclass
-class WeightFolder:
+class _WeightFolder:
     """The arrays of a folder, each by the name that it has in a text model."""
 
     path: Path
@@ -244,11 +246,11 @@ def _files(path: Path) -> list[Path]:
 
 def _text_model(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of the text model, by the names that it has without the model that sees."""
-    for prefix in PREFIXES[1:]:
+    for prefix in _PREFIXES[1:]:
         below = {name: array for name, array in arrays.items() if name.startswith(prefix)}
         if below:
             head = {name: array for name, array in arrays.items() if name.startswith("lm_head.")}
-            new = LAST_MODEL if prefix.startswith(LAST_MODEL) else ""
+            new = _LAST_MODEL if prefix.startswith(_LAST_MODEL) else ""
             return head | {new + name.removeprefix(prefix): array for name, array in below.items()}
     return dict(arrays)
 
@@ -280,16 +282,16 @@ def _first_line(error: Exception) -> str:
 
 # The arrays of a file of safetensors on a bucket, of which parts are read in ranges of bytes
 
-TYPES = {
+_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
     "BOOL": np.bool_,
 }  # fmt: skip
-LENGTH_BYTES = 8
-MOST_HEADER_BYTES = 100_000_000  # as the library has it
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000  # as the library has it
 # Bytes of rows that are read at a time. What was read last is kept: the devices of a host each want
 # other columns of the same rows.
-ROWS_BYTES, KEPT = 64 << 20, 16
+_ROWS_BYTES, _KEPT = 64 << 20, 16
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,7 @@ class _StoredArray:
         if not self.shape:
             return self._rows(0, 1).reshape(())
         first, last, _ = (*part, slice(None))[0].indices(self.shape[0])
-        size = max(1, ROWS_BYTES // max(1, self._row_bytes))
+        size = max(1, _ROWS_BYTES // max(1, self._row_bytes))
         starts = range(first, last, size)
         parts = [self._rows(at, min(at + size, last))[(slice(None), *part[1:])] for at in starts]
         return np.concatenate(parts) if parts else np.empty((0, *self.shape[1:]), self.dtype)
@@ -323,21 +325,21 @@ class _StoredArray:
         return np.frombuffer(content, self.dtype).reshape(last - first, *self.shape[1:])
 
 
-@lru_cache(KEPT)
+@lru_cache(_KEPT)
 def _read_part(file: StoredInput, start: int, stop: int) -> bytes:
     return file.read(start, stop)
 
 
 def _arrays_on_bucket(file: StoredInput) -> dict[str, _StoredArray]:
     """The arrays of a file by their names; `SafetensorError` if it is another kind of file."""
-    if file.size < LENGTH_BYTES:
+    if file.size < _LENGTH_BYTES:
         raise SafetensorError("is too short for safetensors")
-    length = int.from_bytes(file.read(0, LENGTH_BYTES), "little")
-    begin = LENGTH_BYTES + length
-    if not 0 < length <= min(MOST_HEADER_BYTES, file.size - LENGTH_BYTES):
+    length = int.from_bytes(file.read(0, _LENGTH_BYTES), "little")
+    begin = _LENGTH_BYTES + length
+    if not 0 < length <= min(_MOST_HEADER_BYTES, file.size - _LENGTH_BYTES):
         raise SafetensorError("has no header of safetensors")
     try:
-        header = json.loads(file.read(LENGTH_BYTES, begin))
+        header = json.loads(file.read(_LENGTH_BYTES, begin))
     except (ValueError, RecursionError) as error:
         raise SafetensorError("has a header that is not JSON") from error
     if not isinstance(header, dict):
@@ -345,7 +347,7 @@ def _arrays_on_bucket(file: StoredInput) -> dict[str, _StoredArray]:
 
     def array(name: str, entry: Mapping[str, Any]) -> _StoredArray:
         try:
-            dtype, shape = np.dtype(TYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
+            dtype, shape = np.dtype(_TYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
             start, stop = map(int, entry["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
             raise SafetensorError(f"{name} is of a type or a shape that is not read") from error

@@ -40,10 +40,10 @@ from trainers.huggingface.read import (
 )
 from trainers.mesh import abstract_mesh_of
 
-Region = tuple[slice, ...]
-PARAMETERS = "parameters"  # their place in a trainer's state
-DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
-MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
+_Region = tuple[slice, ...]
+_PARAMETERS = "parameters"  # their place in a trainer's state
+_DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
+_MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
 
 
 def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
@@ -78,7 +78,7 @@ def _fill(
     folder: Path, request: WeightsRequest, checkpoint: Path, weights: Sequence[PublishedWeight]
 ) -> WeightsResult:
     shapes = stored_shapes(weights)
-    files = _new_files(folder, shapes, DTYPES[request.dtype])
+    files = _new_files(folder, shapes, _DTYPES[request.dtype])
     arrays = {name: array for file in files.values() for name, array in file.items()}
     for done, weight in enumerate(weights):
         print(json.dumps({"done": done, "total": len(weights)}), flush=True)
@@ -100,7 +100,7 @@ def _fill(
 
 def _saved_array(checkpoint: Path, path: tuple[str, ...]) -> Any:
     """A parameter of a checkpoint; raise `CheckpointFailed` if it has no such name."""
-    name, objects = ".".join((PARAMETERS, *path)), step_objects(checkpoint.parent)
+    name, objects = ".".join((_PARAMETERS, *path)), step_objects(checkpoint.parent)
     try:
         if objects is not None:
             leaf = objects.manifest(checkpoint.name).leaves[name]
@@ -114,7 +114,7 @@ def _saved_array(checkpoint: Path, path: tuple[str, ...]) -> Any:
         raise CheckpointFailed(f"{where}: {name} cannot be read: {reason}") from error
 
 
-def _pieces(array: Any) -> Iterator[tuple[Region, np.ndarray]]:
+def _pieces(array: Any) -> Iterator[tuple[_Region, np.ndarray]]:
     """The parts of an array as they were written: each part of each host once."""
     chunk, shape = array.chunk_layout.read_chunk.shape, array.shape
     counts = [-(-size // part) for size, part in zip(shape, chunk, strict=True)]
@@ -142,7 +142,7 @@ def _copy(source: Any, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]
             _put(weight, arrays[weight.name_at(index)], inner, filled[place])
 
 
-def _put(weight: PublishedWeight, array: np.ndarray, inner: Region, part: np.ndarray) -> None:
+def _put(weight: PublishedWeight, array: np.ndarray, inner: _Region, part: np.ndarray) -> None:
     """Put a part of a weight, in the order of the trainer's dimensions, into a published array."""
     ranges = [range(side.start, side.stop) for side in inner]
     places = [axis.places(ranges) for axis in weight.axes]
@@ -155,9 +155,9 @@ def _put(weight: PublishedWeight, array: np.ndarray, inner: Region, part: np.nda
 
 # New files of safetensors on disk, whose arrays are filled in any order
 
-TYPE_NAMES = {np.dtype("float32"): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}
-FORMAT = {"__metadata__": {"format": "pt"}}  # without it transformers refuses a file
-ALIGNED = 8  # bytes
+_TYPE_NAMES = {np.dtype("float32"): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}
+_FORMAT = {"__metadata__": {"format": "pt"}}  # without it transformers refuses a file
+_ALIGNED = 8  # bytes
 
 
 def _new_files(
@@ -168,7 +168,7 @@ def _new_files(
     size = 0
     for name, shape in shapes.items():
         array_bytes = prod(shape) * np.dtype(dtype).itemsize
-        if groups[-1] and size + array_bytes > MOST_BYTES:
+        if groups[-1] and size + array_bytes > _MOST_BYTES:
             groups.append({})
             size = 0
         groups[-1][name] = shape
@@ -186,22 +186,22 @@ def _new_arrays(path: Path, shapes: Mapping[str, Shape], dtype: Any) -> dict[str
     """A file of arrays that are all zero, in the order of their names; what is written to these is
     in the file.
     """
-    type_, header, end = np.dtype(dtype), dict[str, Any](FORMAT), 0
+    type_, header, end = np.dtype(dtype), dict[str, Any](_FORMAT), 0
     places = {}
     for name in sorted(shapes):
         size = prod(shapes[name]) * type_.itemsize
         header[name] = {
-            "dtype": TYPE_NAMES[type_],
+            "dtype": _TYPE_NAMES[type_],
             "shape": list(shapes[name]),
             "data_offsets": [end, end + size],
         }
         places[name], end = slice(end, end + size), end + size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNED)
+    text += b" " * (-len(text) % _ALIGNED)
     with path.open("xb") as file:
-        file.write(len(text).to_bytes(ALIGNED, "little") + text)
-        file.truncate(ALIGNED + len(text) + end)
-    data = np.memmap(path, np.uint8, "r+")[ALIGNED + len(text) :]
+        file.write(len(text).to_bytes(_ALIGNED, "little") + text)
+        file.truncate(_ALIGNED + len(text) + end)
+    data = np.memmap(path, np.uint8, "r+")[_ALIGNED + len(text) :]
     return {name: data[at].view(type_).reshape(shapes[name]) for name, at in places.items()}
 
 

@@ -31,15 +31,15 @@ from trainers.llama.collectives import SEQUENCE, all_gather
 # Flash attention in plain JAX, forward and backward, for any platform
 
 MOST_KEYS = 512  # in a block
-LEAST = -1e30  # a finite start of the maximum: a query may see no key of the first blocks
+_LEAST = -1e30  # a finite start of the maximum: a query may see no key of the first blocks
 
-Blocks = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
+_Blocks = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 Documents = tuple[jax.Array, jax.Array]  # numbers of the documents of queries and of keys
-Saved = tuple[Any, ...]  # arrays; no sinks are None
+_Saved = tuple[Any, ...]  # arrays; no sinks are None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def blockwise(
+def _blockwise(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -64,13 +64,13 @@ def _forward(
     sinks: jax.Array | None,
     documents: Documents | None,
     kind: Scores,
-) -> tuple[jax.Array, Saved]:
+) -> tuple[jax.Array, _Saved]:
     """One pass over blocks of keys with a running softmax: maximum, sum, weighted values."""
     grouped = _grouped(q, k.shape[2])
     b, t, kv, g, _ = grouped.shape
     own = documents[0] if documents else None
 
-    def step(carry: Saved, block: Blocks) -> tuple[Saved, None]:
+    def step(carry: _Saved, block: _Blocks) -> tuple[_Saved, None]:
         top, total, out = carry
         keys, values, places, theirs = block
         scores, _ = _scores(grouped, keys, positions, places, own, theirs, kind)  # [b, K, G, T, B]
@@ -81,7 +81,7 @@ def _forward(
         total = total * shrink + weights.sum(-1)
         return (new_top, total, out * shrink[..., None] + added), None
 
-    top = jnp.full((b, kv, g, t), LEAST)
+    top = jnp.full((b, kv, g, t), _LEAST)
     total = jnp.zeros((b, kv, g, t), jnp.float32)
     if sinks is not None:  # a score without a value
         top = jnp.broadcast_to(_by_group(sinks, kv), top.shape)
@@ -96,7 +96,7 @@ def _forward(
 
 
 def _backward(
-    kind: Scores, saved: Saved, d_out: jax.Array
+    kind: Scores, saved: _Saved, d_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, jax.Array | None, None]:
     """One pass over the same blocks; the weights are computed again from the log-sum-exp."""
     q, k, v, positions, sinks, documents, out, log_sum = saved
@@ -104,7 +104,7 @@ def _backward(
     grouped, d_grouped = _grouped(q, k.shape[2]), _grouped(d_out, k.shape[2])
     dot_out = _dot("btkgh,btkgh->bkgt", d_grouped, _grouped(out, k.shape[2]))
 
-    def step(dq: jax.Array, block: Blocks) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def step(dq: jax.Array, block: _Blocks) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         keys, values, places, theirs = block
         scores, slope = _scores(grouped, keys, positions, places, own, theirs, kind)
         # p = e^(s - log sum), dv = p^T do, ds = p (do v^T - do . o), dq = ds k, dk = ds^T q
@@ -128,7 +128,7 @@ def _backward(
     return dq, dk, dv, None, d_sinks, None
 
 
-blockwise.defvjp(_forward, _backward)
+_blockwise.defvjp(_forward, _backward)
 
 
 def _by_group(sinks: jax.Array, kv_heads: int) -> jax.Array:
@@ -172,7 +172,7 @@ def _grouped(x: jax.Array, kv_heads: int) -> jax.Array:
     return x.reshape(b, t, kv_heads, n // kv_heads, h)
 
 
-def _blocks(k: jax.Array, v: jax.Array, documents: Documents | None) -> Blocks:
+def _blocks(k: jax.Array, v: jax.Array, documents: Documents | None) -> _Blocks:
     """Keys, values [S/B, b, B, K, H], places [S/B, B] and documents [S/B, b, B], block after
     block.
     """
@@ -218,7 +218,7 @@ def gather(x: jax.Array, ways: int) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class ZigzagMask(kernels.Mask):
+class _ZigzagMask(kernels.Mask):
     """Causal, with a window or without, where row j is the query at the j-th place of the zigzag
     order.
 
@@ -252,7 +252,7 @@ class ZigzagMask(kernels.Mask):
         return np.asarray(self._sees(self.q_sequence[index[0], None], keys))
 
 
-def splash(
+def _splash(
     length: int, ways: int, kind: Scores, *, interpret: bool = False
 ) -> Callable[..., jax.Array]:
     if not attention_block(length, ways, kind.window, 0):
@@ -269,7 +269,7 @@ def splash(
         documents: Documents | None,
     ) -> jax.Array:
         head = head_bytes((q.shape[-1], v.shape[-1]), q.dtype.itemsize)
-        mask = kernels.MultiHeadMask([ZigzagMask(length, ways, kind.window)] * q.shape[2])
+        mask = kernels.MultiHeadMask([_ZigzagMask(length, ways, kind.window)] * q.shape[2])
         kernel = kernels.make_splash_mha(
             mask,
             head_shards=1,
@@ -311,17 +311,17 @@ def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: S
     heads of one width; NVIDIA then uses `blockwise`.
     """
     if platform == "tpu":
-        return splash(length, ways, kind)
+        return _splash(length, ways, kind)
 
     def plain(q: jax.Array, k: jax.Array, v: jax.Array, *optional: Any) -> jax.Array:
-        return blockwise(q, k, v, own_positions(length, ways), *optional, kind)
+        return _blockwise(q, k, v, own_positions(length, ways), *optional, kind)
 
     if platform == "gpu" and compute == jnp.bfloat16 and ways == 1 and kind.cap is None:
-        return partial(cudnn, kind, plain)
+        return partial(_cudnn, kind, plain)
     return plain
 
 
-def cudnn(
+def _cudnn(
     kind: Scores,
     otherwise: Attend,
     q: jax.Array,

@@ -73,9 +73,9 @@ def with_copies(mesh: Mesh | AbstractMesh, kv_heads: int) -> Mesh | AbstractMesh
     return Mesh(mesh.devices.reshape(shape), MESH, axis_types=types)
 
 
-Axes = str | tuple[str, ...]
+_Axes = str | tuple[str, ...]
 # The lines of a gather over these axes, and of the scatter that is its transpose.
-LINES: dict[Axes, tuple[LineKind, LineKind]] = {
+_LINES: dict[_Axes, tuple[LineKind, LineKind]] = {
     TENSOR: ("activation_gather", "activation_scatter"),
     SEQUENCE: ("kv_gather", "kv_scatter"),
     EXPERT: ("expert_gather", "expert_scatter"),
@@ -83,21 +83,21 @@ LINES: dict[Axes, tuple[LineKind, LineKind]] = {
     WEIGHTS_OF_EXPERTS: ("weight_gather", "gradient_scatter"),
     WEIGHTS_OVER_DCN: ("weight_gather", "gradient_scatter"),
 }
-Leaves = list[jax.Array]  # parameters, or their gradients
-Shardings = tuple[P, ...]  # of each leaf
+_Leaves = list[jax.Array]  # parameters, or their gradients
+_Shardings = tuple[P, ...]  # of each leaf
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def all_gather(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
+def all_gather(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
     """The shards of all chips, concatenated along a dimension."""
     if jax.lax.axis_size(axes) == 1:
         return x
-    with line(LINES[axes][0]) if axes in LINES else nullcontext():
+    with line(_LINES[axes][0]) if axes in _LINES else nullcontext():
         return jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def reduce_scatter(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
+def reduce_scatter(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
     """Sum the chips' parts; each chip keeps its shard along a dimension.
 
     The dimension is first reshaped to (chip, rest). Without that XLA pads it on TPU, or uses an
@@ -108,7 +108,7 @@ def reduce_scatter(x: jax.Array, axes: Axes, dimension: int) -> jax.Array:
     if ways == 1:
         return x
     cut = x.reshape(*x.shape[:dimension], ways, -1, *x.shape[dimension + 1 :])
-    with line(LINES[axes][1]) if axes in LINES else nullcontext():
+    with line(_LINES[axes][1]) if axes in _LINES else nullcontext():
         if ways % 2:
             total, mine = jax.lax.psum(cut, axes), jax.lax.axis_index(axes)
             return jax.lax.dynamic_index_in_dim(total, mine, dimension, keepdims=False)
@@ -127,7 +127,7 @@ reduce_scatter.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def gather_matrix(
-    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: Axes = WEIGHTS
+    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: _Axes = WEIGHTS
 ) -> jax.Array:
     """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`.
 
@@ -139,26 +139,26 @@ def gather_matrix(
 
 
 def _matrix_forward(
-    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: Axes
+    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: _Axes
 ) -> tuple[jax.Array, jax.Array]:
     return gather_matrix(shard, dimension, compute, wire, inside), jnp.empty((0,), shard.dtype)
 
 
 def _matrix_backward(
-    dimension: int, compute: Any, wire: Any, inside: Axes, like: jax.Array, gradient: jax.Array
+    dimension: int, compute: Any, wire: Any, inside: _Axes, like: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array]:
     return (scatter_matrix(gradient, dimension, wire, inside).astype(like.dtype),)
 
 
 def scatter_matrix(
-    gradient: jax.Array, dimension: int, wire: Any, inside: Axes = WEIGHTS
+    gradient: jax.Array, dimension: int, wire: Any, inside: _Axes = WEIGHTS
 ) -> jax.Array:
     """A matrix's gradient as this chip's part of the sum over chips, in the type it travels in."""
     own = _scatter_rows(gradient.astype(wire), inside, dimension)
     return reduce_scatter(own, WEIGHTS_OVER_DCN, dimension)
 
 
-def _scatter_rows(gradient: jax.Array, axes: Axes, dimension: int) -> jax.Array:
+def _scatter_rows(gradient: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
     """A matrix's gradient summed over chips, each with its own rows.
 
     XLA would split the operands of the gradient's product instead. Rows are a dimension of the
@@ -182,12 +182,12 @@ def all_to_all(x: jax.Array, axis: str, split: int, concatenated: int) -> jax.Ar
         return jax.lax.all_to_all(x, axis, split, concatenated, tiled=True)
 
 
-def all_reduce(x: jax.Array, axes: Axes) -> jax.Array:
+def all_reduce(x: jax.Array, axes: _Axes) -> jax.Array:
     """The sum of the chips' values, on every chip."""
     return jax.lax.psum(x, axes) if jax.lax.axis_size(axes) > 1 else x
 
 
-def reduce_gradients(gradients: Leaves, shardings: Shardings, wire: Any) -> Leaves:
+def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _Leaves:
     """The gradients of parameters, summed in fp32 over all chips that have a copy.
 
     First over the chips that repeat the parameter within one copy of all parameters, then over
@@ -209,7 +209,7 @@ def reduce_gradients(gradients: Leaves, shardings: Shardings, wire: Any) -> Leav
         return [gradient.astype(jnp.float32) for gradient in sums]
 
 
-def _over_replicas(gradients: Leaves) -> Leaves:
+def _over_replicas(gradients: _Leaves) -> _Leaves:
     """One message with all gradients: each by itself would be padded to a part for every chip."""
     message = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
     quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
@@ -229,16 +229,16 @@ def replicated_axes(sharding: P) -> tuple[str, ...]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def reduce_in_backward(parameters: Leaves, shardings: Shardings, wire: Any) -> Leaves:
+def reduce_in_backward(parameters: _Leaves, shardings: _Shardings, wire: Any) -> _Leaves:
     """The parameters unchanged; the backward pass reduces their gradients at once."""
     return parameters
 
 
-def _same(parameters: Leaves, shardings: Shardings, wire: Any) -> tuple[Leaves, None]:
+def _same(parameters: _Leaves, shardings: _Shardings, wire: Any) -> tuple[_Leaves, None]:
     return parameters, None
 
 
-def _reduce(shardings: Shardings, wire: Any, _: None, gradients: Leaves) -> tuple[Leaves]:
+def _reduce(shardings: _Shardings, wire: Any, _: None, gradients: _Leaves) -> tuple[_Leaves]:
     sums = reduce_gradients(gradients, shardings, wire)
     return ([total.astype(like.dtype) for total, like in zip(sums, gradients, strict=True)],)
 

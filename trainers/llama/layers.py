@@ -132,14 +132,14 @@ def _with_biases(
 # The MLP
 
 
-ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+_ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
     "gelu_exact": partial(jax.nn.gelu, approximate=False),
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
-CLAMP, GAIN = 7.0, 1.702  # of gpt-oss
-FEW_TOKENS = 16_384  # per device; docs/proof.md has what was compiled on either side
+_CLAMP, _GAIN = 7.0, 1.702  # of gpt-oss
+_FEW_TOKENS = 16_384  # per device; docs/proof.md has what was compiled on either side
 
 
 def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Array:
@@ -148,7 +148,7 @@ def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Arr
     # on first, and hold what is for the gradient meanwhile. It may where sums over a whole pod run
     # with products, and few tokens make the products short: what comes after them hides the sums.
     tokens = y.shape[0] * y.shape[1]
-    in_turn = runtime.plan.loss_gradient == "at_end" or tokens > FEW_TOKENS
+    in_turn = runtime.plan.loss_gradient == "at_end" or tokens > _FEW_TOKENS
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]
     products = runtime.products(y, shards, in_turn=in_turn)
     output = runtime.gather_rows(layer[kind.output.weight.name], 1)
@@ -169,16 +169,16 @@ def activate(kind: MLP, products: Sequence[jax.Array]) -> jax.Array:
         for part, matmul in zip(products, kind.inputs, strict=True)
     )
     if kind.activation == "clamped_swiglu":
-        gate, up = jnp.minimum(first, CLAMP), jnp.clip(others[0], -CLAMP, CLAMP)
-        return gate * jax.nn.sigmoid(GAIN * gate) * (up + 1)
-    inner = ACTIVATIONS[kind.activation](first)
+        gate, up = jnp.minimum(first, _CLAMP), jnp.clip(others[0], -_CLAMP, _CLAMP)
+        return gate * jax.nn.sigmoid(_GAIN * gate) * (up + 1)
+    inner = _ACTIVATIONS[kind.activation](first)
     return inner * others[0] if others else inner
 
 
 # Attention: grouped-query, and multi-head latent
 
 
-QueriesKeysValues = tuple[jax.Array, jax.Array, jax.Array]
+_QueriesKeysValues = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array) -> jax.Array:
@@ -200,7 +200,7 @@ def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
 
 def _from_stream(
     runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
-) -> QueriesKeysValues:
+) -> _QueriesKeysValues:
     """All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice."""
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
     products = _with_biases(kind.inputs, layer, runtime.products(y, shards))
@@ -213,14 +213,14 @@ def _from_stream(
             x = norm_of_heads(norm_kind, layer, x, mesh_axes(heads))
         else:
             x = norm(norm_kind, layer, x)
-        return rotate(kind.rotary, x, positions)
+        return _rotate(kind.rotary, x, positions)
 
     return turned(kind.query_norm, q, "heads"), turned(kind.key_norm, k, "kv_heads"), v
 
 
 def _from_latents(
     runtime: Runtime, kind: LatentAttention, layer: Parameters, y: jax.Array
-) -> QueriesKeysValues:
+) -> _QueriesKeysValues:
     """All positions of the tensor group: [b, S/s, N/Y, H] twice, [b, S/s, N/Y, V]."""
 
     def latent(matmul: Matmul) -> jax.Array:
@@ -240,20 +240,20 @@ def _from_latents(
     k, v = heads(norm(kind.kv_latent_norm, layer, kv_latent), key, value)
     positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
     # Only a part of each head turns; all heads of keys share theirs.
-    shared = rotate(kind.rotary, all_gather(turning_key, TENSOR, 1)[:, :, None], positions)
+    shared = _rotate(kind.rotary, all_gather(turning_key, TENSOR, 1)[:, :, None], positions)
     k = jnp.concatenate([k, jnp.broadcast_to(shared, (*k.shape[:-1], shared.shape[-1]))], axis=-1)
     still, turning = q[..., : kind.nope], q[..., kind.nope :]
-    q = jnp.concatenate([still, rotate(kind.rotary, turning, positions)], axis=-1)
+    q = jnp.concatenate([still, _rotate(kind.rotary, turning, positions)], axis=-1)
     return q, k, v
 
 
 # Rotary positions: the pairs of a head's vector turn with the position.
 
 
-def rotate(kind: Rotary, x: jax.Array, positions: jax.Array) -> jax.Array:
+def _rotate(kind: Rotary, x: jax.Array, positions: jax.Array) -> jax.Array:
     """x [b, S/s, heads, H], its first `width` numbers turned: half of them with the other half."""
-    angles = positions[:, None] * frequencies(kind)  # [S/s, width / 2]
-    cos, sin = (f(angles) * magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
+    angles = positions[:, None] * _frequencies(kind)  # [S/s, width / 2]
+    cos, sin = (f(angles) * _magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
     both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
     turning, rest = x[..., : kind.width], x[..., kind.width :]
     return jnp.concatenate([_turned(turning, *(wave[:, None] for wave in both)), rest], axis=-1)
@@ -285,7 +285,7 @@ _turned.defvjp(
 )
 
 
-def frequencies(kind: Rotary) -> jax.Array:
+def _frequencies(kind: Rotary) -> jax.Array:
     """Radians that each pair turns from one position to the next."""
     exponents, scaling = jnp.arange(0, kind.width, 2) / kind.width, kind.scaling
     plain = kind.theta**-exponents
@@ -316,7 +316,7 @@ def _stretched_share(kind: Rotary, scaling: RopeScaling) -> np.ndarray:
     return np.clip((np.arange(kind.width // 2) - first) / width, 0, 1)
 
 
-def magnitude(scaling: RopeScaling | None) -> float:
+def _magnitude(scaling: RopeScaling | None) -> float:
     """The factor of turned vectors."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0

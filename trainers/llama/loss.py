@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from orchestrator.planning.kernels import TILE, loss_chunks
 from trainers.llama.collectives import TENSOR, all_gather
 
-LOGIT_BYTES = 4
+_LOGIT_BYTES = 4
 NO_WORD = -1  # the target of a place that predicts nothing
 # Parts of the gradient of a table that is summed in each chunk: while one is summed, the next is
 # computed.
-PARTS = 4
+_PARTS = 4
 
-Sums = tuple[jax.Array, jax.Array, jax.Array]  # the table's gradient, cross-entropy, penalty
+_Sums = tuple[jax.Array, jax.Array, jax.Array]  # the table's gradient, cross-entropy, penalty
 
 
 class Loss(NamedTuple):
@@ -73,11 +73,11 @@ def _forward(
     stored, words = table, table.shape[1]
     if how.split is not None:
         table = how.split.gather(stored)
-    chunks = int(loss_chunks(x.shape[0], LOGIT_BYTES * words, how.chunk_tokens))
+    chunks = int(loss_chunks(x.shape[0], _LOGIT_BYTES * words, how.chunk_tokens))
     size = x.shape[0] // chunks
     own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
 
-    def step(carry: Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[Sums, jax.Array]:
+    def step(carry: _Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[_Sums, jax.Array]:
         d_table, entropy, penalty = carry
         x, targets = chunk  # [C, D], [C]
         logits = jnp.einsum("cd,dv->cv", x, table, preferred_element_type=jnp.float32)
@@ -137,7 +137,7 @@ def _table_gradient(x: jax.Array, d_logits: jax.Array, split: SplitTable | None)
 def _parts(words: int) -> list[tuple[int, int]]:
     """First and end of parts with about equally many words, in whole tiles except the last."""
     tiles = -(-words // TILE[1])
-    ends = [min(tiles * part // PARTS * TILE[1], words) for part in range(PARTS + 1)]
+    ends = [min(tiles * part // _PARTS * TILE[1], words) for part in range(_PARTS + 1)]
     return [(first, end) for first, end in pairwise(ends) if end > first]
 
 

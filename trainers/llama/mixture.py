@@ -334,15 +334,15 @@ def _through_experts(
     by the weights before their last matmul, so that the backward pass does not need its result.
     """
     token = rows.choice // weights.shape[1]
-    row_x = spread(rows.complete, x, token, rows.row)
-    row_weights = spread(
+    row_x = _spread(rows.complete, x, token, rows.row)
+    row_weights = _spread(
         rows.complete, weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1)
     )
-    return collect(rows.complete, transform(row_x, row_weights), token, rows.row)
+    return _collect(rows.complete, transform(row_x, row_weights), token, rows.row)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
+def _spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
     """A row of x [n, D] for each of `source` [m], zero beyond the last -> [m, D].
 
     `uses` [n, r] are the results that each row of x goes to: its gradient is the sum of theirs, so
@@ -352,7 +352,7 @@ def spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) -> 
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
+def _collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
     """The way back of `spread`: the sum of the rows [m, D] at the `uses` of each token -> [n, D].
 
     Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
@@ -369,13 +369,13 @@ def _rows_at(complete: bool, x: jax.Array, places: jax.Array) -> jax.Array:
     return x.at[places].get(mode="fill", fill_value=0)
 
 
-spread.defvjp(
-    lambda complete, x, *places: (spread(complete, x, *places), places),
-    lambda complete, places, gradient: (collect(complete, gradient, *places), None, None),
+_spread.defvjp(
+    lambda complete, x, *places: (_spread(complete, x, *places), places),
+    lambda complete, places, gradient: (_collect(complete, gradient, *places), None, None),
 )
-collect.defvjp(
-    lambda complete, rows, *places: (collect(complete, rows, *places), places),
-    lambda complete, places, gradient: (spread(complete, gradient, *places), None, None),
+_collect.defvjp(
+    lambda complete, rows, *places: (_collect(complete, rows, *places), places),
+    lambda complete, places, gradient: (_spread(complete, gradient, *places), None, None),
 )
 
 
@@ -396,10 +396,10 @@ def _grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> ja
     return jax.lax.ragged_dot(rows, weights, sizes)
 
 
-Saved = tuple[jax.Array, jax.Array, jax.Array]
+_Saved = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _backward(saved: Saved, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _backward(saved: _Saved, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     rows, weights, sizes = saved
     d_rows = jax.lax.ragged_dot(gradient, weights.swapaxes(1, 2), sizes)
     count, *edges = weights.shape

@@ -64,9 +64,9 @@ def _own_rows(table: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]
     return jnp.where(is_own, rows, 0), is_own
 
 
-ATTENTION = "attention"
+_ATTENTION = "attention"
 # The forward pass of cuDNN attention: the log-sum-exp among its results cannot be named.
-CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
+_CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 
 
 def _checkpoint_policy(remat: Remat) -> Callable[..., Any]:
@@ -80,8 +80,8 @@ def _checkpoint_policy(remat: Remat) -> Callable[..., Any]:
     )
 
     def decide(primitive: Any, *operands: Any, **parameters: Any) -> Any:
-        if primitive.name == CUDNN_FORWARD:
-            return not plan.recomputes(ATTENTION)
+        if primitive.name == _CUDNN_FORWARD:
+            return not plan.recomputes(_ATTENTION)
         return by_name(primitive, *operands, **parameters)
 
     return decide
@@ -105,7 +105,7 @@ def batch_loss(
         if name not in stacks:
             reduced = _reduced_in_backward(runtime, {name: parameters[name]}, {name: spec})
             parameters = {**parameters, **reduced}
-    x, routed = residual_stream(runtime, parameters, inputs)
+    x, routed = _residual_stream(runtime, parameters, inputs)
     with line("elementwise"):
         x = norm(network.norm, parameters, x)
     x = all_gather(x, TENSOR, 1)  # [b, S/s, D]
@@ -129,7 +129,7 @@ def batch_loss(
 
 
 @line("elementwise")  # all operations between products and collectives
-def residual_stream(
+def _residual_stream(
     runtime: Runtime, parameters: Parameters, words: jax.Array
 ) -> tuple[jax.Array, Routed | None]:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""

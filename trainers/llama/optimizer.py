@@ -18,7 +18,7 @@ from orchestrator.values.plan import Plan
 from trainers.llama.collectives import COPY, all_reduce, replicated_axes
 from trainers.llama.parameters import DTYPES, Parameter, Parameters, leaves, matrices, shardings
 
-Tree = Any
+_Tree = Any
 
 
 def learning_rate(plan: Plan) -> Callable[[int], float]:
@@ -41,14 +41,14 @@ def learning_rate(plan: Plan) -> Callable[[int], float]:
     return rate
 
 
-def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> Tree:
+def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> _Tree:
     """The state before the first step: moments of AdamW in `dtype`, or the first in its own."""
     if plan.optimizer.name == "adafactor":
         return _adafactor_start(plan)
     return _adamw(plan, 0.0).init(jax.tree.map(lambda p: p.astype(dtype), parameters))
 
 
-def state_shardings(plan: Plan, state: Tree) -> Tree:
+def state_shardings(plan: Plan, state: _Tree) -> _Tree:
     """Moments lie as their parameters do; counts are everywhere."""
     if plan.optimizer.name == "adafactor":
         return _adafactor_shardings(plan)
@@ -62,8 +62,8 @@ def state_shardings(plan: Plan, state: Tree) -> Tree:
 
 
 def update(
-    plan: Plan, parameters: Parameters, gradients: Parameters, state: Tree, rate: jax.Array
-) -> tuple[Parameters, Tree, jax.Array]:
+    plan: Plan, parameters: Parameters, gradients: Parameters, state: _Tree, rate: jax.Array
+) -> tuple[Parameters, _Tree, jax.Array]:
     """Parameters and optimizer state after a step, and the gradients' norm before clipping.
 
     All arithmetic is in fp32; each result keeps the type of what it replaces.
@@ -97,7 +97,7 @@ def _is_balance_bias(path: Any) -> bool:
     return bool(path[-1].key == BALANCE_BIAS)
 
 
-def _typed(tree: Tree, like: Tree) -> Tree:
+def _typed(tree: _Tree, like: _Tree) -> _Tree:
     return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)
 
 
@@ -126,14 +126,14 @@ def _adamw(plan: Plan, rate: jax.Array | float) -> optax.GradientTransformation:
 
 # Adafactor on each chip's own shards (arXiv 1804.04235): second moments of rows and columns.
 
-DECAY_EXPONENT = 0.8  # the decay rate of step t is 1 - t^-0.8
-LEAST_SQUARE = 1e-30  # in place of a second moment that is zero
-LEAST_SCALE = 1e-3  # of an update, where a matrix is smaller
-LARGEST_UPDATE = 1.0  # root mean square, before the scale
-STACKED = ("layers", "experts")  # dimensions along which a leaf has one matrix after another
+_DECAY_EXPONENT = 0.8  # the decay rate of step t is 1 - t^-0.8
+_LEAST_SQUARE = 1e-30  # in place of a second moment that is zero
+_LEAST_SCALE = 1e-3  # of an update, where a matrix is smaller
+_LARGEST_UPDATE = 1.0  # root mean square, before the scale
+_STACKED = ("layers", "experts")  # dimensions along which a leaf has one matrix after another
 
 
-class Moments(NamedTuple):
+class _Moments(NamedTuple):
     """Means of squares over columns and over rows; those of vectors lie in `rows`, whole."""
 
     steps: Any  # an array, or its sharding
@@ -168,7 +168,7 @@ class _Shape(NamedTuple):
 
 def _shape_of(leaf: Parameter) -> _Shape:
     row = tuple(i for i, axis in enumerate(leaf.axes) if axis in GATHERED_AXES)
-    others = (i for i, axis in enumerate(leaf.axes) if axis not in STACKED and i not in row)
+    others = (i for i, axis in enumerate(leaf.axes) if axis not in _STACKED and i not in row)
     return _Shape(row, tuple(others), leaf)
 
 
@@ -177,20 +177,20 @@ def _over(plan: Plan, made: Callable[[_Shape], Any]) -> Parameters:
     return jax.tree.map(lambda leaf: made(_shape_of(leaf)), leaves(plan.model, plan.mesh))
 
 
-def _adafactor_start(plan: Plan) -> Moments:
+def _adafactor_start(plan: Plan) -> _Moments:
     def zeros(shape: Callable[[_Shape], tuple[int, ...]]) -> Parameters:
         return _over(plan, lambda leaf: jnp.zeros(shape(leaf), jnp.float32))
 
-    return Moments(
+    return _Moments(
         jnp.int32(0),
         zeros(lambda shape: shape.without(shape.columns if shape.leaf.is_matrix else ())),
         zeros(lambda shape: shape.without(shape.row) if shape.leaf.is_matrix else ()),
     )
 
 
-def _adafactor_shardings(plan: Plan) -> Moments:
+def _adafactor_shardings(plan: Plan) -> _Moments:
     """Means lie as what is left of their parameters' dimensions."""
-    return Moments(
+    return _Moments(
         P(),
         _over(plan, lambda s: s.sharding_without(s.columns if s.leaf.is_matrix else ())),
         _over(plan, lambda s: s.sharding_without(s.row) if s.leaf.is_matrix else P()),
@@ -198,10 +198,10 @@ def _adafactor_shardings(plan: Plan) -> Moments:
 
 
 def _adafactor_changes(
-    plan: Plan, gradients: Parameters, state: Moments, parameters: Parameters, rate: jax.Array
-) -> tuple[Parameters, Moments]:
+    plan: Plan, gradients: Parameters, state: _Moments, parameters: Parameters, rate: jax.Array
+) -> tuple[Parameters, _Moments]:
     """What a step adds to the parameters, and the moments after it."""
-    decay = 1 - (state.steps + 1).astype(jnp.float32) ** -DECAY_EXPONENT
+    decay = 1 - (state.steps + 1).astype(jnp.float32) ** -_DECAY_EXPONENT
     changed = jax.tree.map(
         lambda leaf, *arrays: _change(_shape_of(leaf), decay, *arrays),
         leaves(plan.model, plan.mesh),
@@ -213,7 +213,7 @@ def _adafactor_changes(
     wanted, rows, columns = jax.tree.transpose(
         jax.tree.structure(gradients), jax.tree.structure((0, 0, 0)), changed
     )
-    moments, weight_decay = Moments(state.steps + 1, rows, columns), plan.optimizer.weight_decay
+    moments, weight_decay = _Moments(state.steps + 1, rows, columns), plan.optimizer.weight_decay
     changes = jax.tree.map(
         lambda change, p, is_matrix: -rate * (change + weight_decay * is_matrix * p),
         wanted,
@@ -236,18 +236,18 @@ def _change(
     if not shape.leaf.is_matrix:
         # v = decay v + (1 - decay) g^2, change g / sqrt(v)
         rows = decay * rows + (1 - decay) * square
-        inverse = jax.lax.rsqrt(jnp.maximum(rows, LEAST_SQUARE))
+        inverse = jax.lax.rsqrt(jnp.maximum(rows, _LEAST_SQUARE))
         matrix = shape.columns
     else:
         # r, c: the same of the means of g^2 over columns and over rows; v = r c / mean(r)
         by_row, by_column = shape.mean(square, shape.columns), shape.mean(square, shape.row)
         rows = decay * rows + (1 - decay) * by_row.reshape(rows.shape)
         columns = decay * columns + (1 - decay) * by_column.reshape(columns.shape)
-        whole = jnp.maximum(rows.reshape(by_row.shape), LEAST_SQUARE)
+        whole = jnp.maximum(rows.reshape(by_row.shape), _LEAST_SQUARE)
         inverse = jax.lax.rsqrt(whole / shape.mean(whole, shape.row))
-        inverse *= jax.lax.rsqrt(jnp.maximum(columns.reshape(by_column.shape), LEAST_SQUARE))
+        inverse *= jax.lax.rsqrt(jnp.maximum(columns.reshape(by_column.shape), _LEAST_SQUARE))
     # u / max(1, rms(u)) x max(rms(p), 1e-3)
     wanted = gradient * inverse
     size = jnp.sqrt(shape.mean(wanted**2, matrix))
-    scale = jnp.maximum(jnp.sqrt(shape.mean(parameter**2, matrix)), LEAST_SCALE)
-    return wanted * scale / jnp.maximum(1.0, size / LARGEST_UPDATE), rows, columns
+    scale = jnp.maximum(jnp.sqrt(shape.mean(parameter**2, matrix)), _LEAST_SCALE)
+    return wanted * scale / jnp.maximum(1.0, size / _LARGEST_UPDATE), rows, columns

@@ -16,7 +16,7 @@ from trainers.llama.collectives import mesh_axes
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 Mesh = Mapping[str, int]  # sizes of the mesh axes
-UNSPLIT: Mesh = {}
+_UNSPLIT: Mesh = {}
 Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 
@@ -39,7 +39,7 @@ class Parameter:
         return self.deviation is not None
 
 
-def leaves(model: Model, mesh: Mesh = UNSPLIT) -> dict[str, Any]:
+def leaves(model: Model, mesh: Mesh = _UNSPLIT) -> dict[str, Any]:
     """Return all parameters as stored on a mesh. Those of a stack of blocks are stacked over its
     layers, to be scanned over.
     """

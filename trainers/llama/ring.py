@@ -23,10 +23,10 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from trainers.llama.collectives import TENSOR, line
 
-HOPS = 2  # in a round of the loop over hops
+_HOPS = 2  # in a round of the loop over hops
 
-Pair = tuple[jax.Array, jax.Array]  # from behind, from ahead
-Whole = tuple[jax.Array, jax.Array]  # everyone's positions, and their products
+_Pair = tuple[jax.Array, jax.Array]  # from behind, from ahead
+_Whole = tuple[jax.Array, jax.Array]  # everyone's positions, and their products
 
 
 @jax.custom_vjp
@@ -90,14 +90,14 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
     if ways == 1:
         return x[None], product(x)[None]
 
-    def put(whole: Whole, arrived: jax.Array, slot: Any) -> Whole:
+    def put(whole: _Whole, arrived: jax.Array, slot: Any) -> _Whole:
         positions, products = whole
         return (
             jax.lax.dynamic_update_slice_in_dim(positions, arrived, slot, 0),
             jax.lax.dynamic_update_slice_in_dim(products, product(arrived), slot, 0),
         )
 
-    def hop(state: tuple[Whole, Pair], k: jax.Array) -> tuple[tuple[Whole, Pair], None]:
+    def hop(state: tuple[_Whole, _Pair], k: jax.Array) -> tuple[tuple[_Whole, _Pair], None]:
         whole, arrived = state
         after = _receive(arrived[0], 1), _receive(arrived[1], -1)
         return (put(whole, jnp.stack(arrived), 2 * k - 1), after), None
@@ -109,7 +109,7 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
     empty = [jax.lax.empty((ways, *shape), x.dtype) for shape in shapes]
     whole = put((empty[0], empty[1]), x[None], 0)
     if hops > 1:
-        (whole, arrived), _ = jax.lax.scan(hop, (whole, arrived), jnp.arange(1, hops), unroll=HOPS)
+        (whole, arrived), _ = jax.lax.scan(hop, (whole, arrived), jnp.arange(1, hops), unroll=_HOPS)
     last = _receive(arrived[0], 1) if ways % 2 == 0 else None
     if hops:
         whole = put(whole, jnp.stack(arrived), 2 * hops - 1)
@@ -132,11 +132,11 @@ def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
         inner = range(1, weight.ndim)
         return jnp.tensordot(x, weight, ([n - weight.ndim for n in inner], list(inner)))
 
-    def sides(k: Any) -> Pair:
+    def sides(k: Any) -> _Pair:
         pair = product(jax.lax.dynamic_slice_in_dim(x, 2 * k - 1, 2))
         return pair[0], pair[1]
 
-    def hop(waiting: Pair, k: jax.Array) -> tuple[Pair, None]:
+    def hop(waiting: _Pair, k: jax.Array) -> tuple[_Pair, None]:
         behind, ahead = sides(k)
         return (behind + _receive(waiting[0], -1), ahead + _receive(waiting[1], 1)), None
 
@@ -149,7 +149,7 @@ def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
         behind = behind + _receive(opposite, -1)
     waiting = behind, ahead
     if hops > 1:
-        waiting, _ = jax.lax.scan(hop, waiting, jnp.arange(1, hops), reverse=True, unroll=HOPS)
+        waiting, _ = jax.lax.scan(hop, waiting, jnp.arange(1, hops), reverse=True, unroll=_HOPS)
     return product(x[0]) + _receive(waiting[0], -1) + _receive(waiting[1], 1)
 
 

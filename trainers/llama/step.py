@@ -33,13 +33,13 @@ from trainers.llama.mixture import Routed, grouped_matmul, router_metrics
 from trainers.llama.model import batch_loss
 from trainers.llama.parameters import DTYPES
 
-TRAINED = ("adamw", "adafactor")  # optimizers
-Tree = Any
-Batch = dict[str, jax.Array]
-Sums = tuple[Loss, Routed | None]
-TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
+_TRAINED = ("adamw", "adafactor")  # optimizers
+_Tree = Any
+_Batch = dict[str, jax.Array]
+_Sums = tuple[Loss, Routed | None]
+_TOKENS = P(BATCH, SEQUENCE)  # of every batch leaf [sequences, length]
 # Initialization runs once. To optimize its program takes four times as long as to run it.
-ONCE = {"xla_backend_optimization_level": "0"}
+_ONCE = {"xla_backend_optimization_level": "0"}
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
@@ -60,36 +60,36 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         shardings,
     )
     shape = (plan.batch.sequences, plan.batch.length)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, TOKENS))
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, _TOKENS))
     leaves = ("inputs", "targets", *(() if plan.data.separator is None else ("documents",)))
 
     def on_each_chip(body: Callable[..., Any], more: tuple[P, ...], out: Any) -> Callable[..., Any]:
         return jax.shard_map(
             body,
             mesh=mesh,
-            in_specs=(specs, TOKENS, *more),
+            in_specs=(specs, _TOKENS, *more),
             out_specs=out,
             axis_names=set(MESH),
             check_vma=False,  # every reduction is written out, none is inferred
         )
 
-    runtime, replicated = runtime_of(plan, mesh), NamedSharding(mesh, P())
+    runtime, replicated = _runtime_of(plan, mesh), NamedSharding(mesh, P())
     evaluated = replace(runtime, some_predict_nothing=True)
     return Program(
         plan=plan,
         mesh=mesh,
         state=state,
         batch=dict.fromkeys(leaves, tokens),
-        arrange=partial(arrange, plan.mesh[SEQUENCE], plan.data.separator),
-        init=jax.jit(start, out_shardings=shardings, compiler_options=ONCE),
+        arrange=partial(_arrange, plan.mesh[SEQUENCE], plan.data.separator),
+        init=jax.jit(start, out_shardings=shardings, compiler_options=_ONCE),
         step=jax.jit(
-            on_each_chip(partial(train_step, runtime), (P(),), (specs, P())),
+            on_each_chip(partial(_train_step, runtime), (P(),), (specs, P())),
             donate_argnums=0,
             out_shardings=(shardings, replicated),
         ),
         learning_rate=optimizer.learning_rate(plan),
         evaluate=jax.jit(
-            on_each_chip(partial(evaluate, evaluated), (), P()), out_shardings=replicated
+            on_each_chip(partial(_evaluate, evaluated), (), P()), out_shardings=replicated
         ),
         published=partial(published_weights, decoder(plan.model)),
         table_rows={table.name: plan.model.vocab for table in decoder(plan.model).tables},
@@ -97,7 +97,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     )
 
 
-def runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
+def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
     """Return a plan with the kernels of the platform of its mesh."""
     compute, platform = DTYPES[plan.precision.compute], _platform(mesh)
     kernels = {
@@ -118,7 +118,7 @@ def _check_precision(plan: Plan) -> None:
     """Refuse types and optimizers that can be planned only."""
     types = plan.precision
     for key, value, known, join, does in (
-        ("optimizer.name", plan.optimizer.name, TRAINED, " and ", "has"),
+        ("optimizer.name", plan.optimizer.name, _TRAINED, " and ", "has"),
         ("precision.optimizer", types.optimizer, tuple(DTYPES), " or ", "has moments in"),
         ("precision.compute", types.compute, tuple(DTYPES), " or ", "multiplies in"),
     ):
@@ -129,7 +129,7 @@ def _check_precision(plan: Plan) -> None:
             )
 
 
-def arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
+def _arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
     """Return each word and the word after it, positions in zigzag order.
 
     Where a separator ends documents, also the number of each word's document; no word comes after a
@@ -146,16 +146,16 @@ def arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, n
     return {name: leaf[:, places] for name, leaf in leaves.items()}
 
 
-def _start(plan: Plan, seed: jax.Array) -> dict[str, Tree]:
+def _start(plan: Plan, seed: jax.Array) -> dict[str, _Tree]:
     types = plan.precision
     weights = parameters.start(plan.model, plan.mesh, DTYPES[types.parameters], seed)
     moments = optimizer.start(plan, weights, DTYPES[types.optimizer])
     return {"step": jnp.int32(0), "parameters": weights, "optimizer": moments}
 
 
-def train_step(
-    runtime: Runtime, state: dict[str, Tree], batch: Batch, rate: jax.Array
-) -> tuple[dict[str, Tree], dict[str, jax.Array]]:
+def _train_step(
+    runtime: Runtime, state: dict[str, _Tree], batch: _Batch, rate: jax.Array
+) -> tuple[dict[str, _Tree], dict[str, jax.Array]]:
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
     plan = runtime.plan
     tokens = _predicted_tokens(plan, batch)
@@ -182,13 +182,13 @@ def train_step(
     return state, metrics
 
 
-def evaluate(runtime: Runtime, state: dict[str, Tree], batch: Batch) -> dict[str, jax.Array]:
+def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[str, jax.Array]:
     """Return the cross-entropy of a batch, summed over its predicted tokens, and their number.
 
     It takes microbatches one after another, as a step does, and keeps nothing for a backward pass.
     """
 
-    def step(total: jax.Array, micro: Batch) -> tuple[jax.Array, None]:
+    def step(total: jax.Array, micro: _Batch) -> tuple[jax.Array, None]:
         loss, _ = batch_loss(runtime, state["parameters"], micro)
         return total + loss.cross_entropy, None
 
@@ -200,32 +200,32 @@ def evaluate(runtime: Runtime, state: dict[str, Tree], batch: Batch) -> dict[str
     }
 
 
-def _microbatches(plan: Plan, batch: Batch) -> Batch:
+def _microbatches(plan: Plan, batch: _Batch) -> _Batch:
     """The rows of each leaf by microbatch."""
     count = plan.batch.microbatches
     return jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
 
 
 def _accumulate_gradients(
-    runtime: Runtime, weights: Tree, batch: Batch, tokens: jax.Array | int
-) -> tuple[Sums, Tree]:
+    runtime: Runtime, weights: _Tree, batch: _Batch, tokens: jax.Array | int
+) -> tuple[_Sums, _Tree]:
     """This chip's share of the sums over tokens, and of the gradient of the mean loss in fp32."""
 
-    def mean_loss(weights: Tree, micro: Batch) -> tuple[jax.Array, Sums]:
+    def mean_loss(weights: _Tree, micro: _Batch) -> tuple[jax.Array, _Sums]:
         loss, routed = batch_loss(runtime, weights, micro)
         mean = loss.objective / tokens
         if routed is not None:
             mean += routed.penalty.sum() / runtime.plan.batch.tokens
         return mean, (loss, routed)
 
-    def differentiate(micro: Batch) -> tuple[Sums, Tree]:
+    def differentiate(micro: _Batch) -> tuple[_Sums, _Tree]:
         (_, sums), gradients = jax.value_and_grad(mean_loss, has_aux=True)(weights, micro)
         return sums, jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
 
     if runtime.plan.batch.microbatches == 1:
         return differentiate(batch)
 
-    def step(total: Tree, micro: Batch) -> tuple[Tree, None]:
+    def step(total: _Tree, micro: _Batch) -> tuple[_Tree, None]:
         return jax.tree.map(jnp.add, total, differentiate(micro)), None
 
     cut = _microbatches(runtime.plan, batch)
@@ -234,7 +234,7 @@ def _accumulate_gradients(
     return jax.lax.scan(step, start, cut)[0]
 
 
-def _predicted_tokens(plan: Plan, batch: Batch) -> jax.Array | int:
+def _predicted_tokens(plan: Plan, batch: _Batch) -> jax.Array | int:
     """Tokens of the whole batch that are predicted: all, except the first of a document."""
     if plan.data.separator is None:
         return plan.batch.tokens

@@ -54,7 +54,7 @@ def _is_about(question: BookQuestion, spec: Spec) -> bool:
     return shape == own
 
 
-def quoted(key: str, question: BookQuestion) -> QuotedFigures:
+def _quoted(key: str, question: BookQuestion) -> QuotedFigures:
     """Return the figures published for a question, and what their inputs and exact ones give."""
     chip = catalog.chip(question.chip)
     spec = Spec(
@@ -91,7 +91,7 @@ def _recomputed(figure: PublishedFigure, numbers: dict[str, float]) -> QuotedFig
         unit=figure.unit,
         source=figure.source,
         reproduced=reproduced,
-        agreement=agreement(figure.printed, reproduced.value),
+        agreement=_agreement(figure.printed, reproduced.value),
         exact=compute(figure.exact or figure.formula, exact),
         asides=tuple(
             Remark(
@@ -105,7 +105,7 @@ def _recomputed(figure: PublishedFigure, numbers: dict[str, float]) -> QuotedFig
     )
 
 
-def agreement(printed: str, value: float) -> Agreement:
+def _agreement(printed: str, value: float) -> Agreement:
     """Return whether the printed digits are those of the value: rounded, or cut off."""
     figure = Decimal(printed)
     last_digit = Decimal(1).scaleb(int(figure.as_tuple().exponent))
@@ -123,7 +123,7 @@ def explain(spec: Spec, mfu: float = MFU) -> Explanation:
     """Return the book's derivation for a spec, figures published about it, and its plan's."""
     derived = derive(spec, mfu)
     quotes = tuple(
-        quoted(key, question) for key, question in questions().items() if _is_about(question, spec)
+        _quoted(key, question) for key, question in questions().items() if _is_about(question, spec)
     )
     plan: Plan | None = None
     no_plan: str | None = None

@@ -27,7 +27,7 @@ MFU = 0.40  # the book's assumption
 
 
 @dataclass(frozen=True)
-class Rates:
+class _Rates:
     """The figures of a chip that the bounds need, by one publisher."""
 
     peak_flops_per_s: Quantity
@@ -52,10 +52,10 @@ class AxisCounts:
         return self.weights if self.shared else self.weights + self.tensor
 
 
-def book_rates(chip: Chip, dtype: str) -> Rates:
+def book_rates(chip: Chip, dtype: str) -> _Rates:
     """Return the book's figures, and the vendor's where the book gives nothing."""
     vendor = vendor_rates(chip, dtype)
-    return Rates(
+    return _Rates(
         chip.book.get(f"peak_{dtype}_flops_per_s", vendor.peak_flops_per_s),
         chip.book.get("ici_link_bytes_per_s", vendor.link_bytes_per_s),
         chip.book.get("dcn_bytes_per_s", vendor.dcn_bytes_per_s),
@@ -63,8 +63,10 @@ def book_rates(chip: Chip, dtype: str) -> Rates:
     )
 
 
-def vendor_rates(chip: Chip, dtype: str) -> Rates:
-    return Rates(peak(chip, dtype), chip.ici_link_bytes_per_s, chip.dcn_bytes_per_s, chip.hbm_bytes)
+def vendor_rates(chip: Chip, dtype: str) -> _Rates:
+    return _Rates(
+        peak(chip, dtype), chip.ici_link_bytes_per_s, chip.dcn_bytes_per_s, chip.hbm_bytes
+    )
 
 
 def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
@@ -79,7 +81,7 @@ def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
 
 
 def all_inputs(
-    spec: Spec, chip: Chip, topology: Topology, rates: Rates, mfu: float
+    spec: Spec, chip: Chip, topology: Topology, rates: _Rates, mfu: float
 ) -> tuple[Input, ...]:
     """Return all symbols that a derivation starts from, by the book's letters."""
     experiment, model = spec.experiment, spec.experiment.model

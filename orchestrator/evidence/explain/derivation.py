@@ -145,7 +145,7 @@ _CHANGED_BY_RATES = ("W", "alpha", "fsdp_least", "Y_most", "mixed_least", "mixed
 
 
 @dataclass(frozen=True)
-class DerivationResult:
+class _DerivationResult:
     """The numbers by symbol, and the sections for the reader."""
 
     numbers: dict[str, float]
@@ -153,7 +153,7 @@ class DerivationResult:
     sections: tuple[DerivationSection, ...]
 
 
-def derive(spec: Spec, mfu: float) -> DerivationResult:
+def derive(spec: Spec, mfu: float) -> _DerivationResult:
     """Return everything by the book's rates, and then the bounds by the vendor's."""
     chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
@@ -195,7 +195,7 @@ def derive(spec: Spec, mfu: float) -> DerivationResult:
             verdicts=tuple(verdict for section in bounded for verdict in section.verdicts),
         )
         sections.append(changed)
-    return DerivationResult(sheet.numbers, sheet.inputs, tuple(sections))
+    return _DerivationResult(sheet.numbers, sheet.inputs, tuple(sections))
 
 
 # The goodput of a plan, worked out from failures and saves as docs/goodput.md has it.

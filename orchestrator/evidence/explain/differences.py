@@ -25,7 +25,7 @@ from orchestrator.values.plan import DeviceGroup, Estimate, MemoryPhase, Plan, P
 from orchestrator.values.refusal import Reason, Suggestion
 from orchestrator.values.spec import Batch, Remat, Spec
 
-Figures = dict[str, Any]
+_Figures = dict[str, Any]
 
 _GB = 1e9
 _RENTED = {
@@ -35,7 +35,7 @@ _RENTED = {
 
 
 @dataclass(frozen=True)
-class DifferenceText:
+class _DifferenceText:
     """A figure of the derivation, that of the plan, and why they differ."""
 
     about: str
@@ -107,9 +107,9 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
     }
 
 
-def difference_texts(found: PlanDifferences) -> list[DifferenceText]:
+def difference_texts(found: PlanDifferences) -> list[_DifferenceText]:
     """Return the words of each difference."""
-    say: dict[str, Callable[..., DifferenceText]] = {
+    say: dict[str, Callable[..., _DifferenceText]] = {
         "mesh": _say_mesh,
         "batch": _say_batch,
         "tensor": _say_tensor,
@@ -125,14 +125,14 @@ def difference_texts(found: PlanDifferences) -> list[DifferenceText]:
 
 def _say_mesh(
     chips: int, split: dict[str, int] | None, devices: int, axes: dict[str, int]
-) -> DifferenceText:
+) -> _DifferenceText:
     sizes = " x ".join(f"{name} {size}" for name, size in axes.items())
     about, planned = "mesh of a pod", f"{sizes} = {devices:,} devices"
     if split is None:
         why = "a pod of one chip has nothing to split"
-        return DifferenceText(about, "one chip, no axes", planned, why)
+        return _DifferenceText(about, "one chip, no axes", planned, why)
     idle = chips - split["used"]
-    return DifferenceText(
+    return _DifferenceText(
         about,
         f"X {split['fsdp']:,} x Y {split['tensor']:,} = {split['used']:,} of {chips:,} chips",
         planned,
@@ -142,7 +142,7 @@ def _say_mesh(
     )
 
 
-def _batch(spec: Spec, plan: Plan) -> Figures | None:
+def _batch(spec: Spec, plan: Plan) -> _Figures | None:
     """Return what the requested batch would lead to, if the plan changed it.
 
     With it a token takes `longer`, as a share of its time; or there is no plan, for a `reason`, and
@@ -179,7 +179,7 @@ def _say_batch(
     longer: float | None,
     reason: Reason | None,
     nearest: tuple[Suggestion, ...],
-) -> DifferenceText:
+) -> _DifferenceText:
     planned = f"{sequences:,} sequences ({signed_percent(sequences / requested - 1)})"
     if reason is None:
         longer_text = percent(longer or 0.0)
@@ -190,10 +190,10 @@ def _say_batch(
         )
         within = f"of those within {percent(tolerance)} the plan takes the fastest"
         why = f"{reason.text}; nearest: {batches}; {within}"
-    return DifferenceText("batch", f"{requested:,} sequences", planned, why)
+    return _DifferenceText("batch", f"{requested:,} sequences", planned, why)
 
 
-def _tensor(chip: Chip, topology: Topology, numbers: dict[str, float]) -> Figures | None:
+def _tensor(chip: Chip, topology: Topology, numbers: dict[str, float]) -> _Figures | None:
     """Return tensor `ways` on a longer torus axis: a line, with a `share` of the ring's rate.
 
     The book gives tensor a whole ring, on which compute binds above `least` tokens per chip. Its
@@ -223,10 +223,10 @@ def _line_rate(torus: Torus, ways: int) -> float:
 
 def _say_tensor(
     ways: int, length: int, share: float, tokens: float, least: float
-) -> DifferenceText:
+) -> _DifferenceText:
     takes = least / share
     verdict = "above" if tokens > takes else "below"
-    return DifferenceText(
+    return _DifferenceText(
         f"tensor {ways} on an axis of {length}",
         f"a ring of its own, it takes {four_digits(least)} tokens a chip",
         f"no ring, {share:.2g} of the bandwidth: it takes {four_digits(takes)} tokens a chip",
@@ -235,7 +235,7 @@ def _say_tensor(
     )
 
 
-def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> DifferenceText:
+def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _DifferenceText:
     texts = []
     for group in groups:  # ring of 16 on x, line of 2 on y, ring of 10 on y by 2
         where = " + ".join(
@@ -245,7 +245,7 @@ def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> Difference
         )
         rate = f"{group.bytes_per_s / _GB:.4g} GB/s"
         texts.append(f"{' x '.join(group.axes)} {group.size}: {where}, {rate}")
-    return DifferenceText(
+    return _DifferenceText(
         "links",
         "every axis a whole ring, all of it for one group",
         "; ".join(texts),
@@ -256,7 +256,7 @@ def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> Difference
     )
 
 
-def _say_bound(**figures: Any) -> DifferenceText:
+def _say_bound(**figures: Any) -> _DifferenceText:
     mixed, mfu = figures["mixed"], figures["mfu"]
     derived, why = "matmuls: one chip exchanges nothing", ""
     if mixed:
@@ -264,7 +264,7 @@ def _say_bound(**figures: Any) -> DifferenceText:
         derived = f"{bound_by(by_f)} counting F, {bound_by(by_all)} counting F_eff"
         turns = ", and that turns the answer" if (by_f > 1) != (by_all > 1) else ""
         why = f"F_eff has attention's matmuls in it{turns}; "
-    return DifferenceText(
+    return _DifferenceText(
         "what binds",
         derived,
         f"{figures['bound']}: {percent(figures['bound_by'])} longer than the next; MFU"
@@ -273,12 +273,12 @@ def _say_bound(**figures: Any) -> DifferenceText:
     )
 
 
-def _say_memory(**figures: Any) -> DifferenceText:
+def _say_memory(**figures: Any) -> _DifferenceText:
     phase: MemoryPhase = figures["phase"]
     by_d, by_6f = figures["by_d_bytes"] / _GB, figures["by_6f_bytes"] / _GB
     lines = ", ".join(f"{line.name} {line.value / GIB:.2f}" for line in phase.lines)
     peak = f"{in_memory(phase.bytes)} a device at its peak"
-    return DifferenceText(
+    return _DifferenceText(
         "memory",
         f"{by_d:.3g} GB a chip by [B, D], {by_6f:.3g} GB by 6F",
         f"{peak}, in the phase {phase.name}: {lines}",
@@ -288,8 +288,8 @@ def _say_memory(**figures: Any) -> DifferenceText:
     )
 
 
-def _say_recompute(remat: Remat, share: float) -> DifferenceText:
-    return DifferenceText(
+def _say_recompute(remat: Remat, share: float) -> _DifferenceText:
+    return _DifferenceText(
         "recompute",
         "4 checkpoints a layer; what is computed again is not counted",
         f"remat `{text_of(remat)}`: {percent(share)} of the step, with nothing hidden",
@@ -297,7 +297,7 @@ def _say_recompute(remat: Remat, share: float) -> DifferenceText:
     )
 
 
-def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> DifferenceText:
+def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _DifferenceText:
     low, high, middle = planned.lower, planned.unoverlapped, planned.expected
     expected = f"{lasting(middle)} expected, " if middle is not None else ""
     if by_mfu < low:
@@ -307,7 +307,7 @@ def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> Dif
     else:
         why = "the assumed MFU is below the plan's, even with nothing hidden: the plan has peak"
         why += " rates"
-    return DifferenceText(
+    return _DifferenceText(
         "days",
         f"{lasting(by_6p)} at {assumed(mfu)} by 6 P, {lasting(by_mfu)} as MFU counts",
         f"{lasting(low)} at the bound, {expected}{lasting(high)} with nothing hidden",
@@ -315,8 +315,8 @@ def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> Dif
     )
 
 
-def _say_renting(pods: int, topology: str, obstacles: tuple[PlanWarning, ...]) -> DifferenceText:
-    return DifferenceText(
+def _say_renting(pods: int, topology: str, obstacles: tuple[PlanWarning, ...]) -> _DifferenceText:
+    return _DifferenceText(
         "renting",
         f"{pods} x {topology}",
         "the compiler takes it, Google Cloud does not rent it",

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from orchestrator.values.plan import Forecast
 
-DifferenceCode = Literal[
+_DifferenceCode = Literal[
     "mesh", "batch", "tensor", "links", "bound", "memory", "recompute", "days", "renting"
 ]
 # The figures of each difference between plan and derivation; None without such a difference.
-PlanDifferences = dict[DifferenceCode, dict[str, Any] | None]
+PlanDifferences = dict[_DifferenceCode, dict[str, Any] | None]
 # How a recomputed value stands to a printed figure: the figure is the value rounded or cut to the
 # digits that were printed, or it is another number.
 Agreement = Literal["rounded", "cut", "differs"]
@@ -50,7 +50,7 @@ class ComputedValue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Derivation:
+class _Derivation:
     """One line of a section. `sources` are those of the inputs that come from outside."""
 
     name: str
@@ -74,7 +74,7 @@ class DerivationSection:
     """One question of the book, worked out for this spec."""
 
     title: str
-    lines: tuple[Derivation, ...] = ()
+    lines: tuple[_Derivation, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -225,12 +225,12 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 }
 
 
-def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
+def _evaluate(formula: str, numbers: Mapping[str, float]) -> float:
     """Return the value of a formula with these numbers for its symbols."""
     return _value(ast.parse(formula, mode="eval").body, numbers)
 
 
-def symbols(formula: str) -> tuple[str, ...]:
+def _symbols(formula: str) -> tuple[str, ...]:
     """Return the symbols of a formula, in the order of their first use."""
     parsed = ast.parse(formula, mode="eval")
     named = [node for node in ast.walk(parsed) if isinstance(node, ast.Name)]
@@ -240,8 +240,8 @@ def symbols(formula: str) -> tuple[str, ...]:
 
 def compute(formula: str, numbers: Mapping[str, float]) -> ComputedValue:
     """Return a formula with the numbers of its symbols, and its value."""
-    inputs = {symbol: numbers[symbol] for symbol in symbols(formula)}
-    return ComputedValue(formula=formula, inputs=inputs, value=evaluate(formula, inputs))
+    inputs = {symbol: numbers[symbol] for symbol in _symbols(formula)}
+    return ComputedValue(formula=formula, inputs=inputs, value=_evaluate(formula, inputs))
 
 
 def _value(node: ast.expr, numbers: Mapping[str, float]) -> float:
@@ -282,12 +282,12 @@ class Worksheet:
         """Work out formulas one after another."""
         return DerivationSection(title=title, lines=tuple(map(self.line, formulas)))
 
-    def line(self, formula: Formula) -> Derivation:
+    def line(self, formula: Formula) -> _Derivation:
         """Work out one formula and remember its symbol."""
         computed = compute(formula.text, self.numbers)
         self.numbers[formula.symbol] = computed.value
         sources = dict.fromkeys(self.sources.get(symbol) for symbol in computed.inputs)
-        return Derivation(
+        return _Derivation(
             name=formula.name,
             symbol=formula.symbol,
             unit=formula.unit,

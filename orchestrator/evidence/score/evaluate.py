@@ -47,25 +47,25 @@ from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning.torus import Floats
 from orchestrator.values.goodput import Uncertain, heartbeat_interval_s, poll_interval_s, settling_s
 
-HeldOut = Literal["document", "group", "software"]
+_HeldOut = Literal["document", "group", "software"]
 _KEYS = {"document": by_document, "group": by_group, "software": by_software}
 _LEARNED_ON = {
     "document": "without each document in turn",
     "group": "without each source and chip in turn",
     "software": "without each software in turn",
 }
-OWN = (PUBLISHED, OTHER_SOFTWARE)
+_OWN = (PUBLISHED, OTHER_SOFTWARE)
 _Runs = tuple[list[Sample], list[SkippedRow]]
 
 
 @cache
-def published() -> _Runs:
+def _published() -> _Runs:
     """Return the project's own files of dense models, from which constants are learned."""
-    return samples([row for path in OWN for row in read(path)])
+    return samples([row for path in _OWN for row in read(path)])
 
 
 @cache
-def published_mixtures() -> _Runs:
+def _published_mixtures() -> _Runs:
     """Return the project's file of mixtures of experts. No constant has seen them."""
     return samples(read(MIXTURES))
 
@@ -78,7 +78,7 @@ def _runs_of(path: Path | None, reason: str, is_known: Callable[[str], object]) 
     if path:
         usable, skipped = samples(read(path))
     else:
-        (dense, without), (mixtures, others) = published(), published_mixtures()
+        (dense, without), (mixtures, others) = _published(), _published_mixtures()
         usable, skipped = [*dense, *mixtures], [*without, *others]
     unknown = [
         SkippedRow(id=sample.run.id, reason=reason.format(chip=sample.run.chip))
@@ -92,7 +92,7 @@ def with_catalog_constants(path: Path | None = None) -> Score:
     """Score every row of a file by the catalog's constants. The baseline knows the same rows."""
     reason = "no run of {chip} was learned from: `expected` is unknown"
     scorable, skipped = _runs_of(path, reason, catalog.efficiency)
-    baseline_s = baseline(published()[0])
+    baseline_s = baseline(_published()[0])
     rows = []
     for sample in scorable:
         efficiency = catalog.efficiency(sample.run.chip)
@@ -101,7 +101,7 @@ def with_catalog_constants(path: Path | None = None) -> Score:
     return _score_of(scorable, rows, skipped, "learned on the project's own files")
 
 
-def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
+def cross_validated(hold_out: _HeldOut, path: Path | None = None) -> Score:
     """Score every row of a file by constants from its rows of other documents, groups or software.
 
     They are learned only from dense models, where the file has any.
@@ -117,7 +117,7 @@ def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
     # Where software is held out, the spread is still learned by document.
     learned_by = by_group if hold_out == "group" else by_document
     rows: dict[str, ScoredRow] = {}
-    for train, test in folds(tpus, dense, key):
+    for train, test in _folds(tpus, dense, key):
         constants = learn(train, learned_by)
         baseline_s = baseline(train)
         for sample in test:
@@ -127,7 +127,7 @@ def cross_validated(hold_out: HeldOut, path: Path | None = None) -> Score:
     return _score_of(tpus, in_order, skipped, _LEARNED_ON[hold_out])
 
 
-def folds(
+def _folds(
     every: list[Sample], dense: list[Sample], key: Key
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
     """Yield the dense rows without a key and all rows with it, for each key; keys that no dense row
@@ -174,14 +174,14 @@ def _score_of(
         rows=tuple(rows),
         left_out=tuple(skipped),
         retention=tuple(_retentions(samples, rows)),
-        software=tuple(software_summaries(rows)),
+        software=tuple(_software_summaries(rows)),
         summary=summary(rows, len(skipped)),
         dense=summary([row for row in rows if not row.mixture], 0),
         mixtures=summary([row for row in rows if row.mixture], 0),
     )
 
 
-def software_summaries(rows: list[ScoredRow]) -> list[SoftwareSummary]:
+def _software_summaries(rows: list[ScoredRow]) -> list[SoftwareSummary]:
     """Return the figures of each software, those with the most rows first."""
     found = []
     for name, count in Counter(row.software for row in rows).most_common():

@@ -28,7 +28,7 @@ _FIT_ERROR, _OTHERS_FIT_ERROR = 0.05, 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unknown:
+class _Unknown:
     """A number to learn: the mean and standard deviation of its prior, and its bounds."""
 
     name: str
@@ -40,36 +40,36 @@ class Unknown:
 
 
 # Efficiencies are unknown as their inverses, which are at least one.
-_ATTENTION = Unknown(name="attention", mean=2.0, deviation=2.0, least=1.0, most=10.0, inverse=True)
-_FLASH = Unknown(
+_ATTENTION = _Unknown(name="attention", mean=2.0, deviation=2.0, least=1.0, most=10.0, inverse=True)
+_FLASH = _Unknown(
     name="flash_attention", mean=3.6, deviation=4.0, least=1.0, most=20.0, inverse=True
 )
 _SHARED = (
     _ATTENTION,
     _FLASH,
-    Unknown(name="exposed_gathers", mean=0.25, deviation=0.1, least=0.0, most=1.0),
-    Unknown(name="exposed_tensor", mean=0.5, deviation=0.1, least=0.0, most=1.0),
-    Unknown(name="slice_wait_s", mean=0.005, deviation=0.005, least=0.0, most=1.0),
-    Unknown(name="slice_hop_s", mean=0.001, deviation=0.001, least=0.0, most=1.0),
-    Unknown(name="run_overhead_s", mean=0.05, deviation=0.05, least=0.0, most=1.0),
+    _Unknown(name="exposed_gathers", mean=0.25, deviation=0.1, least=0.0, most=1.0),
+    _Unknown(name="exposed_tensor", mean=0.5, deviation=0.1, least=0.0, most=1.0),
+    _Unknown(name="slice_wait_s", mean=0.005, deviation=0.005, least=0.0, most=1.0),
+    _Unknown(name="slice_hop_s", mean=0.001, deviation=0.001, least=0.0, most=1.0),
+    _Unknown(name="run_overhead_s", mean=0.05, deviation=0.05, least=0.0, most=1.0),
     # Large runs publish that they compute for 93 to 97 % of their time.
-    Unknown(name="run_share", mean=0.05, deviation=0.03, least=0.0, most=0.5),
+    _Unknown(name="run_share", mean=0.05, deviation=0.03, least=0.0, most=0.5),
 )
 # Two pages time one model with both kernels; there the older one takes 1.6 and 2.4 times as long.
 _FLASH_OVER_SPLASH, _FLASH_DEVIATION = 1.8, 0.5
 # Other software is as far from the reference as its runs say, and each stays near their mean.
-_OTHERS = Unknown(name=OTHER, mean=0.04, deviation=0.04, least=0.0, most=0.5)
-_DEVIATION = Unknown(name="deviation", mean=0.0, deviation=0.06, least=-0.3, most=0.3)
-OF_COLLECTIVES = frozenset(
+_OTHERS = _Unknown(name=OTHER, mean=0.04, deviation=0.04, least=0.0, most=0.5)
+_DEVIATION = _Unknown(name="deviation", mean=0.0, deviation=0.06, least=-0.3, most=0.3)
+_OF_COLLECTIVES = frozenset(
     {"microbatches", "data", "fsdp_dcn", "sequence", "tensor", "links_share"}
 )
 _UNITS = (128, 256)  # edges of matrix units
-_MATMUL = Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
+_MATMUL = _Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
 _CHIP_DEVIATION = 0.08  # of a chip's matmul from that of its matrix unit
 
 
 @dataclass(frozen=True)
-class Constants:
+class _Constants:
     """Learned rates and shares. A chip without rows has its matrix unit's rate."""
 
     matmul: dict[str, float]
@@ -84,7 +84,7 @@ class Constants:
 
     def efficiency(self, chip: str) -> Efficiency:
         """Return the constants of a chip, as plans use them."""
-        matmul = self.matmul.get(chip, self.of_unit[unit_of(chip)])
+        matmul = self.matmul.get(chip, self.of_unit[_unit_of(chip)])
         shared = {
             name: LearnedConstant(value=value, unsure=self.unsure.get(name, 0.0))
             for name, value in self.shared.items()
@@ -100,19 +100,19 @@ class Constants:
         )
 
 
-def unit_of(chip: str) -> int:
+def _unit_of(chip: str) -> int:
     """Return the edge of a chip's matrix unit, as one of the known ones."""
     unit = catalog.chip(chip).matrix_unit
     assert unit is not None
     return min(_UNITS, key=lambda known: abs(known - unit.value))
 
 
-def fit(samples: list[Sample]) -> Constants:
+def _fit(samples: list[Sample]) -> _Constants:
     """Return the constants of these rows, without a spread."""
     chips = sorted({sample.run.chip for sample in samples})
     software = sorted({sample.run.software.name for sample in samples} - {REFERENCE})
     # How far other software is from the reference is unknown where the reference has no runs.
-    others = [_OTHERS] if any(map(is_reference, samples)) else []
+    others = [_OTHERS] if any(map(_is_reference, samples)) else []
     unknowns = {
         **{f"unit.{unit}": _MATMUL for unit in _UNITS},
         **{f"matmul.{chip}": _MATMUL for chip in chips},
@@ -127,16 +127,16 @@ def fit(samples: list[Sample]) -> Constants:
     # The ranges of all rows by axis. How well collectives hide is the software's own, so these axes
     # are those of the reference. The range of chips is one for each kind of chip.
     values = [sample.axis_values() for sample in samples]
-    reference = [sample.axis_values() for sample in samples if is_reference(sample)] or values
+    reference = [sample.axis_values() for sample in samples if _is_reference(sample)] or values
     counts: dict[str, list[float]] = {sample.run.chip: [] for sample in samples}
     for sample, value in zip(samples, values, strict=True):
         counts[sample.run.chip].append(value["chips"])
     by_axis = {
-        axis: [value[axis] for value in (reference if axis in OF_COLLECTIVES else values)]
+        axis: [value[axis] for value in (reference if axis in _OF_COLLECTIVES else values)]
         for axis in AXES
         if axis != "chips"
     }
-    return Constants(
+    return _Constants(
         ranges={axis: Range(low=min(v), high=max(v)) for axis, v in by_axis.items()},
         chips={chip: Range(low=min(v), high=max(v)) for chip, v in counts.items()},
         matmul={chip: 1 / found[f"matmul.{chip}"] for chip in chips},
@@ -150,7 +150,7 @@ def fit(samples: list[Sample]) -> Constants:
     )
 
 
-def is_reference(sample: Sample) -> bool:
+def _is_reference(sample: Sample) -> bool:
     return sample.run.software.name == REFERENCE
 
 
@@ -158,7 +158,7 @@ def _equations(samples: list[Sample], names: list[str]) -> tuple[Floats, Floats]
     """Return a row per sample: its work by unknown and the rest of its time, over its error."""
     rows, target = np.zeros((len(samples), len(names))), np.zeros(len(samples))
     for i, sample in enumerate(samples):
-        error = _FIT_ERROR if is_reference(sample) else _OTHERS_FIT_ERROR
+        error = _FIT_ERROR if _is_reference(sample) else _OTHERS_FIT_ERROR
         weight = 1 / (error * sample.measured_s)
         by_unknown, given_s = _seconds_of(sample)
         for name, seconds in by_unknown.items():
@@ -189,14 +189,14 @@ def _seconds_of(sample: Sample) -> tuple[dict[str, float], float]:
         "run_overhead_s": averages_run,
         "run_share": averages_run * sample.measured_s,
     }
-    if not is_reference(sample):
+    if not _is_reference(sample):
         seconds |= {OTHER: sample.measured_s, f"software.{run.software.name}": sample.measured_s}
     whole_s, host_s = 0.0 if in_pieces else todo.tensor_s, todo.host.exposed_s(*pace)
     given_s = float(todo.hbm_s + todo.passes_s + todo.serial_s + whole_s + host_s)
     return {name: float(value) for name, value in seconds.items()}, given_s
 
 
-def _priors(unknowns: dict[str, Unknown]) -> tuple[Floats, Floats]:
+def _priors(unknowns: dict[str, _Unknown]) -> tuple[Floats, Floats]:
     """Return equations that hold each unknown near its mean, each chip near its matrix unit, and
     the older kernel near a multiple of the newer.
     """
@@ -211,14 +211,14 @@ def _priors(unknowns: dict[str, Unknown]) -> tuple[Floats, Floats]:
 
     for name in names:
         if name.startswith("matmul."):
-            unit = unit_of(name.removeprefix("matmul."))
+            unit = _unit_of(name.removeprefix("matmul."))
             tie(name, f"unit.{unit}", 1.0, _CHIP_DEVIATION)
     tie(_FLASH.name, _ATTENTION.name, _FLASH_OVER_SPLASH, _FLASH_DEVIATION * _ATTENTION.mean)
     return rows, target
 
 
 def _robust_least_squares(
-    rows: Floats, target: Floats, prior: Floats, prior_target: Floats, unknowns: list[Unknown]
+    rows: Floats, target: Floats, prior: Floats, prior_target: Floats, unknowns: list[_Unknown]
 ) -> Floats:
     """Return the solution within bounds. Samples have a soft L1 loss, priors the square."""
     require("score")
@@ -270,7 +270,7 @@ def by_software(sample: Sample) -> str:
 
 
 @dataclass(frozen=True)
-class Fold:
+class _Fold:
     """The rows to learn from, and those of the key that is held out."""
 
     key: str
@@ -278,23 +278,23 @@ class Fold:
     test: list[Sample]
 
 
-def held_out(samples: list[Sample], key: Key) -> list[Fold]:
+def held_out(samples: list[Sample], key: Key) -> list[_Fold]:
     """One fold for each key."""
     return [
-        Fold(name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name])
+        _Fold(name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name])
         for name in sorted(set(map(key, samples)))
     ]
 
 
-def learn(samples: list[Sample], key: Key = by_document) -> Constants:
+def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
     """Return the constants of these rows, how sure they are, and how far rows of other keys stray:
     those of REFERENCE, and those of other software, which a new software is like.
     """
-    constants = fit(samples)
+    constants = _fit(samples)
     folds = held_out(samples, key)
     if len(folds) < 2:
         return replace(constants, spread=_UNKNOWN_SPREAD, reference_spread=_UNKNOWN_SPREAD)
-    without = [fit(fold.train) for fold in folds]
+    without = [_fit(fold.train) for fold in folds]
 
     # The jackknife: the standard deviation of each shared constant, over its value.
     unsure = {}
@@ -305,7 +305,7 @@ def learn(samples: list[Sample], key: Key = by_document) -> Constants:
 
     # The rows of a key weigh as much as those of another, whatever their number.
     strays = [
-        _Stray(fold.key, is_reference(sample), _unexplained(sample, fitted, constants),
+        _Stray(fold.key, _is_reference(sample), _unexplained(sample, fitted, constants),
                1 / len(fold.test))
         for fitted, fold in zip(without, folds, strict=True)
         for sample in fold.test
@@ -326,7 +326,7 @@ class _Stray(NamedTuple):
     weight: float
 
 
-def _unexplained(sample: Sample, without: Constants, constants: Constants) -> float:
+def _unexplained(sample: Sample, without: _Constants, constants: _Constants) -> float:
     """Return how far a row strays beyond the constants' own uncertainty, as the log of a factor:
     with this spread its interval would end at the measured step.
     """
@@ -347,10 +347,10 @@ def _spread(strays: list[_Stray]) -> float:
         return 0.0
     keys = len({stray.key for stray in strays})
     weighted = [(stray.log_factor, stray.weight) for stray in strays]
-    return weighted_quantile(weighted, min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0))
+    return _weighted_quantile(weighted, min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0))
 
 
-def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
+def _weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
     """Return the value below which that share of the weight lies, between the two next to it."""
     values, weights = np.array(sorted(weighted)).T
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
@@ -382,7 +382,7 @@ _RANGES = """\
 {chips}"""
 
 
-def text(samples: list[Sample], constants: Constants) -> str:
+def _text(samples: list[Sample], constants: _Constants) -> str:
     """Return the file catalog/efficiency.toml."""
 
     def informed(seconds: Callable[[Sample], float]) -> tuple[str, ...]:

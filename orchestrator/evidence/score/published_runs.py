@@ -154,15 +154,15 @@ def _latent_of(row: Row) -> LatentDimensions | None:
 # What a row states of its software, its attention kernel and its figure, and what is assumed.
 
 
-Kernel = Literal["flash", "splash", "splash-fused", "fused", "none"]
-Averages = Literal["steps", "run"]
+_Kernel = Literal["flash", "splash", "splash-fused", "fused", "none"]
+_Averages = Literal["steps", "run"]
 _SOFTWARE, _KERNEL, _AVERAGES = _SOFTWARE_COLUMNS = ("software", "kernel", "averages")
 _UNKNOWN_SOFTWARE = "not stated"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._/+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSoftware:
+class _RunSoftware:
     """What a run's program was. `assumed` names the columns that its row does not state.
 
     `kernel` is that of attention: `splash-fused` with one backward kernel, `fused` where the source
@@ -171,8 +171,8 @@ class RunSoftware:
     """
 
     name: str
-    kernel: Kernel
-    averages: Averages
+    kernel: _Kernel
+    averages: _Averages
     assumed: tuple[str, ...] = ()
 
 
@@ -187,7 +187,7 @@ _OF_SOURCE = (
     (r"tpu-recipes training/ironwood/", "maxtext"),  # its other pages name MaxText
 )
 # Words of a source about its attention.
-_OF_WORDS: tuple[tuple[str, Kernel], ...] = (
+_OF_WORDS: tuple[tuple[str, _Kernel], ...] = (
     (r"\b(no|none|not|without)\b|unfused|einsum|dot_product|eager", "none"),
     (r"tokamax", "splash-fused"),
     (r"splash", "splash"),
@@ -197,7 +197,7 @@ _OF_WORDS: tuple[tuple[str, Kernel], ...] = (
 _MAXTEXT_FLASH = "flash"
 
 
-def software_of(row: Row) -> RunSoftware:
+def _software_of(row: Row) -> _RunSoftware:
     """Return the three cells of a row, or what is assumed for them."""
     stated = {column: _stated_cell(row, column) for column in _SOFTWARE_COLUMNS}
     source = f"{row['source_repo']} {row['source_path']}".lower()
@@ -211,10 +211,10 @@ def software_of(row: Row) -> RunSoftware:
     # Without a kernel where the file has a column of kernels and the cell is empty.
     kernel = stated[_KERNEL] or ("none" if row.get("attention_kernel") == "" else "fused")
     whole_run = re.search(r"whole[- ]run", row["notes"])
-    return RunSoftware(
+    return _RunSoftware(
         name=stated[_SOFTWARE] or of_source,
-        kernel=cast(Kernel, kernel),
-        averages=cast(Averages, stated[_AVERAGES] or ("run" if whole_run else "steps")),
+        kernel=cast(_Kernel, kernel),
+        averages=cast(_Averages, stated[_AVERAGES] or ("run" if whole_run else "steps")),
         assumed=tuple(column for column in _SOFTWARE_COLUMNS if not stated[column]),
     )
 
@@ -222,7 +222,7 @@ def software_of(row: Row) -> RunSoftware:
 def _stated_cell(row: Row, column: str) -> str:
     """Return the cell in lower case; an error names the line, the column and what may be there."""
     text = row.get(column, "").lower()
-    known = {_KERNEL: get_args(Kernel), _AVERAGES: get_args(Averages)}.get(column)
+    known = {_KERNEL: get_args(_Kernel), _AVERAGES: get_args(_Averages)}.get(column)
     if not text or (_NAME.fullmatch(text) if known is None else text in known):
         return text
     wanted = f"one of {', '.join(known)}" if known else "a name such as maxtext or pytorch-xla"
@@ -243,12 +243,12 @@ _COLUMNS = (*_NEEDED, "source_repo", "source_path", "num_slices", "topology", "n
            "step_time_s", "tflops_per_chip", "mfu_pct", "notes")  # fmt: skip
 # Where a file lacks one of these, it is assumed; an empty cell means something else.
 _NEWER = ("attention_kernel", *_SOFTWARE_COLUMNS)
-OptimizerName = Literal["adamw", "adafactor"]
+_OptimizerName = Literal["adamw", "adafactor"]
 _GEMMA_EVERY = 6  # five local layers to one global layer
 
 
 @dataclass(frozen=True)
-class Window:
+class _Window:
     """Layers see `tokens` back; one in `every` is global, and may have other heads."""
 
     tokens: int
@@ -276,7 +276,7 @@ class PublishedRun:
     slices: int
     topology: str
     model: Model
-    window: Window | None
+    window: _Window | None
     length: int
     sequences: int
     mesh: dict[str, int | None]
@@ -286,8 +286,8 @@ class PublishedRun:
     parallel_block: bool
     compute: DType
     parameters: DType
-    optimizer: OptimizerName
-    software: RunSoftware
+    optimizer: _OptimizerName
+    software: _RunSoftware
     attention_block: int | None
     dispatch_matmuls: bool
     expert_tile: int | None
@@ -322,7 +322,7 @@ def read(path: Path) -> list[Row]:
         raise Unscorable(f"{path}: has no column {', '.join(missing)}", file=str(path))
     try:
         for row in rows:
-            software_of(row)
+            _software_of(row)
     except Unscorable as reason:
         raise Unscorable(
             f"{path}: {reason}", file=str(path), line=reason.line, column=reason.column
@@ -340,7 +340,7 @@ def _named(row: Row, line: int) -> Row:
 def run_of(row: Row) -> PublishedRun:
     """Return the run of a row. `Unscorable` says why a row describes no run."""
     _refuse_unplannable(row)
-    software = software_of(row)
+    software = _software_of(row)
     chips, slices = _whole(row, "num_chips"), _whole(row, "num_slices", 1)
     length = _whole(row, "seq_len")
     tensor, sequence = _whole(row, "ici_tp", 1), _whole(row, "ici_sp", 1)
@@ -419,14 +419,14 @@ def _shared_slices(row: Row) -> int:
     return _whole(row, "dcn_fsdp", int(_note(row, r"dcn_fsdp=(\d+)") or 1))
 
 
-def _optimizer_of(row: Row) -> OptimizerName:
+def _optimizer_of(row: Row) -> _OptimizerName:
     """Return the cell, or what the notes name."""
     noted = "adafactor" if _note(row, "(?i)(adafactor)") else "adamw"
     stated = row["optimizer"].lower() or noted
-    known = get_args(OptimizerName)
+    known = get_args(_OptimizerName)
     if stated not in known:
         raise Unscorable(f"its optimizer is {stated}: rows may have {' or '.join(known)}")
-    return cast(OptimizerName, stated)
+    return cast(_OptimizerName, stated)
 
 
 def _sequences_of(row: Row, devices: int, length: int) -> int:
@@ -472,18 +472,18 @@ def _model_of(row: Row) -> Model:
     return min((tied, untied), key=lambda model: abs(flops.parameters(model) - stated))
 
 
-def _window_of(row: Row) -> Window | None:
+def _window_of(row: Row) -> _Window | None:
     """Return the window that the notes state: `5:1 local(1024):global`, `local window 1024`."""
     pattern = re.search(r"(\d+):1 local\((\d+)\):global", row["notes"])
     if pattern:
-        return Window(int(pattern[2]), int(pattern[1]) + 1)
+        return _Window(int(pattern[2]), int(pattern[1]) + 1)
     tokens = _note(row, r"window (\d+)")
     if not tokens:
         return None
     head, keys = _note(row, r"global head_dim (\d+)"), _note(row, r"global kv heads (\d+)")
     if not (head or keys):
-        return Window(int(tokens))
+        return _Window(int(tokens))
     # Where only the heads of global layers are named, their number is that of the family.
-    return Window(
+    return _Window(
         int(tokens), _GEMMA_EVERY, int(head) if head else None, int(keys) if keys else None
     )

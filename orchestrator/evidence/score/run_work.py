@@ -16,7 +16,7 @@ from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
 
 @dataclass(frozen=True)
-class FlopCount:
+class _FlopCount:
     """Which parameters a source multiplies by six, and how much of attention it counts."""
 
     pattern: str
@@ -26,18 +26,18 @@ class FlopCount:
 
 # The first that matches; MaxText has counted in five ways.
 _FLOP_COUNTS = (
-    FlopCount(r"maxtext2023a|6\*?N\*tok; no attention", "all", "none"),
-    FlopCount(r"maxtext2023b", "all", "full"),
-    FlopCount(r"maxtext2023c", "all", "causal"),
-    FlopCount(r"maxtext2024", "matmul", "full"),
-    FlopCount(r"maxtext2025", "matmul", "causal in windows"),
-    FlopCount(r"PaLM|6N \+ 12LHQT", "all", "full"),
-    FlopCount(r"levanter", "matmul", "full"),
+    _FlopCount(r"maxtext2023a|6\*?N\*tok; no attention", "all", "none"),
+    _FlopCount(r"maxtext2023b", "all", "full"),
+    _FlopCount(r"maxtext2023c", "all", "causal"),
+    _FlopCount(r"maxtext2024", "matmul", "full"),
+    _FlopCount(r"maxtext2025", "matmul", "causal in windows"),
+    _FlopCount(r"PaLM|6N \+ 12LHQT", "all", "full"),
+    _FlopCount(r"levanter", "matmul", "full"),
 )
-OURS = FlopCount("", "matmul", "causal in windows")
+OURS = _FlopCount("", "matmul", "causal in windows")
 
 
-def _flop_count(run: PublishedRun) -> FlopCount | None:
+def _flop_count(run: PublishedRun) -> _FlopCount | None:
     """Return how the row's source counts FLOPs; None where that is unknown."""
     return next((c for c in _FLOP_COUNTS if re.search(c.pattern, run.convention)), None)
 
@@ -66,7 +66,7 @@ def extra_parameters_per_layer(run: PublishedRun) -> float:
     return window.whole * 2 * model.d_model * (queries + key_values)
 
 
-def counted_flops_per_token(run: PublishedRun, counted: FlopCount) -> float:
+def counted_flops_per_token(run: PublishedRun, counted: _FlopCount) -> float:
     """Return a token's FLOPs, forward and backward, as the source counts them."""
     model, window, length = run.model, run.window, run.length
     network = decoder(model)
@@ -129,7 +129,7 @@ _SQUARES, _SQUARES_AGAIN = 3.5, 4.0
 # scores, which are written once and read twice; the probabilities are read for those of the values.
 _FORWARD_BYTES = 4 + 4 + 4 + 2 + 2
 _BACKWARD_BYTES = 4 + (4 + 2) + (4 + 2) + 2 + (2 + 2) + 2
-SCORE_BYTES = 2 * _FORWARD_BYTES + _BACKWARD_BYTES
+_SCORE_BYTES = 2 * _FORWARD_BYTES + _BACKWARD_BYTES
 
 
 def attention_as_run(
@@ -148,12 +148,12 @@ def attention_as_run(
         count = (_SQUARES_AGAIN if again else _SQUARES) * square
         formula = "forward flops of the whole square, 3.5 or 4 times"
         heads = layout.over_layers(lambda block: layout.size(block.attention.result.dimensions[0]))
-        moved = SCORE_BYTES * (heads * layout.step_tokens * layout.length)
+        moved = _SCORE_BYTES * (heads * layout.step_tokens * layout.length)
         rate = layout.chip.hbm_bytes_per_s
         return [
             *others,
             matmul_line(layout, "scores and values", formula, count),
-            rated_line(layout, "activation_traffic", "scores", f"{SCORE_BYTES} B x scores", "hbm",
+            rated_line(layout, "activation_traffic", "scores", f"{_SCORE_BYTES} B x scores", "hbm",
                        moved, rate),
         ]  # fmt: skip
 

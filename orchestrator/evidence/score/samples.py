@@ -49,7 +49,7 @@ from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaidOutRun:
+class _LaidOutRun:
     """A run's layout and its ledger of seconds."""
 
     layout: Training
@@ -60,13 +60,13 @@ class LaidOutRun:
         return float(step_time(self.layout, self.lines).lower_s)
 
 
-def lay_out(run: PublishedRun) -> LaidOutRun:
+def _lay_out(run: PublishedRun) -> _LaidOutRun:
     """Return the run as it was run; `Unscorable` says why it cannot be planned."""
     try:
         chip = catalog.chip(run.chip)
         topology = _topology_of(run, chip)
         layout = _layout_as_run(run, chip, topology)
-        return LaidOutRun(layout=layout, lines=_lines_as_run(run, layout))
+        return _LaidOutRun(layout=layout, lines=_lines_as_run(run, layout))
     except Unscorable:
         raise
     except OrchError as error:
@@ -86,7 +86,7 @@ def _topology_of(run: PublishedRun, chip: Chip) -> Topology:
     return topology
 
 
-def policy_of(run: PublishedRun) -> Policy:
+def _policy_of(run: PublishedRun) -> Policy:
     """Return the policy that a source names, or its list of tensors."""
     name = run.remat
     if name in NAMED:
@@ -133,7 +133,7 @@ def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Trainin
 
     def laid_out(sizes: dict[str, Any], links: Links) -> Training:
         """Return the run on one mesh, or on many at once."""
-        policy = policy_of(run)
+        policy = _policy_of(run)
         return make_layout(request, sizes, run.sequences, run.microbatches, policy, links)
 
     # The rule of the search: bound and unoverlapped time together, less what offloading hides.
@@ -185,7 +185,7 @@ IN_PIECES = frozenset({REFERENCE})
 _NOTHING, _ALL = LearnedConstant(value=0.0), LearnedConstant(value=1.0)
 
 
-def as_run(efficiency: Efficiency, run: PublishedRun) -> Efficiency:
+def _as_run(efficiency: Efficiency, run: PublishedRun) -> Efficiency:
     """Return the constants for a run's steady step, and the spread for its software."""
     name, attention = run.software.name, efficiency.attention
     if run.software.kernel == "flash":
@@ -334,7 +334,7 @@ class Sample:
 
     run: PublishedRun
     measured_s: float
-    laid_out: LaidOutRun
+    laid_out: _LaidOutRun
     todo: StepWork
 
     @property
@@ -355,7 +355,11 @@ class Sample:
 
     def expected_s(self, efficiency: Efficiency) -> float:
         """Return the steady step, what its software adds, and what a whole run adds on average."""
-        layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
+        layout, lines, own = (
+            self.laid_out.layout,
+            self.laid_out.lines,
+            _as_run(efficiency, self.run),
+        )
         steady_s = float(expected_s(layout, lines, step_time(layout, lines), own))
         return (steady_s + self._overhead_s(efficiency)) / (1 - self._added_share(efficiency))
 
@@ -375,7 +379,11 @@ class Sample:
 
     def interval(self, efficiency: Efficiency) -> tuple[float, float]:
         """Return the interval of the steady step, wider by how unsure a whole run's overhead is."""
-        layout, lines, own = self.laid_out.layout, self.laid_out.lines, as_run(efficiency, self.run)
+        layout, lines, own = (
+            self.laid_out.layout,
+            self.laid_out.lines,
+            _as_run(efficiency, self.run),
+        )
         time, unsure_s = step_time(layout, lines), self._unsure_overhead_s(efficiency)
         low, high = interval(layout, lines, time, own)
         steady_s = float(expected_s(layout, lines, time, own))
@@ -387,12 +395,12 @@ class Sample:
         """Return how far its figure may be off, as shares of it: for its constants, and for what no
         other run shows.
         """
-        own, todo = as_run(efficiency, self.run), self.todo
+        own, todo = _as_run(efficiency, self.run), self.todo
         overhead = self._unsure_overhead_s(efficiency) / self.measured_s
         return hypot(deviation(todo, own), overhead), unseen(todo, self.axis_values(), own)
 
 
-def sample_of(row: Row) -> Sample:
+def _sample_of(row: Row) -> Sample:
     """Return the sample of a row; `Unscorable` says why it cannot be scored."""
     run = run_of(row)
     try:
@@ -400,7 +408,7 @@ def sample_of(row: Row) -> Sample:
     except OrchError as error:
         raise Unscorable(str(error)) from None
     check_count(run)
-    laid_out = lay_out(run)
+    laid_out = _lay_out(run)
     return Sample(
         run=run,
         measured_s=measured_step_s(run, at_peak),
@@ -414,7 +422,7 @@ def samples(rows: Iterable[Row]) -> tuple[list[Sample], list[SkippedRow]]:
     usable, skipped = [], []
     for row in rows:
         try:
-            usable.append(sample_of(row))
+            usable.append(_sample_of(row))
         except Unscorable as reason:
             skipped.append(SkippedRow(id=row["id"], reason=str(reason)))
     return usable, skipped

@@ -56,7 +56,7 @@ _UNUSED = ("none", "minimal_flash")  # it recomputes all; an older name of minim
 # A model of a spec in MaxText's keys.
 
 
-def keys_of_model(model: Model) -> _Keys:
+def _keys_of_model(model: Model) -> _Keys:
     """Return the model by MaxText's name where it has one, else by its sizes.
 
     A model that MaxText does not have is not the one that these keys say.
@@ -72,12 +72,12 @@ def keys_of_model(model: Model) -> _Keys:
         if not others.keys() - may_differ:
             override = {_OVERRIDE: True} if others.keys() & of_name.keys() else {}
             words = {"model_name": name, **override, **others}
-            if shape_of(words) == comparable(model):
+            if _shape_of(words) == comparable(model):
                 return words
     return {"model_name": "default", **keys}
 
 
-def shape_of(words: _Keys) -> Model | None:
+def _shape_of(words: _Keys) -> Model | None:
     """Return the model that keys are about; None where they are about none."""
     keys = UsedKeys(Recipe({key: Setting(value, "") for key, value in words.items()}))
     found = model_of(keys)
@@ -236,9 +236,9 @@ def keys_of_plan(plan: Plan) -> _Keys:
     batch, accumulated = plan.batch, plan.batch.microbatches
     return {
         "run_name": plan.name,
-        **keys_of_model(model_of_plan(plan)),
+        **_keys_of_model(model_of_plan(plan)),
         **_kernel_keys(plan),
-        "per_device_batch_size": share(batch.sequences // accumulated, plan.devices),
+        "per_device_batch_size": _share(batch.sequences // accumulated, plan.devices),
         **({"gradient_accumulation_steps": accumulated} if accumulated > 1 else {}),
         "max_target_length": batch.length,
         **_loss_keys(plan),
@@ -288,7 +288,7 @@ def _loss_keys(plan: Plan) -> _Keys:
     return {"num_vocab_tiling": found} if found > 1 else {}
 
 
-def share(part: int, whole: int) -> int | float:
+def _share(part: int, whole: int) -> int | float:
     """Return the number of which MaxText's int(whole x number) is `part`."""
     if part % whole == 0:
         return part // whole
@@ -360,11 +360,11 @@ def _optimizer_keys(plan: Plan) -> _Keys:
         **({"learning_rate_schedule_steps": steps} if run_steps < steps else {}),
         "learning_rate": optimizer.peak_lr,
         "learning_rate_final_fraction": optimizer.end_lr / optimizer.peak_lr,
-        "warmup_steps_fraction": share(optimizer.warmup_steps, steps),
+        "warmup_steps_fraction": _share(optimizer.warmup_steps, steps),
     }
     if optimizer.decay != "cosine":
         falling = steps - optimizer.warmup_steps if optimizer.decay == "linear" else 0
-        keys |= {"lr_schedule_type": "wsd", "wsd_decay_steps_fraction": share(falling, steps)}
+        keys |= {"lr_schedule_type": "wsd", "wsd_decay_steps_fraction": _share(falling, steps)}
     keys |= {
         **{theirs: getattr(optimizer, ours) for ours, theirs in OPTIMIZER.items()},
         "adamw_mask": ["scale", "bias"],

@@ -31,7 +31,7 @@ _CONFIG = "src/maxtext/configs/base.yml"
 
 
 @dataclass(frozen=True)
-class Unsaid:
+class _Unsaid:
     """A key of a spec that MaxText has no words for, with its place in the file."""
 
     key: str
@@ -47,7 +47,7 @@ class Unsaid:
 class NotForMaxText(SpecError):
     """All that keeps a plan from being a run of MaxText, a line each."""
 
-    def __init__(self, unsaid: tuple[Unsaid, ...]) -> None:
+    def __init__(self, unsaid: tuple[_Unsaid, ...]) -> None:
         self.unsaid = unsaid
         super().__init__("\n".join(reason.text for reason in unsaid))
 
@@ -120,33 +120,33 @@ def _device(plan: Plan) -> tuple[str, str]:
     return of_xpk, f"{names[-1]}-{size}" if usual else ""
 
 
-def _without_keys(plan: Plan) -> Iterator[Unsaid]:
+def _without_keys(plan: Plan) -> Iterator[_Unsaid]:
     """Yield what no key is about, so that nothing would come back from the keys."""
     if plan.chip not in CHIPS.values():
         known = ", ".join(dict.fromkeys(CHIPS.values()))
-        yield Unsaid("resources.chip", plan.chip, f"MaxText's chips are {known}")
+        yield _Unsaid("resources.chip", plan.chip, f"MaxText's chips are {known}")
     if plan.stages:
-        yield Unsaid("experiment.stages", str(len(plan.stages)), "a run of MaxText has one stage")
+        yield _Unsaid("experiment.stages", str(len(plan.stages)), "a run of MaxText has one stage")
     if plan.data.kind != "synthetic":
-        yield Unsaid("experiment.data.kind", plan.data.kind, "MaxText reads no such token set")
+        yield _Unsaid("experiment.data.kind", plan.data.kind, "MaxText reads no such token set")
     if plan.start is not None:
         key, why = "experiment.start.huggingface", "MaxText starts from its own checkpoints"
-        yield Unsaid(key, plan.start.huggingface, why)
+        yield _Unsaid(key, plan.start.huggingface, why)
     if plan.optimizer.name != "adamw":
-        yield Unsaid("experiment.optimizer.name", plan.optimizer.name, "only AdamW is exported")
+        yield _Unsaid("experiment.optimizer.name", plan.optimizer.name, "only AdamW is exported")
     if plan.batch.microbatches > 1 and plan.precision.compute == "fp8":
         count = str(plan.batch.microbatches)
-        yield Unsaid("experiment.batch.microbatches", count, "MaxText has one with fp8")
+        yield _Unsaid("experiment.batch.microbatches", count, "MaxText has one with fp8")
     # Sizes that the plan pads or replicates so that `tensor` divides them, and MaxText does not.
     model, parts = plan.model, plan.mesh["tensor"]
     split = {"vocab": model.vocab} | ({} if model.latent else {"kv_heads": model.kv_heads})
     for name, size in split.items():
         if size % parts:
             why = f"MaxText splits {name} {size:,} into equal parts, and {parts} does not divide it"
-            yield Unsaid("resources.mesh.tensor", str(parts), why)
+            yield _Unsaid("resources.mesh.tensor", str(parts), why)
 
 
-def _lost(plan: Plan, run: MaxTextRun) -> Iterator[Unsaid]:
+def _lost(plan: Plan, run: MaxTextRun) -> Iterator[_Unsaid]:
     """Yield what does not come back when the run's script is read again."""
     recipe = Recipe(
         keys={key: Setting(value, "") for key, value in run.keys.items()},
@@ -160,7 +160,7 @@ def _lost(plan: Plan, run: MaxTextRun) -> Iterator[Unsaid]:
         for refused in dict.fromkeys(error.refused):
             key = _OF_BLOCKS.get(refused, "name")
             value = str(getattr(plan.model, key))
-            yield Unsaid(f"experiment.model.{key}", value, "no such block of MaxText has it")
+            yield _Unsaid(f"experiment.model.{key}", value, "no such block of MaxText has it")
         return
     wanted = _leaves(_planned(plan))
     got = _leaves(msgspec.convert(imported, Experiment, strict=False))
@@ -171,7 +171,7 @@ def _lost(plan: Plan, run: MaxTextRun) -> Iterator[Unsaid]:
             is_same = math.isclose(ours, theirs, rel_tol=_ROUNDED)
         if not is_same:
             value = "null" if ours is None else str(ours)
-            yield Unsaid(f"experiment.{key}", value, "no key of MaxText says it")
+            yield _Unsaid(f"experiment.{key}", value, "no key of MaxText says it")
 
 
 def _planned(plan: Plan) -> Experiment:

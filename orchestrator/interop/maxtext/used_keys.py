@@ -33,7 +33,7 @@ def models() -> dict[str, dict[str, Any]]:
     return _table("models.toml")
 
 
-def base_values() -> dict[str, list[Any]]:
+def _base_values() -> dict[str, list[Any]]:
     """Return values of base.yml that switch nothing on, by key."""
     return _table("base_values.toml")
 
@@ -47,7 +47,7 @@ _NAMES = frozenset(_IRRELEVANT["names"].split())
 _PATTERNS = re.compile("|".join(_IRRELEVANT["patterns"]))
 
 
-def is_irrelevant(key: str) -> bool:
+def _is_irrelevant(key: str) -> bool:
     """Return whether a key may have any value."""
     return key in _NAMES or _PATTERNS.fullmatch(key) is not None
 
@@ -129,7 +129,7 @@ class UsedKeys:
         for key, setting in {**self._base, **self._model, **self._given}.items():
             if key in self._used:
                 continue
-            if is_irrelevant(key):
+            if _is_irrelevant(key):
                 irrelevant.append(key)
             elif setting.value not in OFF and not _is_default(key, setting.value):
                 self.refuse(key, _INSTEAD.get(key, "is not served"))
@@ -141,5 +141,5 @@ def _is_default(key: str, value: Any) -> bool:
     is_whole = key.endswith("_parallelism") and value == 1
     adds_to_base = (key, value) == ("base_config", "base.yml")
     plain = list(value) if isinstance(value, tuple) else value
-    known = (*base_values().get(key, ()), *((DEFAULTS[key],) if key in DEFAULTS else ()))
+    known = (*_base_values().get(key, ()), *((DEFAULTS[key],) if key in DEFAULTS else ()))
     return is_whole or adds_to_base or plain in known

@@ -44,12 +44,12 @@ from orchestrator.values.plan import Plan
 # One attempt at a run on the hosts of a meeting: the driver's end.
 
 
-ATTEMPT_POLL_S = 0.1
-STOP_LIMIT_S = 10.0
+_ATTEMPT_POLL_S = 0.1
+_STOP_LIMIT_S = 10.0
 # A host shows itself every second; after this long without a sign it is suspect, then gone.
-SUSPECT_S, GONE_S = 3.0, 10.0
-TAKEN = "another driver has taken the hosts"
-ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, and requests stall
+_SUSPECT_S, _GONE_S = 3.0, 10.0
+_TAKEN = "another driver has taken the hosts"
+_ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, and requests stall
 
 
 @dataclass
@@ -64,14 +64,14 @@ class _Seen:
     proven: bool
 
 
-class Watch:
+class _Watch:
     """The hosts of a meeting. It compares what it sees with what it saw, and no two clocks."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._seen: dict[HostName, _Seen] = {}
-        times = ON_BUCKETS if storage.is_copy(meeting.folder) else 1
-        self._suspect_s, self._gone_s = times * SUSPECT_S, times * GONE_S
+        times = _ON_BUCKETS if storage.is_copy(meeting.folder) else 1
+        self._suspect_s, self._gone_s = times * _SUSPECT_S, times * _GONE_S
 
     def look(self) -> dict[HostName, HostState]:
         """The hosts that are not gone. One whose file is old counts once its state changes."""
@@ -109,12 +109,12 @@ def _death(rank: int, name: HostName, host: str, how: str) -> AttemptEvent:
     return AttemptEvent(ended=True, error=dead.error, dead=(dead,))
 
 
-class HostsAttempt:
+class _HostsAttempt:
     """An attempt at a run. Leaving the `with` ends every process of it."""
 
     def __init__(self, folder: Path, spec: AttemptSpec) -> None:
         self._meeting, self._spec = Meeting(folder), spec
-        self._watch, self._order = Watch(self._meeting), None
+        self._watch, self._order = _Watch(self._meeting), None
         self._shown: tuple[Slice, ...] | None = None
         self._refused: str | None = None
         journal = Journal(storage.folder(spec.run))
@@ -138,11 +138,11 @@ class HostsAttempt:
         end = self._give(self._order_of(), after=self._order)
         if end is None:
             return
-        deadline = time.monotonic() + STOP_LIMIT_S
+        deadline = time.monotonic() + _STOP_LIMIT_S
         while time.monotonic() < deadline:
             if all(state.order >= end.number for state in self._watch.look().values()):
                 return
-            time.sleep(ATTEMPT_POLL_S)
+            time.sleep(_ATTEMPT_POLL_S)
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
         """Changed slices before the start; afterwards the end of the ranks."""
@@ -151,7 +151,7 @@ class HostsAttempt:
             event = self._event()
             if event or time.monotonic() >= deadline:
                 return event
-            time.sleep(ATTEMPT_POLL_S)
+            time.sleep(_ATTEMPT_POLL_S)
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         """Give the order that starts one rank on each host of these slices.
@@ -179,7 +179,7 @@ class HostsAttempt:
             coordinator_host=first.address,
         )
         self._order = self._give(order, after=last)
-        self._refused = None if self._order else TAKEN
+        self._refused = None if self._order else _TAKEN
 
     def _event(self) -> AttemptEvent | None:
         if self._refused is not None:
@@ -241,7 +241,7 @@ class HostsAttempt:
     def _end(self, order: Order) -> AttemptEvent | None:
         """The end of the attempt, once all ranks have done their work or one cannot any more."""
         if self._is_superseded():
-            return AttemptEvent(ended=True, error=TAKEN)
+            return AttemptEvent(ended=True, error=_TAKEN)
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
             state = hosts.get(name)
@@ -258,36 +258,36 @@ class HostsAttempt:
 
 
 POLL_S = 0.1
-END_LIMIT_S = 10.0
-ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
-DRIVER = "orchestrator.launch.hosts.rehearsal_driver"
+_END_LIMIT_S = 10.0
+_ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
+_DRIVER = "orchestrator.launch.hosts.rehearsal_driver"
 
 
 class HostsBackend:
     """Starts, watches and stops plain processes on hosts that meet in a folder."""
 
     @contextmanager
-    def emulate(self, plan: Plan, command: str) -> Iterator["EmulatedHosts"]:
+    def emulate(self, plan: Plan, command: str) -> Iterator["_EmulatedHosts"]:
         """Emulate the hosts of the plan's slices on this machine, and run a command with them."""
         with tempfile.TemporaryDirectory(prefix="orch-hosts-") as folder:
-            started = [start_host(plan, Path(folder), number) for number in range(plan.hosts)]
-            words = [sys.executable, "-m", DRIVER, folder, str(plan.hosts), *shlex.split(command)]
+            started = [_start_host(plan, Path(folder), number) for number in range(plan.hosts)]
+            words = [sys.executable, "-m", _DRIVER, folder, str(plan.hosts), *shlex.split(command)]
             driver = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
             try:
-                yield EmulatedHosts(Meeting(Path(folder)), driver)
+                yield _EmulatedHosts(Meeting(Path(folder)), driver)
             finally:
                 end([driver, *started])
 
-    def connect(self, address: str) -> "MeetingClient":
+    def connect(self, address: str) -> "_MeetingClient":
         """The hosts that have joined the folder of that name."""
-        return MeetingClient(storage.folder(address))
+        return _MeetingClient(storage.folder(address))
 
-    def attempt(self, spec: AttemptSpec) -> HostsAttempt:
+    def attempt(self, spec: AttemptSpec) -> _HostsAttempt:
         """An attempt on the hosts that meet in the folder of this process's environment."""
-        return HostsAttempt(Path(os.environ[VARIABLE]), spec)
+        return _HostsAttempt(Path(os.environ[VARIABLE]), spec)
 
 
-def start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
+def _start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
     """Start an emulated host of the plan's slices."""
     size = plan.hosts_per_slice
     return subprocess.Popen(
@@ -307,7 +307,7 @@ def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()
-    deadline = time.monotonic() + END_LIMIT_S
+    deadline = time.monotonic() + _END_LIMIT_S
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -317,7 +317,7 @@ def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 @dataclass
-class EmulatedHosts:
+class _EmulatedHosts:
     """Emulated hosts that run one command."""
 
     meeting: Meeting
@@ -339,7 +339,7 @@ class EmulatedHosts:
         return ClusterEvent(nodes=self.up, job="FAILED" if code else "SUCCEEDED", error=error)
 
 
-class MeetingClient:
+class _MeetingClient:
     """The hosts of a meeting, from the machine that submits. The driver runs on that machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -352,7 +352,7 @@ class MeetingClient:
         self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
-        check_installed(archive, storage.address(self.folder))
+        _check_installed(archive, storage.address(self.folder))
         question = Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
         self._meeting.ask(question)
         hosts = self._answers(question, needs.plan, on_state)
@@ -363,7 +363,7 @@ class MeetingClient:
         self, question: Question, plan: Plan, on_state: Callable[[str], None]
     ) -> list[HostState]:
         """The hosts with their answers, as soon as all that the plan needs have answered."""
-        watch, deadline = Watch(self._meeting), time.monotonic() + ANSWER_LIMIT_S
+        watch, deadline = _Watch(self._meeting), time.monotonic() + _ANSWER_LIMIT_S
         while True:
             hosts = list(watch.look().values())
             answered = sum(one.answer_to(question) is not None for one in hosts)
@@ -376,7 +376,7 @@ class MeetingClient:
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
         """Start `python ARGUMENTS` on this machine, in a session of its own."""
-        check_installed(archive, storage.address(self.folder))
+        _check_installed(archive, storage.address(self.folder))
         job = name or uuid.uuid4().hex
         self._drivers[job] = subprocess.Popen(
             [sys.executable, *arguments],
@@ -408,7 +408,7 @@ class MeetingClient:
         self._drivers[job].kill()
 
 
-def check_installed(archive: bytes | None, folder: str) -> None:
+def _check_installed(archive: bytes | None, folder: str) -> None:
     """Refuse code that would have to travel."""
     if archive is not None:
         raise ClusterUnusable(f"{folder}: its hosts run their installed code: --code installed")

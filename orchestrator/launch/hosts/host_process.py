@@ -31,14 +31,14 @@ from orchestrator.values import codec
 
 # How often a host looks and shows itself: here, over a file system that many hosts share, and on a
 # bucket, which is paid by the request.
-EMULATED_S, SHARED_S, BUCKET_S = 0.1, 1.0, 5.0
-STOP_LIMIT_S = 5.0
-SLICE_PORT = 8081  # where libtpu joins the slices of a run
-RANK = "orchestrator.launch.hosts.rank"
+_EMULATED_S, _SHARED_S, _BUCKET_S = 0.1, 1.0, 5.0
+_STOP_LIMIT_S = 5.0
+_SLICE_PORT = 8081  # where libtpu joins the slices of a run
+_RANK = "orchestrator.launch.hosts.rank"
 
 
 @dataclass
-class Host:
+class _Host:
     """A host, its meeting, and the process that it runs."""
 
     meeting: Meeting
@@ -52,7 +52,7 @@ class Host:
             try:
                 self.look()
             except (JournalUnwritable, OSError) as error:
-                if is_removed(self.meeting.folder):
+                if _is_removed(self.meeting.folder):
                     raise
                 print(error, file=sys.stderr, flush=True)
             time.sleep(self.wait_s)
@@ -61,8 +61,8 @@ class Host:
     def wait_s(self) -> float:
         """How long to wait between two looks."""
         if self.devices is not None:
-            return EMULATED_S
-        return BUCKET_S if is_copy(self.meeting.folder) else SHARED_S
+            return _EMULATED_S
+        return _BUCKET_S if is_copy(self.meeting.folder) else _SHARED_S
 
     def look(self) -> None:
         """Obey the newest order, notice the end of the process, and show the state."""
@@ -92,9 +92,9 @@ class Host:
         """Start the process of a rank."""
         words = (order.worker, codec.to_json(order.args).decode(), str(rank))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", RANK, *words],
+            [sys.executable, "-m", _RANK, *words],
             stdin=subprocess.DEVNULL,
-            env=self._inherited() | environment(order, rank) | {NODE_ADDRESS: self.state.address},
+            env=self._inherited() | _environment(order, rank) | {NODE_ADDRESS: self.state.address},
             start_new_session=True,
         )
 
@@ -103,7 +103,7 @@ class Host:
         if self.process is None:
             return
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(STOP_LIMIT_S)
+        self.process.wait(_STOP_LIMIT_S)
         self.process = None
 
     def _inherited(self) -> dict[str, str]:
@@ -113,7 +113,7 @@ class Host:
         return emulated_devices(os.environ, self.devices)
 
 
-def is_removed(where: Path) -> bool:
+def _is_removed(where: Path) -> bool:
     """Whether the folder in which hosts meet is known to be gone; a bucket's never is."""
     try:
         where.stat()
@@ -124,7 +124,7 @@ def is_removed(where: Path) -> bool:
     return False
 
 
-def environment(order: Order, rank: int) -> dict[str, str]:
+def _environment(order: Order, rank: int) -> dict[str, str]:
     """What joins a rank with the others, and its slice with the other slices."""
     mine = order.ranks[rank]
     slices = list(dict.fromkeys(host.slice_name for host in order.ranks))
@@ -137,10 +137,10 @@ def environment(order: Order, rank: int) -> dict[str, str]:
     }
     if len(slices) > 1:
         joined |= {
-            "MEGASCALE_COORDINATOR_ADDRESS": f"{order.coordinator_host}:{SLICE_PORT}",
+            "MEGASCALE_COORDINATOR_ADDRESS": f"{order.coordinator_host}:{_SLICE_PORT}",
             "MEGASCALE_NUM_SLICES": str(len(slices)),
             "MEGASCALE_SLICE_ID": str(slices.index(mine.slice_name)),
-            "MEGASCALE_PORT": str(SLICE_PORT),
+            "MEGASCALE_PORT": str(_SLICE_PORT),
         }
     return joined
 
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> None:
         free_port=free_port(),
         beat=0,
     )
-    host = Host(Meeting(options.folder), state, options.emulate)
+    host = _Host(Meeting(options.folder), state, options.emulate)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:

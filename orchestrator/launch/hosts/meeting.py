@@ -29,7 +29,7 @@ from orchestrator.values import codec
 T = TypeVar("T")
 VARIABLE = "ORCH_HOSTS"  # the driver's environment names the folder
 # Why a file can never be read as an order. Any other error may be gone at the next look.
-REFUSED = {errno.EPERM, errno.EACCES, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EFBIG}
+_REFUSED = {errno.EPERM, errno.EACCES, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EFBIG}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class Meeting:
             try:
                 order = self._read_order(self._seen + 1)
             except OSError as error:
-                if error.errno not in REFUSED:
+                if error.errno not in _REFUSED:
                     break
                 self._pass_over(error.strerror or str(error))
             except (msgspec.DecodeError, ValueError) as error:

@@ -37,10 +37,10 @@ from orchestrator.values.plan import Plan
 # The ranks whose processes Ray saw die, and where they were.
 
 
-HOW = "died; Ray does not tell by which signal"
+_HOW = "died; Ray does not tell by which signal"
 
 
-def find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
+def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
     """Those of an error of Ray Train. What only raised an exception has told it itself."""
     return tuple(_deaths(error))
 
@@ -55,13 +55,13 @@ def _deaths(error: BaseException) -> Iterator[DeadRank]:
         nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
         if process and (node := nodes.get(process.node_id)):
             host = f"{node['NodeManagerHostname']}, process {process.pid}"
-            yield DeadRank(rank=rank, host=host, slice_name=slices.name_of(node), how=HOW)
+            yield DeadRank(rank=rank, host=host, slice_name=slices.name_of(node), how=_HOW)
 
 
-LOOK_EVERY_S = 1.0
-FENCE_LIMIT_S = 10.0
-Send = Callable[[AttemptEvent], None]
-Commands = queue.SimpleQueue[AttemptCommand]
+_LOOK_EVERY_S = 1.0
+_FENCE_LIMIT_S = 10.0
+_Send = Callable[[AttemptEvent], None]
+_Commands = queue.SimpleQueue[AttemptCommand]
 
 
 def join_cluster(address: str) -> None:
@@ -106,9 +106,9 @@ def _show_life(write: Callable[[str], None]) -> None:
         time.sleep(SIGN_OF_LIFE_S)
 
 
-def _commands(source: BinaryIO) -> Commands:
+def _commands(source: BinaryIO) -> _Commands:
     """The driver's commands as they come. This process ends with them."""
-    commands: Commands = queue.SimpleQueue()
+    commands: _Commands = queue.SimpleQueue()
 
     def listen() -> None:
         for line in source:
@@ -119,7 +119,7 @@ def _commands(source: BinaryIO) -> Commands:
     return commands
 
 
-def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
+def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
     journal = Journal(folder(spec.run))
     run = journal.run()
     kind = journal.plan(run.plan_digest)
@@ -129,7 +129,7 @@ def _serve(spec: AttemptSpec, commands: Commands, send: Send) -> None:
     watch = ClaimWatch(journal.path, spec.claim)
     args, chosen = _wait_for_start(kind, commands, send, lease, watch)
     plan = journal.plan(args.plan_digest)
-    placement = _Placement(lease, chosen, fence(plan, chosen))
+    placement = _Placement(lease, chosen, _fence(plan, chosen))
 
     def train() -> None:
         ending = _train(plan, args, spec.worker, rehearsal=run.rehearsal)
@@ -149,18 +149,18 @@ def _end_if_superseded(watch: ClaimWatch) -> None:
 
 
 def _wait_for_start(
-    kind: Plan, commands: Commands, send: Send, lease: Lease | None, watch: ClaimWatch
+    kind: Plan, commands: _Commands, send: _Send, lease: Lease | None, watch: ClaimWatch
 ) -> tuple[WorkerArgs, tuple[str, ...]]:
     """Report the slices whenever they change, until the driver starts the workers."""
     last: AttemptEvent | None = None
     while True:
         _end_if_superseded(watch)
-        event = _slices_event(current_slices(kind), lease)
+        event = _slices_event(_current_slices(kind), lease)
         if event != last:
             send(event)
             last = event
         with suppress(queue.Empty):
-            command = commands.get(timeout=LOOK_EVERY_S)
+            command = commands.get(timeout=_LOOK_EVERY_S)
             if command.args:
                 _check_turn(lease)
                 return command.args, command.slices
@@ -201,7 +201,7 @@ class _Placement:
         """Free the whole slices for others; broken ones stay fenced."""
         from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
 
-        whole = {one.name for one in current_slices(plan) if one.whole} if self.fences else set()
+        whole = {one.name for one in _current_slices(plan) if one.whole} if self.fences else set()
         for name, group in self.fences:
             if name in whole:
                 remove_placement_group(group)
@@ -213,8 +213,8 @@ class _Placement:
 def _attend(
     plan: Plan,
     args: WorkerArgs,
-    commands: Commands,
-    send: Send,
+    commands: _Commands,
+    send: _Send,
     placement: _Placement,
     watch: ClaimWatch,
 ) -> None:
@@ -222,8 +222,8 @@ def _attend(
     while True:
         _end_if_superseded(watch)
         with suppress(queue.Empty):
-            commands.get(timeout=LOOK_EVERY_S)
-            send(AttemptEvent(slices=current_slices(plan)))
+            commands.get(timeout=_LOOK_EVERY_S)
+            send(AttemptEvent(slices=_current_slices(plan)))
         if not placement.done and _all_up(plan, args):
             placement.end(plan)
 
@@ -232,14 +232,14 @@ def _all_up(plan: Plan, args: WorkerArgs) -> bool:
     return len(heartbeat.read_heartbeats(folder(args.run), args.attempt)) == plan.hosts
 
 
-def current_slices(plan: Plan) -> tuple[Slice, ...]:
+def _current_slices(plan: Plan) -> tuple[Slice, ...]:
     """The slices of the plan's kind, as they are now."""
     import ray  # noqa: PLC0415
 
     return slices.slices_of(ray.nodes(), private_api.free_resources(), plan, slices.answers)
 
 
-def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
+def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
     """Reserve the first host of every slice that is not chosen, so that Ray takes the chosen ones.
 
     Otherwise Ray would reserve a slice that lost a host again and again, through its first host.
@@ -258,7 +258,7 @@ def fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
         for node in slices.heads_of_others(ray.nodes(), plan, chosen)
     ]
     for _, group in fences:
-        group.wait(FENCE_LIMIT_S)  # a slice that another run holds needs no fence
+        group.wait(_FENCE_LIMIT_S)  # a slice that another run holds needs no fence
     return fences
 
 
@@ -272,7 +272,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
     trainer = private_api.jax_trainer(private=rehearsal)(
         train_loop_per_worker=_on_worker,
         train_loop_config={"worker": worker, "args": args},
-        jax_config=JaxOnNodeAddress(use_tpu=True),
+        jax_config=_JaxOnNodeAddress(use_tpu=True),
         scaling_config=ScalingConfig(
             use_tpu=True,
             topology=plan.topology,
@@ -289,7 +289,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
     try:
         trainer.fit()
     except Exception as error:  # noqa: BLE001  Ray wraps every error in classes of its own
-        return AttemptEvent(ended=True, error=_cause(error), dead=find_dead_ranks(error))
+        return AttemptEvent(ended=True, error=_cause(error), dead=_find_dead_ranks(error))
     return AttemptEvent(ended=True)
 
 
@@ -318,10 +318,10 @@ def _cause(error: BaseException) -> str:
 # The processes of an attempt listen only on the address of their node.
 
 
-BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # read by JAX on the first process
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # read by JAX on the first process
 
 
-class JaxOnNodeAddress(JaxConfig):
+class _JaxOnNodeAddress(JaxConfig):
     """How Ray Train connects the processes, each of which listens on the address of its node."""
 
     @property
@@ -359,7 +359,7 @@ def _note_node_address() -> None:
 
 
 def _bind_coordinator(address: str) -> None:
-    os.environ[BIND_ADDRESS] = address
+    os.environ[_BIND_ADDRESS] = address
 
 
 if __name__ == "__main__":

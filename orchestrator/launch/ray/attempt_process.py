@@ -48,12 +48,12 @@ class AttemptCommand:
     slices: tuple[str, ...] = ()
 
 
-SLICES_LIMIT_S = 10.0
-SILENT_LIMIT_S = 60.0
+_SLICES_LIMIT_S = 10.0
+_SILENT_LIMIT_S = 60.0
 POLL_S = 0.2
 # By default Ray Train checks its workers every two seconds, waits a minute for slices, and repeats
 # what they print.
-RAY_TRAIN = {
+_RAY_TRAIN = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
@@ -65,7 +65,7 @@ class AttemptProcess:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **RAY_TRAIN}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **_RAY_TRAIN}
         )
         self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._heard_s, self._started = time.monotonic(), False
@@ -97,7 +97,7 @@ class AttemptProcess:
         with suppress(queue.Empty):
             return self._events.get(timeout=timeout_s)
         silent_s = time.monotonic() - self._heard_s
-        if self._started or silent_s < SILENT_LIMIT_S:
+        if self._started or silent_s < _SILENT_LIMIT_S:
             return None
         error = f"the process that carries out the attempt has been silent for {silent_s:.0f} s"
         return AttemptEvent(ended=True, error=error)
@@ -110,7 +110,7 @@ class AttemptProcess:
     def slices(self) -> tuple[Slice, ...] | None:
         """The slices as they are now; None when the process does not answer."""
         self._send(AttemptCommand())
-        deadline = time.monotonic() + SLICES_LIMIT_S
+        deadline = time.monotonic() + _SLICES_LIMIT_S
         while self._listener.is_alive() and time.monotonic() < deadline:
             event = self.next_event(POLL_S)
             if event and not event.ended:
@@ -139,8 +139,8 @@ class AttemptProcess:
 
 
 MARK = "ORCH_CLUSTER"
-LIMIT_S = 20.0
-TREE_POLL_S = 0.05
+_LIMIT_S = 20.0
+_TREE_POLL_S = 0.05
 
 
 def marked(mark: str) -> list[int]:
@@ -162,14 +162,14 @@ def _words(process: psutil.Process) -> list[str]:
 
 def end_all(mark: str, *spared: int) -> None:
     """Kill every process that carries a mark, until only the spared ones are left."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + _LIMIT_S
     while left := [process for process in _marked(mark) if process.pid not in spared]:
         if time.monotonic() > deadline:
             return
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        time.sleep(TREE_POLL_S)
+        time.sleep(_TREE_POLL_S)
 
 
 def remove(folder: Path) -> None:

@@ -29,9 +29,9 @@ from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 
 # The dashboard of a busy head is silent for tens of seconds.
-SILENCE_LIMIT_S = 60.0
+_SILENCE_LIMIT_S = 60.0
 POLL_S = 0.2
-Clock = Callable[[], float]
+_Clock = Callable[[], float]
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Patience:
     While `needless` says that the job lives without an answer, they may fail for ever.
     """
 
-    limit_s: float = SILENCE_LIMIT_S
-    clock: Clock = time.monotonic
+    limit_s: float = _SILENCE_LIMIT_S
+    clock: _Clock = time.monotonic
     needless: Callable[[], bool] = lambda: False
     failing_since_s: float | None = None
 
@@ -56,11 +56,11 @@ class Patience:
         if self.failing_since_s is None:
             self.failing_since_s = now_s
         late = now_s - self.failing_since_s > self.limit_s
-        if is_final(error) or (late and not self.needless()):
+        if _is_final(error) or (late and not self.needless()):
             raise error
 
 
-def is_final(error: Exception) -> bool:
+def _is_final(error: Exception) -> bool:
     """Whether asking again would give the same error: the cluster refuses this token."""
     chain: BaseException | None = error
     while chain is not None:
@@ -70,7 +70,7 @@ def is_final(error: Exception) -> bool:
     return False
 
 
-class Jobs(Protocol):
+class _Jobs(Protocol):
     """What knows the state of a job. Every call may fail."""
 
     def state(self, job: str) -> str:
@@ -83,7 +83,7 @@ class Jobs(Protocol):
 
 
 def states(
-    jobs: Jobs, job: str, patience: Patience, sleep: Callable[[float], None] = time.sleep
+    jobs: _Jobs, job: str, patience: Patience, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[str, str | None]]:
     """Each new state of a job until it has ended, and why it failed where it did."""
     last = ""
@@ -102,16 +102,16 @@ def states(
             sleep(POLL_S)
 
 
-REACH_LIMIT_S = 10.0
-JOBS_PORT = 8265
-PYTHON = "python"  # the cluster's own, the first in its PATH
-LAST_LINES = 3
+_REACH_LIMIT_S = 10.0
+_JOBS_PORT = 8265
+_PYTHON = "python"  # the cluster's own, the first in its PATH
+_LAST_LINES = 3
 # Ray prefers these to the address that it is given.
-OTHER_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
+_OTHER_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+_TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
 
 
-class RayJobs:
+class _RayJobs:
     """The jobs of a cluster."""
 
     def __init__(self, address: str) -> None:
@@ -119,7 +119,7 @@ class RayJobs:
         self.address = address
         with self._in_plain_words("cannot be reached"):
             _check_listens(address)
-            for name in OTHER_ADDRESSES:
+            for name in _OTHER_ADDRESSES:
                 os.environ.pop(name, None)
             logging.getLogger("ray").setLevel(logging.ERROR)
             for chatty in ("sdk", "dashboard_sdk"):
@@ -151,7 +151,7 @@ class RayJobs:
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
         """Start `python ARGUMENTS` as a job, in the code that travels or in the cluster's own."""
-        command = shlex.join([PYTHON, *arguments])
+        command = shlex.join([_PYTHON, *arguments])
         if archive is None:
             return self._submit(command, {}, name)
         with tempfile.TemporaryDirectory(prefix="orch-") as folder:
@@ -189,7 +189,7 @@ class RayJobs:
         with self._in_plain_words("does not answer"):
             message = str(self._client.get_job_info(job).message)
             lines = [line for line in self._client.get_job_logs(job).splitlines() if line.strip()]
-        last = lines[: -LAST_LINES - 1 : -1] or [message]
+        last = lines[: -_LAST_LINES - 1 : -1] or [message]
         return "\n  ".join(["its job ended before the run began", *last])
 
     def live_jobs(self) -> Sequence[str]:
@@ -216,7 +216,7 @@ class RayJobs:
 def _reason(error: Exception) -> str:
     """One line of an error. A refused token has a line of its own."""
     if type(error).__name__ == "AuthenticationError":
-        return f"it asks for a token: {TOKEN}"
+        return f"it asks for a token: {_TOKEN}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[-1] if "Traceback" in str(error) else next(iter(lines), "")
     return reason or type(error).__name__
@@ -224,16 +224,16 @@ def _reason(error: Exception) -> str:
 
 def _check_listens(address: str) -> None:
     """Fail at once when nothing listens there. Ray itself would try for minutes."""
-    host, port = host_and_port(address)
+    host, port = _host_and_port(address)
     try:
-        with socket.create_connection((host, port), timeout=REACH_LIMIT_S):
+        with socket.create_connection((host, port), timeout=_REACH_LIMIT_S):
             return
     except OSError as error:
         reason = error.strerror or str(error)
         raise ClusterUnusable(f"{address}: nothing answers on port {port}: {reason}") from error
 
 
-def host_and_port(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """Host and port of an address as people write it."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
@@ -243,7 +243,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not host or (port is None and parts.scheme not in ("http", "https")):
         raise ClusterUnusable(
             f"{address!r} is not the address of a cluster: use that of its dashboard, for example"
-            f" http://10.0.0.2:{JOBS_PORT}, or of its head, 10.0.0.2:6379"
+            f" http://10.0.0.2:{_JOBS_PORT}, or of its head, 10.0.0.2:6379"
         )
     return host, port or {"http": 80, "https": 443}[parts.scheme]
 
@@ -258,9 +258,9 @@ class RayBackend:
         """A private cluster on this machine with the plan's slices, which runs a command."""
         return private_cluster(emulated_hosts(plan), plan.devices_per_host, command)
 
-    def connect(self, address: str) -> RayJobs:
+    def connect(self, address: str) -> _RayJobs:
         """The job server of a named cluster."""
-        return RayJobs(address)
+        return _RayJobs(address)
 
     def attempt(self, spec: AttemptSpec) -> AttemptProcess:
         """An attempt on the cluster of RAY_ADDRESS, in whose job the driver runs."""

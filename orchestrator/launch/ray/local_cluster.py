@@ -21,11 +21,11 @@ from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.processes import emulated_devices
 from orchestrator.values import codec
 
-END_LIMIT_S = 30.0
-NOBODY = "http://127.0.0.1:9"
-LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the others
+_END_LIMIT_S = 30.0
+_NOBODY = "http://127.0.0.1:9"
+_LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the others
 # A busy machine starts processes slowly: wait longer than that.
-LIMITS = {
+_LIMITS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_agent_register_timeout_ms": "300000",
@@ -58,7 +58,7 @@ def private_cluster(
     hosts: Sequence[EmulatedHost], devices_per_host: int, command: str
 ) -> Iterator[PrivateCluster]:
     """Start a cluster of these nodes and a Ray job on it; afterwards nothing of it is left."""
-    folder, mark = short_folder(), secrets.token_hex(16)
+    folder, mark = _short_folder(), secrets.token_hex(16)
     (folder / "ray").mkdir()  # Ray writes its address here, and not where everybody looks
     request = ClusterRequest(mark=mark, folder=str(folder), hosts=tuple(hosts), command=command)
     supervisor = _start_supervisor(folder, _environment(folder, mark, devices_per_host))
@@ -75,10 +75,10 @@ def private_cluster(
         listener.join()
 
 
-def short_folder() -> Path:
+def _short_folder() -> Path:
     """A new folder for a cluster, with a path that is short enough for its sockets."""
     usual = tempfile.gettempdir()
-    where = usual if len(usual) <= LONGEST_FOLDER else "/tmp"
+    where = usual if len(usual) <= _LONGEST_FOLDER else "/tmp"
     return Path(tempfile.mkdtemp(prefix="orch-", dir=where))
 
 
@@ -108,9 +108,9 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         "RAY_TMPDIR": str(folder),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps 127.0.0.1 from becoming the outer address
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_USAGE_STATS_REPORT_URL": NOBODY,  # Ray also reports that its reports are off
+        "RAY_USAGE_STATS_REPORT_URL": _NOBODY,  # Ray also reports that its reports are off
         "RAY_DEDUP_LOGS": "0",
-        **LIMITS,
+        **_LIMITS,
         "RAY_worker_niceness": "0",  # otherwise any other work on the machine comes first
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
@@ -132,7 +132,7 @@ def _end(supervisor: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
     with suppress(BrokenPipeError):
         supervisor.stdin.close()
     with suppress(subprocess.TimeoutExpired):
-        supervisor.wait(END_LIMIT_S)
+        supervisor.wait(_END_LIMIT_S)
     attempt_process.end_all(mark, os.getpid())
     supervisor.wait()
     attempt_process.remove(folder)

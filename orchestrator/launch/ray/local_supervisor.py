@@ -27,14 +27,14 @@ from orchestrator.launch.ray.backend import Patience, states
 from orchestrator.processes import LOOPBACK, claimed
 from orchestrator.values import codec
 
-OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
+_OBJECT_STORE_BYTES = 80 * 2**20  # a run moves no data through Ray
 POLL_S = 0.2
-AGENT_LIMIT_S = 300.0  # on a busy machine
+_AGENT_LIMIT_S = 300.0  # on a busy machine
 # A supervisor whose owner is gone ends the cluster in less.
-STOPPED_LIMIT_S = 30.0
+_STOPPED_LIMIT_S = 30.0
 # Ray would otherwise wait 15 s for its agents to write their ports into a file, which is too short
 # on a busy machine.
-AGENT_PORTS = (
+_AGENT_PORTS = (
     "dashboard_agent_listen_port",
     "metrics_agent_port",
     "metrics_export_port",
@@ -64,11 +64,11 @@ def _fork_stand_in(request: ClusterRequest) -> None:
         return
     for inherited in (alive, sys.stdout.fileno()):
         os.close(inherited)
-    wait_for_end(ended, sys.stdin.fileno())
+    _wait_for_end(ended, sys.stdin.fileno())
     _clean_up(request)
 
 
-def wait_for_end(ended: int, owned: int) -> None:
+def _wait_for_end(ended: int, owned: int) -> None:
     """Wait until the supervisor has ended, or does nothing though its owner is gone: then it is
     stopped. `ended` is a pipe that ends with the supervisor, `owned` one that ends with the owner.
     """
@@ -76,7 +76,7 @@ def wait_for_end(ended: int, owned: int) -> None:
     waiting.register(ended, select.POLLIN)
     waiting.register(owned, 0)  # of what comes there only the end
     if ended not in dict(waiting.poll()):
-        select.select([ended], [], [], STOPPED_LIMIT_S)
+        select.select([ended], [], [], _STOPPED_LIMIT_S)
 
 
 def _end_with_owner(request: ClusterRequest) -> None:
@@ -148,10 +148,10 @@ def _node(ports: Iterator[int]) -> dict[str, Any]:
     """The options of every node, with ports of its own."""
     options = {
         "node_ip_address": LOOPBACK,
-        "object_store_memory": OBJECT_STORE_BYTES,
+        "object_store_memory": _OBJECT_STORE_BYTES,
         "wait": False,  # `add_node` returns when the node is up
     }
-    return options | {agent: next(ports) for agent in AGENT_PORTS}
+    return options | {agent: next(ports) for agent in _AGENT_PORTS}
 
 
 def _submit(head: Any, command: str) -> tuple[Any, str]:
@@ -160,7 +160,7 @@ def _submit(head: Any, command: str) -> tuple[Any, str]:
     A busy head may take it and answer too late: then it is there by its name.
     """
     job = f"orch-{secrets.token_hex(4)}"
-    patience = Patience(limit_s=AGENT_LIMIT_S)
+    patience = Patience(limit_s=_AGENT_LIMIT_S)
     while True:
         try:
             client = private_api.job_client(f"http://{head.webui_url}")

@@ -21,9 +21,9 @@ from orchestrator.launch.ray.attempt import join_cluster
 from orchestrator.launch.ray.slices import WORKER_ID, is_free, kind_of, name_of
 from orchestrator.values import codec
 
-MARK = "orch preflight: "
-ANSWER_LIMIT_S = 300.0  # a host may have to fetch and unpack the code first
-MOST_OF_FAULT = 300
+_MARK = "orch preflight: "
+_ANSWER_LIMIT_S = 300.0  # a host may have to fetch and unpack the code first
+_MOST_OF_FAULT = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +40,18 @@ def main(argv: list[str]) -> None:
     """Join the cluster, look, and print the report."""
     request = codec.from_json(argv[0], RayPreflight)
     join_cluster(os.environ["RAY_ADDRESS"])
-    print(MARK + codec.to_json(look(request)).decode(), flush=True)
+    print(_MARK + codec.to_json(_look(request)).decode(), flush=True)
 
 
 def parse_report(log: str) -> PreflightReport:
     """The report in the log of this job."""
-    lines = [line for line in log.splitlines() if line.startswith(MARK)]
+    lines = [line for line in log.splitlines() if line.startswith(_MARK)]
     if not lines:
         raise ClusterUnusable("the preflight job printed no report: see its log on the cluster")
-    return codec.from_json(lines[-1].removeprefix(MARK), PreflightReport)
+    return codec.from_json(lines[-1].removeprefix(_MARK), PreflightReport)
 
 
-def look(preflight: RayPreflight) -> PreflightReport:
+def _look(preflight: RayPreflight) -> PreflightReport:
     """Return what the joined cluster offers a run."""
     import ray  # noqa: PLC0415
     from ray.util.tpu import get_num_tpu_slices  # noqa: PLC0415
@@ -77,7 +77,7 @@ def _hosts(nodes: list[dict[str, Any]], request: PreflightRequest) -> tuple[Pref
     import ray  # noqa: PLC0415
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-    ask, me = ray.remote(num_cpus=0, max_retries=0)(here), ray.get_runtime_context().get_node_id()
+    ask, me = ray.remote(num_cpus=0, max_retries=0)(_here), ray.get_runtime_context().get_node_id()
     pending = {}
     for node in nodes:
         if node["NodeID"] == me:
@@ -85,9 +85,9 @@ def _hosts(nodes: list[dict[str, Any]], request: PreflightRequest) -> tuple[Pref
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = ask.options(scheduling_strategy=there).remote(request)
         pending[task] = str(node["NodeManagerAddress"])
-    done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=ANSWER_LIMIT_S)
+    done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_LIMIT_S)
     answers = (_answer(task, name, task in done) for task, name in pending.items())
-    return (here(request), *answers)
+    return (_here(request), *answers)
 
 
 def _answer(task: Any, name: str, done: bool) -> PreflightHost:
@@ -97,11 +97,11 @@ def _answer(task: Any, name: str, done: bool) -> PreflightHost:
         host: PreflightHost = ray.get(task) if done else PreflightHost(name=name)
     except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
         *_, fault = str(error).strip().splitlines() or [type(error).__name__]
-        return PreflightHost(name=name, fault=fault[:MOST_OF_FAULT])
+        return PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT])
     return host
 
 
-def here(request: PreflightRequest) -> PreflightHost:
+def _here(request: PreflightRequest) -> PreflightHost:
     """The host on which this function runs."""
     return this_host.describe(socket.gethostname(), request.file, request.secrets)
 

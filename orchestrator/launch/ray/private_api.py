@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TRIED = ("2.60.0",)  # versions of Ray, the newest last
-NODE_LIMIT_S = 300.0  # for each node, on a machine that does other work too
+_TRIED = ("2.60.0",)  # versions of Ray, the newest last
+_NODE_LIMIT_S = 300.0  # for each node, on a machine that does other work too
 POLL_S = 0.2
-REQUEST_LIMIT_S = 30.0  # without a byte of an answer
+_REQUEST_LIMIT_S = 30.0  # without a byte of an answer
 
 
 def free_resources() -> Mapping[str, Mapping[str, float]]:
@@ -38,19 +38,19 @@ def live_jobs() -> set[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorProcess:
+class _ActorProcess:
     """The process of an actor, which may have ended."""
 
     node_id: str
     pid: int
 
 
-def process_of_actor(actor_id: str | None) -> ActorProcess | None:
+def process_of_actor(actor_id: str | None) -> _ActorProcess | None:
     """The process of an actor; None where Ray does not know the actor."""
     from ray._private.state import actors  # noqa: PLC0415
 
     found = actors(actor_id) if actor_id else {}
-    return ActorProcess(node_id=found["Address"]["NodeID"], pid=found["Pid"]) if found else None
+    return _ActorProcess(node_id=found["Address"]["NodeID"], pid=found["Pid"]) if found else None
 
 
 def job_client(address: str) -> Any:
@@ -63,7 +63,7 @@ def job_client(address: str) -> Any:
         """Ray passes on the options of a request, and sets no timeout."""
 
         def _do_request(self, *values: Any, **named: Any) -> Any:
-            return super()._do_request(*values, **{"timeout": REQUEST_LIMIT_S, **named})
+            return super()._do_request(*values, **{"timeout": _REQUEST_LIMIT_S, **named})
 
     return Client(address)
 
@@ -113,7 +113,7 @@ def allow_slow_start() -> None:
     signature = inspect.signature(start_raylet)
 
     def get_node_patiently(address: str, node: str) -> Any:
-        deadline = time.monotonic() + NODE_LIMIT_S
+        deadline = time.monotonic() + _NODE_LIMIT_S
         while True:
             try:
                 return get_node(address, node)

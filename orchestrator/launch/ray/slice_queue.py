@@ -15,15 +15,15 @@ from orchestrator.errors import Superseded
 from orchestrator.launch.ray import private_api
 
 # A run that had slices may be away this long before anybody may take them.
-RETURN_S = 60.0
+_RETURN_S = 60.0
 # Another protocol gets another name, so that two versions of this project never talk to each other.
-NAME, NAMESPACE = "orch-slice-queue-3", "orch"
-LEAVE_LIMIT_S = 30.0
-ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
+_NAME, _NAMESPACE = "orch-slice-queue-3", "orch"
+_LEAVE_LIMIT_S = 30.0
+_ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueAnswer:
+class _QueueAnswer:
     """The runs `ahead` in the queue, none when it is this run's turn, and the `taken` slices.
 
     Taken slices belong to other runs even when they are free for the moment. A later claim of the
@@ -36,7 +36,7 @@ class QueueAnswer:
 
 
 @dataclass
-class QueuePosition:
+class _QueuePosition:
     """A run in the queue.
 
     `submitted_at_s` tells the run from an earlier one of the same key, which was removed. `job` is
@@ -55,27 +55,27 @@ class QueuePosition:
     gone_at_s: float | None = None
 
 
-class SliceQueue:
+class _SliceQueue:
     """The runs that want or have slices of a cluster, in the order in which they came."""
 
     def __init__(
         self, live_jobs: Callable[[], Collection[str]], clock: Callable[[], float]
     ) -> None:
         self._live_jobs, self._clock = live_jobs, clock
-        self._positions: dict[str, QueuePosition] = {}
+        self._positions: dict[str, _QueuePosition] = {}
 
     def request(
         self, run: str, submitted_at_s: float, kind: str, job: str, claim: int
-    ) -> QueueAnswer:
+    ) -> _QueueAnswer:
         """Whether a run may take slices. Its turn lasts until it requests again or is served."""
         self._drop_ended()
         known = self._positions.get(run)
         if known and known.submitted_at_s < submitted_at_s:
             del self._positions[run]  # of a run that was removed: its claims say nothing here
-        new = QueuePosition(run, submitted_at_s, kind, job, claim)
+        new = _QueuePosition(run, submitted_at_s, kind, job, claim)
         mine = self._positions.setdefault(run, new)
         if (submitted_at_s, claim) < (mine.submitted_at_s, mine.claim):
-            return QueueAnswer(ahead=(), taken=(), superseded=True)
+            return _QueueAnswer(ahead=(), taken=(), superseded=True)
         mine.kind, mine.job, mine.claim = kind, job, claim
         mine.served, mine.turn, mine.gone_at_s = False, False, None
         same_kind = [one for one in self._positions.values() if one.kind == kind]
@@ -83,7 +83,7 @@ class SliceQueue:
         ahead = [one.run for one in same_kind if one.turn or (one in older and not one.served)]
         mine.turn = not ahead
         others = (one for one in same_kind if one is not mine)
-        return QueueAnswer(
+        return _QueueAnswer(
             ahead=tuple(ahead), taken=tuple(name for one in others for name in one.slices)
         )
 
@@ -97,7 +97,7 @@ class SliceQueue:
         for position in self._of(run, job):
             del self._positions[position.run]
 
-    def _of(self, run: str, job: str) -> Iterator[QueuePosition]:
+    def _of(self, run: str, job: str) -> Iterator[_QueuePosition]:
         """The run's position, unless a later job of it has made a request since."""
         position = self._positions.get(run)
         if position and position.job == job:
@@ -111,11 +111,11 @@ class SliceQueue:
                 continue
             if position.gone_at_s is None:
                 position.gone_at_s, position.served, position.turn = now_s, False, False
-            if not position.slices or now_s - position.gone_at_s > RETURN_S:
+            if not position.slices or now_s - position.gone_at_s > _RETURN_S:
                 del self._positions[position.run]
 
 
-class SliceQueueServer:
+class _SliceQueueServer:
     """The queue as a Ray actor, in reach of every job of the cluster.
 
     It has no chip and no secret, and lives on the head for as long as the cluster does. If it dies,
@@ -124,11 +124,11 @@ class SliceQueueServer:
     """
 
     def __init__(self) -> None:
-        self._queue = SliceQueue(private_api.live_jobs, time.monotonic)
+        self._queue = _SliceQueue(private_api.live_jobs, time.monotonic)
 
     def request(
         self, run: str, submitted_at_s: float, kind: str, job: str, claim: int
-    ) -> QueueAnswer:
+    ) -> _QueueAnswer:
         return self._queue.request(run, submitted_at_s, kind, job, claim)
 
     def confirm(self, run: str, job: str, slices: tuple[str, ...]) -> None:
@@ -153,7 +153,7 @@ class Lease:
         self._job = ray.get_runtime_context().get_job_id()
         self._server = self._find_server()
 
-    def request(self) -> QueueAnswer:
+    def request(self) -> _QueueAnswer:
         """Which runs are ahead, and which slices belong to others; `Superseded` when a later claim
         has asked.
         """
@@ -168,13 +168,13 @@ class Lease:
             raise Superseded(f"claim {self.claim} is superseded by a later one in the queue")
         return answer
 
-    def _request(self) -> QueueAnswer:
+    def _request(self) -> _QueueAnswer:
         import ray  # noqa: PLC0415
 
         pending = self._server.request.remote(
             self.run, self.submitted_at_s, self.kind, self._job, self.claim
         )
-        answer: QueueAnswer = ray.get(pending, timeout=ANSWER_LIMIT_S)
+        answer: _QueueAnswer = ray.get(pending, timeout=_ANSWER_LIMIT_S)
         return answer
 
     def confirm(self, slices: tuple[str, ...]) -> None:
@@ -186,13 +186,13 @@ class Lease:
         import ray  # noqa: PLC0415
 
         with suppress(ray.exceptions.RayError):
-            ray.get(self._server.leave.remote(self.run, self._job), timeout=LEAVE_LIMIT_S)
+            ray.get(self._server.leave.remote(self.run, self._job), timeout=_LEAVE_LIMIT_S)
 
     def _find_server(self) -> Any:
         import ray  # noqa: PLC0415
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        options = {"namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-        actor = ray.remote(num_cpus=0)(SliceQueueServer)
-        return actor.options(name=NAME, scheduling_strategy=here, **options).remote()
+        options = {"namespace": _NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        actor = ray.remote(num_cpus=0)(_SliceQueueServer)
+        return actor.options(name=_NAME, scheduling_strategy=here, **options).remote()

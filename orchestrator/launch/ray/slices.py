@@ -12,12 +12,12 @@ from orchestrator.errors import SpecError
 from orchestrator.launch.backend import Slice
 from orchestrator.values.plan import Plan
 
-SLICE_NAME = "ray.io/tpu-slice-name"
-POD_TYPE = "ray.io/tpu-pod-type"
+_SLICE_NAME = "ray.io/tpu-slice-name"
+_POD_TYPE = "ray.io/tpu-pod-type"
 WORKER_ID = "ray.io/tpu-worker-id"
-PROBE_S = 2.0
-PROBES_AT_ONCE = 64
-Node = Mapping[str, Any]  # as `ray.nodes()` describes it
+_PROBE_S = 2.0
+_PROBES_AT_ONCE = 64
+_Node = Mapping[str, Any]  # as `ray.nodes()` describes it
 
 
 # --- names
@@ -74,9 +74,9 @@ def _host(plan: Plan, pod: int, worker: int) -> EmulatedHost:
     return EmulatedHost(
         resources=resources,
         labels={
-            SLICE_NAME: name,
+            _SLICE_NAME: name,
             WORKER_ID: str(worker),
-            POD_TYPE: kind,
+            _POD_TYPE: kind,
             "ray.io/tpu-topology": plan.topology,
             "ray.io/accelerator-type": accelerator_type(plan),
         },
@@ -93,10 +93,10 @@ def _host(plan: Plan, pod: int, worker: int) -> EmulatedHost:
 
 
 def slices_of(
-    nodes: Sequence[Node],
+    nodes: Sequence[_Node],
     free: Mapping[str, Mapping[str, float]],
     plan: Plan,
-    answers: Callable[[Node], bool],
+    answers: Callable[[_Node], bool],
 ) -> tuple[Slice, ...]:
     """The slices of the plan's kind, by name. `free` are the unused resources of each node.
 
@@ -104,7 +104,7 @@ def slices_of(
     not noticed it yet.
     """
     alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
-    by_slice: dict[str, list[Node]] = {}
+    by_slice: dict[str, list[_Node]] = {}
     for node in alive:
         by_slice.setdefault(name_of(node), []).append(node)
     answering = dict(zip((id(node) for node in alive), _probe(alive, answers), strict=True))
@@ -120,23 +120,23 @@ def slices_of(
     )
 
 
-def kind_of(node: Node) -> str | None:
+def kind_of(node: _Node) -> str | None:
     """Ray's name of the kind of slice that a node belongs to."""
-    return (node.get("Labels") or {}).get(POD_TYPE)
+    return (node.get("Labels") or {}).get(_POD_TYPE)
 
 
-def name_of(node: Node) -> str:
+def name_of(node: _Node) -> str:
     """The slice of a node. A node without one is a slice by itself."""
-    return str((node.get("Labels") or {}).get(SLICE_NAME) or node["NodeID"])
+    return str((node.get("Labels") or {}).get(_SLICE_NAME) or node["NodeID"])
 
 
-def is_free(node: Node, free: Mapping[str, Mapping[str, float]]) -> bool:
+def is_free(node: _Node, free: Mapping[str, Mapping[str, float]]) -> bool:
     """Whether nobody uses chips of a node. A new node has not reported what is free yet."""
     left = free.get(node["NodeID"])
     return left is None or left.get("TPU", 0.0) >= node["Resources"].get("TPU", 0.0)
 
 
-def heads_of_others(nodes: Sequence[Node], plan: Plan, chosen: Sequence[str]) -> list[Node]:
+def heads_of_others(nodes: Sequence[_Node], plan: Plan, chosen: Sequence[str]) -> list[_Node]:
     """The first host of every slice of the plan's kind that is not chosen."""
     return [
         node
@@ -148,18 +148,18 @@ def heads_of_others(nodes: Sequence[Node], plan: Plan, chosen: Sequence[str]) ->
     ]
 
 
-def _probe(nodes: Sequence[Node], answers: Callable[[Node], bool]) -> Iterable[bool]:
+def _probe(nodes: Sequence[_Node], answers: Callable[[_Node], bool]) -> Iterable[bool]:
     if not nodes:
         return []
-    with ThreadPoolExecutor(min(PROBES_AT_ONCE, len(nodes))) as pool:
+    with ThreadPoolExecutor(min(_PROBES_AT_ONCE, len(nodes))) as pool:
         return list(pool.map(answers, nodes))
 
 
-def answers(node: Node) -> bool:
+def answers(node: _Node) -> bool:
     """Whether a node's raylet accepts a connection."""
     address = (node["NodeManagerAddress"], node["NodeManagerPort"])
     try:
-        with socket.create_connection(address, timeout=PROBE_S):
+        with socket.create_connection(address, timeout=_PROBE_S):
             return True
     except OSError:
         return False

@@ -20,17 +20,17 @@ from orchestrator.values.proof import Buffer
 # Find the buffers in a device's memory when a compiled program needs the most of it.
 
 
-FORWARDS = {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while"}
-FORWARDS |= {"copy-done", "slice-done", "send-done", "recv-done", "async-done", "add-dependency"}
-HOLDS_NOTHING = {"after-all", "partition-id", "replica-id"}
-SHARED = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
-DECLARED = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
-INDICES = re.compile(r"\[([^\]]*)\]")
-STARTS = {"copy-start": {1: 0}, "slice-start": {0: 0}, "send": {0: 0}}
+_FORWARDS = {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while"}
+_FORWARDS |= {"copy-done", "slice-done", "send-done", "recv-done", "async-done", "add-dependency"}
+_HOLDS_NOTHING = {"after-all", "partition-id", "replica-id"}
+_SHARED = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
+_DECLARED = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
+_INDICES = re.compile(r"\[([^\]]*)\]")
+_STARTS = {"copy-start": {1: 0}, "slice-start": {0: 0}, "send": {0: 0}}
 
 
 @dataclass(frozen=True)
-class LiveBuffer:
+class _LiveBuffer:
     """A buffer in HBM, by the instruction that first writes it."""
 
     computation: str
@@ -40,37 +40,37 @@ class LiveBuffer:
 
 
 @dataclass(frozen=True)
-class Peak:
+class _Peak:
     """The most bytes at once, their buffers, and the instruction that runs then."""
 
     bytes: float
-    buffers: tuple[LiveBuffer, ...]
+    buffers: tuple[_LiveBuffer, ...]
     at: tuple[str, str] = ("", "")
 
 
-Buffers = tuple[LiveBuffer | None, ...]
+_Buffers = tuple[_LiveBuffer | None, ...]
 
 
-def peak(program: HloProgram) -> Peak:
+def peak(program: HloProgram) -> _Peak:
     """The peak of a step. Arguments are alive throughout."""
     entry = program.entry
     arguments = {number: _new(entry, parameter) for number, parameter in entry.parameters.items()}
     always = tuple(buffer for buffers in arguments.values() for buffer in buffers if buffer)
     inside = _LivenessPass(program, entry, arguments, _results(entry, arguments)).peak()
     total = sum(buffer.bytes for buffer in always) + inside.bytes
-    return Peak(total, (*always, *inside.buffers), inside.at)
+    return _Peak(total, (*always, *inside.buffers), inside.at)
 
 
-def _results(entry: Computation, arguments: dict[int, Buffers]) -> Buffers:
+def _results(entry: Computation, arguments: dict[int, _Buffers]) -> _Buffers:
     """The donated arguments, in order: the results of the step take their place."""
     ordered = [buffers[0] for _, buffers in sorted(arguments.items())]
     return tuple(ordered[: len(entry.root.operands)]) if entry.root.opcode == "tuple" else ()
 
 
-def _new(where: Computation, instruction: Instruction) -> Buffers:
+def _new(where: Computation, instruction: Instruction) -> _Buffers:
     """A buffer of its own for each array in HBM."""
     return tuple(
-        LiveBuffer(where.name, instruction.name, element, array.padded_bytes)
+        _LiveBuffer(where.name, instruction.name, element, array.padded_bytes)
         if array.is_in_hbm and array.padded_bytes
         else None
         for element, array in enumerate(instruction.arrays)
@@ -87,46 +87,46 @@ class _LivenessPass:
         self,
         program: HloProgram,
         where: Computation,
-        given: dict[int, Buffers],
-        results: Buffers,
+        given: dict[int, _Buffers],
+        results: _Buffers,
     ) -> None:
         self.program, self.where, self.given = program, where, given
         self.order = list(where.instructions.values())
-        self.of: dict[str, Buffers] = {}
+        self.of: dict[str, _Buffers] = {}
         for instruction in self.order:
             self.of[instruction.name] = self._assigned(instruction)
         self._settle(results)
 
-    def peak(self) -> Peak:
+    def peak(self) -> _Peak:
         """The peak, with what called computations need."""
         outside = {buffer for buffers in self.given.values() for buffer in buffers}
         last = self._last_reads()
-        live: set[LiveBuffer] = set()
-        worst = Peak(0.0, ())
+        live: set[_LiveBuffer] = set()
+        worst = _Peak(0.0, ())
         for at, instruction in enumerate(self.order):
             live |= {b for b in self.of[instruction.name] if b and b not in outside}
             inner = self._inside(instruction)
             total = sum(buffer.bytes for buffer in live) + inner.bytes
             if total > worst.bytes:
                 running = inner.at if inner.bytes else (self.where.name, instruction.name)
-                worst = Peak(total, (*live, *inner.buffers), running)
+                worst = _Peak(total, (*live, *inner.buffers), running)
             live = {buffer for buffer in live if last.get(buffer, at) > at}
         return worst
 
-    def _assigned(self, instruction: Instruction) -> Buffers:
+    def _assigned(self, instruction: Instruction) -> _Buffers:
         opcode = instruction.opcode
         if opcode == "parameter":
             return self.given[int(instruction.arguments)]
-        if opcode in HOLDS_NOTHING or opcode == "constant":
+        if opcode in _HOLDS_NOTHING or opcode == "constant":
             return (None,) * len(instruction.arrays)
-        if opcode in FORWARDS:
+        if opcode in _FORWARDS:
             return self._forwarded(instruction)
         buffers = list(_new(self.where, instruction))
         for element, operand in self._shared(instruction):
             buffers[element] = self._operand(instruction, operand)
         return tuple(buffers)
 
-    def _forwarded(self, instruction: Instruction) -> Buffers:
+    def _forwarded(self, instruction: Instruction) -> _Buffers:
         if instruction.opcode == "tuple":
             return tuple(self._operand(instruction, i) for i in range(len(instruction.operands)))
         source = self.of[instruction.operands[0]]
@@ -136,7 +136,7 @@ class _LivenessPass:
             return (source[1],)
         return source[: len(instruction.arrays)]
 
-    def _operand(self, instruction: Instruction, place: int) -> LiveBuffer | None:
+    def _operand(self, instruction: Instruction, place: int) -> _LiveBuffer | None:
         buffers = self.of[instruction.operands[place]]
         return buffers[0] if buffers else None
 
@@ -145,17 +145,17 @@ class _LivenessPass:
 
         The compiler lists what shares a place. It numbers operands first, then results.
         """
-        yield from STARTS.get(instruction.opcode, {}).items()
-        for result, operand in DECLARED.findall(instruction.braced("output_to_operand_aliasing")):
+        yield from _STARTS.get(instruction.opcode, {}).items()
+        for result, operand in _DECLARED.findall(instruction.braced("output_to_operand_aliasing")):
             yield int(result or 0), int(operand)
-        shared = SHARED.search(instruction.rest)
+        shared = _SHARED.search(instruction.rest)
         count = len(instruction.operands)
-        for indices in INDICES.findall(shared[1]) if shared else []:
+        for indices in _INDICES.findall(shared[1]) if shared else []:
             sharing = [int(index.strip('"')) for index in indices.split(",")]
             operands = [index for index in sharing if index < count]
             yield from ((i - count, operands[0]) for i in sharing if operands and i >= count)
 
-    def _settle(self, results: Buffers) -> None:
+    def _settle(self, results: _Buffers) -> None:
         """Put the results of the computation where they must end."""
         root = self.of[self.where.root.name]
         moved = {
@@ -168,10 +168,10 @@ class _LivenessPass:
         for name, buffers in self.of.items():
             self.of[name] = tuple(moved.get(b, b) if b else None for b in buffers)
 
-    def _last_reads(self) -> dict[LiveBuffer, int]:
-        last: dict[LiveBuffer, int] = {}
+    def _last_reads(self) -> dict[_LiveBuffer, int]:
+        last: dict[_LiveBuffer, int] = {}
         for at, instruction in enumerate(self.order):
-            if instruction.opcode in FORWARDS and instruction.opcode != "while":
+            if instruction.opcode in _FORWARDS and instruction.opcode != "while":
                 continue
             for operand in instruction.operands:
                 last.update(dict.fromkeys((b for b in self.of[operand] if b), at))
@@ -179,7 +179,7 @@ class _LivenessPass:
         last.update(dict.fromkeys(ends, len(self.order)))
         return last
 
-    def _inside(self, instruction: Instruction) -> Peak:
+    def _inside(self, instruction: Instruction) -> _Peak:
         """Bytes that a loop or a call needs in addition to its inputs."""
         if instruction.opcode == "while":
             state = self.of[instruction.name]
@@ -189,30 +189,30 @@ class _LivenessPass:
             given = {i: self.of[name] for i, name in enumerate(instruction.operands)}
             [called] = self.program.called(instruction)
             return _LivenessPass(self.program, called, given, ()).peak()
-        return Peak(0.0, ())
+        return _Peak(0.0, ())
 
 
-PARAMETERS, OPTIMIZER, STATE, BATCH = "parameters", "optimizer", "other state", "batch"
-COPIES, GRADIENTS, KEPT, WORKING = (
+_PARAMETERS, _OPTIMIZER, _STATE, _BATCH = "parameters", "optimizer", "other state", "batch"
+_COPIES, _GRADIENTS, _KEPT, _WORKING = (
     "compute copies", "gradients", "kept activations", "working set",
 )  # fmt: skip
-CLASSES = (PARAMETERS, OPTIMIZER, STATE, BATCH, COPIES, GRADIENTS, KEPT, WORKING)
-PATH = re.compile(r"(state|batch)((?:\[[^\]]*\]|\.\w+)*)")
-MOST = 12
+_CLASSES = (_PARAMETERS, _OPTIMIZER, _STATE, _BATCH, _COPIES, _GRADIENTS, _KEPT, _WORKING)
+_PATH = re.compile(r"(state|batch)((?:\[[^\]]*\]|\.\w+)*)")
+_MOST = 12
 # A scan's own slicing says nothing about the contents.
-PLUMBING = {"broadcast_in_dim", "dynamic_slice", "dynamic_update_slice", "reshape", "while"}
-CHANGES_NOTHING = frozenset({"convert"})
+_PLUMBING = {"broadcast_in_dim", "dynamic_slice", "dynamic_update_slice", "reshape", "while"}
+_CHANGES_NOTHING = frozenset({"convert"})
 
 
 class BufferClasses:
     """What is alive at the peak of a program with that many layers."""
 
-    def __init__(self, flow: Dataflow, peak: Peak, layers: int) -> None:
+    def __init__(self, flow: Dataflow, peak: _Peak, layers: int) -> None:
         self.flow, self.peak, self.layers = flow, peak, layers
 
     def sizes(self) -> dict[str, float]:
         """Bytes by class; they add up to the peak."""
-        total: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+        total: dict[str, float] = dict.fromkeys(_CLASSES, 0.0)
         for buffer in self.peak.buffers:
             total[self.class_of(buffer)] += buffer.bytes
         return total
@@ -222,7 +222,7 @@ class BufferClasses:
         alike: dict[tuple[str, str], float] = defaultdict(float)
         for buffer in self.peak.buffers:
             alike[self.name_of(buffer), str(self._array(buffer))] += buffer.bytes
-        ordered = sorted(alike.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST]
+        ordered = sorted(alike.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST]
         return tuple(Buffer(name=n, shape=s, bytes=size) for (n, s), size in ordered)
 
     def peak_at(self) -> str:
@@ -233,18 +233,18 @@ class BufferClasses:
                 return name
         return running
 
-    def class_of(self, buffer: LiveBuffer) -> str:
+    def class_of(self, buffer: _LiveBuffer) -> str:
         argument = self._argument(buffer).split(".")[0]
         if argument:
-            return argument if argument in CLASSES else STATE
+            return argument if argument in _CLASSES else _STATE
         dimensions = self._array(buffer).dimensions
         if self._is_copy(buffer):
-            return COPIES
+            return _COPIES
         if dimensions in self._parameter_shapes:
-            return GRADIENTS
-        return KEPT if len(dimensions) > 1 and dimensions[0] == self.layers else WORKING
+            return _GRADIENTS
+        return _KEPT if len(dimensions) > 1 and dimensions[0] == self.layers else _WORKING
 
-    def name_of(self, buffer: LiveBuffer) -> str:
+    def name_of(self, buffer: _LiveBuffer) -> str:
         """An argument's path, or the trainer's line that makes what is in the buffer."""
         argument = self._argument(buffer)
         if argument:
@@ -262,29 +262,29 @@ class BufferClasses:
             return f"copy of {path}"
         operation = instruction.op_name.rsplit("/", 1)[-1]
         line = self.flow.program.sources.trainer_line(instruction.frame)
-        return f"{line} {operation}" if line and operation not in PLUMBING else ""
+        return f"{line} {operation}" if line and operation not in _PLUMBING else ""
 
-    def _instruction(self, buffer: LiveBuffer) -> Instruction:
+    def _instruction(self, buffer: _LiveBuffer) -> Instruction:
         return self.flow.program.computations[buffer.computation].instructions[buffer.instruction]
 
-    def _array(self, buffer: LiveBuffer) -> Array:
+    def _array(self, buffer: _LiveBuffer) -> Array:
         return self._instruction(buffer).arrays[buffer.element]
 
-    def _value(self, buffer: LiveBuffer) -> Value:
+    def _value(self, buffer: _LiveBuffer) -> Value:
         several = len(self._instruction(buffer).arrays) > 1
         return Value(buffer.computation, buffer.instruction, buffer.element if several else None)
 
-    def _argument(self, buffer: LiveBuffer) -> str:
+    def _argument(self, buffer: _LiveBuffer) -> str:
         instruction = self._instruction(buffer)
         is_entry = buffer.computation == self.flow.program.entry.name
         return _path(instruction) if is_entry and instruction.opcode == "parameter" else ""
 
-    def _is_copy(self, buffer: LiveBuffer) -> bool:
+    def _is_copy(self, buffer: _LiveBuffer) -> bool:
         """Whether the buffer holds a parameter only."""
         origins = map(
-            self.flow.instruction, self.flow.origins(self._value(buffer), CHANGES_NOTHING)
+            self.flow.instruction, self.flow.origins(self._value(buffer), _CHANGES_NOTHING)
         )
-        return all(_path(origin).startswith(PARAMETERS) for origin in origins)
+        return all(_path(origin).startswith(_PARAMETERS) for origin in origins)
 
     @cached_property
     def _parameter_shapes(self) -> set[tuple[int, ...]]:
@@ -292,14 +292,14 @@ class BufferClasses:
         return {
             parameter.arrays[0].dimensions
             for parameter in entry.parameters.values()
-            if _path(parameter).startswith(PARAMETERS)
+            if _path(parameter).startswith(_PARAMETERS)
         }
 
 
 def _path(instruction: Instruction) -> str:
     r"""`state[\'parameters\'][\'layers\'][\'up\']` as `parameters.layers.up`."""
-    match = PATH.match(instruction.op_name)
+    match = _PATH.match(instruction.op_name)
     if not match:
         return ""
     keys = re.findall(r"\w+", match[2])
-    return ".".join([BATCH, *keys] if match[1] == BATCH else keys)
+    return ".".join([_BATCH, *keys] if match[1] == _BATCH else keys)

@@ -24,19 +24,19 @@ from orchestrator.proving.hlo.program import Array, Computation, Instruction, nu
 # The mesh axes in which the devices of a collective differ.
 
 
-LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-GROUPS = "replica_groups="
-NO_GROUPS = "replica_groups={}"  # all partitions are one
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_GROUPS = "replica_groups="
+_NO_GROUPS = "replica_groups={}"  # all partitions are one
 # A mesh of the compiler's own, whose axes need not be the trainer's: mesh['a'=2,'b'=4] {'b'}.
-MESH = re.compile(
+_MESH = re.compile(
     r"replica_groups=mesh\[([^\]]*)\]"
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
-AXIS = re.compile(r"'(\w+)'=(\d+)")
-CHOSEN = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")  # 'b':(2)4 is 4 of what is left after 2
-PASSES = "source_target_pairs="
-PAIRS = re.compile(r"\{(\d+),(\d+)\}")
+_AXIS = re.compile(r"'(\w+)'=(\d+)")
+_CHOSEN = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")  # 'b':(2)4 is 4 of what is left after 2
+_PASSES = "source_target_pairs="
+_PAIRS = re.compile(r"\{(\d+),(\d+)\}")
 
 
 @dataclass(frozen=True)
@@ -58,46 +58,46 @@ class DeviceMesh:
 
 def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
     """The partitions of the first group; the others are alike."""
-    if counted := COUNTED.search(collective.rest):
+    if counted := _COUNTED.search(collective.rest):
         return _counted(*counted.groups())
-    if listed := LISTED.search(collective.rest):
+    if listed := _LISTED.search(collective.rest):
         return numbers(listed[1])
-    if mesh := MESH.search(collective.rest):
+    if mesh := _MESH.search(collective.rest):
         return _along_axes(*mesh.groups())
-    if GROUPS in collective.rest and NO_GROUPS not in collective.rest:
+    if _GROUPS in collective.rest and _NO_GROUPS not in collective.rest:
         raise ValueError(f"{collective.name} has groups of another form: {collective.rest[:200]}")
     return tuple(range(partitions))
 
 
 @dataclass(frozen=True)
-class Chain:
+class _Chain:
     """Partitions that pass their data on to one another, from the first; a ring is closed."""
 
     members: tuple[int, ...]
     is_ring: bool
 
 
-def chain(permute: Instruction) -> Chain:
+def chain(permute: Instruction) -> _Chain:
     """The chain of a permute. The pairs of permutes fill most of a large program's text."""
     return _chain(pairs_text(permute))
 
 
 def pairs_text(permute: Instruction) -> str:
     """Its senders and receivers, as written."""
-    start = permute.rest.index(PASSES)
+    start = permute.rest.index(_PASSES)
     return permute.rest[start : permute.rest.index("}}", start) + 1]
 
 
 @lru_cache(maxsize=256)
-def _chain(text: str) -> Chain:
-    pairs = [(int(source), int(target)) for source, target in PAIRS.findall(text)]
+def _chain(text: str) -> _Chain:
+    pairs = [(int(source), int(target)) for source, target in _PAIRS.findall(text)]
     after = dict(pairs)
     members = [min(after)]
     seen = set(members)
     while (following := after.get(members[-1], members[0])) not in seen:
         members.append(following)
         seen.add(following)
-    return Chain(tuple(members), is_ring=set(after) == set(after.values()))
+    return _Chain(tuple(members), is_ring=set(after) == set(after.values()))
 
 
 def _counted(shape: str, counted: str, order: str | None) -> tuple[int, ...]:
@@ -112,10 +112,10 @@ def _counted(shape: str, counted: str, order: str | None) -> tuple[int, ...]:
 
 def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) -> tuple[int, ...]:
     """Partitions that differ only along the chosen axes, the first of them outermost."""
-    sizes = {name: int(size) for name, size in AXIS.findall(axes)}
+    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
     parts = [
         (name, int(before or 1), int(size or sizes[name]))
-        for name, before, size in CHOSEN.findall(chosen)
+        for name, before, size in _CHOSEN.findall(chosen)
     ]
     pieces = [
         (name, at, end // at)
@@ -141,14 +141,14 @@ def _cuts(whole: int, parts: list[tuple[int, int]]) -> list[int]:
     return sorted({1, whole} | {end for at, size in parts for end in (at, at * size)})
 
 
-GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
-PERMUTE, ALL_TO_ALL = "collective-permute", "all-to-all"
-KINDS = {GATHER, SCATTER, REDUCE, PERMUTE, ALL_TO_ALL}
-PART = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
-FIRST_PART = "-1"
-CHAIN = re.compile(r'chain_id="\d+"')  # one number for all parts of a collective
-DONE = "AsyncCollectiveDone"
-SLICES = frozenset({"slice", "dynamic-slice"})
+GATHER, SCATTER, _REDUCE = "all-gather", "reduce-scatter", "all-reduce"
+PERMUTE, _ALL_TO_ALL = "collective-permute", "all-to-all"
+KINDS = {GATHER, SCATTER, _REDUCE, PERMUTE, _ALL_TO_ALL}
+_PART = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
+_FIRST_PART = "-1"
+_CHAIN = re.compile(r'chain_id="\d+"')  # one number for all parts of a collective
+_DONE = "AsyncCollectiveDone"
+_SLICES = frozenset({"slice", "dynamic-slice"})
 SCATTERS = "all-reduce-scatter"  # begins the name of a fusion that is a reduce-scatter
 
 
@@ -170,7 +170,7 @@ def sent_bytes(kind: str, volume: float, ways: int) -> float:
     """Bytes that one device sends for a collective of that volume over `ways` devices."""
     if kind == PERMUTE:
         return volume
-    return volume * (ways - 1) / ways * (2 if kind == REDUCE else 1)
+    return volume * (ways - 1) / ways * (2 if kind == _REDUCE else 1)
 
 
 def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator[CollectivePayload]:
@@ -204,8 +204,8 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
 
 def is_further_part(instruction: Instruction) -> bool:
     """Whether it continues a collective: its start, its middle and its end all name it."""
-    part = PART.search(instruction.rest)
-    return part is not None and part[1] != FIRST_PART
+    part = _PART.search(instruction.rest)
+    return part is not None and part[1] != _FIRST_PART
 
 
 def _group(flow: Dataflow, instruction: Instruction, kind: str) -> tuple[int, ...]:
@@ -222,18 +222,18 @@ def _logical_kind(flow: Dataflow, runs: str, given: Value, result: Value) -> str
         if not chain(flow.instruction(result)).is_ring:
             return PERMUTE
         return SCATTER if _is_added_to(flow, result) else GATHER
-    if runs != REDUCE:
+    if runs != _REDUCE:
         return runs
     if _is_set_into_zeros(flow, given):
         return GATHER
-    return SCATTER if any(_is_sliced(flow, one) for one in _ends(flow, result)) else REDUCE
+    return SCATTER if any(_is_sliced(flow, one) for one in _ends(flow, result)) else _REDUCE
 
 
 def _ends(flow: Dataflow, result: Value) -> list[Value]:
     """A collective's result; of an asynchronous one, that of the call which ends its last part."""
     first = flow.instruction(result)
-    chained = CHAIN.search(first.rest)
-    if chained is None or not PART.search(first.rest):
+    chained = _CHAIN.search(first.rest)
+    if chained is None or not _PART.search(first.rest):
         return [result]
     parts = [
         Value(where.name, one.name)
@@ -245,7 +245,7 @@ def _ends(flow: Dataflow, result: Value) -> list[Value]:
         Value(part.computation, reader.name)
         for part in parts
         for reader, _ in flow.readers(part)
-        if reader.opcode == "custom-call" and reader.quoted("custom_call_target") == DONE
+        if reader.opcode == "custom-call" and reader.quoted("custom_call_target") == _DONE
     ]
 
 
@@ -262,7 +262,7 @@ def _unpadded_bytes(
 
 def _is_put_in_place(flow: Dataflow, given: Value) -> bool:
     """Whether it is a part that a padded reduce-scatter leaves here."""
-    return any(end.computation.startswith(SCATTERS) for end in flow.origins(given, SLICES))
+    return any(end.computation.startswith(SCATTERS) for end in flow.origins(given, _SLICES))
 
 
 def _is_added_to(flow: Dataflow, result: Value) -> bool:
@@ -314,16 +314,16 @@ def _is_of_another(reader: Instruction, value: Value) -> bool:
 # Find what a compiled program sends to other pods, and the trainer's lines that ask for it.
 
 
-MEGASCALE = "xla_megascale_runtime"
-DCN_KINDS = {"ALL_REDUCE": REDUCE, "ALL_GATHER": GATHER, "REDUCE_SCATTER": SCATTER}
-DCN_KINDS |= {"ALL_TO_ALL": ALL_TO_ALL, "ONE_TO_ONE": PERMUTE}
+_MEGASCALE = "xla_megascale_runtime"
+_DCN_KINDS = {"ALL_REDUCE": _REDUCE, "ALL_GATHER": GATHER, "REDUCE_SCATTER": SCATTER}
+_DCN_KINDS |= {"ALL_TO_ALL": _ALL_TO_ALL, "ONE_TO_ONE": PERMUTE}
 BACKWARD = "transpose("  # jax's scope of everything that a backward pass computes
 # All slices by their numbers, times the devices of each; or groups of single devices.
-TARGET = re.compile(r'_xla_megascale_target=(?:"\{([\d,]+)\}x|\{\{([\d,]+)\})')
-OF_A_SLICE = 100_000  # a single device is its slice's number times this, plus its own
-MOST_PLACES = 4
+_TARGET = re.compile(r'_xla_megascale_target=(?:"\{([\d,]+)\}x|\{\{([\d,]+)\})')
+_OF_A_SLICE = 100_000  # a single device is its slice's number times this, plus its own
+_MOST_PLACES = 4
 # Operations that mix weights with tokens. Weights that are gathered depend on none of them.
-MIXES = frozenset({"dot", "convolution", "gather", "scatter", "exponential"})
+_MIXES = frozenset({"dot", "convolution", "gather", "scatter", "exponential"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +346,7 @@ class DcnPayload:
 
 def is_to_other_slices(send: Instruction) -> bool:
     is_send = send.opcode == "send"
-    return is_send and send.quoted("_xla_host_transfer_handler_name") == MEGASCALE
+    return is_send and send.quoted("_xla_host_transfer_handler_name") == _MEGASCALE
 
 
 def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[DcnPayload]:
@@ -376,18 +376,18 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
 
 def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:
     """The collective that a send belongs to, and the slices that exchange it."""
-    return DCN_KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE), _members(send)
+    return _DCN_KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE), _members(send)
 
 
 def _members(send: Instruction) -> tuple[int, ...]:
     """The slices of the first group that exchange something; the compiler counts them from one."""
-    target = TARGET.search(send.rest)
+    target = _TARGET.search(send.rest)
     if target is None:
         return ()
     every, group = target.groups()
     if every:
         return tuple(number - 1 for number in numbers(every))
-    return tuple(number // OF_A_SLICE - 1 for number in numbers(group))
+    return tuple(number // _OF_A_SLICE - 1 for number in numbers(group))
 
 
 def _logical(flow: Dataflow, sent: Value) -> Array:
@@ -406,7 +406,7 @@ def _places(flow: Dataflow, sent: Value) -> list[str]:
         line = _line(flow, instruction)
         if line and line not in lines:
             lines.append(line)
-        if len(lines) == MOST_PLACES:
+        if len(lines) == _MOST_PLACES:
             break
     return lines
 
@@ -417,8 +417,8 @@ def _line(flow: Dataflow, instruction: Instruction) -> str:
 
 def _is_stored(flow: Dataflow, sent: Value) -> bool:
     """Whether it comes from the program's arguments, without a computation that mixes them."""
-    ancestors = flow.ancestors(sent, lambda at: at.opcode in MIXES)
-    return all(one.opcode not in MIXES for one in ancestors)
+    ancestors = flow.ancestors(sent, lambda at: at.opcode in _MIXES)
+    return all(one.opcode not in _MIXES for one in ancestors)
 
 
 def _is_in_backward(flow: Dataflow, sent: Value) -> bool:

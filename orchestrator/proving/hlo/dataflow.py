@@ -8,15 +8,15 @@ from functools import cached_property
 from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Instruction
 
 # They yield their operand, elsewhere in memory or in another shape.
-MOVES = frozenset(
+_MOVES = frozenset(
     {"bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose"}
     | {"optimization-barrier", "slice-start", "slice-done", "add-dependency"}
     | {"all-gather-done", "all-reduce-done", "collective-permute-done"}
 )
 # They end with the result of the computation that an asynchronous call began.
-CALL_ENDS = frozenset({"call-done", "async-done"})
-CROP = "ZeroCrop"  # a custom call that rounds a size up to whole tiles
-CALLS = {"fusion", "call"}
+_CALL_ENDS = frozenset({"call-done", "async-done"})
+_CROP = "ZeroCrop"  # a custom call that rounds a size up to whole tiles
+_CALLS = {"fusion", "call"}
 RENDEZVOUS = "_xla_host_transfer_rendezvous"
 
 
@@ -48,10 +48,10 @@ class Dataflow:
         """
         where, instruction = self._where(value), self.instruction(value)
         opcode = instruction.opcode
-        if opcode in CALL_ENDS:
+        if opcode in _CALL_ENDS:
             [called] = self.program.called(where.operand(instruction, 0))
             return [Value(called.name, called.root.name, value.element)]
-        if opcode in MOVES or opcode in also or is_crop(instruction):
+        if opcode in _MOVES or opcode in also or _is_crop(instruction):
             return [Value(where.name, instruction.operands[0], value.element)]
         if opcode == "get-tuple-element":
             return [Value(where.name, instruction.operands[0], _index(instruction))]
@@ -61,7 +61,7 @@ class Dataflow:
             return self._given(where, int(instruction.arguments), value.element)
         if opcode == "while":
             return [Value(_body(instruction), self._root(_body(instruction)), value.element)]
-        if opcode in CALLS:
+        if opcode in _CALLS:
             [called] = self.program.called(instruction)
             return [Value(called.name, called.root.name, value.element)]
         return []
@@ -92,7 +92,7 @@ class Dataflow:
     def through(self, value: Value, reader: Instruction, place: int) -> list[Value]:
         """The value as the reader passes it on, in any type, or as the reader's inside sees it."""
         here = Value(value.computation, reader.name, value.element)
-        if (reader.opcode in MOVES | CALL_ENDS | {"convert"} or is_crop(reader)) and place == 0:
+        if (reader.opcode in _MOVES | _CALL_ENDS | {"convert"} or _is_crop(reader)) and place == 0:
             return [here]
         if reader.opcode == "get-tuple-element":
             return [Value(here.computation, here.name)] if _index(reader) == value.element else []
@@ -100,7 +100,7 @@ class Dataflow:
             return [Value(here.computation, here.name, place)]
         if reader.opcode == "while":
             return [here, Value(_body(reader), self._state(_body(reader)), value.element)]
-        if reader.opcode in CALLS:
+        if reader.opcode in _CALLS:
             [called] = self.program.called(reader)
             return [Value(called.name, called.parameters[place].name, value.element)]
         return []
@@ -200,9 +200,9 @@ class Dataflow:
         return readers
 
 
-def is_crop(instruction: Instruction) -> bool:
+def _is_crop(instruction: Instruction) -> bool:
     is_call = instruction.opcode == "custom-call"
-    return is_call and instruction.quoted("custom_call_target") == CROP
+    return is_call and instruction.quoted("custom_call_target") == _CROP
 
 
 def _index(instruction: Instruction) -> int:

@@ -12,21 +12,21 @@ from math import ceil
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 
 # Their computations combine two numbers, element by element: there is nothing to count in them.
-COMBINES = {"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window"}
-COMBINES |= {"scatter", "select-and-scatter", "sort", "map"}
+_COMBINES = {"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window"}
+_COMBINES |= {"scatter", "select-and-scatter", "sort", "map"}
 
 # They may name the computation that their start names.
-CONTINUES = {"async-update", "async-done"}
+_CONTINUES = {"async-update", "async-done"}
 
 Visit = tuple[Computation, Instruction, int]
 
-SAME = {"bitcast", "bitcast-convert", "convert", "copy", "reshape", "optimization-barrier"}
+_SAME = {"bitcast", "bitcast-convert", "convert", "copy", "reshape", "optimization-barrier"}
 # What each comparison adds to the limit, with the counter on the left.
-HOLDS = {"LT": 0, "LE": 1, "GT": 0, "GE": -1, "NE": 0}
-MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+_HOLDS = {"LT": 0, "LE": 1, "GT": 0, "GE": -1, "NE": 0}
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
-def execution_counts(program: HloProgram) -> dict[str, int]:
+def _execution_counts(program: HloProgram) -> dict[str, int]:
     """Computation → how often it runs. Each branch of a conditional counts as taken."""
     count: dict[str, int] = defaultdict(int)
 
@@ -43,7 +43,7 @@ def execution_counts(program: HloProgram) -> dict[str, int]:
 def _calls(
     program: HloProgram, where: Computation, instruction: Instruction
 ) -> Iterator[tuple[Computation, int]]:
-    if instruction.opcode in COMBINES | CONTINUES or not instruction.called:
+    if instruction.opcode in _COMBINES | _CONTINUES or not instruction.called:
         return
     if instruction.opcode == "while":
         yield (
@@ -57,7 +57,7 @@ def _calls(
 
 def visits(program: HloProgram) -> Iterator[Visit]:
     """Every instruction that runs, with its computation and how often."""
-    for name, count in execution_counts(program).items():
+    for name, count in _execution_counts(program).items():
         computation = program.computations[name]
         for instruction in computation.instructions.values():
             yield computation, instruction, count
@@ -71,7 +71,7 @@ class UnknownTrips(ValueError):
 
 
 @dataclass(frozen=True)
-class LoopValue:
+class _LoopValue:
     """A whole number, or the value in a slot of the loop's state plus a whole number."""
 
     offset: int
@@ -86,15 +86,15 @@ def trip_count(program: HloProgram, where: Computation, loop: Instruction) -> in
     before = where.operand(loop, 0)
     left, right, direction = _comparison(program, condition)
     if _step(program, body, left) == 0:
-        left, right, direction = right, left, MIRRORED[direction]
+        left, right, direction = right, left, _MIRRORED[direction]
     step = _step(program, body, left)
     if step == 0 or _step(program, body, right) != 0:
         raise UnknownTrips(f"{loop.name} compares no counter with a constant limit")
     start, limit = (_at_start(program, where, before, side) for side in (left, right))
-    return max(0, ceil((limit + HOLDS[direction] - start) / step))
+    return max(0, ceil((limit + _HOLDS[direction] - start) / step))
 
 
-def _comparison(program: HloProgram, condition: Computation) -> tuple[LoopValue, LoopValue, str]:
+def _comparison(program: HloProgram, condition: Computation) -> tuple[_LoopValue, _LoopValue, str]:
     """The two sides of the condition, and how they are compared."""
     where, test = _inside(program, condition, condition.root)
     if test.opcode != "compare":
@@ -104,7 +104,7 @@ def _comparison(program: HloProgram, condition: Computation) -> tuple[LoopValue,
     return left, right, test.attribute("direction")
 
 
-def _step(program: HloProgram, body: Computation, side: LoopValue) -> int:
+def _step(program: HloProgram, body: Computation, side: _LoopValue) -> int:
     """What a round of the loop adds to one side of the comparison."""
     if side.slot is None:
         return 0
@@ -114,7 +114,9 @@ def _step(program: HloProgram, body: Computation, side: LoopValue) -> int:
     return after.offset
 
 
-def _at_start(program: HloProgram, where: Computation, before: Instruction, side: LoopValue) -> int:
+def _at_start(
+    program: HloProgram, where: Computation, before: Instruction, side: _LoopValue
+) -> int:
     """One side of the comparison before the first round."""
     if side.slot is None:
         return side.offset
@@ -136,13 +138,13 @@ def _inside(
 
 
 def _outside(
-    program: HloProgram, condition: Computation, where: Computation, value: LoopValue
-) -> LoopValue:
+    program: HloProgram, condition: Computation, where: Computation, value: _LoopValue
+) -> _LoopValue:
     """The value of a fusion's parameter in the condition that contains the fusion."""
     if where is condition or value.slot is None:
         return value
     given = _value(program, condition, condition.operand(condition.root, value.slot))
-    return LoopValue(given.offset + value.offset, given.slot)
+    return _LoopValue(given.offset + value.offset, given.slot)
 
 
 def _next_state(body: Computation, slot: int) -> Instruction:
@@ -150,16 +152,16 @@ def _next_state(body: Computation, slot: int) -> Instruction:
     return body.root if body.root.opcode != "tuple" else body.operand(body.root, slot)
 
 
-def _value(program: HloProgram, where: Computation, instruction: Instruction) -> LoopValue:
+def _value(program: HloProgram, where: Computation, instruction: Instruction) -> _LoopValue:
     """An integer as a constant, or as a slot and a constant."""
-    if instruction.opcode in SAME:
+    if instruction.opcode in _SAME:
         return _value(program, where, where.operand(instruction, 0))
     if instruction.opcode == "constant":
-        return LoopValue(int(instruction.arguments))
+        return _LoopValue(int(instruction.arguments))
     if instruction.opcode == "parameter":
-        return LoopValue(0, int(instruction.arguments))
+        return _LoopValue(0, int(instruction.arguments))
     if instruction.opcode == "get-tuple-element":
-        return LoopValue(0, int(instruction.attribute("index")))
+        return _LoopValue(0, int(instruction.attribute("index")))
     if instruction.opcode in {"add", "subtract"}:
         return _sum(program, where, instruction)
     if instruction.opcode == "fusion":
@@ -167,7 +169,7 @@ def _value(program: HloProgram, where: Computation, instruction: Instruction) ->
     raise UnknownTrips(f"{instruction.name} is a {instruction.opcode}")
 
 
-def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> LoopValue:
+def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> _LoopValue:
     left, right = (_value(program, where, where.operand(instruction, i)) for i in (0, 1))
     sign = 1 if instruction.opcode == "add" else -1
     if left.slot is not None and right.slot is not None:
@@ -175,14 +177,14 @@ def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> L
     if right.slot is not None and sign < 0:
         raise UnknownTrips(f"{instruction.name} counts from a constant down")
     slot = left.slot if left.slot is not None else right.slot
-    return LoopValue(left.offset + sign * right.offset, slot)
+    return _LoopValue(left.offset + sign * right.offset, slot)
 
 
-def _fused(program: HloProgram, where: Computation, instruction: Instruction) -> LoopValue:
+def _fused(program: HloProgram, where: Computation, instruction: Instruction) -> _LoopValue:
     """The result of a fusion, with its operands in place of its parameters."""
     [fused] = program.called(instruction)
     inner = _value(program, fused, fused.root)
     if inner.slot is None:
         return inner
     given = _value(program, where, where.operand(instruction, inner.slot))
-    return LoopValue(given.offset + inner.offset, given.slot)
+    return _LoopValue(given.offset + inner.offset, given.slot)

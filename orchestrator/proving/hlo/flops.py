@@ -24,14 +24,14 @@ from orchestrator.proving.hlo.program import Computation, HloProgram, Instructio
 # FLOPs of one matrix product of a compiled program.
 
 
-OPCODES = frozenset({"dot", "convolution"})
-WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
-MULTIPLY_AND_ADD = 2
+_OPCODES = frozenset({"dot", "convolution"})
+_WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
+_MULTIPLY_AND_ADD = 2
 
 
 def is_product(instruction: Instruction) -> bool:
     """Whether it multiplies matrices; a matrix that only exchanges numbers multiplies nothing."""
-    return instruction.opcode in OPCODES and EXCHANGE not in instruction.op_name
+    return instruction.opcode in _OPCODES and EXCHANGE not in instruction.op_name
 
 
 def product_flops(where: Computation, product: Instruction) -> int:
@@ -43,7 +43,7 @@ def _dot_flops(where: Computation, product: Instruction) -> int:
     """2 x output x contracted."""
     [out], [left] = product.arrays, where.operand(product, 0).arrays
     contracted = re.findall(r"\d+", product.braced("lhs_contracting_dims"))
-    return MULTIPLY_AND_ADD * out.elements * prod(left.dimensions[int(i)] for i in contracted)
+    return _MULTIPLY_AND_ADD * out.elements * prod(left.dimensions[int(i)] for i in contracted)
 
 
 def _window_flops(where: Computation, product: Instruction) -> int:
@@ -61,12 +61,12 @@ def _window_flops(where: Computation, product: Instruction) -> int:
         for label in spatial
     )
     batch, features = sizes["out"]["b"], sizes["out"]["f"]
-    return MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
+    return _MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
 
 
 def _window(product: Instruction) -> dict[str, list[str]]:
     """`{size=4x1 pad=3_3x0_0}` as the values of each spatial dimension."""
-    return {key: value.split("x") for key, value in WINDOW.findall(product.braced("window"))}
+    return {key: value.split("x") for key, value in _WINDOW.findall(product.braced("window"))}
 
 
 def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str]) -> int:
@@ -84,16 +84,19 @@ def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str])
     )
 
 
-KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
-PER_PAIR = {"fwd": (2, 2), "dq": (4, 2), "dkv": (4, 4)}  # of each number of a query, of a value
-FUSED_PER_PAIR = 6, 4
-METADATA = "ragged-dot-metadata"  # which rows a grouped matmul visits for which expert
-GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
-BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
-BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
-VISITED_BLOCKS = 1  # the operand with the table
-QUERIES, VALUES = 0, 2  # among the operands of floats; those of whole numbers are the mask's tables
-PARTS = frozenset({"dynamic-slice"})  # a device's own part of a table
+_KERNEL = re.compile(r"/splash_(?:mha|mqa)_(fwd|dq|dkv)\w*/pallas_call")
+_PER_PAIR = {"fwd": (2, 2), "dq": (4, 2), "dkv": (4, 4)}  # of each number of a query, of a value
+_FUSED_PER_PAIR = 6, 4
+_METADATA = "ragged-dot-metadata"  # which rows a grouped matmul visits for which expert
+_GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
+_BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
+_BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
+_VISITED_BLOCKS = 1  # the operand with the table
+_QUERIES, _VALUES = (
+    0,
+    2,
+)  # among the operands of floats; those of whole numbers are the mask's tables
+_PARTS = frozenset({"dynamic-slice"})  # a device's own part of a table
 
 
 def is_kernel(instruction: Instruction) -> bool:
@@ -103,46 +106,46 @@ def is_kernel(instruction: Instruction) -> bool:
 
 def kernel_name(kernel: Instruction) -> str:
     """`splash fwd`; for a kernel without a formula, its own name."""
-    splash = KERNEL.search(kernel.op_name)
-    if GROUPED.search(kernel.op_name):
+    splash = _KERNEL.search(kernel.op_name)
+    if _GROUPED.search(kernel.op_name):
         return GROUPED_MATMUL
     return f"splash {splash[1]}" if splash else kernel.name.rsplit(".", 1)[0]
 
 
 def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
     """Return the FLOPs of one call, or None without a formula or a table to count by."""
-    splash = KERNEL.search(kernel.op_name)
-    if METADATA in kernel.op_name:
+    splash = _KERNEL.search(kernel.op_name)
+    if _METADATA in kernel.op_name:
         return 0.0
-    if GROUPED.search(kernel.op_name):
-        return grouped_flops(where, kernel)
-    return splash_flops(program, where, kernel, splash[1]) if splash else None
+    if _GROUPED.search(kernel.op_name):
+        return _grouped_flops(where, kernel)
+    return _splash_flops(program, where, kernel, splash[1]) if splash else None
 
 
-def splash_flops(
+def _splash_flops(
     program: HloProgram, where: Computation, kernel: Instruction, part: str
 ) -> float | None:
     """Splash attention: sequences and heads x visited pairs x FLOPs of a pair."""
-    blocks = visited_blocks(program, where, kernel)
+    blocks = _visited_blocks(program, where, kernel)
     if blocks is None:
         return None
     operands = [where.operand(kernel, place).arrays[0] for place in range(len(kernel.operands))]
     tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
-    *heads, _, head = tensors[QUERIES]
-    pairs = blocks * prod(int(_setting(kernel, key)) for key in BLOCKS[part])
+    *heads, _, head = tensors[_QUERIES]
+    pairs = blocks * prod(int(_setting(kernel, key)) for key in _BLOCKS[part])
     # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
-    fused = any(len(array.dimensions) > len(tensors[QUERIES]) for array in kernel.arrays)
-    of_query, of_value = FUSED_PER_PAIR if fused else PER_PAIR[part]
-    return prod(heads) * pairs * (of_query * head + of_value * tensors[VALUES][-1])
+    fused = any(len(array.dimensions) > len(tensors[_QUERIES]) for array in kernel.arrays)
+    of_query, of_value = _FUSED_PER_PAIR if fused else _PER_PAIR[part]
+    return prod(heads) * pairs * (of_query * head + of_value * tensors[_VALUES][-1])
 
 
-def visited_blocks(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
+def _visited_blocks(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
     """Blocks that a head visits on a device, mean over heads and devices.
 
     None where the program makes the table as it runs, or its text leaves the table out.
     """
-    flow, table = Dataflow(program), Value(where.name, kernel.operands[VISITED_BLOCKS])
-    [whole, *others] = map(flow.instruction, flow.origins(table, also=PARTS))
+    flow, table = Dataflow(program), Value(where.name, kernel.operands[_VISITED_BLOCKS])
+    [whole, *others] = map(flow.instruction, flow.origins(table, also=_PARTS))
     if others or whole.opcode != "constant" or "..." in whole.arguments:
         return None
     part = flow.array(table)  # of some queries, of some heads, or of both
@@ -151,7 +154,7 @@ def visited_blocks(program: HloProgram, where: Computation, kernel: Instruction)
     return visited / whole.arrays[0].elements * of_head
 
 
-def grouped_flops(where: Computation, kernel: Instruction) -> float:
+def _grouped_flops(where: Computation, kernel: Instruction) -> float:
     """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
 
     One of its three arrays of floats holds the weights of all experts; the others have the rows.
@@ -163,7 +166,7 @@ def grouped_flops(where: Computation, kernel: Instruction) -> float:
     rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
     visits = max(one.elements for one in read if one.dtype.startswith("s"))
     tile = rows / (visits - experts + 1)
-    return MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
+    return _MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
 
 
 def _setting(kernel: Instruction, key: str) -> str:

@@ -9,17 +9,17 @@ from math import ceil, prod
 # Find the trainer's line that an instruction comes from.
 
 
-FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
-LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
-NAME = re.compile(r'(\d+) "(.*)"')
-NO_TRAINERS = ("/jax/", "/lib/python", "/site-packages/", "/orchestrator/")
-CALLER = "contract.py"  # it lowers every trainer's step
-LIBRARIES = {"jax", "jaxlib", "flax", "orchestrator"}
-TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
+_LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
+_NAME = re.compile(r'(\d+) "(.*)"')
+_NO_TRAINERS = ("/jax/", "/lib/python", "/site-packages/", "/orchestrator/")
+_CALLER = "contract.py"  # it lowers every trainer's step
+_LIBRARIES = {"jax", "jaxlib", "flax", "orchestrator"}
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
 @dataclass(frozen=True)
-class SourceLine:
+class _SourceLine:
     """A line of a file, in a function."""
 
     file: str
@@ -28,7 +28,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True)
-class SourceTables:
+class _SourceTables:
     """The tables at the head of a module."""
 
     files: dict[int, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class SourceTables:
     locations: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     frames: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def stack(self, frame: int | None) -> list[SourceLine]:
+    def stack(self, frame: int | None) -> list[_SourceLine]:
         """The calls that led to an instruction, the innermost first.
 
         A frame names its parent by the parent's number plus one; zero means that it has no parent.
@@ -45,7 +45,7 @@ class SourceTables:
         while frame in self.frames:
             location, parent = self.frames[frame]
             file, function, line = self.locations[location]
-            places.append(SourceLine(self.files[file], self.functions[function], line))
+            places.append(_SourceLine(self.files[file], self.functions[function], line))
             frame = parent - 1 if parent > 1 else None
         return places
 
@@ -53,18 +53,18 @@ class SourceTables:
         """The lines that led to an instruction, the outermost first: those of a trainer, and where
         there is none, those of packages other than the libraries that trace programs.
         """
-        stack = once_each(self.stack(frame)[::-1])
-        of_trainer = tuple(filter(None, map(trainer_line, stack)))
-        return of_trainer or tuple(filter(None, map(package_line, stack)))
+        stack = _once_each(self.stack(frame)[::-1])
+        of_trainer = tuple(filter(None, map(_trainer_line, stack)))
+        return of_trainer or tuple(filter(None, map(_package_line, stack)))
 
     def trainer_line(self, frame: int | None) -> str:
         """Return the innermost line of the trainer that led to an instruction, or an empty text."""
-        return next(filter(None, map(trainer_line, self.stack(frame))), "")
+        return next(filter(None, map(_trainer_line, self.stack(frame))), "")
 
 
-def once_each(stack: list[SourceLine]) -> list[SourceLine]:
+def _once_each(stack: list[_SourceLine]) -> list[_SourceLine]:
     """The calls, the outermost first, without those that a loop's body repeats."""
-    calls: list[SourceLine] = []
+    calls: list[_SourceLine] = []
     for place in stack:
         if place in calls:
             del calls[calls.index(place) :]
@@ -72,17 +72,17 @@ def once_each(stack: list[SourceLine]) -> list[SourceLine]:
     return calls
 
 
-def trainer_line(place: SourceLine) -> str:
+def _trainer_line(place: _SourceLine) -> str:
     """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of a library or of orch."""
     path = _trainer_path(place.file)
     function = place.function.replace("<locals>.", "")
     return f"{path}:{place.line} ({function})" if path else ""
 
 
-def package_line(place: SourceLine) -> str:
+def _package_line(place: _SourceLine) -> str:
     """`maxtext/layers/decoders.py:62 (apply)` of an installed package; empty for a library."""
     _, folder, inside = place.file.rpartition("/site-packages/")
-    is_library = not folder or inside.split("/")[0] in LIBRARIES
+    is_library = not folder or inside.split("/")[0] in _LIBRARIES
     return "" if is_library else f"{inside}:{place.line} ({place.function})"
 
 
@@ -90,14 +90,14 @@ def _trainer_path(file: str) -> str:
     """Its path below `trainers/`; for a trainer from elsewhere, its last folder and its name."""
     _, folder, inside = file.rpartition("trainers/")
     if folder:
-        return "" if inside == CALLER else f"{folder}{inside}"
-    is_trainer = file.startswith("/") and not any(part in file for part in NO_TRAINERS)
+        return "" if inside == _CALLER else f"{folder}{inside}"
+    is_trainer = file.startswith("/") and not any(part in file for part in _NO_TRAINERS)
     return "/".join(file.rsplit("/", 2)[1:]) if is_trainer else ""
 
 
-def source_tables(lines: list[str]) -> SourceTables:
+def _source_tables(lines: list[str]) -> _SourceTables:
     """The tables, which come before the first computation."""
-    rows: dict[str, list[str]] = {table: [] for table in TABLES}
+    rows: dict[str, list[str]] = {table: [] for table in _TABLES}
     table = None
     for line in lines[1:]:
         if line in rows:
@@ -106,40 +106,40 @@ def source_tables(lines: list[str]) -> SourceTables:
             break
         elif table and line:
             rows[table].append(line)
-    return SourceTables(
+    return _SourceTables(
         files=_names(rows["FileNames"]),
         functions=_names(rows["FunctionNames"]),
         locations={
             int(i): (int(a), int(b), int(c))
-            for i, a, b, c in _groups(LOCATION, rows["FileLocations"])
+            for i, a, b, c in _groups(_LOCATION, rows["FileLocations"])
         },
-        frames={int(i): (int(a), int(b)) for i, a, b in _groups(FRAME, rows["StackFrames"])},
+        frames={int(i): (int(a), int(b)) for i, a, b in _groups(_FRAME, rows["StackFrames"])},
     )
 
 
 def _names(lines: list[str]) -> dict[int, str]:
-    return {int(match[1]): match[2] for line in lines if (match := NAME.fullmatch(line))}
+    return {int(match[1]): match[2] for line in lines if (match := _NAME.fullmatch(line))}
 
 
 def _groups(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[str, ...]]:
     return [match.groups() for line in lines if (match := pattern.match(line))]
 
 
-NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
-HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
-CLOSING = re.compile(r"\}(, execution_thread=\"\w+\")?")
-OPCODE = re.compile(r"([\w\-]+)\(")
-OPERAND = re.compile(r"%([\w.\-]+)")
-CALLED = re.compile(
+_NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
+_HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
+_CLOSING = re.compile(r"\}(, execution_thread=\"\w+\")?")
+_OPCODE = re.compile(r"([\w\-]+)\(")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%([\w.\-]+)"
 )
-BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
-BITS = re.compile(r"[a-z]+(\d+)")
-TILE = re.compile(r"T\(([\d,]+)\)")
-SPACE = re.compile(r"S\((\d+)\)")
-HBM = 0  # the memory that a layout does not name
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_BITS = re.compile(r"[a-z]+(\d+)")
+_TILE = re.compile(r"T\(([\d,]+)\)")
+_SPACE = re.compile(r"S\((\d+)\)")
+_HBM = 0  # the memory that a layout does not name
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,12 @@ class Array:
 
     @property
     def bytes(self) -> float:
-        return self.elements * bits(self.dtype) / 8
+        return self.elements * _bits(self.dtype) / 8
 
     @property
     def is_in_hbm(self) -> bool:
-        match = SPACE.search(self.layout)
-        return (int(match[1]) if match else HBM) == HBM
+        match = _SPACE.search(self.layout)
+        return (int(match[1]) if match else _HBM) == _HBM
 
     @property
     def minor_dimensions(self) -> tuple[int, ...]:
@@ -173,12 +173,12 @@ class Array:
     def padded_bytes(self) -> float:
         """Bytes in memory, where the minor dimensions are padded to whole tiles."""
         sizes = [self.dimensions[d] for d in reversed(self.minor_dimensions)]
-        tiles = TILE.search(self.layout)
+        tiles = _TILE.search(self.layout)
         tile = numbers(tiles[1]) if tiles else ()
         for back, length in enumerate(reversed(tile), start=1):
             if back <= len(sizes):
                 sizes[-back] = ceil(sizes[-back] / length) * length
-        return prod(sizes) * bits(self.dtype) / 8
+        return prod(sizes) * _bits(self.dtype) / 8
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dimensions))}]"
@@ -199,7 +199,7 @@ class Instruction:
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
         """The arrays of its result; more than one for a tuple."""
-        return arrays(self.shape)
+        return _arrays(self.shape)
 
     @cached_property
     def op_name(self) -> str:
@@ -216,9 +216,9 @@ class Instruction:
         """The names of the computations that it calls."""
         if "=%" not in self.rest and "={%" not in self.rest:
             return ()
-        plain = QUOTED.sub('""', self.rest)
-        branches = [name for match in BRANCHES.findall(plain) for name in OPERAND.findall(match)]
-        return (*CALLED.findall(plain), *branches)
+        plain = _QUOTED.sub('""', self.rest)
+        branches = [name for match in _BRANCHES.findall(plain) for name in _OPERAND.findall(match)]
+        return (*_CALLED.findall(plain), *branches)
 
     def attribute(self, key: str) -> str:
         """Return the value of `key=value` up to the next comma or space, or an empty text."""
@@ -261,7 +261,7 @@ class HloProgram:
     computations: dict[str, Computation]
     entry: Computation
     partitions: int
-    sources: SourceTables = field(default_factory=SourceTables)
+    sources: _SourceTables = field(default_factory=_SourceTables)
 
     def called(self, instruction: Instruction) -> list[Computation]:
         return [self.computations[name] for name in instruction.called]
@@ -279,7 +279,7 @@ def program_of(text: str) -> HloProgram:
         computations=computations,
         entry=computations[entry],
         partitions=int(partitions[1]) if partitions else 1,
-        sources=source_tables(lines),
+        sources=_source_tables(lines),
     )
 
 
@@ -289,12 +289,12 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
     body: list[str] = []
     for line in lines:
         if heading is None:
-            if line.endswith("{") and (match := HEADING.match(line)):
+            if line.endswith("{") and (match := _HEADING.match(line)):
                 heading, body = match, []
-        elif CLOSING.fullmatch(line):
+        elif _CLOSING.fullmatch(line):
             yield bool(heading[1]), _computation(heading[2], body)
             heading = None
-        elif NAMED.match(line):
+        elif _NAMED.match(line):
             body.append(line)
         else:
             body[-1] += line  # strings inside an instruction may have line breaks
@@ -312,17 +312,17 @@ def _computation(name: str, body: list[str]) -> Computation:
 
 
 def _instruction(line: str) -> Instruction:
-    start = NAMED.match(line)
+    start = _NAMED.match(line)
     assert start is not None
-    after_shape = end_of_shape(line, start.end())
-    opcode = OPCODE.match(line, after_shape + 1)
+    after_shape = _end_of_shape(line, start.end())
+    opcode = _OPCODE.match(line, after_shape + 1)
     assert opcode is not None, line[:200]
     arguments = _enclosed(line, opcode.end() - 1)
     return Instruction(
         name=start[2],
         shape=line[start.end() : after_shape],
         opcode=opcode[1],
-        operands=tuple(OPERAND.findall(arguments)) if opcode[1] != "constant" else (),
+        operands=tuple(_OPERAND.findall(arguments)) if opcode[1] != "constant" else (),
         arguments=arguments,
         rest=line[opcode.end() + len(arguments) + 1 :],
         is_root=bool(start[1]),
@@ -344,18 +344,18 @@ def _enclosed(text: str, start: int) -> str:
 # --- shapes
 
 
-def bits(dtype: str) -> int:
+def _bits(dtype: str) -> int:
     """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values have 0."""
     if dtype in {"token", "opaque"}:
         return 0
-    match = BITS.match(dtype)
+    match = _BITS.match(dtype)
     return int(match[1]) if match else 8
 
 
-def arrays(shape: str) -> tuple[Array, ...]:
+def _arrays(shape: str) -> tuple[Array, ...]:
     """All arrays of a shape as written: one, or those of a tuple."""
     return tuple(
-        Array(dtype, numbers(sizes), layout) for dtype, sizes, layout in ARRAY.findall(shape)
+        Array(dtype, numbers(sizes), layout) for dtype, sizes, layout in _ARRAY.findall(shape)
     )
 
 
@@ -363,7 +363,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
 
 
-def end_of_shape(line: str, start: int) -> int:
+def _end_of_shape(line: str, start: int) -> int:
     """The end of the shape at `start`: a tuple's closing bracket, or the next space."""
     if line[start] != "(":
         return line.index(" ", start)

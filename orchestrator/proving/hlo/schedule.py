@@ -45,7 +45,7 @@ from orchestrator.values.proof import ComputeRates
 Lines = tuple[str, ...]
 
 
-class Attribution:
+class _Attribution:
     """Lines of the instructions of one computation, the outermost first."""
 
     def __init__(self, program: HloProgram, where: Computation) -> None:
@@ -98,23 +98,23 @@ def _from_root(fused: Computation) -> list[Instruction]:
     return list(fused.instructions.values())[::-1]
 
 
-Kind = Literal["product", "kernel", "copy", "other"]
-CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_Kind = Literal["product", "kernel", "copy", "other"]
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # What moves data and computes nothing, alone or inside a fusion.
-RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dynamic-slice"}
-RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
-NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "iota", "broadcast"}
-NOTHING |= {"fusion", "convert", "maximum", "select", "compare", "after-all"}
+_RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dynamic-slice"}
+_RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
+_NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "iota", "broadcast"}
+_NOTHING |= {"fusion", "convert", "maximum", "select", "compare", "after-all"}
 # Beside a product in its fusion, these are named: they can slow it down.
-MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
-DONE = "-done"
+_MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
+_DONE = "-done"
 
 
 @dataclass(frozen=True)
 class Work:
     """An operation that the device computes, once; it runs `times` a step."""
 
-    kind: Kind
+    kind: _Kind
     instruction: Instruction
     lines: Lines
     seconds: float
@@ -168,7 +168,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class OnItsWay:
+class _OnItsWay:
     """A transfer that has started: when it ends, and what had been computed before it."""
 
     transfer: Transfer
@@ -208,15 +208,15 @@ class _SchedulePass:
     ) -> None:
         self.program, self.transfers, self.rates = program, transfers, rates
         self.where, self.times = where, times
-        self.attribution = Attribution(program, where)
+        self.attribution = _Attribution(program, where)
         self.now = 0.0
         self.record, self.events = Record(), list[SimulatedEvent]()
         self.own = list[Work]()  # what this computation itself computes, in order
-        self.flying, self.recent = dict[str, OnItsWay](), list[OnItsWay]()
+        self.flying, self.recent = dict[str, _OnItsWay](), list[_OnItsWay]()
 
     def step(self, one: Instruction) -> None:
         """Run one instruction."""
-        for applies, handle in HANDLERS:
+        for applies, handle in _HANDLERS:
             if applies(one):
                 handle(self, one)
                 return
@@ -258,7 +258,7 @@ class _SchedulePass:
 
     def compute(self, one: Instruction) -> None:
         """What the compiler gives cycles for."""
-        cycles = CYCLES.search(one.rest)
+        cycles = _CYCLES.search(one.rest)
         if cycles:
             self._spend(self._work(one, int(cycles[1]) / self.rates.clock_hz))
 
@@ -288,13 +288,13 @@ class _SchedulePass:
         opcodes = {part.opcode for _, part in parts}
         products = [(at, part) for at, part in parts if is_product(part)]
         if not products:
-            is_move = bool(opcodes & RELAYOUTS) and opcodes <= RELAYOUTS | NOTHING
-            kind: Kind = "copy" if is_move else "other"
+            is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
+            kind: _Kind = "copy" if is_move else "other"
             return Work(kind, one, self._lines(one), seconds, self.times)
         flops = [product_flops(at, part) for at, part in products]
         _, largest = products[flops.index(max(flops))]
         lines = self.program.sources.program_lines(largest.frame) or self._lines(one)
-        moved = tuple(sorted(opcodes & MOVED_IN))
+        moved = tuple(sorted(opcodes & _MOVED_IN))
         return Work("product", largest, lines, seconds, self.times, sum(flops), moved)
 
     def _lines(self, one: Instruction) -> Lines:
@@ -371,7 +371,7 @@ class _SchedulePass:
     def _start(self, name: str, transfer: Transfer, lines: Lines) -> None:
         ends = [it.end_s for it in self.recent if it.transfer.waits_for(transfer)]
         begin = max([self.now, *ends])
-        flying = OnItsWay(transfer, begin + transfer.seconds, lines, len(self.own))
+        flying = _OnItsWay(transfer, begin + transfer.seconds, lines, len(self.own))
         self.recent = [it for it in self.recent if it.end_s > self.now] + [flying]
         self.flying[name] = flying
         if transfer.seconds > 0:
@@ -403,8 +403,8 @@ class _SchedulePass:
             self.now += seconds
 
 
-Handler = Callable[[_SchedulePass, Instruction], None]
-HANDLERS: tuple[tuple[Callable[[Instruction], bool], Handler], ...] = (
+_Handler = Callable[[_SchedulePass, Instruction], None]
+_HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
     (lambda one: one.opcode == "while", _SchedulePass.loop),
     (lambda one: one.opcode in {"call", "conditional"}, _SchedulePass.call),
     (lambda one: one.opcode == "fusion", _SchedulePass.fusion),
@@ -412,7 +412,7 @@ HANDLERS: tuple[tuple[Callable[[Instruction], bool], Handler], ...] = (
     (lambda one: one.opcode == "send", _SchedulePass.send),
     (lambda one: one.opcode == "recv", _SchedulePass.receive),
     (lambda one: one.opcode.endswith(START), _SchedulePass.start),
-    (lambda one: one.opcode.endswith(DONE), _SchedulePass.done),
+    (lambda one: one.opcode.endswith(_DONE), _SchedulePass.done),
     (is_kernel, _SchedulePass.kernel),
     (lambda one: one.opcode == "reduce", _SchedulePass.reduction),
     (lambda _: True, _SchedulePass.compute),

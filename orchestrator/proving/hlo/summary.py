@@ -54,15 +54,15 @@ from orchestrator.values.proof import (
 # A step's schedule in numbers: by line, product and transfer, and one round of a layer's loops.
 
 
-SMALL = 1e-4  # of a step: products and transfers below that are left out of the lists
-SHORT = 5e-4  # of a round: events below that are left out of a timeline
-LOOPS = 2  # the forward and the backward pass
-MOVED_OUT = 2  # rounds of a loop
-UNKNOWN = "no source line"  # a line that no instruction nearby names
-FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "other": "other_s"}
+_SMALL = 1e-4  # of a step: products and transfers below that are left out of the lists
+_SHORT = 5e-4  # of a round: events below that are left out of a timeline
+_LOOPS = 2  # the forward and the backward pass
+_MOVED_OUT = 2  # rounds of a loop
+_UNKNOWN = "no source line"  # a line that no instruction nearby names
+_FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "other": "other_s"}
 
 
-class ScheduleSummary:
+class _ScheduleSummary:
     """Sums of a record."""
 
     def __init__(self, record: Record, rates: ComputeRates) -> None:
@@ -71,7 +71,7 @@ class ScheduleSummary:
     def schedule(self, layers: int) -> Schedule:
         """The whole: `layers` says which loops are those over layers."""
         lines = self._lines()
-        kinds = (*FIELD.values(), "exposed_s")
+        kinds = (*_FIELD.values(), "exposed_s")
         sums = {kind: sum(getattr(line, kind) for line in lines) for kind in kinds}
         total = sum(sums.values())
         return Schedule(
@@ -80,8 +80,8 @@ class ScheduleSummary:
             flops=sum(line.flops for line in lines),
             peak_flops_per_s=self.rates.peak_flops_per_s,
             lines=lines,
-            products=self._products(SMALL * total),
-            collectives=self._collectives(SMALL * total),
+            products=self._products(_SMALL * total),
+            collectives=self._collectives(_SMALL * total),
             loops=self._loops(layers),
             unpriced=tuple(sorted(self.record.unpriced)),
         )
@@ -90,12 +90,12 @@ class ScheduleSummary:
         seconds: dict[Lines, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for work in self.record.work:
             of_stack = seconds[work.lines]
-            of_stack[FIELD[work.kind]] += work.seconds * work.times
+            of_stack[_FIELD[work.kind]] += work.seconds * work.times
             if work.kind == "product":
                 of_stack["flops"] += work.flops * work.times
         for sent in self.record.sent:
             seconds[sent.lines]["exposed_s"] += sent.exposed_s * sent.times
-        names = (*FIELD.values(), "exposed_s", "flops")
+        names = (*_FIELD.values(), "exposed_s", "flops")
         lines = [
             ScheduledLine(
                 line=_last(stack),
@@ -175,14 +175,14 @@ class ScheduleSummary:
         the loop; of any loops, where none has.
         """
         rounds = [one for one in self.record.rounds if one.seconds > 0]
-        over_layers = [one for one in rounds if 0 <= layers - one.trips <= MOVED_OUT] or rounds
-        longest = sorted(over_layers, key=lambda one: -one.seconds * one.times)[:LOOPS]
+        over_layers = [one for one in rounds if 0 <= layers - one.trips <= _MOVED_OUT] or rounds
+        longest = sorted(over_layers, key=lambda one: -one.seconds * one.times)[:_LOOPS]
         return tuple(self._loop(one) for one in sorted(longest, key=rounds.index))
 
     def _loop(self, one: Round) -> ScheduledLoop:
         works = (event.what.instruction for event in one.events if isinstance(event.what, Work))
         name = "backward" if any(BACKWARD in work.op_name for work in works) else "forward"
-        long = [event for event in one.events if event.seconds >= SHORT * one.seconds]
+        long = [event for event in one.events if event.seconds >= _SHORT * one.seconds]
         return ScheduledLoop(
             name=name,
             trips=one.trips,
@@ -214,7 +214,7 @@ def _described(event: SimulatedEvent) -> tuple[str, str, str]:
 
 def _last(lines: Lines) -> str:
     """The innermost line."""
-    return lines[-1] if lines else UNKNOWN
+    return lines[-1] if lines else _UNKNOWN
 
 
 def _sent_s(one: ScheduledCollective) -> float:
@@ -224,8 +224,8 @@ def _sent_s(one: ScheduledCollective) -> float:
     return 0.0 if one.link == "hbm" else one.wire_s
 
 
-DTYPES = {"f32": "fp32"}  # as the Plan calls them
-AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
+_DTYPES = {"f32": "fp32"}  # as the Plan calls them
+_AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
 
 
 @dataclass(frozen=True)
@@ -272,14 +272,14 @@ def _schedule(
     links = SliceLinks(pricing.rates.torus, pricing.places)
     transfers = TransferReader(program, mesh, between, links, pricing.rates.transfers)
     record = schedule_of(program, transfers, pricing.rates.compute)
-    return ScheduleSummary(record, pricing.rates.compute).schedule(layers)
+    return _ScheduleSummary(record, pricing.rates.compute).schedule(layers)
 
 
 def _send(one: DcnPayload) -> DcnSend:
     return DcnSend(
         name=one.name,
         kind=one.kind,
-        dtype=DTYPES.get(one.dtype, one.dtype),
+        dtype=_DTYPES.get(one.dtype, one.dtype),
         payload_bytes=one.payload_bytes * one.times,
         padding_bytes=(one.executed_bytes - one.payload_bytes) * one.times,
         calls=one.times,
@@ -294,7 +294,7 @@ def _collectives(payloads: Iterable[CollectivePayload]) -> tuple[CompiledCollect
     """Alike payloads added up."""
     alike: dict[tuple[tuple[str, ...], str, str, str], list[CollectivePayload]] = defaultdict(list)
     for one in payloads:
-        alike[one.axes, one.kind, DTYPES.get(one.dtype, one.dtype), one.executed_kind].append(one)
+        alike[one.axes, one.kind, _DTYPES.get(one.dtype, one.dtype), one.executed_kind].append(one)
     return tuple(
         CompiledCollective(
             axes=axes,
@@ -315,13 +315,13 @@ def _flops(program: HloProgram, visited: list[Visit]) -> dict[str, float]:
         called
         for where in program.computations.values()
         for instruction in where.instructions.values()
-        if AGAIN in instruction.name
+        if _AGAIN in instruction.name
         for called in instruction.called
     }
     total: dict[str, float] = defaultdict(float)
     for where, instruction, times in visited:
         if is_product(instruction):
-            is_repeated = where.name in repeated or AGAIN in instruction.name
+            is_repeated = where.name in repeated or _AGAIN in instruction.name
             total[REPEATED if is_repeated else PRODUCTS] += times * product_flops(
                 where, instruction
             )

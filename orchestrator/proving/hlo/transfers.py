@@ -26,8 +26,8 @@ from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
 # The links of one slice: how fast its devices exchange, and which links an exchange keeps busy.
 
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+_Bools = NDArray[np.bool_]
+_Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SliceLinks:
     places: tuple[tuple[int, ...], ...]
 
     @cached_property
-    def _places(self) -> Ints:
+    def _places(self) -> _Ints:
         return np.array(self.places, dtype=np.int64)
 
     @property
@@ -58,7 +58,7 @@ class SliceLinks:
         share = 1.0 if die else 1.0 / self.torus.devices_per_chip
         return sum(used) * share or die
 
-    def _axis_rate(self, at: Ints, axis: int) -> float:
+    def _axis_rate(self, at: _Ints, axis: int) -> float:
         """A ring has both directions, a line one; interleaved groups share each link."""
         values = np.unique(at)
         if len(values) < 2:
@@ -79,7 +79,7 @@ class SliceLinks:
                 )
         return hops
 
-    def group_links(self, members: tuple[int, ...]) -> Bools:
+    def group_links(self, members: tuple[int, ...]) -> _Bools:
         """All links of the axes along which the members differ."""
         at = self._places[np.array(members)]
         used = np.zeros((*self.torus.lengths, len(self.torus.lengths), 2), dtype=bool)
@@ -88,7 +88,7 @@ class SliceLinks:
                 used[..., axis, :] = True
         return used
 
-    def permute(self, pairs: Ints) -> tuple[float, int, Bools]:
+    def permute(self, pairs: _Ints) -> tuple[float, int, _Bools]:
         """Seconds a byte of the busiest link, the hops of the longest way, and the links in use.
 
         Messages go along one axis after another, the shorter way round.
@@ -110,7 +110,7 @@ class SliceLinks:
         rates = np.array(self.torus.link_bytes_per_s)[:, None]
         return float((load / rates).max()), int(longest.max(initial=0)), load > 0
 
-    def _way(self, start: Ints, end: Ints, axis: int) -> tuple[Ints, Ints]:
+    def _way(self, start: _Ints, end: _Ints, axis: int) -> tuple[_Ints, _Ints]:
         """The direction and the number of hops along one axis."""
         ahead = (end - start) % self.torus.lengths[axis]
         behind = (start - end) % self.torus.lengths[axis]
@@ -119,22 +119,22 @@ class SliceLinks:
         return np.where(ahead <= behind, 1, -1), np.minimum(ahead, behind)
 
 
-RAGGED = "ragged-all-to-all"
-EMITTER = re.compile(r'"emitter":"([^"]+)"')
-STRATEGY = re.compile(r'"strategy":"([^"]+)"')
-DIMENSIONS = re.compile(r"^(\d)D|Type: (\d)D")
-ONE_RING = "StrategyRing"
-HOST_SPACE = "S(5)"
+_RAGGED = "ragged-all-to-all"
+_EMITTER = re.compile(r'"emitter":"([^"]+)"')
+_STRATEGY = re.compile(r'"strategy":"([^"]+)"')
+_DIMENSIONS = re.compile(r"^(\d)D|Type: (\d)D")
+_ONE_RING = "StrategyRing"
+_HOST_SPACE = "S(5)"
 START = "-start"
-SPARSE_CORES = "sparse cores"
-SPARSE_CORE_THREAD = "sparsecore"
-OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
+_SPARSE_CORES = "sparse cores"
+_SPARSE_CORE_THREAD = "sparsecore"
+_OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
 # A collective on the sparse cores is split: each part goes round in one direction, along one torus
 # axis after another. Some rings name no axis.
-PARTS = '"phase_rings"'
-RING_AXIS = re.compile(r'ring_dim":"ICI_RING_DIM_([XYZ])')
+_PARTS = '"phase_rings"'
+_RING_AXIS = re.compile(r'ring_dim":"ICI_RING_DIM_([XYZ])')
 ASYNC_START, ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
-CHAIN = re.compile(r'chain_id="(\d+)"')
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Transfer:
     bytes: float
     seconds: float
     lane: str = ""
-    links: Bools | None = None
+    links: _Bools | None = None
 
     def waits_for(self, other: "Transfer") -> bool:
         if self.links is None or other.links is None:
@@ -156,7 +156,7 @@ class Transfer:
         return bool((self.links & other.links).any())
 
 
-Way = tuple[float, int, Bools]  # bytes a second or seconds a byte, hops, links
+_Way = tuple[float, int, _Bools]  # bytes a second or seconds a byte, hops, links
 
 
 @dataclass
@@ -168,14 +168,14 @@ class TransferReader:
     between: DeviceMesh
     links: SliceLinks
     rates: TransferRates
-    groups: dict[tuple[tuple[int, ...], int | None], Way] = field(default_factory=dict)
-    permutes: dict[str, Way] = field(default_factory=dict)
+    groups: dict[tuple[tuple[int, ...], int | None], _Way] = field(default_factory=dict)
+    permutes: dict[str, _Way] = field(default_factory=dict)
 
     def collective(self, where: Computation, one: Instruction, outside: Instruction) -> Transfer:
         """A collective within the slice; `outside` is the fusion that it runs in, or itself."""
         kind = one.opcode.removesuffix(START)
         size = where.operand(one, 0).arrays[0].bytes
-        if len(one.operands) > 1 and kind != RAGGED:
+        if len(one.operands) > 1 and kind != _RAGGED:
             size = sum(
                 where.operand(one, place).arrays[0].bytes for place in range(len(one.operands))
             )
@@ -184,7 +184,7 @@ class TransferReader:
         if where.name.startswith(SCATTERS):
             kind = SCATTER
         members = first_group(one, self.program.partitions)
-        algorithm = algorithm_of(outside) or algorithm_of(one)
+        algorithm = _algorithm_of(outside) or _algorithm_of(one)
         moved = sent_bytes(kind, size * (len(members) if kind == GATHER else 1), len(members))
         axes_at_once = _torus_axes(outside, algorithm) or _sparse_core_axes(one)
         rate, hops, links = self._group(members, axes_at_once)
@@ -198,13 +198,13 @@ class TransferReader:
         axes = self.mesh.axes_of(chain(one).members)
         return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
 
-    def _group(self, members: tuple[int, ...], axes: int | None) -> Way:
+    def _group(self, members: tuple[int, ...], axes: int | None) -> _Way:
         if (members, axes) not in self.groups:
             rate, hops = self.links.group_rate(members, axes), self.links.group_hops(members)
             self.groups[members, axes] = rate, hops, self.links.group_links(members)
         return self.groups[members, axes]
 
-    def _permuted(self, text: str) -> Way:
+    def _permuted(self, text: str) -> _Way:
         if text not in self.permutes:
             ends = np.array(re.findall(r"\d+", text), dtype=np.int64).reshape(-1, 2)
             self.permutes[text] = self.links.permute(ends)
@@ -213,7 +213,7 @@ class TransferReader:
     def copy(self, one: Instruction) -> Transfer:
         """An asynchronous copy: to or from the host, or into the chip's fast memory."""
         size = _moved(one.arrays)
-        if HOST_SPACE not in one.shape:
+        if _HOST_SPACE not in one.shape:
             return Transfer(
                 "prefetch", (), "hbm", "", size, size / self.rates.hbm_bytes_per_s, "hbm"
             )
@@ -227,10 +227,10 @@ class TransferReader:
         """A call that moves data in HBM while other work runs: it reads and writes its result."""
         [called] = self.program.called(one)
         size = sum(array.bytes for array in called.root.arrays)
-        found = OFFLOADED.search(one.rest)
+        found = _OFFLOADED.search(one.rest)
         kind = found[1].lower().replace("_", " ") if found else "call"
         seconds = 2 * size / self.rates.hbm_bytes_per_s
-        return Transfer(kind, (), "hbm", SPARSE_CORES, size, seconds, SPARSE_CORES)
+        return Transfer(kind, (), "hbm", _SPARSE_CORES, size, seconds, _SPARSE_CORES)
 
     def send(self, one: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
         """What goes to other slices."""
@@ -240,19 +240,19 @@ class TransferReader:
         return Transfer(kind, self.between.axes_of(slices), "dcn", "", moved, seconds, "dcn")
 
 
-def algorithm_of(one: Instruction) -> str:
+def _algorithm_of(one: Instruction) -> str:
     """The compiler's name for how a collective runs."""
-    if parts := one.rest.count(PARTS):
-        return f"{SPARSE_CORES}, {parts} rings"
-    emitter, strategy = EMITTER.search(one.rest), STRATEGY.search(one.rest)
+    if parts := one.rest.count(_PARTS):
+        return f"{_SPARSE_CORES}, {parts} rings"
+    emitter, strategy = _EMITTER.search(one.rest), _STRATEGY.search(one.rest)
     return " ".join(match[1] for match in (emitter, strategy) if match)
 
 
 def _torus_axes(one: Instruction, algorithm: str) -> int | None:
     """On how many torus axes an algorithm sends at once; None where it does not say so."""
-    if found := DIMENSIONS.search(algorithm):
+    if found := _DIMENSIONS.search(algorithm):
         return int(found[1])
-    if ONE_RING in algorithm:
+    if _ONE_RING in algorithm:
         found = re.search(r"Type: (\d)D", one.rest)
         return int(found[1]) if found else 1
     return None
@@ -262,7 +262,7 @@ def _sparse_core_axes(one: Instruction) -> int | None:
     """The same of a collective on the sparse cores; None for others. Two of its parts have the two
     directions of an axis, and others meanwhile those of another.
     """
-    parts, axes = one.rest.count(PARTS), set(RING_AXIS.findall(one.rest))
+    parts, axes = one.rest.count(_PARTS), set(_RING_AXIS.findall(one.rest))
     return max(min(parts // 2, len(axes)), 1) if parts else None
 
 
@@ -291,16 +291,16 @@ def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, 
 
 def is_on_sparse_core(one: Instruction) -> bool:
     """Whether it begins a call that runs there."""
-    return one.quoted("async_execution_thread") == SPARSE_CORE_THREAD
+    return one.quoted("async_execution_thread") == _SPARSE_CORE_THREAD
 
 
 def is_collective(one: Instruction) -> bool:
-    return one.opcode.removesuffix(START) in KINDS | {RAGGED}
+    return one.opcode.removesuffix(START) in KINDS | {_RAGGED}
 
 
 def chain_of(program: HloProgram, fusion: Instruction) -> str:
     """The number that joins the parts of an asynchronous collective in fusions."""
-    found = (CHAIN.search(one.rest) for _, one in inside(program, fusion))
+    found = (_CHAIN.search(one.rest) for _, one in inside(program, fusion))
     return next((match[1] for match in found if match), "")
 
 
@@ -315,4 +315,4 @@ def _is_to_host(one: Instruction) -> bool:
     """Whether the result is the host's: the first array of a copy, the last but one of a slice."""
     results = [array for array in one.arrays if array.elements > 1]
     place = 0 if one.opcode == "copy-start" else -1
-    return bool(results) and HOST_SPACE in results[place].layout
+    return bool(results) and _HOST_SPACE in results[place].layout

@@ -79,7 +79,7 @@ _PARENT_STATUS: dict[StudyState, Status] = {
 # --- the points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep
 
 
-def study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
+def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
     """Return all points of a study as it is measured by now.
 
     Those of a trial come once no run of it will change them: a server takes no point back.
@@ -127,7 +127,7 @@ def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint
 # --- the MLflow run of a study, whose children are the runs of its trials
 
 
-def parent_of(journal: Journal, run: Run, store: Store) -> str | None:
+def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     """Return the id of the MLflow run of a run's study; create it when it is missing.
 
     None for a run without a study, or when the study's directory was removed or is not this user's.
@@ -158,7 +158,7 @@ def _send_points(study: StudyJournal, parent: StoredRun, store: Store) -> None:
     """Send the curves of the study where they have changed."""
     report = report_of_study(study)
     ended = [run.ended_at_s for run in study.status().runs if run.ended_at_s]
-    points = study_points(report, max(ended, default=study.submission().at_s))
+    points = _study_points(report, max(ended, default=study.submission().at_s))
     digest = codec.digest(points)
     if parent.tags.get(_CURVES) == digest:
         return
@@ -275,7 +275,7 @@ class RunExport:
     def _send_description(self, stored: StoredRun, run: Run) -> None:
         tracked = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
         run = replace(run, tracking=tracked)
-        new = description(self._journal, run, parent_of(self._journal, run, self._store))
+        new = description(self._journal, run, _parent_of(self._journal, run, self._store))
         if self._tags.get(DESCRIBED) == new.digest:
             return
         missing = [item for item in new.params.items() if item[0] not in stored.params]

@@ -29,18 +29,18 @@ RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"
 # What the filters of the views read: the charts of chips and of rehearsals are apart.
 REHEARSAL = "orch.rehearsal"
 DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
-NOTE, PARENT, COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
+NOTE, _PARENT, _COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
 _LONGEST_TAG = 8_000
 _MOST_RANKS = 8
 REPORT = "report.html"
-LONGEST_NAME, LONGEST_VALUE = 250, 6_000
+_LONGEST_NAME, _LONGEST_VALUE = 250, 6_000
 _SPEC_ARTIFACT = "spec.json"
 # Only the end of a longer file is sent, and its first line says so.
 _LONGEST_LOG_BYTES, _LONGEST_FILE_BYTES = 1 << 20, 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
+class _Description:
     """All that is sent once, and again when it changes."""
 
     params: Mapping[str, str]
@@ -52,7 +52,7 @@ class Description:
         return codec.digest(self)
 
 
-def description(journal: Journal, run: Run, parent: str | None) -> Description:
+def description(journal: Journal, run: Run, parent: str | None) -> _Description:
     """Return the description of a run as it is now. `parent` is the MLflow run of its study.
 
     A plan or proof that cannot be read is left out.
@@ -70,8 +70,8 @@ def description(journal: Journal, run: Run, parent: str | None) -> Description:
         proof = journal.proof(journal.full_plan(run).digest)
     if proof:
         points += of_proof(proof, run.submitted_at_s)
-    return Description(
-        params=params(journal.spec()),
+    return _Description(
+        params=_params(journal.spec()),
         tags=_tags(run, parent, newest, proof),
         points=tuple(points),
     )
@@ -97,8 +97,8 @@ def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) 
         "orch.rehearses": run.rehearses or "",
         "orch.journal": run.journal,
         "orch.study": run.study or "",
-        PARENT: parent or "",
-        NOTE: note(run, plan, proof),
+        _PARENT: parent or "",
+        NOTE: _note(run, plan, proof),
     }
     if plan:
         tags |= {
@@ -110,7 +110,7 @@ def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) 
         }
     tags |= {f"orch.environment.{name}": value for name, value in run.environment.items()}
     if commit := run.environment.get("git_commit"):
-        tags[COMMIT] = commit
+        tags[_COMMIT] = commit
     return {name: _fitting(text) for name, text in tags.items() if text}
 
 
@@ -124,7 +124,7 @@ def _fitting(text: str) -> str:
     return text if len(text) <= _LONGEST_TAG else text[: _LONGEST_TAG - len(ending)] + ending
 
 
-def note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
+def _note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     """Return the run in a few lines, as MLflow shows them on its page."""
     lines = [f"**{run.run}** {run.state}: {run.steps_done:,} of {run.steps:,} steps."]
     if run.rehearsal:
@@ -197,7 +197,7 @@ def short_copy(path: Path, copy: Path) -> Path:
     return copy
 
 
-def params(spec: Spec) -> dict[str, str]:
+def _params(spec: Spec) -> dict[str, str]:
     """Return every value of a spec under its dotted key.
 
     A value that is too long for MLflow is replaced by a pointer to the artifact with the spec.
@@ -216,8 +216,8 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _named(key: str, value: Any) -> tuple[str, str]:
     name = NOT_IN_A_NAME.sub("_", key)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    if len(name) > LONGEST_NAME:
-        return name[: LONGEST_NAME - 1] + "_", f"in artifact {_SPEC_ARTIFACT}: the key is too long"
-    if len(text) > LONGEST_VALUE:
+    if len(name) > _LONGEST_NAME:
+        return name[: _LONGEST_NAME - 1] + "_", f"in artifact {_SPEC_ARTIFACT}: the key is too long"
+    if len(text) > _LONGEST_VALUE:
         return name, f"in artifact {_SPEC_ARTIFACT}: {len(text):,} characters are too many"
     return name, text

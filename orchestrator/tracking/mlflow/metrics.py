@@ -19,16 +19,16 @@ from orchestrator.values.run import Attempt, Step, TimedStep
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
 
-STEP_TIME, LOSS, MEASURED_HBM = "perf/step_time_seconds", "learning/loss", "perf/peak_hbm_gib"
+_STEP_TIME, _LOSS, _MEASURED_HBM = "perf/step_time_seconds", "learning/loss", "perf/peak_hbm_gib"
 # MLflow cuts the title of a chart after some thirty letters, and both names must fit in it.
-MFU, MFU_ROOFLINE = "mfu/measured", "mfu/roofline"
+_MFU, _MFU_ROOFLINE = "mfu/measured", "mfu/roofline"
 
-OF_STEPS: dict[str, Callable[[Step, Plan], float | None]] = {
-    STEP_TIME: lambda step, _: step.step_s,
+_OF_STEPS: dict[str, Callable[[Step, Plan], float | None]] = {
+    _STEP_TIME: lambda step, _: step.step_s,
     "perf/step_time_seconds_predicted": lambda _, plan: plan.forecast.step_s.lower,
-    MFU: lambda step, _: step.mfu,
+    _MFU: lambda step, _: step.mfu,
     "mfu/expected": lambda _, plan: plan.forecast.mfu.expected,
-    MFU_ROOFLINE: lambda _, plan: plan.forecast.mfu.lower,
+    _MFU_ROOFLINE: lambda _, plan: plan.forecast.mfu.lower,
     "perf/per_device_tflops_per_sec": lambda step, plan: (
         step.model_flops_per_s_per_chip
         and step.model_flops_per_s_per_chip * (plan.chips / plan.devices) / 1e12
@@ -38,13 +38,13 @@ OF_STEPS: dict[str, Callable[[Step, Plan], float | None]] = {
     ),
     "perf/data_wait_seconds": lambda step, _: step.data_s,
     "perf/checkpoint_wait_seconds": lambda step, _: step.checkpoint_s,
-    MEASURED_HBM: lambda step, _: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
-    LOSS: lambda step, _: step.loss,
+    _MEASURED_HBM: lambda step, _: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
+    _LOSS: lambda step, _: step.loss,
     "learning/grad_norm": lambda step, _: step.grad_norm,
     "learning/lr": lambda step, _: step.learning_rate,
 }
 
-OF_PLANS: dict[str, Callable[[Plan], float | None]] = {
+_OF_PLANS: dict[str, Callable[[Plan], float | None]] = {
     "plan/pods": lambda plan: plan.pods,
     "plan/chips": lambda plan: plan.chips,
     "plan/batch_tokens": lambda plan: plan.batch.tokens,
@@ -66,19 +66,21 @@ _OF_PROOFS: dict[str, Callable[[Proof], float]] = {
     "proof/compile_seconds": lambda proof: proof.compile_s,
 }
 
-MEDIAN_MFU = "mfu/median"
-TOKENS_PER_S = "summary/tokens_per_second"
-GOODPUT = "summary/goodput"
+_MEDIAN_MFU = "mfu/median"
+_TOKENS_PER_S = "summary/tokens_per_second"
+_GOODPUT = "summary/goodput"
 _MEDIAN_STEP_TIME, _FINAL_LOSS = "summary/step_time_seconds", "summary/loss"
 # The median step over the predicted one: 1 is as predicted, 2 is twice as long.
-OVER_PREDICTED: dict[PredictionKind, str] = {
+_OVER_PREDICTED: dict[PredictionKind, str] = {
     against: f"summary/step_time_over_{against}" for against in get_args(PredictionKind)
 }
-BADPUT: dict[Badput, str] = {cause: f"summary/badput_{cause}_seconds" for cause in get_args(Badput)}
+_BADPUT: dict[Badput, str] = {
+    cause: f"summary/badput_{cause}_seconds" for cause in get_args(Badput)
+}
 
-OF_ENDINGS = (
-    MEDIAN_MFU, _MEDIAN_STEP_TIME, *OVER_PREDICTED.values(), TOKENS_PER_S, _FINAL_LOSS, GOODPUT,
-    *BADPUT.values(),
+_OF_ENDINGS = (
+    _MEDIAN_MFU, _MEDIAN_STEP_TIME, *_OVER_PREDICTED.values(), _TOKENS_PER_S, _FINAL_LOSS, _GOODPUT,
+    *_BADPUT.values(),
 )  # fmt: skip
 
 # A study's run has the number of pods as its step. Of several series, each ends in its own name.
@@ -87,14 +89,14 @@ SPEED_OF_PODS: dict[str, str] = {what: f"speed/{what}" for what in OF_PODS}
 # A sweep's run has the number of the trial as its step.
 SWEEP_LOSS = "sweep/loss"
 
-OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)
+_OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)
 
 # Only a run in stages, or with evaluations, has these.
 _STAGE, _STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
 _EVAL_LOSS, _EVAL_PERPLEXITY, _EVAL_TIME = "eval/loss", "eval/perplexity", "eval/seconds"
 
-ALL = (
-    *OF_STEPS, *OF_PLANS, *_OF_PROOFS, *OF_ENDINGS, *OF_STUDIES, _STAGE, _STEPS_DOLLARS,
+_ALL = (
+    *_OF_STEPS, *_OF_PLANS, *_OF_PROOFS, *_OF_ENDINGS, *_OF_STUDIES, _STAGE, _STEPS_DOLLARS,
     _EVAL_LOSS, _EVAL_PERPLEXITY, _EVAL_TIME,
 )  # fmt: skip
 
@@ -121,7 +123,7 @@ def finite(named: Mapping[str, float | None], at_s: float, step: int) -> list[Me
 def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
     """Return one step as measured, and what the plan of its attempt predicts for it."""
     step = timed.step
-    named = {name: value(step, plan) for name, value in OF_STEPS.items()}
+    named = {name: value(step, plan) for name, value in _OF_STEPS.items()}
     named[_STAGE] = plan.stage.number if plan.stage else None
     if evaluation := step.own_evaluation:
         named[_EVAL_LOSS] = evaluation.loss
@@ -150,7 +152,7 @@ def first_done(
 
 def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
     """Return the size of a plan, and its forecast."""
-    return finite({name: value(plan) for name, value in OF_PLANS.items()}, at_s, step)
+    return finite({name: value(plan) for name, value in _OF_PLANS.items()}, at_s, step)
 
 
 def of_proof(proof: Proof, at_s: float) -> list[MetricPoint]:
@@ -165,15 +167,15 @@ def of_ending(report: Report, at_s: float) -> list[MetricPoint]:
         return []
     named: dict[str, float | None] = {_FINAL_LOSS: report.last_loss}
     named |= {
-        OVER_PREDICTED[ratio.against]: ratio.measured_over_predicted for ratio in report.ratios
+        _OVER_PREDICTED[ratio.against]: ratio.measured_over_predicted for ratio in report.ratios
     }
     if measured:
         named[_MEDIAN_STEP_TIME] = measured.step_s.median
-        named[TOKENS_PER_S] = measured.tokens_per_s
-        named[MEDIAN_MFU] = measured.mfu.median if measured.mfu else None
+        named[_TOKENS_PER_S] = measured.tokens_per_s
+        named[_MEDIAN_MFU] = measured.mfu.median if measured.mfu else None
     if report.stage_totals:
         named[_STEPS_DOLLARS] = report.stage_totals.dollars
     if time:
-        named[GOODPUT] = time.goodput
-        named |= {BADPUT[cause]: time.badput_s[cause] for cause in BADPUT}
+        named[_GOODPUT] = time.goodput
+        named |= {_BADPUT[cause]: time.badput_s[cause] for cause in _BADPUT}
     return finite(named, at_s, report.steps_done)

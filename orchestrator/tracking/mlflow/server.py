@@ -31,8 +31,8 @@ _SERVER_SETTINGS = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 # MLflow is a long import, longer on a busy machine.
-_START_LIMIT_S, _POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
-APP = "orchestrator.tracking.mlflow.server:app"
+_START_LIMIT_S, _POLL_S, _END_LIMIT_S = 600.0, 0.25, 8.0
+_APP = "orchestrator.tracking.mlflow.server:app"
 _API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
@@ -41,7 +41,7 @@ class NoServer(OrchError):
 
 
 @dataclass(frozen=True)
-class Served:
+class _Served:
     """A server that answers at an address."""
 
     address: str
@@ -56,7 +56,9 @@ class Served:
 
 
 @contextmanager
-def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) -> Iterator[Served]:
+def serving(
+    uri: str, port: int | None, log: Path, waiting: Callable[[], None]
+) -> Iterator[_Served]:
     """Yield a server that shows a database, for as long as a `with` lasts."""
     chosen = port or free_port(USUAL_PORT)
     program = [sys.executable, "-m", "orchestrator.tracking.mlflow.server", uri, str(chosen)]
@@ -67,19 +69,19 @@ def serving(uri: str, port: int | None, log: Path, waiting: Callable[[], None]) 
     try:
         address = f"http://{LOOPBACK}:{chosen}"
         _wait_for(address, process, log, waiting)
-        yield Served(address, process, log)
+        yield _Served(address, process, log)
     finally:
-        end(process)
+        _end(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Let the server's process end, and then kill what is left of its session.
 
     That process and its stand-in may be stopped, or gone before the rest.
     """
     assert process.stdin
     process.stdin.close()
-    deadline = time.monotonic() + 2 * END_LIMIT_S
+    deadline = time.monotonic() + 2 * _END_LIMIT_S
     while not _has_ended(process) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     with suppress(ProcessLookupError):
@@ -96,7 +98,7 @@ def _wait_for(
     address: str, process: subprocess.Popen[bytes], log: Path, waiting: Callable[[], None]
 ) -> None:
     deadline = time.monotonic() + _START_LIMIT_S
-    while not answers(address):
+    while not _answers(address):
         if _has_ended(process):
             raise NoServer(f"the MLflow UI did not start: {_last_line(log)}\nits log: {log}")
         if time.monotonic() > deadline:
@@ -111,7 +113,7 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it wrote nothing"
 
 
-def answers(address: str) -> bool:
+def _answers(address: str) -> bool:
     """Return whether the server answers as its pages ask. Its health page answers long before."""
     try:
         with urllib.request.urlopen(address + _API, timeout=5) as answer:
@@ -130,7 +132,7 @@ def main(uri: str, port: str) -> int:
         os.killpg(0, signal.SIGKILL)
     os.close(ended)  # `alive` stays open for as long as this process lives
     settings = SETTINGS | _SERVER_SETTINGS | {_BACKEND_STORE: uri}
-    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", APP]
+    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", _APP]
     command = [*uvicorn, "--host", LOOPBACK, "--port", port]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
 
@@ -140,7 +142,7 @@ def main(uri: str, port: str) -> int:
             pass
         server.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.wait(END_LIMIT_S)
+            server.wait(_END_LIMIT_S)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=end_with_owner, daemon=True).start()

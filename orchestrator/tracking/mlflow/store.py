@@ -31,7 +31,7 @@ _DATABASE, _ARTIFACTS = "mlflow.db", "mlflow-artifacts"
 _SERVERS = ("http", "https", "databricks")
 # The same port each time, where it is free: a browser keeps a page's settings by address.
 USUAL_PORT = 5080
-SQLITE = "sqlite:///"
+_SQLITE = "sqlite:///"
 
 
 # --- the address of the MLflow that records runs; nothing here imports MLflow
@@ -103,8 +103,8 @@ def _absolute(place: str, written: str) -> str:
 # The time limit of the HTTP library begins anew with every byte, so a server that sends one now and
 # then would hold a caller for ever. An alarm of the process ends the call whatever it waits for.
 # Python delivers signals to its main thread only: in another, only the library's limit counts.
-CALL_LIMIT_S = 60.0
-FILE_LIMIT_S = 300.0  # files go in one call each
+_CALL_LIMIT_S = 60.0
+_FILE_LIMIT_S = 300.0  # files go in one call each
 SYNC_LIMIT_S = 1_200.0
 # A library may catch the error of an alarm and go on.
 _RING_AGAIN_S = 1.0
@@ -182,15 +182,15 @@ class Store:
             os.environ.setdefault(name, value)
         os.environ.update(SETTINGS)
         self.where = where
-        with in_plain_words(where):
+        with _in_plain_words(where):
             from mlflow.tracking import MlflowClient  # noqa: PLC0415  it takes seconds
 
             if not is_server(where):  # a new database logs many lines
                 for name in ("alembic", "mlflow.store.db.utils"):
                     logging.getLogger(name).setLevel(logging.WARNING)
-            if where.uri.startswith(SQLITE):
+            if where.uri.startswith(_SQLITE):
                 _check_own_beside(where)
-                _create_database(Path(where.uri.removeprefix(SQLITE)))
+                _create_database(Path(where.uri.removeprefix(_SQLITE)))
             self._client = MlflowClient(tracking_uri=where.uri)
             self.experiment = self._experiment()
 
@@ -214,7 +214,7 @@ class Store:
         """Return the MLflow run of that id, if there is one."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             try:
                 return _stored(self._client.get_run(run_id))
             except MlflowException as error:
@@ -224,12 +224,12 @@ class Store:
 
     def tagged(self, tag: str, value: str, most: int = _MOST_RUNS) -> list[StoredRun]:
         """Return the runs that carry a tag, oldest first."""
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             return [_stored(run) for run in self._search(tag, value, most, "ASC")]
 
     def metric_names(self, tag: str, value: str) -> set[str]:
         """Return the metrics that the newest runs with a tag have."""
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             runs = self._search(tag, value, _MOST_RUNS, "DESC")
             return {name for run in runs for name in run.data.metrics}
 
@@ -240,14 +240,14 @@ class Store:
         )
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             run = self._client.create_run(
                 self.experiment, start_time=_ms(at_s), tags=dict(tags), run_name=name
             )
             return _stored(run)
 
     def delete(self, run_id: str) -> None:
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             self._client.delete_run(run_id)
 
     def log(
@@ -261,7 +261,7 @@ class Store:
         from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415
 
         metrics = [Metric(each.name, each.value, _ms(each.at_s), each.step) for each in points]
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             self._client.log_batch(
                 run_id,
                 metrics=metrics,
@@ -271,24 +271,24 @@ class Store:
 
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Store a file as an artifact, in place of one of that name."""
-        with in_plain_words(self.where, FILE_LIMIT_S):
+        with _in_plain_words(self.where, _FILE_LIMIT_S):
             self._client.log_artifact(run_id, str(path), folder)
 
     def set_status(self, run_id: str, status: Status, ended_at_s: float | None) -> None:
         """Set the status of a run, and the time when it ended."""
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             if ended_at_s is None:
                 self._client.update_run(run_id, status=status)
             else:
                 self._client.set_terminated(run_id, status, _ms(ended_at_s))
 
     def set_experiment_tag(self, key: str, value: str) -> None:
-        with in_plain_words(self.where):
+        with _in_plain_words(self.where):
             self._client.set_experiment_tag(self.experiment, key, value)
 
 
 @contextmanager
-def in_plain_words(where: Destination, limit_s: float = CALL_LIMIT_S) -> Iterator[None]:
+def _in_plain_words(where: Destination, limit_s: float = _CALL_LIMIT_S) -> Iterator[None]:
     """Turn any error of a call to MLflow into one plain sentence, and silence its warnings.
 
     A call to a server has a time limit, however the server spends it.
@@ -351,7 +351,7 @@ def _check_own_beside(where: Destination) -> None:
     """
     if not _is_beside(where):
         return
-    database = Path(where.uri.removeprefix(SQLITE))
+    database = Path(where.uri.removeprefix(_SQLITE))
     for path in (database, database.parent / _ARTIFACTS):
         try:
             boundary.check_own(boundary.settled(path))
@@ -369,7 +369,7 @@ def _check_not_moved(where: Destination, stored: str) -> None:
     """
     if not _is_beside(where) or stored == where.artifacts:
         return
-    here = Path(where.uri.removeprefix(SQLITE)).parent
+    here = Path(where.uri.removeprefix(_SQLITE)).parent
     there = Path(unquote(urlsplit(stored).path)).parent
     with suppress(OSError):
         if here.samefile(there):  # another name of the same folder
@@ -382,9 +382,9 @@ def _check_not_moved(where: Destination, stored: str) -> None:
 
 def _is_beside(where: Destination) -> bool:
     """Return whether it is the database that lies in the storage with its artifacts."""
-    if not where.uri.startswith(SQLITE):
+    if not where.uri.startswith(_SQLITE):
         return False
-    database = Path(where.uri.removeprefix(SQLITE))
+    database = Path(where.uri.removeprefix(_SQLITE))
     return where.artifacts == (database.parent / _ARTIFACTS).as_uri() and database.name == _DATABASE
 
 
@@ -401,7 +401,7 @@ def _create_database(database: Path) -> None:
     database.parent.mkdir(parents=True, exist_ok=True)
     unfinished = database.with_name(f".{database.name}.{os.getpid()}")
     try:
-        MlflowClient(tracking_uri=f"{SQLITE}{unfinished}").search_experiments(max_results=1)
+        MlflowClient(tracking_uri=f"{_SQLITE}{unfinished}").search_experiments(max_results=1)
         with suppress(FileExistsError):
             os.link(unfinished, database)  # the first process wins
     finally:

@@ -20,7 +20,7 @@ from orchestrator.tracking.mlflow.store import Store
 from orchestrator.values.run import ViewLink
 
 _SHIPPED = Path(__file__).with_name("views.json")
-TAG = "mlflow.sharedViewState."
+_TAG = "mlflow.sharedViewState."
 _LONGEST_TAG = 20_000
 # MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
 _GENERATED = (
@@ -51,7 +51,7 @@ _PAGE: dict[str, Any] = {
 }
 
 
-class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics over the steps as `lines`, as `bars` of each run, or a point of each run at `x`, `y`.
 
     `points` shows where the lines have values. MLflow titles a point of each run by its metrics
@@ -72,11 +72,11 @@ class Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [*self.lines, *self.bars, *(name for name in (self.x, self.y) if name)]
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Charts side by side, under a name that says what they show."""
 
     name: str
-    charts: list[Chart]
+    charts: list[_Chart]
 
     @property
     def metrics(self) -> set[str]:
@@ -88,11 +88,11 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(len(chart.bars) > 1 for chart in self.charts)
 
 
-class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named list of sections, with up to `columns` charts in a row."""
 
     name: str
-    sections: list[Section]
+    sections: list[_Section]
     columns: int = 2
     rehearsals: bool = False
 
@@ -107,44 +107,44 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "orch-" + re.sub("[^a-z]+", "-", self.name.lower()).strip("-")
 
     @property
-    def charts(self) -> list[Chart]:
+    def charts(self) -> list[_Chart]:
         return [chart for section in self.sections for chart in section.charts]
 
 
-class Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `views.json`."""
 
-    views: list[View]
+    views: list[_View]
 
 
-def views() -> list[View]:
+def views() -> list[_View]:
     """Return the views that this project ships, for runs on chips and then for rehearsals."""
-    shipped = msgspec.json.decode(_SHIPPED.read_bytes(), type=Views).views
+    shipped = msgspec.json.decode(_SHIPPED.read_bytes(), type=_Views).views
     replaced = msgspec.structs.replace
     rehearsed = [replaced(v, name=f"{v.name} (rehearsals)", rehearsals=True) for v in shipped]
     return [*shipped, *rehearsed]
 
 
-def views_with_runs(store: Store, shipped: list[View]) -> list[View]:
+def views_with_runs(store: Store, shipped: list[_View]) -> list[_View]:
     """Return the views that show any run."""
     kinds = {kind: bool(store.tagged(REHEARSAL, yes_or_no(kind), most=1)) for kind in (False, True)}
     return [view for view in shipped if kinds[view.rehearsals]]
 
 
-def set_views(store: Store, shipped: list[View]) -> None:
+def set_views(store: Store, shipped: list[_View]) -> None:
     """Store the views in an experiment, in place of those of an earlier orch."""
     recorded = {kind: store.metric_names(REHEARSAL, yes_or_no(kind)) for kind in (False, True)}
     for view in shipped:
-        page = json.dumps(state(view, recorded[view.rehearsals]))
+        page = json.dumps(_state(view, recorded[view.rehearsals]))
         text = json.dumps({"name": view.name, "createdAt": 0, "state": page})
         if len(text) > _LONGEST_TAG:
             raise NotRecorded(
                 f"view {view.name!r}: {len(text):,} characters, over {_LONGEST_TAG:,}"
             )
-        store.set_experiment_tag(TAG + view.key, text)
+        store.set_experiment_tag(_TAG + view.key, text)
 
 
-def links(server: str, experiment: str, shipped: list[View]) -> list[ViewLink]:
+def links(server: str, experiment: str, shipped: list[_View]) -> list[ViewLink]:
     """Return where the views of an experiment open."""
     page = f"{server}/#/experiments/{experiment}/runs"
     query = {"compareRunsMode": "CHART", "workflowType": "machine_learning"}
@@ -154,7 +154,7 @@ def links(server: str, experiment: str, shipped: list[View]) -> list[ViewLink]:
     ]
 
 
-def state(view: View, recorded: Set[str]) -> dict[str, Any]:
+def _state(view: _View, recorded: Set[str]) -> dict[str, Any]:
     """Return the state of the page: our sections open, then those without data and MLflow's."""
     keys = {own.name: _identity(f"{view.name}: {own.name}") for own in view.sections}
     ordered = sorted(view.sections, key=lambda own: own.metrics.isdisjoint(recorded))
@@ -164,7 +164,7 @@ def state(view: View, recorded: Set[str]) -> dict[str, Any]:
         for own in ordered
     ]
     sections += [_section(name, _identity(name)) for name in _GENERATED + _BUILT_IN]
-    cards = [card(chart, keys[own.name]) for own in view.sections for chart in own.charts]
+    cards = [_card(chart, keys[own.name]) for own in view.sections for chart in own.charts]
     page = _PAGE | {"searchFilter": view.filter}
     return {**page, "compareRunSections": sections, "compareRunCharts": cards}
 
@@ -181,7 +181,7 @@ def _section(name: str, key: str, *, own: bool = False, shown: bool = False) -> 
     }
 
 
-def card(chart: Chart, section_key: str) -> dict[str, Any]:
+def _card(chart: _Chart, section_key: str) -> dict[str, Any]:
     """Return one chart as MLflow's page reads it."""
     shared = {
         "uuid": _identity(f"{section_key}: {', '.join(chart.metrics)}"),
