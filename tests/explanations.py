@@ -5,7 +5,7 @@ from functools import cache
 
 from orchestrator.catalog.published import questions
 from orchestrator.evidence.explain.assemble import _quoted, explain
-from orchestrator.evidence.explain.formula import Explanation, QuotedFigure, Verdict, _Derivation
+from orchestrator.evidence.explain.formula import Derivation, Explanation, QuotedFigure, Verdict
 from orchestrator.values.spec import Spec
 from tests.example_specs import spec_of
 
@@ -39,7 +39,7 @@ def quotes_of(question: str) -> tuple[QuotedFigure, ...]:
     return _quoted(question, questions()[question]).figures
 
 
-def lines_of(sheet: Explanation) -> Iterator[_Derivation]:
+def lines_of(sheet: Explanation) -> Iterator[Derivation]:
     return (line for section in sheet.sections for line in section.lines)
 
 

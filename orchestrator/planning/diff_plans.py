@@ -9,7 +9,7 @@ from orchestrator.values.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PlanReference:
+class PlanReference:
     name: str
     digest: str
     spec_digest: str
@@ -17,7 +17,7 @@ class _PlanReference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _KeyDiff:
+class KeyDiff:
     """A key whose values differ; None where one of them lacks it."""
 
     key: str
@@ -48,12 +48,12 @@ class PlanDiff:
     """
 
     schema: int
-    plans: tuple[_PlanReference, _PlanReference]
-    requested: tuple[_KeyDiff, ...]
-    decided: tuple[_KeyDiff, ...]
+    plans: tuple[PlanReference, PlanReference]
+    requested: tuple[KeyDiff, ...]
+    decided: tuple[KeyDiff, ...]
     memory: tuple[LineDiff, ...]
     time: tuple[LineDiff, ...]
-    figures: tuple[_KeyDiff, ...]
+    figures: tuple[KeyDiff, ...]
     bounds: tuple[str, str]
 
 
@@ -95,8 +95,8 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
     )
 
 
-def _reference(plan: Plan) -> _PlanReference:
-    return _PlanReference(
+def _reference(plan: Plan) -> PlanReference:
+    return PlanReference(
         name=plan.name,
         digest=plan.digest,
         spec_digest=plan.spec_digest,
@@ -166,12 +166,12 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     return flat
 
 
-def _pairs(first: dict[str, Any], second: dict[str, Any]) -> tuple[_KeyDiff, ...]:
+def _pairs(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:
     keys = dict.fromkeys([*first, *second])
-    return tuple(_KeyDiff(key=key, first=first.get(key), second=second.get(key)) for key in keys)
+    return tuple(KeyDiff(key=key, first=first.get(key), second=second.get(key)) for key in keys)
 
 
-def _differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[_KeyDiff, ...]:
+def _differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:
     """Return the keys whose values are not the same, in their order."""
     return tuple(pair for pair in _pairs(first, second) if pair.first != pair.second)
 

@@ -37,7 +37,7 @@ class OfferRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Odds:
+class Odds:
     """Probabilities of the plan's interval: done by the date, below the budget, and both.
 
     One is None where nothing was asked for it, or its figure is unknown.
@@ -104,7 +104,7 @@ class Offer:
     mfu: Estimate | None = None
     days: Estimate | None = None
     dollars: Estimate | None = None
-    odds: _Odds | None = None
+    odds: Odds | None = None
     on_frontier: bool = False
     extrapolations: tuple[Extrapolation, ...] = ()
 
@@ -139,7 +139,7 @@ def _chance(estimate: Estimate, limit: float) -> float | None:
 
 def odds_of(
     days: Estimate, dollars: Estimate | None, by_days: float | None, budget: float | None
-) -> _Odds:
+) -> Odds:
     """Return the odds of an offer. Dollars grow with days: both limits hold as often as the rarer
     one.
     """
@@ -148,7 +148,7 @@ def odds_of(
     asked = [odds for odds, limit in ((by_date, by_days), (in_budget, budget)) if limit is not None]
     known = [odds for odds in asked if odds is not None]
     both = min(known) if known and len(known) == len(asked) else None
-    return _Odds(by_date=by_date, in_budget=in_budget, both=both)
+    return Odds(by_date=by_date, in_budget=in_budget, both=both)
 
 
 def deadline_odds(plan: Plan, deadline: str, days: float) -> DeadlineOdds:

@@ -23,7 +23,7 @@ class ProofFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LineSeconds:
+class LineSeconds:
     """Seconds that a source line takes in each of two schedules; None where it is absent."""
 
     line: str
@@ -43,7 +43,7 @@ class ProofDiff:
     schema: int
     proofs: tuple[Proof, Proof]
     figures: tuple[ProofFigure, ...]
-    lines: tuple[_LineSeconds, ...]
+    lines: tuple[LineSeconds, ...]
 
 
 _SCHEMA = 1
@@ -86,13 +86,13 @@ def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:
     return found
 
 
-def _lines(first: Schedule | None, second: Schedule | None) -> tuple[_LineSeconds, ...]:
+def _lines(first: Schedule | None, second: Schedule | None) -> tuple[LineSeconds, ...]:
     """Every line of both, those first whose seconds differ most."""
     if first is None or second is None:
         return ()
     of_first, of_second = _line_seconds(first), _line_seconds(second)
     found = [
-        _LineSeconds(line=line, first_s=of_first.get(line), second_s=of_second.get(line))
+        LineSeconds(line=line, first_s=of_first.get(line), second_s=of_second.get(line))
         for line in dict.fromkeys([*of_first, *of_second])
     ]
     return tuple(sorted(found, key=lambda one: (-abs(one.more_s), one.line)))

@@ -115,7 +115,7 @@ class _StageEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StudySection:
+class StudySection:
     """The keys that a study varies, and how its trials are run."""
 
     base: Annotated[
@@ -173,7 +173,7 @@ class _StudyFile:
             "llama3-70b-pods",
         ),
     ] = None
-    study: _StudySection
+    study: StudySection
 
 
 # The forms in which a file may give a value: 15T, 10%, 10m, auto, a name of the catalog.

@@ -50,7 +50,7 @@ class ComputedValue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Derivation:
+class Derivation:
     """One line of a section. `sources` are those of the inputs that come from outside."""
 
     name: str
@@ -74,7 +74,7 @@ class DerivationSection:
     """One question of the book, worked out for this spec."""
 
     title: str
-    lines: tuple[_Derivation, ...] = ()
+    lines: tuple[Derivation, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -282,12 +282,12 @@ class Worksheet:
         """Work out formulas one after another."""
         return DerivationSection(title=title, lines=tuple(map(self.line, formulas)))
 
-    def line(self, formula: Formula) -> _Derivation:
+    def line(self, formula: Formula) -> Derivation:
         """Work out one formula and remember its symbol."""
         computed = compute(formula.text, self.numbers)
         self.numbers[formula.symbol] = computed.value
         sources = dict.fromkeys(self.sources.get(symbol) for symbol in computed.inputs)
-        return _Derivation(
+        return Derivation(
             name=formula.name,
             symbol=formula.symbol,
             unit=formula.unit,
