@@ -300,7 +300,7 @@ def check_bytes(plan: Plan) -> None:
     program = load("llama").program(plan, abstract_mesh_of(plan))
     traced: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for (kind, dtype, axes, size), calls in count_collectives(
-        program.step.trace(program.state, program.batch).jaxpr.jaxpr
+        program.step.trace(program.state, program.batch, *program.rate(0)).jaxpr.jaxpr
     ).items():
         # Vectors of kv heads are copied as the heads are; the ledger names the other axes alone.
         of_vector = len(axes) > 1 and axes[-1] == "copies" and "tensor" not in axes
