@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from orchestrator.drive.driver import _Driver
+from orchestrator.drive.driver import Driver
 from orchestrator.drive.monitor import Clock
 from orchestrator.formatting import DAY_S
 from orchestrator.journal.events import (
@@ -406,7 +406,7 @@ def simulate(
     )
     writer.fleet = fleet
     anything: Any = writer  # in place of a journal and its writer
-    driver = _Driver(
+    driver = Driver(
         anything,
         fleet,  # type: ignore[arg-type]  # it starts attempts, and nothing else
         clock=Clock(now_s=lambda: clock.now_s, sleep=clock.wait),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal, tracking
-from orchestrator.drive.driver import _Driver, drive, run_to_end
+from orchestrator.drive.driver import Driver, drive, run_to_end
 from orchestrator.launch.backend import AttemptEvent, find_backend
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.run import Run
@@ -34,7 +34,7 @@ def spec(pods: int = 2, at_least: int = 1) -> Spec:
     return replace(tiny, resources=resources, run=options)
 
 
-def driver(storage: Path, steps: int = STEPS, **failures: str) -> _Driver:
+def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
     """The driver of a new run. `failures` are called ATTEMPT.RANK.STEP, with _ for the dot."""
     tiny_spec = spec()
     request = journal.RunRequest(
@@ -43,7 +43,7 @@ def driver(storage: Path, steps: int = STEPS, **failures: str) -> _Driver:
     writer = journal.claim_run(journal.create_run(storage, request, "it").journal)
     named = {name.strip("_").replace("_", "."): how for name, how in failures.items()}
     (writer.journal.path / FAILURES).write_text(json.dumps(named))
-    return _Driver(writer, ProcessBackend(), worker=WORKER)
+    return Driver(writer, ProcessBackend(), worker=WORKER)
 
 
 def ends(run: Run) -> list[tuple[str | None, int]]:

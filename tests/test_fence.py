@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import monitor
-from orchestrator.drive.driver import _Driver, run_to_end
+from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.journal import files, heartbeat, liveness
 from orchestrator.journal.events import CheckpointSaved
@@ -292,7 +292,7 @@ def test_a_new_driver_evicts_the_ranks_of_a_stopped_one(tmp_path: Path) -> None:
     """
     with stalled(tmp_path) as run:
         writer = journal.claim_run(run.recorded, resumes=True)
-        assert run_to_end(_Driver(writer, ProcessBackend(), worker=WORKER)) == 0
+        assert run_to_end(Driver(writer, ProcessBackend(), worker=WORKER)) == 0
         assert run.driver.wait(10) == -signal.SIGKILL
         assert run.ranks_left() == []
     after = run.recorded.run()
@@ -325,7 +325,7 @@ def test_ranks_that_are_stopped_too_are_killed(
         for one in run.ranks().values():
             os.kill(one.process.pid, signal.SIGSTOP)
         writer = journal.claim_run(run.recorded, resumes=True)
-        assert run_to_end(_Driver(writer, ProcessBackend(), worker=WORKER)) == 0
+        assert run_to_end(Driver(writer, ProcessBackend(), worker=WORKER)) == 0
         assert run.ranks_left() == []
     assert run.recorded.run().state == "succeeded"
 
@@ -335,7 +335,7 @@ def test_a_driver_records_the_last_checkpoint_of_an_attempt(tmp_path: Path) -> N
     request = journal.RunRequest(spec=spec(), plan=make_plan(spec()), steps=6, rehearsal=True)
     writer = journal.claim_run(journal.create_run(tmp_path, request, "it").journal)
     (writer.journal.path / FAILURES).write_text(json.dumps({}))
-    assert run_to_end(_Driver(writer, ProcessBackend(), worker=WORKER)) == 0
+    assert run_to_end(Driver(writer, ProcessBackend(), worker=WORKER)) == 0
     assert writer.run().attempts[0].saved_steps == 6
 
 

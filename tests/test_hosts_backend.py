@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive.driver import _Driver, run_to_end
+from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.drive.monitor import _explain_failure
 from orchestrator.errors import Superseded
 from orchestrator.journal import boundary
@@ -88,14 +88,14 @@ def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def driver(storage: Path, steps: int = STEPS, **failures: str) -> _Driver:
+def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
     """The driver of a new run. `failures` are called ATTEMPT.RANK.STEP, with _ for the dot."""
     plan = make_plan(spec())
     request = journal.RunRequest(spec=spec(), plan=plan, steps=steps, rehearsal=True)
     writer = journal.claim_run(journal.create_run(storage, request, "it").journal)
     named = {name.strip("_").replace("_", "."): how for name, how in failures.items()}
     (writer.journal.path / FAILURES).write_text(json.dumps(named))
-    return _Driver(writer, HostsBackend(), worker=WORKER)
+    return Driver(writer, HostsBackend(), worker=WORKER)
 
 
 def reasons(run: Run) -> list[str | None]:
@@ -573,8 +573,8 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     folder.mkdir()
     code = (
-        "import sys, time; from tests.test_hosts_backend import spec, start_host, make_plan;"
-        "from pathlib import Path; print(start_host(make_plan(spec(1)), Path(sys.argv[1]), 0).pid,"
+        "import sys, time; from tests.test_hosts_backend import spec, _start_host, make_plan;"
+        "from pathlib import Path; print(_start_host(make_plan(spec(1)), Path(sys.argv[1]), 0).pid,"
         " flush=True); time.sleep(60)"
     )
     words = [sys.executable, "-c", code, str(folder)]

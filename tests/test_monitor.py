@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import monitor
-from orchestrator.drive.driver import _Driver
+from orchestrator.drive.driver import Driver
 from orchestrator.drive.monitor import Monitor, _AttemptEnd
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
@@ -267,7 +267,7 @@ def test_a_stopped_run_notes_who_stopped_it_and_what_is_saved(
         journal.request_cancel(writer.journal, at_once=at_once, source="interrupted (Ctrl-C)")
         writer.end_attempt("cancelled")
         assert (
-            _Driver(writer, ProcessBackend())._end_run(StateReason(code="error", detail="unused"))
+            Driver(writer, ProcessBackend())._end_run(StateReason(code="error", detail="unused"))
             == 0
         )
     run = writer.run()

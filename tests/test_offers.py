@@ -433,7 +433,7 @@ def test_a_chip_of_ones_own_has_offers_without_odds(orch: RunOrch, tmp_path: Pat
 
 def test_gpus_have_no_offers() -> None:
     """The refusal names what is served."""
-    with pytest.raises(SpecError, match="TPUs alone"):
+    with pytest.raises(SpecError, match="TPUs only"):
         api.offers(small_spec(chip="h100", topology="auto"))
 
 

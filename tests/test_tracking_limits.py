@@ -81,7 +81,7 @@ def test_a_call_has_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[socket.socket], None]
 ) -> None:
     """However the server spends the time; the sync says so and is not repeated."""
-    call = vars(store._in_plain_words)["__wrapped__"]
+    call = vars(store.in_plain_words)["__wrapped__"]
     monkeypatch.setattr(call, "__defaults__", (LIMIT_S,))
     importlib.import_module("mlflow.tracking")  # which takes seconds
     run = finished_run(tmp_path)

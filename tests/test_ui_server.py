@@ -67,7 +67,7 @@ def test_its_owner_ends_what_the_keeper_does_not(
     keeper: subprocess.Popen[bytes], first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped keeper does not hear that its input ends, and two dead ones end nothing."""
-    monkeypatch.setattr(server, "_END_LIMIT_S", 0.5)
+    monkeypatch.setattr(server, "END_LIMIT_S", 0.5)
     eventually(lambda: len(descendants(keeper.pid)) == 3, 60)
     left = [psutil.Process(pid) for pid in descendants(keeper.pid)]
     if first == "keeper stopped":

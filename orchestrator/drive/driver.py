@@ -109,7 +109,7 @@ def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None
     writer = claim_run(journal, resumes=resumes)
     redirect_output(journal.paths.driver_log(writer.number))
     with tracking.BackgroundRecorder(journal):
-        code = run_to_end(_Driver(writer, backend, pods))
+        code = run_to_end(Driver(writer, backend, pods))
         run = journal.run()
         if run.ended_at_s is not None and (run.steps_done or not run.rehearsal):
             _keep_report(journal)
@@ -126,7 +126,7 @@ def _keep_report(journal: Journal) -> None:
         traceback.print_exc()
 
 
-def run_to_end(driver: "_Driver") -> int:
+def run_to_end(driver: "Driver") -> int:
     """Drive until the run has ended, and note the reason in the journal; the exit code."""
     writer = driver.writer
     try:
@@ -145,7 +145,7 @@ def run_to_end(driver: "_Driver") -> int:
 
 
 @dataclass
-class _Driver:
+class Driver:
     """A run and the backend that carries it out."""
 
     writer: Writer

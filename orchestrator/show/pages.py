@@ -100,7 +100,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     if isinstance(record, StudyJournal):
         return _write_study_page(record, path)
     proof, problem = _proof(record)
-    text, report = _page_of(record, proof)
+    text, report = page_of(record, proof)
     problems = (*report.problems, *([problem] if problem else []))
     page = Page(path=_write(path, text), report=report, problems=problems)
     record_files(record)
@@ -134,7 +134,7 @@ def write_offers(found: Offers, path: str | Path) -> Path:
 
 def keep_report(journal: Journal) -> None:
     """Write the page of a run that has ended into its directory; its recorder sends it on."""
-    text, _ = _page_of(journal, _proof(journal)[0])
+    text, _ = page_of(journal, _proof(journal)[0])
     _write(journal.path / _PAGE, text)
 
 
@@ -156,7 +156,7 @@ class _RunPage:
     mlflow: str | None = None
 
 
-def _page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
+def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     """Return the page of a run, as its journal stands, and the report that it shows."""
     run, (report, steps) = journal.run(), report_and_steps(journal)
     page = _RunPage(

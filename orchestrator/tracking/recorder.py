@@ -167,7 +167,7 @@ def _only_one(
 
 _RESTART_AFTER_S = 5.0
 # A driver that ends waits this long for the last sync. Later commands can make up for it.
-_END_LIMIT_S = 10.0
+END_LIMIT_S = 10.0
 
 
 class BackgroundRecorder:
@@ -195,7 +195,7 @@ class BackgroundRecorder:
         with suppress(OSError):
             process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_LIMIT_S)
+            process.wait(END_LIMIT_S)
         process.kill()
         self._thread.join()
 

@@ -16,7 +16,7 @@ from statistics import median, quantiles
 
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepLog
-from orchestrator.show.pages import _page_of
+from orchestrator.show.pages import page_of
 from orchestrator.tracking.destinations import read_sync_state
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.store import Store
@@ -77,7 +77,7 @@ def record_many_steps(storage: Path, steps: int) -> tuple[float, float, int]:
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
     assert rows(storage, query, run_id, metrics._LOSS) == [(steps,)]
     began_s = time.perf_counter()
-    page, _ = _page_of(writer.journal, None)
+    page, _ = page_of(writer.journal, None)
     return took_s, time.perf_counter() - began_s, len(page.encode())
 
 

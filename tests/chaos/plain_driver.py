@@ -40,7 +40,7 @@ def main() -> int:
     pretend_machine()
     if points := points_of_process():
         add_points(points)
-    driver._Driver = functools.partial(driver._Driver, worker=WORKER)  # type: ignore[assignment,misc]
+    driver.Driver = functools.partial(driver.Driver, worker=WORKER)  # type: ignore[assignment,misc]
     return command.main(sys.argv[1:])
 
 

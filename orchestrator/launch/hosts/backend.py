@@ -258,7 +258,7 @@ class _HostsAttempt:
 
 
 POLL_S = 0.1
-_END_LIMIT_S = 10.0
+END_LIMIT_S = 10.0
 _ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
 _DRIVER = "orchestrator.launch.hosts.rehearsal_driver"
 
@@ -307,7 +307,7 @@ def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()
-    deadline = time.monotonic() + _END_LIMIT_S
+    deadline = time.monotonic() + END_LIMIT_S
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))

@@ -16,10 +16,10 @@ from orchestrator.values import codec
 def main(worker: str, args: str, rank: str) -> None:
     """Do the worker's part. It ends with the host's process: nobody else would stop it."""
     end_with_parent(lambda: os._exit(1))
-    _work_or_exit(worker, codec.from_json(args, WorkerArgs), int(rank))
+    work_or_exit(worker, codec.from_json(args, WorkerArgs), int(rank))
 
 
-def _work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
+def work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
     """Do the worker's part. After an error this process ends at once: on its usual way out JAX
     waits for the others for minutes, and nobody looks at the claim any more.
     """

@@ -117,7 +117,7 @@ class _RayJobs:
     def __init__(self, address: str) -> None:
         """Connect. `ClusterUnusable` when nothing answers there, or it wants another token."""
         self.address = address
-        with self._in_plain_words("cannot be reached"):
+        with self.in_plain_words("cannot be reached"):
             _check_listens(address)
             for name in _OTHER_ADDRESSES:
                 os.environ.pop(name, None)
@@ -160,7 +160,7 @@ class _RayJobs:
             return self._submit(command, {"working_dir": str(path)}, name)
 
     def _submit(self, command: str, environment: dict[str, str], name: str | None) -> str:
-        with self._in_plain_words("does not take the job"):
+        with self.in_plain_words("does not take the job"):
             return str(
                 self._client.submit_job(
                     entrypoint=command, runtime_env=environment, submission_id=name
@@ -169,7 +169,7 @@ class _RayJobs:
 
     def state(self, job: str) -> str:
         """PENDING, RUNNING, or how it ended."""
-        with self._in_plain_words("does not answer"):
+        with self.in_plain_words("does not answer"):
             return str(self._client.get_job_status(job).value)
 
     def _log(self, job: str, on_state: Callable[[str], None]) -> str:
@@ -181,12 +181,12 @@ class _RayJobs:
             on_state(state)
         if state != "SUCCEEDED":
             raise ClusterUnusable(f"{self.address}: {why or self.why(job)}")
-        with self._in_plain_words("does not answer"):
+        with self.in_plain_words("does not answer"):
             return str(self._client.get_job_logs(job))
 
     def why(self, job: str) -> str:
         """The last lines of a job that did not succeed, the last one first."""
-        with self._in_plain_words("does not answer"):
+        with self.in_plain_words("does not answer"):
             message = str(self._client.get_job_info(job).message)
             lines = [line for line in self._client.get_job_logs(job).splitlines() if line.strip()]
         last = lines[: -_LAST_LINES - 1 : -1] or [message]
@@ -194,17 +194,17 @@ class _RayJobs:
 
     def live_jobs(self) -> Sequence[str]:
         """The jobs that have not ended, but for those that nobody submitted as a job."""
-        with self._in_plain_words("does not answer"):
+        with self.in_plain_words("does not answer"):
             jobs = [one for one in self._client.list_jobs() if one.submission_id]
         return [str(one.submission_id) for one in jobs if one.status.value not in JOB_ENDED]
 
     def end(self, job: str) -> None:
         """End a job. Ray kills its processes that have not ended in 3 s."""
-        with self._in_plain_words("does not answer"):
+        with self.in_plain_words("does not answer"):
             self._client.stop_job(job)
 
     @contextmanager
-    def _in_plain_words(self, what: str) -> Iterator[None]:
+    def in_plain_words(self, what: str) -> Iterator[None]:
         try:
             yield
         except ClusterUnusable:

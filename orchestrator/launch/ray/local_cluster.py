@@ -21,7 +21,7 @@ from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.processes import emulated_devices
 from orchestrator.values import codec
 
-_END_LIMIT_S = 30.0
+END_LIMIT_S = 30.0
 _NOBODY = "http://127.0.0.1:9"
 _LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the others
 # A busy machine starts processes slowly: wait longer than that.
@@ -132,7 +132,7 @@ def _end(supervisor: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
     with suppress(BrokenPipeError):
         supervisor.stdin.close()
     with suppress(subprocess.TimeoutExpired):
-        supervisor.wait(_END_LIMIT_S)
+        supervisor.wait(END_LIMIT_S)
     attempt_process.end_all(mark, os.getpid())
     supervisor.wait()
     attempt_process.remove(folder)

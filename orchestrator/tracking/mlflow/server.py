@@ -31,8 +31,8 @@ _SERVER_SETTINGS = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 # MLflow is a long import, longer on a busy machine.
-_START_LIMIT_S, _POLL_S, _END_LIMIT_S = 600.0, 0.25, 8.0
-_APP = "orchestrator.tracking.mlflow.server:app"
+_START_LIMIT_S, _POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
+APP = "orchestrator.tracking.mlflow.server:app"
 _API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
@@ -81,7 +81,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """
     assert process.stdin
     process.stdin.close()
-    deadline = time.monotonic() + 2 * _END_LIMIT_S
+    deadline = time.monotonic() + 2 * END_LIMIT_S
     while not _has_ended(process) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     with suppress(ProcessLookupError):
@@ -132,7 +132,7 @@ def main(uri: str, port: str) -> int:
         os.killpg(0, signal.SIGKILL)
     os.close(ended)  # `alive` stays open for as long as this process lives
     settings = SETTINGS | _SERVER_SETTINGS | {_BACKEND_STORE: uri}
-    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", _APP]
+    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", APP]
     command = [*uvicorn, "--host", LOOPBACK, "--port", port]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
 
@@ -142,7 +142,7 @@ def main(uri: str, port: str) -> int:
             pass
         server.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.wait(_END_LIMIT_S)
+            server.wait(END_LIMIT_S)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=end_with_owner, daemon=True).start()

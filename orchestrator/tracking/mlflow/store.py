@@ -182,7 +182,7 @@ class Store:
             os.environ.setdefault(name, value)
         os.environ.update(SETTINGS)
         self.where = where
-        with _in_plain_words(where):
+        with in_plain_words(where):
             from mlflow.tracking import MlflowClient  # noqa: PLC0415  it takes seconds
 
             if not is_server(where):  # a new database logs many lines
@@ -214,7 +214,7 @@ class Store:
         """Return the MLflow run of that id, if there is one."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             try:
                 return _stored(self._client.get_run(run_id))
             except MlflowException as error:
@@ -224,12 +224,12 @@ class Store:
 
     def tagged(self, tag: str, value: str, most: int = _MOST_RUNS) -> list[StoredRun]:
         """Return the runs that carry a tag, oldest first."""
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             return [_stored(run) for run in self._search(tag, value, most, "ASC")]
 
     def metric_names(self, tag: str, value: str) -> set[str]:
         """Return the metrics that the newest runs with a tag have."""
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             runs = self._search(tag, value, _MOST_RUNS, "DESC")
             return {name for run in runs for name in run.data.metrics}
 
@@ -240,14 +240,14 @@ class Store:
         )
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             run = self._client.create_run(
                 self.experiment, start_time=_ms(at_s), tags=dict(tags), run_name=name
             )
             return _stored(run)
 
     def delete(self, run_id: str) -> None:
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             self._client.delete_run(run_id)
 
     def log(
@@ -261,7 +261,7 @@ class Store:
         from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415
 
         metrics = [Metric(each.name, each.value, _ms(each.at_s), each.step) for each in points]
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             self._client.log_batch(
                 run_id,
                 metrics=metrics,
@@ -271,24 +271,24 @@ class Store:
 
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Store a file as an artifact, in place of one of that name."""
-        with _in_plain_words(self.where, _FILE_LIMIT_S):
+        with in_plain_words(self.where, _FILE_LIMIT_S):
             self._client.log_artifact(run_id, str(path), folder)
 
     def set_status(self, run_id: str, status: Status, ended_at_s: float | None) -> None:
         """Set the status of a run, and the time when it ended."""
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             if ended_at_s is None:
                 self._client.update_run(run_id, status=status)
             else:
                 self._client.set_terminated(run_id, status, _ms(ended_at_s))
 
     def set_experiment_tag(self, key: str, value: str) -> None:
-        with _in_plain_words(self.where):
+        with in_plain_words(self.where):
             self._client.set_experiment_tag(self.experiment, key, value)
 
 
 @contextmanager
-def _in_plain_words(where: Destination, limit_s: float = _CALL_LIMIT_S) -> Iterator[None]:
+def in_plain_words(where: Destination, limit_s: float = _CALL_LIMIT_S) -> Iterator[None]:
     """Turn any error of a call to MLflow into one plain sentence, and silence its warnings.
 
     A call to a server has a time limit, however the server spends it.
