@@ -11,7 +11,7 @@ from jinja2 import UndefinedError
 
 from orchestrator.journal.steps import _table_of, counted_steps
 from orchestrator.processes import resource
-from orchestrator.show.charts import _speed_over_steps, _thinned
+from orchestrator.show.charts import _thinned, speed_over_steps
 from orchestrator.show.drawings import (
     Axis,
     Bar,
@@ -54,12 +54,12 @@ def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
     mfu = replace(PLAN.forecast.mfu, lower=0.9, expected=0.041, low=0.03, high=0.05)
     plan = replace(PLAN, forecast=replace(PLAN.forecast, mfu=mfu))
     table = replace(shown_page.steps, mfu=shown_page.steps.mfu * 0.037 / 0.4)
-    plot = _speed_over_steps(plan, shown_page.report, table)
+    plot = speed_over_steps(plan, shown_page.report, table)
     assert 0.05 < plot.y.high < 0.06
     assert [curve.kind for curve in plot.curves].count("lower") == 0
     assert ("expected", (0.0, 0.03, 0.05)) in [(band.kind, band.points[0]) for band in plot.bands]
     near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
-    plot = _speed_over_steps(near, shown_page.report, table)
+    plot = speed_over_steps(near, shown_page.report, table)
     assert [curve.kind for curve in plot.curves].count("lower") == 1
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -55,11 +56,7 @@ class ClaimWatch:
             number, self._next = self._next, self._next + 1
             if isinstance(event, events.Claimed):
                 return f"claim {self._claim} is superseded by claim {number}"
-            if (
-                isinstance(event, events.AttemptStarted)
-                and attempt is not None
-                and event.attempt > attempt
-            ):
+            if isinstance(event, events.AttemptStarted) and event.attempt > (attempt or inf):
                 return f"attempt {event.attempt} has started"
             if isinstance(event, events.AttemptEnded) and event.attempt == attempt:
                 return f"attempt {event.attempt} has ended"

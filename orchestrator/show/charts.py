@@ -42,7 +42,7 @@ def _color(resource: str) -> str:
 # --- time per step
 
 
-def _step_time(plan: Plan, report: Report | None = None) -> BarChart:
+def step_time(plan: Plan, report: Report | None = None) -> BarChart:
     """Return the forecast by resource, and the measured step where it can be compared."""
     step_s = plan.forecast.step_s
     bars = [*resource_bars(plan), *expected_bars(plan)]
@@ -118,7 +118,7 @@ def _forecast_memory(plan: Plan) -> Bar:
     return Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
 
 
-def _rehearsal_memory(plan: Plan) -> BarChart:
+def rehearsal_memory(plan: Plan) -> BarChart:
     return BarChart(bars=[_forecast_memory(plan)], show=in_memory)
 
 
@@ -152,7 +152,7 @@ def goodput(spent: Goodput) -> BarChart:
 # --- over steps
 
 
-def _speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
+def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     """Return MFU with its prediction, or seconds where MFU is not known."""
     warm = steps.rows(steps.warm)
     if not (report.measured and report.measured.mfu and report.ratios):
@@ -178,7 +178,7 @@ def _speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     return _over_steps(steps, known, known.mfu, "MFU", percent, curves, bands)
 
 
-def _loss_over_steps(steps: StepTable) -> Plot:
+def loss_over_steps(steps: StepTable) -> Plot:
     held_out = tuple(
         (float(taken.steps_done), taken.loss) for _, taken in sorted(steps.evaluations.items())
     )
