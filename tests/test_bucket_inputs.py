@@ -204,7 +204,7 @@ def of_another_type(content: bytes) -> bytes:
     ("damage", "said"),
     [
         (no_header, "no header of safetensors"),
-        (no_json, "a header that is no JSON"),
+        (no_json, "a header that is not JSON"),
         (short, "does not lie inside the file"),
         (of_another_type, "of a type or a shape that is not read"),
         (lambda _: b"", "too short for safetensors"),

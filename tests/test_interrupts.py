@@ -87,10 +87,10 @@ def test_what_runs_beside_a_command_ends_with_it(
         ),
         (
             ("doctor",),
-            "run.doctor.python",
+            "run.doctor._python",
             "looking at this machine; nothing is left running",
         ),
-        (("sync",), "run.records.own_runs", "recording; what is recorded stays"),
+        (("sync",), "run.records._own_runs", "recording; what is recorded stays"),
         (
             ("report", "it"),
             "show.pages.find_run_or_study",

@@ -141,7 +141,7 @@ def test_a_host_that_is_too_small_is_named_with_the_memory_it_needs() -> None:
     assert reason.code == "host_memory"
     assert reason.figures["needed_bytes"] == 80 * 131_072 * 8192 * 2
     assert reason.figures["usable_bytes"] == 112e9
-    assert "160.00 GiB a chip" in str(error)
+    assert "160.00 GiB per chip" in str(error)
 
 
 def test_a_batch_is_split_until_the_host_holds_it() -> None:

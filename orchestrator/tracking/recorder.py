@@ -35,7 +35,7 @@ LOCK_LIMIT_S, _POLL_S = 15.0, 0.1
 ONCE_LIMIT_S = 120
 
 
-class _RecordedElsewhere(RunNotRecorded):
+class RecordedElsewhere(RunNotRecorded):
     """Another process records this run now."""
 
 
@@ -77,7 +77,7 @@ class Recorder:
             with _only_one(journal, limit_s, on_wait):
                 recorded = self._sync(journal, state.destination, on_steps)
         except NotRecorded as error:
-            if isinstance(error, _RecordedElsewhere) and journal.run().state in LIVE:
+            if isinstance(error, RecordedElsewhere) and journal.run().state in LIVE:
                 # The driver records the run, and notes its own progress.
                 return _result(journal, state, state.recorded, by_driver=True)
             problem = str(error)
@@ -154,7 +154,7 @@ def _only_one(
             raise JournalUnreadable(error.filename, f"{error.strerror}") from error
         waited_s = time.monotonic() - began_s
         if waited_s > limit_s:
-            raise _RecordedElsewhere("another process is recording it")
+            raise RecordedElsewhere("another process is recording it")
         on_wait(waited_s)
         time.sleep(_POLL_S)
     try:
