@@ -12,7 +12,7 @@ from orchestrator.values.plan import LineKind, Link
 
 
 @dataclass(frozen=True)
-class _Parallelism:
+class Parallelism:
     """A mesh axis: the links it may lie on, and what its devices exchange.
 
     The devices of a `ring` pass data on to the next in line, hop by hop. They lie so on the torus
@@ -37,15 +37,15 @@ _EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "
 
 # Outermost first: neighbours along the last axis are the nearest on the torus.
 _MESH_AXES = (
-    _Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
-    _Parallelism("fsdp_dcn", links=("dcn",), exchanges=_WEIGHT_EXCHANGES),
-    _Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
-    _Parallelism("expert", links=("ici",), exchanges=(*_WEIGHT_EXCHANGES, *_EXPERT_EXCHANGES)),
-    _Parallelism("fsdp", links=("ici",), exchanges=_WEIGHT_EXCHANGES),
-    _Parallelism(
+    Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
+    Parallelism("fsdp_dcn", links=("dcn",), exchanges=_WEIGHT_EXCHANGES),
+    Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
+    Parallelism("expert", links=("ici",), exchanges=(*_WEIGHT_EXCHANGES, *_EXPERT_EXCHANGES)),
+    Parallelism("fsdp", links=("ici",), exchanges=_WEIGHT_EXCHANGES),
+    Parallelism(
         "sequence", links=("ici",), exchanges=(*_WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
     ),
-    _Parallelism(
+    Parallelism(
         "tensor",
         links=("ici",),
         exchanges=(
