@@ -27,7 +27,6 @@ from orchestrator.run.next_commands import offer_command, spec_command, stage_op
 from orchestrator.run.progress import interruptible
 from orchestrator.show.offers_screen import offers_screen, to_take
 from orchestrator.show.parts import Detail
-from orchestrator.show.plan_diff_screen import plan_diff_screen
 from orchestrator.show.plan_screen import plan_screen, stages_screen
 from orchestrator.show.proof_screen import proof_summary
 from orchestrator.show.terminal import CommandResult, show_result
@@ -86,6 +85,8 @@ def plan_command(
         stage = options["stage"]
         found = orch.diff(spec, orch.load(other, overrides), stage=stage)
         following = spec_command("plan", other, overrides, *stage_option(stage))
+        from orchestrator.show.plan_diff_screen import plan_diff_screen  # noqa: PLC0415  few are
+
         result = CommandResult(found, lambda: plan_diff_screen(found, following))
     elif orch.is_study(spec):
         refuse_options(typed, _ONE_SPEC)
