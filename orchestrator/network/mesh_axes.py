@@ -25,7 +25,7 @@ class Parallelism:
     ring: bool = False
 
 
-_WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
+WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
     "weight_gather",
     "gradient_scatter",
     "gradient_reduction",
@@ -33,17 +33,17 @@ _WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
 )
 
 # With a capacity tokens go to their experts; without one, all tokens are gathered for them.
-_EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "expert_scatter")
+EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "expert_scatter")
 
 # Outermost first: neighbours along the last axis are the nearest on the torus.
 _MESH_AXES = (
     Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
-    Parallelism("fsdp_dcn", links=("dcn",), exchanges=_WEIGHT_EXCHANGES),
+    Parallelism("fsdp_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),
     Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
-    Parallelism("expert", links=("ici",), exchanges=(*_WEIGHT_EXCHANGES, *_EXPERT_EXCHANGES)),
-    Parallelism("fsdp", links=("ici",), exchanges=_WEIGHT_EXCHANGES),
+    Parallelism("expert", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
+    Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),
     Parallelism(
-        "sequence", links=("ici",), exchanges=(*_WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
+        "sequence", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
     ),
     Parallelism(
         "tensor",

@@ -41,7 +41,7 @@ from orchestrator.values.plan import Collective, CollectiveKind, LineKind
 
 _GATHER: CollectiveKind = "all-gather"
 _SCATTER: CollectiveKind = "reduce-scatter"
-_REDUCE: CollectiveKind = "all-reduce"
+REDUCE: CollectiveKind = "all-reduce"
 ALL_TO_ALL: CollectiveKind = "all-to-all"
 
 _OVER_DCN = " over dcn"
@@ -93,7 +93,7 @@ class Exchange:
         return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
 
     def moved(self, volume: Number) -> Number:
-        twice = 2 if self.kind == _REDUCE else 1
+        twice = 2 if self.kind == REDUCE else 1
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self, mesh: Mapping[str, Number]) -> Collective:
@@ -131,18 +131,18 @@ def _gradient_exchanges(layout: Training) -> list[Exchange]:
                         layout.precision.gradients)  # fmt: skip
 
     return [
-        exchange("kv weight copies", _REDUCE, GROUPS["tensor"], "wk, wv",
+        exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
                  _copied_gradients(layout), layout.copies),
-        *(exchange("router gradients", _REDUCE, GROUPS["tensor"], "routers, latents", whole)
+        *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers, latents", whole)
           for whole in [_unsplit_gradients(layout)] if whole),
-        exchange("norm gradients", _REDUCE, GROUPS["replicas"], "norms",
+        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
                  _vector_gradients(layout, _is_repeated)),
-        exchange(f"norm gradients{_OVER_DCN}", _REDUCE, SHARED_OVER_DCN, "norms",
+        exchange(f"norm gradients{_OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
                  _vector_gradients(layout, _is_repeated)),
         *_split_vector_exchanges(layout, exchange),
         exchange("data scatter", _SCATTER, GROUPS["data"], payload, whole),
         exchange("data gather", _GATHER, GROUPS["data"], payload, whole),
-        exchange("pods", _REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
+        exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
     ]  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def _split_vector_exchanges(layout: Training, exchange: Callable[..., Exchange])
     inside, apart, outer = (GROUPS[name] for name in ("weights", "experts", "expert_replicas"))
     ways, copies = layout.devices_along(inside), layout.copies
     return [
-        exchange(f"{name}{suffix}", _REDUCE, axes, "biases", parts, devices)
+        exchange(f"{name}{suffix}", REDUCE, axes, "biases", parts, devices)
         for name, chosen, group, of_slice in (
             ("bias gradients", _is_split, inside, ways),
             ("kv bias gradients", _is_copied, inside, ways * copies),
