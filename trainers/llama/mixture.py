@@ -271,7 +271,7 @@ def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
 # Rows: tokens on their way through experts
 
 
-class _Rows(NamedTuple):
+class _MixtureRows(NamedTuple):
     """Where each row comes from, and where it is needed. An index beyond the last is nothing."""
 
     choice: jax.Array  # [rows] of T k
@@ -280,7 +280,7 @@ class _Rows(NamedTuple):
     complete: bool  # every choice has a row, and every row a choice
 
 
-def _dropless_rows(experts: jax.Array, count: int) -> _Rows:
+def _dropless_rows(experts: jax.Array, count: int) -> _MixtureRows:
     """A row for each choice of this chip's experts, with room for the most there can be.
 
     experts [T, k]
@@ -295,10 +295,10 @@ def _dropless_rows(experts: jax.Array, count: int) -> _Rows:
     sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
     choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
     row = jnp.where(is_own, jnp.argsort(order), room)
-    return _Rows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
+    return _MixtureRows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
 
 
-def _limited_rows(experts: jax.Array, count: int, rows: int) -> _Rows:
+def _limited_rows(experts: jax.Array, count: int, rows: int) -> _MixtureRows:
     """`rows` rows for each expert and sequence, in the order of expert, sequence, row.
 
     Choices come in the order of positions; those that an expert has no row for are dropped.
@@ -319,13 +319,13 @@ def _limited_rows(experts: jax.Array, count: int, rows: int) -> _Rows:
     choice += jnp.arange(sequences)[:, None, None] * choices
     filled = jnp.arange(rows) < load[..., None]
     choice = jnp.where(filled, choice, sequences * choices).swapaxes(0, 1).reshape(-1)
-    return _Rows(choice, row.reshape(-1, top_k), None, complete=False)
+    return _MixtureRows(choice, row.reshape(-1, top_k), None, complete=False)
 
 
 def _through_experts(
     x: jax.Array,
     weights: jax.Array,
-    rows: _Rows,
+    rows: _MixtureRows,
     transform: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
     """Each token's weighted sum over its experts. x [T, D], weights [T, k] -> [T, D]
