@@ -25,10 +25,8 @@ from orchestrator.planning.plan_warnings import input_missing
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.next_commands import offer_command, spec_command, stage_option
 from orchestrator.run.progress import interruptible
-from orchestrator.show.offers_screen import offers_screen, to_take
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen, stages_screen
-from orchestrator.show.proof_screen import proof_summary
 from orchestrator.show.terminal import CommandResult, show_result
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
@@ -137,12 +135,20 @@ def _plans_screen(
 
 def _known_proof(plan: Plan) -> str:
     known = orch.known_proof(plan)
-    return proof_summary(known.proof, known.age_s or 0.0) if known else ""
+    if known is None:
+        return ""
+    # Most plans have no proof.
+    from orchestrator.show.proof_screen import proof_summary  # noqa: PLC0415
+
+    return proof_summary(known.proof, known.age_s or 0.0)
 
 
 def _offers(
     path: Path, spec: Spec, detail: Detail, html: Path | None, **asked: Any
 ) -> CommandResult:
+    # Heavy to import, and few plans are of slices to choose from.
+    from orchestrator.show.offers_screen import offers_screen, to_take  # noqa: PLC0415
+
     found = orch.offers(spec, **asked)
     chosen = to_take(found)
     following = offer_command(path, spec.overrides, chosen.overrides) if chosen else None
