@@ -277,10 +277,11 @@ def stalled(storage: Path, steps: int = STEPS) -> Iterator[Stalled]:
     (recorded.path / FAILURES).write_text(json.dumps({}))
     driver = subprocess.Popen([sys.executable, "-c", DRIVE, str(recorded.path)], cwd=ROOT)
     try:
-        eventually(lambda: recorded.run().steps_done >= 4, 60)
+        run = Stalled(recorded, driver)
+        eventually(lambda: run.recorded.run().steps_done >= 4 and len(run.ranks()) == 2, 60)
         os.kill(driver.pid, signal.SIGSTOP)
         eventually(lambda: recorded.run().state == "lost", 60)
-        yield Stalled(recorded, driver)
+        yield run
     finally:
         driver.kill()
         driver.wait()
