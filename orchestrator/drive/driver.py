@@ -172,24 +172,22 @@ class Driver:
                     decision = self._run_attempt()
                 except AttemptLost as lost:
                     losses += 1
-                    self._wait_after_loss(lost, losses)
+                    # Wait before the next try; the error again when no more losses in a row are
+                    # allowed.
+                    limit = self.spec.run.retries.failures
+                    if losses > limit:
+                        raise lost
+                    wait_s = min(FIRST_WAIT_S * 2 ** (losses - 1), _LONGEST_WAIT_S)
+                    detail = f"{lost}; tried again in {wait_s:.0f} s ({losses} of {limit})"
+                    self.writer.record_pending(StateReason(code="joining_again", detail=detail))
+                    deadline = self.clock.now_s() + wait_s
+                    while self.clock.now_s() < deadline:
+                        self._check_not_cancelled()
+                        self.clock.sleep(POLL_S)
                     continue
                 losses = 0
                 if not decision.retry:
                     return self._end_run(decision.reason)
-
-    def _wait_after_loss(self, lost: AttemptLost, losses: int) -> None:
-        """Wait before the next try; the error again when no more losses in a row are allowed."""
-        limit = self.spec.run.retries.failures
-        if losses > limit:
-            raise lost
-        wait_s = min(FIRST_WAIT_S * 2 ** (losses - 1), _LONGEST_WAIT_S)
-        detail = f"{lost}; tried again in {wait_s:.0f} s ({losses} of {limit})"
-        self.writer.record_pending(StateReason(code="joining_again", detail=detail))
-        deadline = self.clock.now_s() + wait_s
-        while self.clock.now_s() < deadline:
-            self._check_not_cancelled()
-            self.clock.sleep(POLL_S)
 
     def _check_not_cancelled(self) -> None:
         if cancel := self.writer.heartbeat():

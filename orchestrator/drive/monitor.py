@@ -127,7 +127,14 @@ class Monitor:
 
     def _failure(self, event: AttemptEvent | None, seen_s: float) -> _AttemptEnd:
         """Wait until it is clear which rank died first, and which slices have lost a host."""
-        unseen = self._died_unseen(event)
+        # The first rank that ended before its first heartbeat: before it joined the others, so not
+        # because of them. None where one that joined has told an error before.
+        if event is None or self.heartbeats.has_error():
+            unseen = None
+        else:
+            unseen = next(
+                (one for one in event.dead if one.rank not in self.heartbeats.ranks), None
+            )
         if event and event.error:
             print(event.error, file=sys.stderr, flush=True)
         until_s = seen_s + settling_s(self.args.heartbeat_s)
@@ -137,14 +144,6 @@ class Monitor:
         first_dead = self.heartbeats.first_dead(seen_s)
         error = event.error if event else None
         return _explain_failure(first_dead, error, self.slices, self.attempt.slices(), unseen)
-
-    def _died_unseen(self, event: AttemptEvent | None) -> DeadRank | None:
-        """The first rank that ended before its first heartbeat: before it joined the others, so not
-        because of them. None where one that joined has told an error before.
-        """
-        if event is None or self.heartbeats.has_error():
-            return None
-        return next((one for one in event.dead if one.rank not in self.heartbeats.ranks), None)
 
     def _is_unclear(self, since_s: float) -> bool:
         """Whether a rank has been silent since then, and is not known to be gone."""

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import CheckpointFailed, JournalUnreadable
 from orchestrator.journal import boundary
@@ -193,13 +193,9 @@ def _drop(_: Step) -> None:
 
 def redirect_output(path: Path) -> None:
     """Append all that this process prints from now on to a log of the run."""
-    with _appending_to(path) as log:
+    # A log of the run, open for appending; one of a bucket is written by a process of its own.
+    with os.fdopen(pipe_to(path), "wb", 0) if is_copy(path) else boundary.appending_to(path) as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-
-
-def _appending_to(path: Path) -> IO[bytes]:
-    """A log of the run, open for appending; one of a bucket is written by a process of its own."""
-    return os.fdopen(pipe_to(path), "wb", 0) if is_copy(path) else boundary.appending_to(path)

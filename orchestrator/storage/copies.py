@@ -283,7 +283,17 @@ def publish(place: Place, prepared: Path, last: str) -> None:
     Its name is reserved first, and the file that makes it what it is comes last: without that one
     there is nothing yet.
     """
-    _reserve(place, last)
+    # Be the one process that writes there.
+    mine = uuid.uuid4().hex.encode()
+    reservation = (place / _RESERVED).name
+    try:
+        place.bucket.create(reservation, mine)
+    except FileExistsError:
+        _, found = place.bucket.read(reservation)
+        begun = place.bucket.has((place / last).name)
+        if begun or time.time() - found.at_s < _ABANDONED_S:
+            raise
+        place.bucket.replace_version(reservation, mine, found.version)
     paths = [path for path in prepared.rglob("*") if path.is_file() and path != prepared / last]
 
     def put(path: Path) -> None:
@@ -295,17 +305,3 @@ def publish(place: Place, prepared: Path, last: str) -> None:
     place.bucket.create((place / last).name, (prepared / last).read_bytes())
     prepared.rename(place.path) if not place.path.exists() else shutil.rmtree(prepared)
     forget(place.path)
-
-
-def _reserve(place: Place, last: str) -> None:
-    """Be the one process that writes there."""
-    mine = uuid.uuid4().hex.encode()
-    reservation = (place / _RESERVED).name
-    try:
-        place.bucket.create(reservation, mine)
-    except FileExistsError:
-        _, found = place.bucket.read(reservation)
-        begun = place.bucket.has((place / last).name)
-        if begun or time.time() - found.at_s < _ABANDONED_S:
-            raise
-        place.bucket.replace_version(reservation, mine, found.version)

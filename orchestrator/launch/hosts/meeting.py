@@ -140,7 +140,11 @@ class Meeting:
 
     def question(self) -> Question | None:
         """The last question."""
-        return _read_now(self.folder / "question.json", Question)
+        # The same of a file that may be of a bucket, which is asked first.
+        path = self.folder / "question.json"
+        with suppress(OSError):
+            copies.refresh_file(path)
+        return _read(path, Question)
 
     def order(self) -> Order | None:
         """Return the newest valid order, or None before the first."""
@@ -203,10 +207,3 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return codec.from_json(boundary.read_trusted(path, boundary.MAX_RECORD_BYTES), kind)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _read_now(path: Path, kind: type[T]) -> T | None:
-    """The same of a file that may be of a bucket, which is asked first."""
-    with suppress(OSError):
-        copies.refresh_file(path)
-    return _read(path, kind)

@@ -162,7 +162,9 @@ def _wait_for_start(
         with suppress(queue.Empty):
             command = commands.get(timeout=_LOOK_EVERY_S)
             if command.args:
-                _check_turn(lease)
+                # Ask again: the driver chose by an answer that may be a second old.
+                if lease and (ahead := lease.request().ahead):
+                    raise OrchError(f"the turn to take slices went back to {', '.join(ahead)}")
                 return command.args, command.slices
 
 
@@ -177,12 +179,6 @@ def _slices_event(seen: tuple[Slice, ...], lease: Lease | None) -> AttemptEvent:
     answer = lease.request()
     mine = tuple(replace(one, free=one.free and one.name not in answer.taken) for one in seen)
     return AttemptEvent(slices=mine, ahead=answer.ahead)
-
-
-def _check_turn(lease: Lease | None) -> None:
-    """Ask again: the driver chose by an answer that may be a second old."""
-    if lease and (ahead := lease.request().ahead):
-        raise OrchError(f"the turn to take slices went back to {', '.join(ahead)}")
 
 
 @dataclass
@@ -224,12 +220,10 @@ def _attend(
         with suppress(queue.Empty):
             commands.get(timeout=_LOOK_EVERY_S)
             send(AttemptEvent(slices=_current_slices(plan)))
-        if not placement.done and _all_up(plan, args):
+        if not placement.done and (
+            len(heartbeat.read_heartbeats(folder(args.run), args.attempt)) == plan.hosts
+        ):
             placement.end(plan)
-
-
-def _all_up(plan: Plan, args: WorkerArgs) -> bool:
-    return len(heartbeat.read_heartbeats(folder(args.run), args.attempt)) == plan.hosts
 
 
 def _current_slices(plan: Plan) -> tuple[Slice, ...]:
