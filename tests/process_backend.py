@@ -32,7 +32,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
     describe_exit,
 )
-from orchestrator.launch.hosts.rank import work_or_exit
+from orchestrator.launch.hosts.host_process import work_or_exit
 from orchestrator.processes import emulated_devices, free_port
 from orchestrator.storage.addresses import folder
 from orchestrator.values import codec

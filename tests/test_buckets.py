@@ -272,10 +272,10 @@ def test_a_copy_of_another_file_of_that_name_begins_anew(one_bucket: Bucket) -> 
 def test_a_part_that_is_missing_hides_what_comes_after_it(one_bucket: Bucket) -> None:
     place = Place(one_bucket, "runs/a.log", folder_of(one_bucket) / "a.log")
     for offset, content in ((0, b"one\n"), (8, b"three\n")):
-        one_bucket.create(f"runs/a.log/{segments._part_name(offset)}", content)
+        one_bucket.create(f"runs/a.log/{offset:015d}", content)
     segments.pull(place)
     assert boundary.read_bytes(place.path) == b"one\n"
-    one_bucket.create(f"runs/a.log/{segments._part_name(4)}", b"two\n")
+    one_bucket.create("runs/a.log/000000000000004", b"two\n")
     segments.pull(place)
     assert boundary.read_bytes(place.path) == b"one\ntwo\nthree\n"
 

@@ -7,7 +7,6 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from orchestrator.launch.ray import private_api
 from orchestrator.launch.ray.attempt import _find_dead_ranks
-from orchestrator.launch.ray.private_api import _ActorProcess
 from orchestrator.launch.ray.slices import _SLICE_NAME
 
 NODE = {"NodeID": "n7", "NodeManagerHostname": "host-7", "Labels": {_SLICE_NAME: "slice-a"}}
@@ -24,8 +23,8 @@ class HealthCheckFailed(Exception):
 @pytest.fixture(autouse=True)
 def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {
-        "known": _ActorProcess(node_id="n7", pid=70),
-        "lost": _ActorProcess(node_id="n8", pid=8),
+        "known": ("n7", 70),
+        "lost": ("n8", 8),
     }
     monkeypatch.setattr(private_api, "process_of_actor", known.get)
     monkeypatch.setattr(ray, "nodes", lambda: [NODE])

@@ -9,11 +9,10 @@ import pytest
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.preflight import (
+    Preflight,
     PreflightHost,
     PreflightReport,
     PreflightRequest,
-    _describe_slices,
-    _faults,
 )
 from orchestrator.launch.ray.backend import _host_and_port
 from orchestrator.show import rehearsal_screen as render
@@ -37,35 +36,40 @@ def with_hosts(*hosts: PreflightHost) -> PreflightReport:
     return replace(SURVEY, hosts=(*hosts, *GOOD[len(hosts) :]))
 
 
+def asked(report: PreflightReport) -> Preflight:
+    """What was wanted, and that report on it."""
+    return Preflight(request=WANTED, report=report)
+
+
 def test_a_cluster_that_can_serve_has_no_fault() -> None:
     """Now, or once others have ended: then it says how many are waited for."""
-    assert _faults(WANTED, SURVEY) == []
-    assert _describe_slices(WANTED, SURVEY) == "4 of v5p 2x2x2 requested, 5 present, 4 free"
+    assert asked(SURVEY).faults == []
+    assert asked(SURVEY).slices == "4 of v5p 2x2x2 requested, 5 present, 4 free"
     busy = replace(SURVEY, free=1)
-    assert _faults(WANTED, busy) == []
-    assert _describe_slices(WANTED, busy).endswith("1 free: the run waits for 3 more")
+    assert asked(busy).faults == []
+    assert asked(busy).slices.endswith("1 free: the run waits for 3 more")
 
 
 def test_missing_slices_are_counted() -> None:
     """Asked, present, free, missing, and what the cluster has instead."""
     few = replace(SURVEY, present=3, free=1)
-    assert _faults(WANTED, few) == [
+    assert asked(few).faults == [
         "slices: 4 of v5p 2x2x2 requested, 3 present, 1 free: 1 missing; it has 2 of v5p-32"
     ]
-    assert _faults(WANTED, replace(few, others={}))[0].endswith("; it has no other slices")
+    assert asked(replace(few, others={})).faults[0].endswith("; it has no other slices")
 
 
 def test_a_difference_in_versions_is_said_once_for_all_its_hosts() -> None:
     """Which hosts, the first few by name, and both versions."""
     old = [replace(host, versions=VERSIONS | {"jax": "0.9.0"}) for host in GOOD[:6]]
-    [fault] = _faults(WANTED, with_hosts(*old))
+    [fault] = asked(with_hosts(*old)).faults
     which = "6 of 8 hosts (10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 2 more)"
     assert fault == f"versions: jax 0.9.0, against 0.10.2 here, on {which}"
 
 
 def test_a_host_that_cannot_write_the_journal_is_named() -> None:
     """With the path, and what to do."""
-    [fault] = _faults(WANTED, with_hosts(replace(GOOD[0], reaches=False)))
+    [fault] = asked(with_hosts(replace(GOOD[0], reaches=False))).faults
     assert "1 of 8 hosts (10.0.0.0) cannot write to /mnt/runs of this machine" in fault
     assert "name it with run.storage" in fault
 
@@ -74,7 +78,7 @@ def test_all_faults_are_told_at_once() -> None:
     """A silent host, and a secret that is set on some hosts alone."""
     gone = PreflightHost(name="10.0.0.2", fault="its raylet died")
     report = with_hosts(PreflightHost(name="10.0.0.0"), replace(GOOD[1], lacks=("HF_TOKEN",)), gone)
-    assert _faults(WANTED, report) == [
+    assert asked(report).faults == [
         "hosts: 1 of 8 hosts (10.0.0.0) did not answer",
         "hosts: 1 of 8 hosts (10.0.0.2) did not answer: its raylet died",
         "secrets: HF_TOKEN is not in the environment of 1 of 8 hosts (10.0.0.1)",

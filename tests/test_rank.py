@@ -11,7 +11,7 @@ LIMIT_S = 60.0
 RANK = """
 import os, sys
 import jax
-from orchestrator.launch.hosts.rank import work_or_exit
+from orchestrator.launch.hosts.host_process import work_or_exit
 
 def work(args, rank):
     jax.distributed.initialize(sys.argv[1], 2, rank)

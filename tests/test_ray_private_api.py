@@ -147,7 +147,7 @@ def test_the_process_of_an_actor_is_read_as_ray_tells_it(monkeypatch: pytest.Mon
     told = {"Address": {"NodeID": "n7"}, "Pid": 70, "State": "DEAD"}
     monkeypatch.setattr("ray._private.state.actors", {"known": told, "unknown": {}}.get)
     process = private_api.process_of_actor
-    assert process("known") == private_api._ActorProcess(node_id="n7", pid=70)
+    assert process("known") == ("n7", 70)
     assert process("unknown") is process(None) is None
 
 

@@ -8,8 +8,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
@@ -17,12 +16,15 @@ from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import SavedCheckpoint
 
-# A rank whose end a backend has seen: it may never have sent a heartbeat.
+JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadRank:
-    """A rank, where it was, and in words how it ended."""
+    """A rank whose end a backend has seen: where it was, and in words how it ended.
+
+    It may never have sent a heartbeat.
+    """
 
     rank: int
     host: str
@@ -31,7 +33,6 @@ class DeadRank:
 
     @property
     def error(self) -> str:
-        """The whole error in one line."""
         return f"rank {self.rank} {self.how} (host {self.host}, slice {self.slice_name})"
 
 
@@ -43,9 +44,6 @@ def describe_exit(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 class ClusterUnusable(OrchError):
@@ -117,20 +115,11 @@ class AttemptEvent:
     dead: tuple[DeadRank, ...] = ()
 
 
-class AttemptHandle(Protocol):
+class AttemptHandle(AbstractContextManager["AttemptHandle"], Protocol):
     """One attempt at a run. First it shows slices, then it runs workers on the chosen ones.
 
     Leaving the `with` stops every process of it.
     """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
         """Return the next event, or None after the timeout."""
@@ -207,17 +196,13 @@ class ClusterClient(Protocol):
         """
         ...
 
-    def state(self, job: str) -> str:
-        """The state of a job."""
-        ...
+    def state(self, job: str) -> str: ...
 
     def why(self, job: str) -> str:
         """Why a job did not succeed."""
         ...
 
-    def live_jobs(self) -> Sequence[str]:
-        """The jobs that have not ended."""
-        ...
+    def live_jobs(self) -> Sequence[str]: ...
 
     def end(self, job: str) -> None:
         """End a job with all its processes: stopped ones too."""
@@ -234,9 +219,7 @@ class Backend(Protocol):
         """
         ...
 
-    def connect(self, address: str) -> ClusterClient:
-        """The cluster of that address."""
-        ...
+    def connect(self, address: str) -> ClusterClient: ...
 
     def attempt(self, spec: AttemptSpec) -> AttemptHandle:
         """Prepare an attempt: from now on it looks for slices of the kind that the run needs."""

@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.launch import provenance
@@ -68,78 +67,46 @@ class Preflight:
     @property
     def slices(self) -> str:
         """The slices by number: requested, present and free."""
-        return _describe_slices(self.request, self.report)
+        wanted, free, present = self.request.pods, self.report.free, self.report.present
+        text = f"{wanted} of {self.request.kind} requested, {present} present, {free} free"
+        waits = free < wanted <= present
+        return f"{text}: the run waits for {wanted - free} more" if waits else text
 
     @property
     def faults(self) -> list[str]:
         """Everything that keeps the cluster from serving the run; empty when it can."""
-        return _faults(self.request, self.report)
+        report, faults = self.report, []
+        if (missing := self.request.pods - report.present) > 0:
+            others = ", ".join(
+                f"{count} of {kind}" for kind, count in sorted(report.others.items())
+            )
+            instead = f"it has {others or 'no other slices'}"
+            faults.append(f"slices: {self.slices}: {missing} missing; {instead}")
+        by_fault = defaultdict(list)  # each fault once, with the hosts that have it
+        for host in report.hosts:
+            for fault in self._host_faults(host):
+                by_fault[fault].append(host.name)
+        for fault in sorted(by_fault, key=lambda fault: fault[0]):
+            _, before, after = fault
+            faults.append(f"{before} {_some_of(by_fault[fault], len(report.hosts))}{after}")
+        return faults
 
-
-def _describe_slices(request: PreflightRequest, report: PreflightReport) -> str:
-    """The slices by number: requested, present and free."""
-    counts = f"{request.pods} of {request.kind} requested, {report.present} present"
-    text = f"{counts}, {report.free} free"
-    waits = report.free < request.pods <= report.present
-    return f"{text}: the run waits for {request.pods - report.free} more" if waits else text
-
-
-def _faults(request: PreflightRequest, report: PreflightReport) -> list[str]:
-    """Everything that keeps the cluster from serving the run, now and later."""
-    return [
-        *_missing_slices(request, report),
-        *_silent(report.hosts),
-        *_different_versions(request, report.hosts),
-        *_no_storage(request, report.hosts),
-        *_missing_secrets(report.hosts),
-    ]
-
-
-def _missing_slices(request: PreflightRequest, report: PreflightReport) -> Iterator[str]:
-    missing = request.pods - report.present
-    if missing <= 0:
-        return
-    others = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.others.items()))
-    instead = f"; it has {others}" if others else "; it has no other slices"
-    yield f"slices: {_describe_slices(request, report)}: {missing} missing{instead}"
-
-
-def _silent(hosts: Sequence[PreflightHost]) -> Iterator[str]:
-    by_fault = defaultdict(list)
-    for host in hosts:
-        if not host.versions:
-            by_fault[host.fault].append(host.name)
-    for fault, names in by_fault.items():
-        yield f"hosts: {_some_of(names, len(hosts))} did not answer{f': {fault}' if fault else ''}"
-
-
-def _different_versions(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
-    """Each difference once, with the hosts that have it."""
-    by_difference = defaultdict(list)
-    for host in hosts:
-        for difference in differences(request.versions, host.versions) if host.versions else ():
-            by_difference[difference].append(host.name)
-    for difference, names in by_difference.items():
-        yield f"versions: {difference} here, on {_some_of(names, len(hosts))}"
-
-
-def _no_storage(request: PreflightRequest, hosts: Sequence[PreflightHost]) -> Iterator[str]:
-    folder = request.file.rpartition("/")[0]
-    if unable := [host.name for host in hosts if host.versions and not host.reaches]:
-        yield (
-            f"storage: {_some_of(unable, len(hosts))} cannot write to {folder} of this machine:"
-            " the journal needs one shared file system, mounted at the same path on every host;"
-            " name it with run.storage"
-        )
-
-
-def _missing_secrets(hosts: Sequence[PreflightHost]) -> Iterator[str]:
-    by_name = defaultdict(list)
-    for host in hosts:
+    def _host_faults(self, host: PreflightHost) -> Iterator[tuple[int, str, str]]:
+        """What is wrong with a host: the faults' order, and the words around the hosts' names."""
+        if host.versions:
+            for difference in differences(self.request.versions, host.versions):
+                yield 1, f"versions: {difference} here, on", ""
+            if not host.reaches:
+                where = self.request.file.rpartition("/")[0]
+                why = (
+                    f" cannot write to {where} of this machine: the journal needs one shared file"
+                    " system, mounted at the same path on every host; name it with run.storage"
+                )
+                yield 2, "storage:", why
+        else:
+            yield 0, "hosts:", " did not answer" + (f": {host.fault}" if host.fault else "")
         for name in host.lacks:
-            by_name[name].append(host.name)
-    for name, lacking in by_name.items():
-        yield f"secrets: {name} is not in the environment of {_some_of(lacking, len(hosts))}"
+            yield 3, f"secrets: {name} is not in the environment of", ""
 
 
 def _some_of(names: Sequence[str], total: int) -> str:
@@ -149,25 +116,19 @@ def _some_of(names: Sequence[str], total: int) -> str:
     return f"{len(names)} of {total} hosts ({shown}{more})"
 
 
-# What a preflight learns from a host: the process on that host calls this.
-
-
 def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
     """Describe this host: versions, whether it can write next to `file`, the secrets it lacks."""
     path = folder(file)
+    try:
+        if is_copy(path):
+            reaches = copies.exists(path) and copies.check_writable(path.parent)
+        else:
+            reaches = path.exists() and os.access(path.parent, os.W_OK)
+    except (OSError, OrchError):
+        reaches = False
     return PreflightHost(
         name=name,
         versions=provenance.versions(),
-        reaches=_reaches(path),
+        reaches=reaches,
         lacks=tuple(variable for variable in secrets if not os.environ.get(variable)),
     )
-
-
-def _reaches(path: Path) -> bool:
-    """Whether this host sees a file and can write next to it."""
-    if not is_copy(path):
-        return path.exists() and os.access(path.parent, os.W_OK)
-    try:
-        return copies.exists(path) and copies.check_writable(path.parent)
-    except (OSError, OrchError):
-        return False

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from orchestrator.errors import OrchError
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("orchestrator", "trainers")
-_LOCK = "requirements.lock"
 # The same plan means the same run only where these are the same as on the submitter's machine.
 _DISTRIBUTIONS = ("jax", "jaxlib", "libtpu", "ray")
 _CODE = "code"
@@ -40,10 +40,8 @@ def versions() -> dict[str, str]:
     """
     known = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in (*_DISTRIBUTIONS, "orch"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             known[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return known | {_CODE: _code_digest()}
 
 
@@ -67,7 +65,10 @@ def _code_files() -> list[Path]:
     """The project's files that decide what runs, relative to its root, in order."""
     paths = [path for name in _PACKAGES for path in _files_below(_PROJECT / name)]
     code = [path.relative_to(_PROJECT) for path in paths if path.suffix not in _NO_CODE]
-    return sorted(_known_to_git(code))
+    # Those that git tracks or would add; all of them outside a checkout.
+    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_PACKAGES)
+    names = set((listed or b"").decode(errors="surrogateescape").split("\0")) - {""}
+    return sorted(path for path in code if not names or path.as_posix() in names)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -86,21 +87,13 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _known_to_git(paths: list[Path]) -> list[Path]:
-    """Those of the paths that git tracks or would add; all of them outside a checkout."""
-    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_PACKAGES)
-    names = set((listed or b"").decode(errors="surrogateescape").split("\0"))
-    return [path for path in paths if path.as_posix() in names] if names - {""} else paths
-
-
 def _lock_files() -> list[Path]:
     """The files next to the code that say which packages are needed."""
-    paths = (Path(name) for name in (_LOCK, "pyproject.toml"))
-    return [path for path in paths if _is_own_file(_PROJECT / path)]
-
-
-def _is_own_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    return [
+        Path(name)
+        for name in ("requirements.lock", "pyproject.toml")
+        if (_PROJECT / name).is_file() and not (_PROJECT / name).is_symlink()
+    ]
 
 
 def _code_digest() -> str:
@@ -144,9 +137,7 @@ def commit() -> dict[str, str]:
     if not _git("ls-files", "--", *_PACKAGES):  # an environment may lie in another checkout
         return {}
     head = _git("rev-parse", "HEAD")
-    if head is None:
-        return {}
-    return {"git_commit": head.decode().strip()}
+    return {"git_commit": head.decode().strip()} if head is not None else {}
 
 
 def uncommitted() -> bytes:
@@ -166,15 +157,12 @@ def uncommitted() -> bytes:
 
 def without_secrets(text: bytes, names: Iterable[str]) -> bytes:
     """The text with the values of those environment variables replaced by their names."""
-    for name, value in _values(names):
-        text = text.replace(value.encode(), f"<{name}>".encode())
+    known = {name: os.environ.get(name, "") for name in (*names, "RAY_AUTH_TOKEN")}
+    # The longest first: one may be a part of another. A letter is too short for a secret.
+    for name in sorted(known, key=lambda name: len(known[name]), reverse=True):
+        if len(known[name]) > 1:
+            text = text.replace(known[name].encode(), f"<{name}>".encode())
     return text
-
-
-def _values(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The longest first: one may be a part of another. A letter is too short for a secret."""
-    known = [(name, os.environ.get(name, "")) for name in (*names, "RAY_AUTH_TOKEN")]
-    yield from sorted((pair for pair in known if len(pair[1]) > 1), key=lambda pair: -len(pair[1]))
 
 
 def _git(*arguments: str) -> bytes | None:

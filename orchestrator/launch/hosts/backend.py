@@ -9,11 +9,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from orchestrator import storage
 from orchestrator.errors import Superseded
@@ -29,7 +27,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
     describe_exit,
 )
-from orchestrator.launch.hosts import host_process
+from orchestrator.launch.hosts.host_process import PROGRAM
 from orchestrator.launch.hosts.meeting import (
     VARIABLE,
     HostName,
@@ -41,11 +39,10 @@ from orchestrator.launch.hosts.meeting import (
 from orchestrator.launch.preflight import Preflight, PreflightHost, PreflightReport
 from orchestrator.values.plan import Plan
 
-# One attempt at a run on the hosts of a meeting: the driver's end.
-
-
-_ATTEMPT_POLL_S = 0.1
+_POLL_S = 0.1
 _STOP_LIMIT_S = 10.0
+_END_LIMIT_S = 10.0
+_ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
 # A host shows itself every second; after this long without a sign it is suspect, then gone.
 _SUSPECT_S, _GONE_S = 3.0, 10.0
 _TAKEN = "another driver has taken the hosts"
@@ -83,24 +80,21 @@ class _Watch:
             elif before.state.beat != state.beat:
                 self._seen[state.host] = _Seen(state, now, proven=True)
         return {
-            name: one.state
-            for name, one in self._seen.items()
-            if one.proven and now - one.changed_s < self._gone_s
+            name: seen.state
+            for name, seen in self._seen.items()
+            if seen.proven and now - seen.changed_s < self._gone_s
         }
 
     @property
     def knows(self) -> bool:
         """Whether every host has shown whether it is still there."""
         now = time.monotonic()
-        return all(one.proven or now - one.changed_s > self._gone_s for one in self._seen.values())
+        hosts = self._seen.values()
+        return all(seen.proven or now - seen.changed_s > self._gone_s for seen in hosts)
 
     def is_suspect(self, host: HostName) -> bool:
         """Whether a host has been silent for a while."""
         return time.monotonic() - self._seen[host].changed_s > self._suspect_s
-
-
-def _index(host: HostName) -> int:
-    return host.index
 
 
 def _death(rank: int, name: HostName, host: str, how: str) -> AttemptEvent:
@@ -109,49 +103,43 @@ def _death(rank: int, name: HostName, host: str, how: str) -> AttemptEvent:
     return AttemptEvent(ended=True, error=dead.error, dead=(dead,))
 
 
-class _HostsAttempt:
+class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
     """An attempt at a run. Leaving the `with` ends every process of it."""
 
     def __init__(self, folder: Path, spec: AttemptSpec) -> None:
         self._meeting, self._spec = Meeting(folder), spec
-        self._watch, self._order = _Watch(self._meeting), None
+        self._watch = _Watch(self._meeting)
+        self._order: Order | None = None
         self._shown: tuple[Slice, ...] | None = None
         self._refused: str | None = None
         journal = Journal(storage.folder(spec.run))
         submission = journal.state().submitted.submission
-        self._kind, self._run_id = journal.plan(submission.plan_digest).slice_kind, submission.id
+        self._kind = journal.plan(submission.plan_digest).slice_kind
+        # An order of this claim that has no number yet, and gives nobody anything to do.
+        self._idle = Order(number=0, run=spec.run, run_id=submission.id, claim=spec.claim)
 
-    _order: Order | None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Order all hosts to stop, unless another driver has them by now, and wait for them."""
         if self._order is None or self._is_superseded():
             return
-        end = self._give(self._order_of(), after=self._order)
-        if end is None:
-            return
+        end = self._give(self._idle, after=self._order)
         deadline = time.monotonic() + _STOP_LIMIT_S
-        while time.monotonic() < deadline:
+        while end and time.monotonic() < deadline:
             if all(state.order >= end.number for state in self._watch.look().values()):
                 return
-            time.sleep(_ATTEMPT_POLL_S)
+            time.sleep(_POLL_S)
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
         """Changed slices before the start; afterwards the end of the ranks."""
         deadline = time.monotonic() + timeout_s
         while True:
-            event = self._event()
+            if self._refused is not None:
+                event: AttemptEvent | None = AttemptEvent(ended=True, error=self._refused)
+            else:
+                event = self._slices_event() if self._order is None else self._end(self._order)
             if event or time.monotonic() >= deadline:
                 return event
-            time.sleep(_ATTEMPT_POLL_S)
+            time.sleep(_POLL_S)
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         """Give the order that starts one rank on each host of these slices.
@@ -162,16 +150,17 @@ class _HostsAttempt:
         hosts = self._watch.look()
         ranks: list[HostName] = []
         for chosen in slices:
-            names = sorted((one for one in hosts if one.slice_name == chosen), key=_index)
+            names = [name for name in hosts if name.slice_name == chosen]
+            names.sort(key=lambda name: name.index)
             if not names or len(names) < hosts[names[0]].size:
                 self._refused = f"slice {chosen} lost a host before its ranks were started"
                 return
             ranks += names
         first, last = hosts[ranks[0]], self._meeting.order()
-        if last and last.run_id == self._run_id and last.claim > self._spec.claim:
+        if last and last.run_id == self._idle.run_id and last.claim > self._spec.claim:
             raise Superseded(f"claim {last.claim} of the run has given the hosts an order")
         order = replace(
-            self._order_of(),
+            self._idle,
             worker=self._spec.worker,
             args=args,
             ranks=tuple(ranks),
@@ -180,16 +169,6 @@ class _HostsAttempt:
         )
         self._order = self._give(order, after=last)
         self._refused = None if self._order else _TAKEN
-
-    def _event(self) -> AttemptEvent | None:
-        if self._refused is not None:
-            return AttemptEvent(ended=True, error=self._refused)
-        return self._slices_event() if self._order is None else self._end(self._order)
-
-    def _order_of(self) -> Order:
-        """An order of this claim that has no number yet, and gives nobody anything to do."""
-        spec = self._spec
-        return Order(number=0, run=spec.run, run_id=self._run_id, claim=spec.claim)
 
     def _give(self, order: Order, after: Order | None) -> Order | None:
         """Give an order under the next number; None where another driver gave one after `after`.
@@ -202,17 +181,14 @@ class _HostsAttempt:
                 self._meeting.give(numbered)
             except FileExistsError:
                 newest = self._meeting.order()
-                is_stuck = self._meeting.next_number == numbered.number
-                if is_stuck or self._is_taken(newest, after):
+                # The hosts of an earlier claim of this run are still this driver's.
+                taken = (newest is not None and newest != after) and (
+                    newest.run_id != order.run_id or newest.claim >= order.claim
+                )
+                if taken or self._meeting.next_number == numbered.number:
                     return None
             else:
                 return numbered
-
-    def _is_taken(self, newest: Order | None, after: Order | None) -> bool:
-        """Whether another driver has the hosts now, that is not of an earlier claim of this run."""
-        if newest is None or newest == after:
-            return False
-        return newest.run_id != self._run_id or newest.claim >= self._spec.claim
 
     def slices(self) -> tuple[Slice, ...] | None:
         """The slices of the run's kind as they are now. One is free that no other run uses."""
@@ -220,15 +196,15 @@ class _HostsAttempt:
         for state in self._watch.look().values():
             if state.kind == self._kind:
                 by_slice.setdefault(state.host.slice_name, []).append(state)
-        return tuple(self._slice(name, by_slice[name]) for name in sorted(by_slice))
-
-    def _slice(self, name: str, hosts: list[HostState]) -> Slice:
-        return Slice(
-            name=name,
-            hosts=len(hosts),
-            size=hosts[0].size,
-            free=all(one.run in (None, self._spec.run) for one in hosts),
-            settled=not any(self._watch.is_suspect(one.host) for one in hosts),
+        return tuple(
+            Slice(
+                name=name,
+                hosts=len(hosts),
+                size=hosts[0].size,
+                free=all(state.run in (None, self._spec.run) for state in hosts),
+                settled=not any(self._watch.is_suspect(state.host) for state in hosts),
+            )
+            for name, hosts in sorted(by_slice.items())
         )
 
     def _slices_event(self) -> AttemptEvent | None:
@@ -257,12 +233,6 @@ class _HostsAttempt:
         return newest is not None and self._order is not None and newest != self._order
 
 
-POLL_S = 0.1
-END_LIMIT_S = 10.0
-_ANSWER_LIMIT_S = 600.0  # nodes of a cluster may still be starting
-_DRIVER = "orchestrator.launch.hosts.rehearsal_driver"
-
-
 class HostsBackend:
     """Starts, watches and stops plain processes on hosts that meet in a folder."""
 
@@ -271,8 +241,8 @@ class HostsBackend:
         """Emulate the hosts of the plan's slices on this machine, and run a command with them."""
         with tempfile.TemporaryDirectory(prefix="orch-hosts-") as folder:
             started = [_start_host(plan, Path(folder), number) for number in range(plan.hosts)]
-            words = [sys.executable, "-m", _DRIVER, folder, str(plan.hosts), *shlex.split(command)]
-            driver = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+            words = ("--driver", folder, str(plan.hosts), *shlex.split(command))
+            driver = _start_program(*words)
             try:
                 yield _EmulatedHosts(Meeting(Path(folder)), driver)
             finally:
@@ -290,16 +260,16 @@ class HostsBackend:
 def _start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
     """Start an emulated host of the plan's slices."""
     size = plan.hosts_per_slice
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", host_process.__name__, str(folder)),
-            *("--slice", f"slice-{number // size}", "--host", str(number % size)),
-            *("--hosts", str(size), "--kind", plan.slice_kind),
-            *("--emulate", str(plan.devices_per_host)),
-        ],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
+    return _start_program(
+        *(str(folder), "--slice", f"slice-{number // size}", "--host", str(number % size)),
+        *("--hosts", str(size), "--kind", plan.slice_kind),
+        *("--emulate", str(plan.devices_per_host)),
     )
+
+
+def _start_program(*words: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", PROGRAM, *words]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -307,7 +277,7 @@ def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()
-    deadline = time.monotonic() + END_LIMIT_S
+    deadline = time.monotonic() + _END_LIMIT_S
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -334,7 +304,7 @@ class _EmulatedHosts:
                 return ClusterEvent(nodes=up)
             if time.monotonic() >= deadline:
                 return None
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         error = f"the driver ended with {code}" if code else None
         return ClusterEvent(nodes=self.up, job="FAILED" if code else "SUCCEEDED", error=error)
 
@@ -352,31 +322,25 @@ class _MeetingClient:
         self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
-        _check_installed(archive, storage.address(self.folder))
+        self._check_installed(archive)
         question = Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
         self._meeting.ask(question)
-        hosts = self._answers(question, needs.plan, on_state)
-        report = _report(hosts, question, needs.plan.slice_kind)
-        return Preflight(request=needs.preflight_request(), report=report)
-
-    def _answers(
-        self, question: Question, plan: Plan, on_state: Callable[[str], None]
-    ) -> list[HostState]:
-        """The hosts with their answers, as soon as all that the plan needs have answered."""
         watch, deadline = _Watch(self._meeting), time.monotonic() + _ANSWER_LIMIT_S
         while True:
             hosts = list(watch.look().values())
-            answered = sum(one.answer_to(question) is not None for one in hosts)
-            on_state(f"{answered} of {plan.hosts} hosts answered")
-            if plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
-                return hosts
-            time.sleep(POLL_S)
+            answered = sum(state.answer_to(question) is not None for state in hosts)
+            on_state(f"{answered} of {needs.plan.hosts} hosts answered")
+            if needs.plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        report = _report(hosts, question, needs.plan.slice_kind)
+        return Preflight(request=needs.preflight_request(), report=report)
 
     def start(
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
         """Start `python ARGUMENTS` on this machine, in a session of its own."""
-        _check_installed(archive, storage.address(self.folder))
+        self._check_installed(archive)
         job = name or uuid.uuid4().hex
         self._drivers[job] = subprocess.Popen(
             [sys.executable, *arguments],
@@ -387,8 +351,13 @@ class _MeetingClient:
         )
         return job
 
+    def _check_installed(self, archive: bytes | None) -> None:
+        """Refuse code that would have to travel."""
+        if archive is not None:
+            where = storage.address(self.folder)
+            raise ClusterUnusable(f"{where}: its hosts run their installed code: --code installed")
+
     def state(self, job: str) -> str:
-        """RUNNING, or how it ended."""
         if job not in self._drivers:
             where = storage.address(self.folder)
             raise ClusterUnusable(f"{where}: no driver of {job} was started here")
@@ -396,11 +365,9 @@ class _MeetingClient:
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 
     def why(self, job: str) -> str:
-        """That its driver has ended."""
         return f"its driver ended with {self._drivers[job].poll()}"
 
     def live_jobs(self) -> Sequence[str]:
-        """The jobs that were started here."""
         return [job for job in self._drivers if self.state(job) == "RUNNING"]
 
     def end(self, job: str) -> None:
@@ -408,23 +375,19 @@ class _MeetingClient:
         self._drivers[job].kill()
 
 
-def _check_installed(archive: bytes | None, folder: str) -> None:
-    """Refuse code that would have to travel."""
-    if archive is not None:
-        raise ClusterUnusable(f"{folder}: its hosts run their installed code: --code installed")
-
-
 def _report(hosts: list[HostState], question: Question, kind: str) -> PreflightReport:
     """Return what the hosts offer together: whole slices of a kind, and each host's answer."""
-    mine = [one for one in hosts if one.kind == kind]
-    heads = {one.host.slice_name: one for one in mine if one.host.index == 0}
-    count = Counter(one.host.slice_name for one in mine)
+    mine = [state for state in hosts if state.kind == kind]
+    heads = {state.host.slice_name: state for state in mine if state.host.index == 0}
+    count = Counter(state.host.slice_name for state in mine)
     whole = {name for name, head in heads.items() if count[name] == head.size}
-    busy = {one.host.slice_name for one in mine if one.run}
-    others = Counter(one.kind for one in hosts if one.kind != kind and one.host.index == 0)
+    busy = {state.host.slice_name for state in mine if state.run}
+    others = Counter(state.kind for state in hosts if state.kind != kind and state.host.index == 0)
     return PreflightReport(
         present=len(whole),
         free=len(whole - busy),
         others=dict(others),
-        hosts=tuple(one.answer_to(question) or PreflightHost(name=str(one.host)) for one in mine),
+        hosts=tuple(
+            state.answer_to(question) or PreflightHost(name=str(state.host)) for state in mine
+        ),
     )

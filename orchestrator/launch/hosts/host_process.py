@@ -3,22 +3,33 @@
     python -m orchestrator.launch.hosts.host_process FOLDER --slice NAME --host N ...
 
 Every host of every slice runs this: a process on this machine, the container of a pod, or a shell
-on a TPU VM. It ends with its parent, and its process with it.
+on a TPU VM. It starts the same program as `--rank WORKER ARGS RANK`, and a rehearsal as
+`--driver FOLDER HOSTS COMMAND...`. Each ends with its parent.
 """
 
 import argparse
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.errors import JournalUnwritable
 from orchestrator.launch import preflight
-from orchestrator.launch.hosts.meeting import Answer, HostName, HostState, Meeting, Order
+from orchestrator.launch.backend import WorkerArgs
+from orchestrator.launch.hosts.meeting import (
+    VARIABLE,
+    Answer,
+    HostName,
+    HostState,
+    Meeting,
+    Order,
+)
 from orchestrator.processes import (
     LOOPBACK,
     NODE_ADDRESS,
@@ -34,7 +45,7 @@ from orchestrator.values import codec
 _EMULATED_S, _SHARED_S, _BUCKET_S = 0.1, 1.0, 5.0
 _STOP_LIMIT_S = 5.0
 _SLICE_PORT = 8081  # where libtpu joins the slices of a run
-_RANK = "orchestrator.launch.hosts.rank"
+PROGRAM = "orchestrator.launch.hosts.host_process"
 
 
 @dataclass
@@ -48,6 +59,7 @@ class _Host:
 
     def serve(self) -> None:
         """Obey orders for ever. Where the folder fails, what runs goes on until the next look."""
+        wait_s = _BUCKET_S if is_copy(self.meeting.folder) else _SHARED_S
         while True:
             try:
                 self.look()
@@ -55,20 +67,18 @@ class _Host:
                 if _is_removed(self.meeting.folder):
                     raise
                 print(error, file=sys.stderr, flush=True)
-            time.sleep(self.wait_s)
-
-    @property
-    def wait_s(self) -> float:
-        """How long to wait between two looks."""
-        if self.devices is not None:
-            return _EMULATED_S
-        return _BUCKET_S if is_copy(self.meeting.folder) else _SHARED_S
+            time.sleep(wait_s if self.devices is None else _EMULATED_S)
 
     def look(self) -> None:
         """Obey the newest order, notice the end of the process, and show the state."""
         order = self.meeting.order()
         if order and order.number > self.state.order:
-            self.obey(order)
+            self.stop()
+            running = order.args is not None and self.state.host in order.ranks
+            if running:
+                self.start(order, order.ranks.index(self.state.host))
+            run = order.run if running else None
+            self.state = replace(self.state, order=order.number, run=run, code=None)
         if self.process and (code := self.process.poll()) is not None:
             self.process = None
             self.state = replace(self.state, run=None, code=code, free_port=free_port())
@@ -79,22 +89,19 @@ class _Host:
         self.state = replace(self.state, beat=self.state.beat + 1)
         self.meeting.join(self.state)
 
-    def obey(self, order: Order) -> None:
-        """Stop what runs, and start what the order gives this host."""
-        self.stop()
-        running = order.args is not None and self.state.host in order.ranks
-        if running:
-            self.start(order, order.ranks.index(self.state.host))
-        run = order.run if running else None
-        self.state = replace(self.state, order=order.number, run=run, code=None)
-
     def start(self, order: Order, rank: int) -> None:
-        """Start the process of a rank."""
-        words = (order.worker, codec.to_json(order.args).decode(), str(rank))
+        """Start the process of a rank.
+
+        Where devices are emulated, it does not get a shell's settings of real ones.
+        """
+        inherited = dict(os.environ)
+        if self.devices is not None:
+            inherited = emulated_devices(os.environ, self.devices)
+        words = ("--rank", order.worker, codec.to_json(order.args).decode(), str(rank))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", _RANK, *words],
+            [sys.executable, "-m", PROGRAM, *words],
             stdin=subprocess.DEVNULL,
-            env=self._inherited() | _environment(order, rank) | {NODE_ADDRESS: self.state.address},
+            env=inherited | _environment(order, rank) | {NODE_ADDRESS: self.state.address},
             start_new_session=True,
         )
 
@@ -106,21 +113,13 @@ class _Host:
         self.process.wait(_STOP_LIMIT_S)
         self.process = None
 
-    def _inherited(self) -> dict[str, str]:
-        """This environment; where devices are emulated, without a shell's settings of real ones."""
-        if self.devices is None:
-            return dict(os.environ)
-        return emulated_devices(os.environ, self.devices)
-
 
 def _is_removed(where: Path) -> bool:
-    """Whether the folder in which hosts meet is known to be gone; a bucket's never is."""
+    """Whether the meeting folder of hosts is known to be gone; that of a bucket never is."""
     try:
         where.stat()
-    except FileNotFoundError:
-        return not is_copy(where)
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError) and not is_copy(where)
     return False
 
 
@@ -145,9 +144,30 @@ def _environment(order: Order, rank: int) -> dict[str, str]:
     return joined
 
 
-def main(arguments: list[str]) -> None:
-    """Be a host until the parent is gone, or somebody ends this process."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.launch.hosts.host_process")
+def work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
+    """Do the worker's part. After an error this process ends at once: on its usual way out JAX
+    waits for the others for minutes, and nobody looks at the claim any more.
+    """
+    try:
+        pkgutil.resolve_name(worker)(args, rank)
+    except BaseException:  # noqa: BLE001  whatever it was, the slice must be free
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _drive(folder: str, hosts: int, command: list[str]) -> int:
+    """Wait until all hosts have joined, run the command, and return its exit code."""
+    meeting = Meeting(Path(folder))
+    while len(meeting.hosts()) < hosts:
+        time.sleep(_EMULATED_S)
+    child = subprocess.Popen(command, env={**os.environ, VARIABLE: folder})
+    signal.signal(signal.SIGTERM, lambda *_: child.kill())
+    return child.wait()
+
+
+def _be_host(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}")
     parser.add_argument("folder", type=folder, help="where the hosts and the driver meet")
     parser.add_argument("--slice", required=True, help="the name of the slice")
     parser.add_argument("--host", type=int, required=True, help="which host of it, from 0")
@@ -176,4 +196,12 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    match sys.argv[1:]:
+        case ["--rank", worker, args, rank]:
+            end_with_parent(lambda: os._exit(1))  # nobody else would stop it
+            work_or_exit(worker, codec.from_json(args, WorkerArgs), int(rank))
+        case ["--driver", where, hosts, *command]:
+            end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+            sys.exit(_drive(where, int(hosts), command))
+        case arguments:
+            _be_host(arguments)

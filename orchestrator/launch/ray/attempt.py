@@ -13,13 +13,16 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from dataclasses import replace
+from typing import Any
 
 import ray.util
+from ray.train import get_context
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.jax.config import JaxConfig
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.journal import heartbeat
@@ -34,30 +37,7 @@ from orchestrator.storage.addresses import folder, is_address
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 
-# The ranks whose processes Ray saw die, and where they were.
-
-
 _HOW = "died; Ray does not tell by which signal"
-
-
-def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
-    """Those of an error of Ray Train. What only raised an exception has told it itself."""
-    return tuple(_deaths(error))
-
-
-def _deaths(error: BaseException) -> Iterator[DeadRank]:
-    import ray  # noqa: PLC0415
-
-    failures = getattr(error, "worker_failures", None) or {}
-    for rank, failure in sorted(failures.items()):
-        actor_error = getattr(failure, "health_check_failure", failure)
-        process = private_api.process_of_actor(getattr(actor_error, "actor_id", None))
-        nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
-        if process and (node := nodes.get(process.node_id)):
-            host = f"{node['NodeManagerHostname']}, process {process.pid}"
-            yield DeadRank(rank=rank, host=host, slice_name=slices.name_of(node), how=_HOW)
-
-
 _LOOK_EVERY_S = 1.0
 _FENCE_LIMIT_S = 10.0
 _Send = Callable[[AttemptEvent], None]
@@ -66,8 +46,6 @@ _Commands = queue.SimpleQueue[AttemptCommand]
 
 def join_cluster(address: str) -> None:
     """Connect to the cluster that runs this job, over loopback when it listens there."""
-    import ray  # noqa: PLC0415  a job imports it once, and only here
-
     host = address.rpartition(":")[0]
     pinned: dict[str, Any] = {"_node_ip_address": host} if host == "127.0.0.1" else {}
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **pinned)
@@ -80,7 +58,12 @@ def main(address: str, spec: AttemptSpec) -> None:
     """
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
-    commands = _commands(sys.stdin.buffer)
+    commands: _Commands = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            commands.put(codec.from_json(line, AttemptCommand))
+        os._exit(1)
 
     def write(line: str) -> None:
         with suppress(BrokenPipeError):  # the driver is gone: the end of our input ends us
@@ -89,6 +72,7 @@ def main(address: str, spec: AttemptSpec) -> None:
     def send(event: AttemptEvent) -> None:
         write(codec.to_json(event).decode())
 
+    threading.Thread(target=listen, daemon=True).start()
     threading.Thread(target=_show_life, args=(write,), daemon=True).start()
     try:
         join_cluster(address)
@@ -106,19 +90,6 @@ def _show_life(write: Callable[[str], None]) -> None:
         time.sleep(SIGN_OF_LIFE_S)
 
 
-def _commands(source: BinaryIO) -> _Commands:
-    """The driver's commands as they come. This process ends with them."""
-    commands: _Commands = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in source:
-            commands.put(codec.from_json(line, AttemptCommand))
-        os._exit(1)
-
-    threading.Thread(target=listen, daemon=True).start()
-    return commands
-
-
 def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
     journal = Journal(folder(spec.run))
     run = journal.run()
@@ -129,7 +100,7 @@ def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
     watch = ClaimWatch(journal.path, spec.claim)
     args, chosen = _wait_for_start(kind, commands, send, lease, watch)
     plan = journal.plan(args.plan_digest)
-    placement = _Placement(lease, chosen, _fence(plan, chosen))
+    fences = _fence(plan, chosen)
 
     def train() -> None:
         ending = _train(plan, args, spec.worker, rehearsal=run.rehearsal)
@@ -138,7 +109,23 @@ def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
         send(ending)
 
     threading.Thread(target=train, daemon=True).start()
-    _attend(plan, args, commands, send, placement, watch)
+    placed = False
+    while True:  # report the slices on demand
+        _end_if_superseded(watch)
+        with suppress(queue.Empty):
+            commands.get(timeout=_LOOK_EVERY_S)
+            send(AttemptEvent(slices=_current_slices(plan)))
+        beating = () if placed else heartbeat.read_heartbeats(folder(args.run), args.attempt)
+        if len(beating) == plan.hosts:
+            # All workers are up. Until now the other slices were fenced, and no other run had the
+            # turn. Whole slices are free for others now; broken ones stay fenced.
+            whole = {seen.name for seen in _current_slices(plan) if seen.whole} if fences else set()
+            for name, group in fences:
+                if name in whole:
+                    remove_placement_group(group)
+            if lease:
+                lease.confirm(chosen)
+            placed = True
 
 
 def _end_if_superseded(watch: ClaimWatch) -> None:
@@ -155,7 +142,17 @@ def _wait_for_start(
     last: AttemptEvent | None = None
     while True:
         _end_if_superseded(watch)
-        event = _slices_event(_current_slices(kind), lease)
+        seen = _current_slices(kind)
+        ahead: tuple[str, ...] = ()
+        if lease:
+            # The queue is asked after the look: a run that has just failed may have freed its
+            # slices, and they are still its own.
+            answer = lease.request()
+            ahead = answer.ahead
+            seen = tuple(
+                replace(shown, free=shown.free and shown.name not in answer.taken) for shown in seen
+            )
+        event = AttemptEvent(slices=seen, ahead=ahead)
         if event != last:
             send(event)
             last = event
@@ -168,68 +165,8 @@ def _wait_for_start(
                 return command.args, command.slices
 
 
-def _slices_event(seen: tuple[Slice, ...], lease: Lease | None) -> AttemptEvent:
-    """The slices, not free where another run holds them.
-
-    The queue is asked after the look: a run that has just failed may have freed its slices, and
-    they are still its own.
-    """
-    if lease is None:
-        return AttemptEvent(slices=seen)
-    answer = lease.request()
-    mine = tuple(replace(one, free=one.free and one.name not in answer.taken) for one in seen)
-    return AttemptEvent(slices=mine, ahead=answer.ahead)
-
-
-@dataclass
-class _Placement:
-    """The slices that are being taken.
-
-    Until all workers are up, the other slices are fenced and no other run has the turn.
-    """
-
-    lease: Lease | None
-    chosen: tuple[str, ...]
-    fences: list[Any]
-    done: bool = False
-
-    def end(self, plan: Plan) -> None:
-        """Free the whole slices for others; broken ones stay fenced."""
-        from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
-
-        whole = {one.name for one in _current_slices(plan) if one.whole} if self.fences else set()
-        for name, group in self.fences:
-            if name in whole:
-                remove_placement_group(group)
-        if self.lease:
-            self.lease.confirm(self.chosen)
-        self.done = True
-
-
-def _attend(
-    plan: Plan,
-    args: WorkerArgs,
-    commands: _Commands,
-    send: _Send,
-    placement: _Placement,
-    watch: ClaimWatch,
-) -> None:
-    """While the workers run, report the slices on demand, and notice when all workers are up."""
-    while True:
-        _end_if_superseded(watch)
-        with suppress(queue.Empty):
-            commands.get(timeout=_LOOK_EVERY_S)
-            send(AttemptEvent(slices=_current_slices(plan)))
-        if not placement.done and (
-            len(heartbeat.read_heartbeats(folder(args.run), args.attempt)) == plan.hosts
-        ):
-            placement.end(plan)
-
-
 def _current_slices(plan: Plan) -> tuple[Slice, ...]:
     """The slices of the plan's kind, as they are now."""
-    import ray  # noqa: PLC0415
-
     return slices.slices_of(ray.nodes(), private_api.free_resources(), plan, slices.answers)
 
 
@@ -238,9 +175,6 @@ def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
 
     Otherwise Ray would reserve a slice that lost a host again and again, through its first host.
     """
-    import ray  # noqa: PLC0415
-    from ray.util.placement_group import placement_group  # noqa: PLC0415
-
     alone = plan.hosts_per_slice == 1
     head = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
     bundle = {"TPU": float(plan.chips_per_host)} if alone else head
@@ -261,8 +195,8 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
 
     Each worker finds JAX joined with the others, and its slice in MEGASCALE_SLICE_ID.
     """
-    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # noqa: PLC0415
-
+    # Ray keeps files of its own of a run: all hosts must see them. A rehearsal has one host.
+    shared = is_address(args.run) and not rehearsal
     trainer = private_api.jax_trainer(private=rehearsal)(
         train_loop_per_worker=_on_worker,
         train_loop_config={"worker": worker, "args": args},
@@ -276,7 +210,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
         ),
         run_config=RunConfig(
             name=f"attempt-{args.attempt}",
-            storage_path=_ray_files(args.run),
+            storage_path=f"{args.run}/ray" if shared else str(folder(args.run) / "ray"),
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
@@ -287,18 +221,27 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
     return AttemptEvent(ended=True)
 
 
-def _ray_files(run: str) -> str:
-    """Where Ray keeps its own files of a run: all hosts must see them. A rehearsal has one."""
-    if is_address(run) and not Journal(folder(run)).run().rehearsal:
-        return f"{run}/ray"
-    return str(folder(run) / "ray")
-
-
 def _on_worker(config: dict[str, Any]) -> None:
-    from ray import train  # noqa: PLC0415
-
     work = pkgutil.resolve_name(config["worker"])
-    work(config["args"], train.get_context().get_world_rank())
+    work(config["args"], get_context().get_world_rank())
+
+
+def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
+    """The ranks whose processes Ray Train saw die, and where they were.
+
+    What only raised an exception has told it itself.
+    """
+    dead = []
+    failures = getattr(error, "worker_failures", None) or {}
+    for rank, failure in sorted(failures.items()):
+        actor_error = getattr(failure, "health_check_failure", failure)
+        process = private_api.process_of_actor(getattr(actor_error, "actor_id", None))
+        nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
+        if process and (node := nodes.get(process[0])):
+            host = f"{node['NodeManagerHostname']}, process {process[1]}"
+            slice_name = slices.name_of(node)
+            dead.append(DeadRank(rank=rank, host=host, slice_name=slice_name, how=_HOW))
+    return tuple(dead)
 
 
 def _cause(error: BaseException) -> str:
@@ -309,8 +252,7 @@ def _cause(error: BaseException) -> str:
     return "\n".join([lines[-1], *lines[:-1]])
 
 
-# The processes of an attempt listen only on the address of their node.
-
+# --- processes of an attempt listen only on the address of their node
 
 _BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # read by JAX on the first process
 

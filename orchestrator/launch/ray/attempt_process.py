@@ -6,16 +6,12 @@ When that process ends, in whatever way, Ray ends all that it started.
 import os
 import queue
 import shlex
-import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import psutil
@@ -24,10 +20,10 @@ from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
 from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.values import codec
 
-# Messages between the processes of a launch, one line of JSON each.
-
-
 SIGN_OF_LIFE_S = 5.0  # between the empty lines of an attempt process
+
+
+# --- messages between the processes of a launch, one line of JSON each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,7 @@ _RAY_TRAIN = {
 }
 
 
-class AttemptProcess:
+class AttemptProcess(AbstractContextManager["AttemptProcess"]):
     """The process that carries out an attempt. Leaving the `with` kills it."""
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -72,15 +68,7 @@ class AttemptProcess:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.wait()
         self._listener.join()
@@ -103,12 +91,10 @@ class AttemptProcess:
         return AttemptEvent(ended=True, error=error)
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
-        """Start the workers on these slices."""
         self._started = True
         self._send(AttemptCommand(args=args, slices=tuple(slices)))
 
     def slices(self) -> tuple[Slice, ...] | None:
-        """The slices as they are now; None when the process does not answer."""
         self._send(AttemptCommand())
         deadline = time.monotonic() + _SLICES_LIMIT_S
         while self._listener.is_alive() and time.monotonic() < deadline:
@@ -135,8 +121,7 @@ class AttemptProcess:
         self._events.put(AttemptEvent(ended=True, error=error))
 
 
-# Finds every process that a private cluster started, by a mark, and ends them.
-
+# --- every process that a private cluster started carries a mark
 
 MARK = "ORCH_CLUSTER"
 _LIMIT_S = 20.0
@@ -151,13 +136,11 @@ def marked(mark: str) -> list[int]:
 def runs(mark: str, command: str) -> bool:
     """Whether a process that carries a mark was started with this command."""
     words = shlex.split(command)
-    return any(_words(process) == words for process in _marked(mark))
-
-
-def _words(process: psutil.Process) -> list[str]:
-    with suppress(psutil.Error):
-        return process.cmdline()
-    return []
+    for process in _marked(mark):
+        with suppress(psutil.Error):
+            if process.cmdline() == words:
+                return True
+    return False
 
 
 def end_all(mark: str, *spared: int) -> None:
@@ -170,11 +153,6 @@ def end_all(mark: str, *spared: int) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(_TREE_POLL_S)
-
-
-def remove(folder: Path) -> None:
-    """Remove a cluster's folder with its token and sockets."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:

@@ -71,15 +71,11 @@ def _is_final(error: Exception) -> bool:
 
 
 class _Jobs(Protocol):
-    """What knows the state of a job. Every call may fail."""
+    """What knows the state of a job, and why it did not succeed. Every call may fail."""
 
-    def state(self, job: str) -> str:
-        """PENDING, RUNNING, or how the job ended."""
-        ...
+    def state(self, job: str) -> str: ...
 
-    def why(self, job: str) -> str:
-        """Why a job did not succeed."""
-        ...
+    def why(self, job: str) -> str: ...
 
 
 def states(
@@ -118,7 +114,13 @@ class _RayJobs:
         """Connect. `ClusterUnusable` when nothing answers there, or it wants another token."""
         self.address = address
         with self.in_plain_words("cannot be reached"):
-            _check_listens(address)
+            # Fail at once when nothing listens there. Ray itself would try for minutes.
+            host, port = _host_and_port(address)
+            try:
+                socket.create_connection((host, port), timeout=_REACH_LIMIT_S).close()
+            except OSError as error:
+                why = f"nothing answers on port {port}: {error.strerror or error}"
+                raise ClusterUnusable(f"{address}: {why}") from error
             for name in _OTHER_ADDRESSES:
                 os.environ.pop(name, None)
             logging.getLogger("ray").setLevel(logging.ERROR)
@@ -139,50 +141,43 @@ class _RayJobs:
         )
         module = ("-m", preflight_job.__name__)
         job = self.start([*module, codec.to_json(of_ray).decode()], archive)
+        state: str = ""
+        why: str | None = None
         try:
-            log = self._log(job, on_state)
+            for answer in states(self, job, Patience()):
+                state, why = answer
+                on_state(state)
         except KeyboardInterrupt:
             with suppress(ClusterUnusable):
                 self.end(job)
             raise
+        if state != "SUCCEEDED":
+            raise ClusterUnusable(f"{self.address}: {why or self.why(job)}")
+        with self.in_plain_words("does not answer"):
+            log = str(self._client.get_job_logs(job))
         return Preflight(request=request, report=preflight_job.parse_report(log))
 
     def start(
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
         """Start `python ARGUMENTS` as a job, in the code that travels or in the cluster's own."""
-        command = shlex.join([_PYTHON, *arguments])
-        if archive is None:
-            return self._submit(command, {}, name)
+        environment = {}
         with tempfile.TemporaryDirectory(prefix="orch-") as folder:
-            path = Path(folder) / ARCHIVE
-            path.write_bytes(archive)
-            return self._submit(command, {"working_dir": str(path)}, name)
-
-    def _submit(self, command: str, environment: dict[str, str], name: str | None) -> str:
-        with self.in_plain_words("does not take the job"):
-            return str(
-                self._client.submit_job(
-                    entrypoint=command, runtime_env=environment, submission_id=name
+            if archive is not None:
+                path = Path(folder) / ARCHIVE
+                path.write_bytes(archive)
+                environment["working_dir"] = str(path)
+            with self.in_plain_words("does not take the job"):
+                job = self._client.submit_job(
+                    entrypoint=shlex.join([_PYTHON, *arguments]),
+                    runtime_env=environment,
+                    submission_id=name,
                 )
-            )
+            return str(job)
 
     def state(self, job: str) -> str:
-        """PENDING, RUNNING, or how it ended."""
         with self.in_plain_words("does not answer"):
             return str(self._client.get_job_status(job).value)
-
-    def _log(self, job: str, on_state: Callable[[str], None]) -> str:
-        """The log of a job, once it has succeeded."""
-        state: str = ""
-        why: str | None = None
-        for answer in states(self, job, Patience()):
-            state, why = answer
-            on_state(state)
-        if state != "SUCCEEDED":
-            raise ClusterUnusable(f"{self.address}: {why or self.why(job)}")
-        with self.in_plain_words("does not answer"):
-            return str(self._client.get_job_logs(job))
 
     def why(self, job: str) -> str:
         """The last lines of a job that did not succeed, the last one first."""
@@ -195,8 +190,8 @@ class _RayJobs:
     def live_jobs(self) -> Sequence[str]:
         """The jobs that have not ended, but for those that nobody submitted as a job."""
         with self.in_plain_words("does not answer"):
-            jobs = [one for one in self._client.list_jobs() if one.submission_id]
-        return [str(one.submission_id) for one in jobs if one.status.value not in JOB_ENDED]
+            jobs = [job for job in self._client.list_jobs() if job.submission_id]
+        return [str(job.submission_id) for job in jobs if job.status.value not in JOB_ENDED]
 
     def end(self, job: str) -> None:
         """End a job. Ray kills its processes that have not ended in 3 s."""
@@ -222,17 +217,6 @@ def _reason(error: Exception) -> str:
     return reason or type(error).__name__
 
 
-def _check_listens(address: str) -> None:
-    """Fail at once when nothing listens there. Ray itself would try for minutes."""
-    host, port = _host_and_port(address)
-    try:
-        with socket.create_connection((host, port), timeout=_REACH_LIMIT_S):
-            return
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ClusterUnusable(f"{address}: nothing answers on port {port}: {reason}") from error
-
-
 def _host_and_port(address: str) -> tuple[str, int]:
     """Host and port of an address as people write it."""
     parts = urlsplit(address if "://" in address else f"//{address}")
@@ -248,9 +232,6 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host, port or {"http": 80, "https": 443}[parts.scheme]
 
 
-# Runs on Ray: a private cluster that emulates slices on this machine, or a named one.
-
-
 class RayBackend:
     """Starts, watches and stops the processes of a run on Ray."""
 
@@ -259,7 +240,6 @@ class RayBackend:
         return private_cluster(emulated_hosts(plan), plan.devices_per_host, command)
 
     def connect(self, address: str) -> _RayJobs:
-        """The job server of a named cluster."""
         return _RayJobs(address)
 
     def attempt(self, spec: AttemptSpec) -> AttemptProcess:

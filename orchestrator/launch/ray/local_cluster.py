@@ -3,6 +3,7 @@
 import os
 import queue
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,17 +62,33 @@ def private_cluster(
     folder, mark = _short_folder(), secrets.token_hex(16)
     (folder / "ray").mkdir()  # Ray writes its address here, and not where everybody looks
     request = ClusterRequest(mark=mark, folder=str(folder), hosts=tuple(hosts), command=command)
-    supervisor = _start_supervisor(folder, _environment(folder, mark, devices_per_host))
+    with (folder / "supervisor.log").open("wb") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.launch.ray.local_supervisor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=_environment(folder, mark, devices_per_host),
+            start_new_session=True,
+            umask=0o077,
+        )
+    assert supervisor.stdin
     cluster = PrivateCluster(mark, folder, supervisor, queue.SimpleQueue())
     listener = threading.Thread(target=_listen, args=(cluster,), daemon=True)
     listener.start()
     try:
-        assert supervisor.stdin
         supervisor.stdin.write(codec.to_json(request) + b"\n")
         supervisor.stdin.flush()
         yield cluster
     finally:
-        _end(supervisor, mark, folder)
+        # The supervisor ends the cluster when its input ends; do it here if it cannot.
+        with suppress(BrokenPipeError):
+            supervisor.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            supervisor.wait(END_LIMIT_S)
+        attempt_process.end_all(mark, os.getpid())
+        supervisor.wait()
+        shutil.rmtree(folder, ignore_errors=True)
         listener.join()
 
 
@@ -80,19 +97,6 @@ def _short_folder() -> Path:
     usual = tempfile.gettempdir()
     where = usual if len(usual) <= _LONGEST_FOLDER else "/tmp"
     return Path(tempfile.mkdtemp(prefix="orch-", dir=where))
-
-
-def _start_supervisor(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with (folder / "supervisor.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.launch.ray.local_supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-            umask=0o077,
-        )
 
 
 def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
@@ -124,15 +128,3 @@ def _listen(cluster: PrivateCluster) -> None:
             with suppress(msgspec.DecodeError):
                 cluster.events.put(codec.from_json(line, ClusterEvent))
     cluster.events.put(ClusterEvent(error="the supervisor of the cluster has ended"))
-
-
-def _end(supervisor: subprocess.Popen[bytes], mark: str, folder: Path) -> None:
-    """Close the supervisor's input, on which it ends the cluster; do it here if it cannot."""
-    assert supervisor.stdin
-    with suppress(BrokenPipeError):
-        supervisor.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        supervisor.wait(END_LIMIT_S)
-    attempt_process.end_all(mark, os.getpid())
-    supervisor.wait()
-    attempt_process.remove(folder)

@@ -11,13 +11,13 @@ supervisor itself is killed or stopped, its stand-in does so: a copy of it that 
 import os
 import secrets
 import select
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.launch.backend import ClusterEvent
@@ -45,7 +45,14 @@ _AGENT_PORTS = (
 def main() -> None:
     """Supervise a cluster for as long as the input stays open."""
     request = codec.from_json(sys.stdin.buffer.readline(), ClusterRequest)
-    _fork_stand_in(request)
+    ended, alive = os.pipe()
+    if os.fork() == 0:
+        # The stand-in waits for the end of this process, and then leaves nothing behind.
+        for inherited in (alive, sys.stdout.fileno()):
+            os.close(inherited)
+        _wait_for_end(ended, sys.stdin.fileno())
+        _clean_up(request)
+    os.close(ended)  # `alive` stays open for as long as this process lives
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
     threading.Thread(target=_end_with_owner, args=(request,), daemon=True).start()
@@ -54,18 +61,6 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  the owner must hear of any error
         _send(out, ClusterEvent(error=f"{type(error).__name__}: {error}"))
     threading.Event().wait()
-
-
-def _fork_stand_in(request: ClusterRequest) -> None:
-    """Fork a process that waits for the end of this one, and then leaves nothing behind."""
-    ended, alive = os.pipe()
-    if os.fork():
-        os.close(ended)  # `alive` stays open for as long as this process lives
-        return
-    for inherited in (alive, sys.stdout.fileno()):
-        os.close(inherited)
-    _wait_for_end(ended, sys.stdin.fileno())
-    _clean_up(request)
 
 
 def _wait_for_end(ended: int, owned: int) -> None:
@@ -88,14 +83,36 @@ def _end_with_owner(request: ClusterRequest) -> None:
 
 def _clean_up(request: ClusterRequest) -> None:
     attempt_process.end_all(request.mark, os.getpid())
-    attempt_process.remove(Path(request.folder))
+    shutil.rmtree(request.folder, ignore_errors=True)
     os._exit(0)
 
 
 def _serve(request: ClusterRequest, out: TextIO) -> None:
     private_api.allow_slow_start()
     with claimed() as ports:
-        head = _start_nodes(request, ports, out)
+        cluster = private_api.head_cluster(
+            **_node(ports),
+            num_cpus=1,
+            include_dashboard=True,
+            include_log_monitor=False,  # ranks write logs of their own
+            no_monitor=True,  # nothing grows
+            dashboard_host=LOOPBACK,
+            dashboard_port=next(ports),
+            temp_dir=f"{request.folder}/ray",
+        )
+        for count, host in enumerate(request.hosts, start=1):
+            cluster.add_node(
+                **_node(ports),
+                num_cpus=1,
+                resources=host.resources,
+                labels=host.labels,
+                env_vars=host.environment,
+                # A host unpacks a job's code anew, and would take it from under another host's
+                # workers.
+                runtime_env_dir_name=f"runtime_resources_{count}",
+            )
+            _send(out, ClusterEvent(nodes=count))
+    head = cluster.head_node
     _send(out, ClusterEvent(address=f"http://{head.webui_url}"))
     client, job = _submit(head, request.command)
     patience = Patience(needless=lambda: attempt_process.runs(request.mark, request.command))
@@ -116,32 +133,6 @@ class _SubmittedJob:
         """The last lines of a job that failed."""
         lines = self.client.get_job_logs(job).splitlines()[-10:]
         return "\n".join([str(self.client.get_job_info(job).message), *lines])
-
-
-def _start_nodes(request: ClusterRequest, ports: Iterator[int], out: TextIO) -> Any:
-    """The head node of a cluster whose nodes are all up."""
-    cluster = private_api.head_cluster(
-        **_node(ports),
-        num_cpus=1,
-        include_dashboard=True,
-        include_log_monitor=False,  # ranks write logs of their own
-        no_monitor=True,  # nothing grows
-        dashboard_host=LOOPBACK,
-        dashboard_port=next(ports),
-        temp_dir=f"{request.folder}/ray",
-    )
-    for count, host in enumerate(request.hosts, start=1):
-        cluster.add_node(
-            **_node(ports),
-            num_cpus=1,
-            resources=host.resources,
-            labels=host.labels,
-            env_vars=host.environment,
-            # A host unpacks a job's code anew, and would take it from under another host's workers.
-            runtime_env_dir_name=f"runtime_resources_{count}",
-        )
-        _send(out, ClusterEvent(nodes=count))
-    return cluster.head_node
 
 
 def _node(ports: Iterator[int]) -> dict[str, Any]:

@@ -13,6 +13,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.tpu import get_num_tpu_slices
+
 from orchestrator.launch import preflight as this_host
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.preflight import PreflightHost, PreflightReport, PreflightRequest
@@ -38,9 +42,23 @@ class RayPreflight:
 
 def main(argv: list[str]) -> None:
     """Join the cluster, look, and print the report."""
-    request = codec.from_json(argv[0], RayPreflight)
+    preflight = codec.from_json(argv[0], RayPreflight)
     join_cluster(os.environ["RAY_ADDRESS"])
-    print(_MARK + codec.to_json(_look(request)).decode(), flush=True)
+    free, kind = private_api.free_resources(), preflight.pod_type
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
+    others = Counter(name for name in heads if name and name != kind)
+    of_kind = [node for node in nodes if kind_of(node) == kind]
+    present = get_num_tpu_slices(preflight.topology, preflight.accelerator)
+    # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
+    used = {name_of(node) for node in of_kind if not is_free(node, free)}
+    report = PreflightReport(
+        present=present,
+        free=max(present - len(used), 0),
+        others=dict(others),
+        hosts=_hosts(of_kind, preflight.request),
+    )
+    print(_MARK + codec.to_json(report).decode(), flush=True)
 
 
 def parse_report(log: str) -> PreflightReport:
@@ -51,32 +69,8 @@ def parse_report(log: str) -> PreflightReport:
     return codec.from_json(lines[-1].removeprefix(_MARK), PreflightReport)
 
 
-def _look(preflight: RayPreflight) -> PreflightReport:
-    """Return what the joined cluster offers a run."""
-    import ray  # noqa: PLC0415
-    from ray.util.tpu import get_num_tpu_slices  # noqa: PLC0415
-
-    free, kind = private_api.free_resources(), preflight.pod_type
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
-    others = Counter(name for name in heads if name and name != kind)
-    of_kind = [node for node in nodes if kind_of(node) == kind]
-    present = get_num_tpu_slices(preflight.topology, preflight.accelerator)
-    # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
-    used = {name_of(node) for node in of_kind if not is_free(node, free)}
-    return PreflightReport(
-        present=present,
-        free=max(present - len(used), 0),
-        others=dict(others),
-        hosts=_hosts(of_kind, preflight.request),
-    )
-
-
 def _hosts(nodes: list[dict[str, Any]], request: PreflightRequest) -> tuple[PreflightHost, ...]:
     """Every host of those slices, asked all at once, and this one, where the driver will run."""
-    import ray  # noqa: PLC0415
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
-
     ask, me = ray.remote(num_cpus=0, max_retries=0)(_here), ray.get_runtime_context().get_node_id()
     pending = {}
     for node in nodes:
@@ -91,8 +85,6 @@ def _hosts(nodes: list[dict[str, Any]], request: PreflightRequest) -> tuple[Pref
 
 
 def _answer(task: Any, name: str, done: bool) -> PreflightHost:
-    import ray  # noqa: PLC0415
-
     try:
         host: PreflightHost = ray.get(task) if done else PreflightHost(name=name)
     except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process

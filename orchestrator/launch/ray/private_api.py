@@ -13,7 +13,6 @@ has them.
 import inspect
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 _TRIED = ("2.60.0",)  # versions of Ray, the newest last
@@ -37,20 +36,15 @@ def live_jobs() -> set[str]:
     return {job["JobID"] for job in jobs() if not job["IsDead"]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ActorProcess:
-    """The process of an actor, which may have ended."""
+def process_of_actor(actor_id: str | None) -> tuple[str, int] | None:
+    """Return the node id and the process id of an actor; None where Ray does not know the actor.
 
-    node_id: str
-    pid: int
-
-
-def process_of_actor(actor_id: str | None) -> _ActorProcess | None:
-    """The process of an actor; None where Ray does not know the actor."""
+    The process may have ended.
+    """
     from ray._private.state import actors  # noqa: PLC0415
 
     found = actors(actor_id) if actor_id else {}
-    return _ActorProcess(node_id=found["Address"]["NodeID"], pid=found["Pid"]) if found else None
+    return (found["Address"]["NodeID"], found["Pid"]) if found else None
 
 
 def job_client(address: str) -> Any:

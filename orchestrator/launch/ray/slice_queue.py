@@ -6,10 +6,13 @@ and its slices for a while: its retry comes before those who wait.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.errors import Superseded
 from orchestrator.launch.ray import private_api
@@ -78,30 +81,26 @@ class _SliceQueue:
             return _QueueAnswer(ahead=(), taken=(), superseded=True)
         mine.kind, mine.job, mine.claim = kind, job, claim
         mine.served, mine.turn, mine.gone_at_s = False, False, None
-        same_kind = [one for one in self._positions.values() if one.kind == kind]
+        same_kind = [other for other in self._positions.values() if other.kind == kind]
         older = same_kind[: same_kind.index(mine)]
-        ahead = [one.run for one in same_kind if one.turn or (one in older and not one.served)]
-        mine.turn = not ahead
-        others = (one for one in same_kind if one is not mine)
-        return _QueueAnswer(
-            ahead=tuple(ahead), taken=tuple(name for one in others for name in one.slices)
+        ahead = tuple(
+            other.run for other in same_kind if other.turn or (other in older and not other.served)
         )
+        mine.turn = not ahead
+        taken = (name for other in same_kind if other is not mine for name in other.slices)
+        return _QueueAnswer(ahead=ahead, taken=tuple(taken))
 
     def confirm(self, run: str, job: str, slices: tuple[str, ...]) -> None:
         """Note that a run has all its slices: the next may take theirs."""
-        for position in self._of(run, job):
+        position = self._positions.get(run)
+        if position and position.job == job:  # no later job of it has made a request since
             position.slices, position.served, position.turn = slices, True, False
 
     def leave(self, run: str, job: str) -> None:
         """Give up a position and its slices for good."""
-        for position in self._of(run, job):
-            del self._positions[position.run]
-
-    def _of(self, run: str, job: str) -> Iterator[_QueuePosition]:
-        """The run's position, unless a later job of it has made a request since."""
         position = self._positions.get(run)
         if position and position.job == job:
-            yield position
+            del self._positions[run]
 
     def _drop_ended(self) -> None:
         """Drop runs whose job has ended. Those that had slices may come back for a while."""
@@ -115,7 +114,7 @@ class _SliceQueue:
                 del self._positions[position.run]
 
 
-class _SliceQueueServer:
+class _SliceQueueServer(_SliceQueue):
     """The queue as a Ray actor, in reach of every job of the cluster.
 
     It has no chip and no secret, and lives on the head for as long as the cluster does. If it dies,
@@ -124,18 +123,7 @@ class _SliceQueueServer:
     """
 
     def __init__(self) -> None:
-        self._queue = _SliceQueue(private_api.live_jobs, time.monotonic)
-
-    def request(
-        self, run: str, submitted_at_s: float, kind: str, job: str, claim: int
-    ) -> _QueueAnswer:
-        return self._queue.request(run, submitted_at_s, kind, job, claim)
-
-    def confirm(self, run: str, job: str, slices: tuple[str, ...]) -> None:
-        self._queue.confirm(run, job, slices)
-
-    def leave(self, run: str, job: str) -> None:
-        self._queue.leave(run, job)
+        super().__init__(private_api.live_jobs, time.monotonic)
 
 
 @dataclass
@@ -148,8 +136,6 @@ class Lease:
     claim: int
 
     def __post_init__(self) -> None:
-        import ray  # noqa: PLC0415
-
         self._job = ray.get_runtime_context().get_job_id()
         self._server = self._find_server()
 
@@ -157,24 +143,16 @@ class Lease:
         """Which runs are ahead, and which slices belong to others; `Superseded` when a later claim
         has asked.
         """
-        import ray  # noqa: PLC0415
-
+        asked = (self.run, self.submitted_at_s, self.kind, self._job, self.claim)
         try:
-            answer = self._request()
+            answer: _QueueAnswer = ray.get(
+                self._server.request.remote(*asked), timeout=_ANSWER_LIMIT_S
+            )
         except ray.exceptions.ActorDiedError:  # its host is gone: a new server starts
             self._server = self._find_server()
-            answer = self._request()
+            answer = ray.get(self._server.request.remote(*asked), timeout=_ANSWER_LIMIT_S)
         if answer.superseded:
             raise Superseded(f"claim {self.claim} is superseded by a later one in the queue")
-        return answer
-
-    def _request(self) -> _QueueAnswer:
-        import ray  # noqa: PLC0415
-
-        pending = self._server.request.remote(
-            self.run, self.submitted_at_s, self.kind, self._job, self.claim
-        )
-        answer: _QueueAnswer = ray.get(pending, timeout=_ANSWER_LIMIT_S)
         return answer
 
     def confirm(self, slices: tuple[str, ...]) -> None:
@@ -183,15 +161,10 @@ class Lease:
 
     def leave(self) -> None:
         """Leave the queue. If the server does not hear it, it drops the run a while later."""
-        import ray  # noqa: PLC0415
-
         with suppress(ray.exceptions.RayError):
             ray.get(self._server.leave.remote(self.run, self._job), timeout=_LEAVE_LIMIT_S)
 
     def _find_server(self) -> Any:
-        import ray  # noqa: PLC0415
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
-
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         options = {"namespace": _NAMESPACE, "lifetime": "detached", "get_if_exists": True}
         actor = ray.remote(num_cpus=0)(_SliceQueueServer)

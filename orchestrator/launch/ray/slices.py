@@ -1,7 +1,7 @@
 """How Ray describes TPU slices: the nodes that emulate a plan's, and those that a cluster shows."""
 
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,37 +56,30 @@ class EmulatedHost:
 
 def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
     """The nodes of a cluster that emulates the plan's slices, and spare slices after them."""
-    return tuple(
-        _host(plan, pod, worker)
-        for pod in range(plan.pods + spares)
-        for worker in range(plan.hosts_per_slice)
-    )
-
-
-def _host(plan: Plan, pod: int, worker: int) -> EmulatedHost:
-    kind, name = pod_type(plan), f"pod-{pod}"
-    resources = {
-        "TPU": float(plan.chips_per_host),
-        f"accelerator_type:{accelerator_type(plan)}": 1.0,
-    }
-    if worker == 0:
-        resources[f"TPU-{kind}-head"] = 1.0
-    return EmulatedHost(
-        resources=resources,
-        labels={
-            _SLICE_NAME: name,
+    kind, hosts = pod_type(plan), []
+    for number in range((plan.pods + spares) * plan.hosts_per_slice):
+        pod, worker = divmod(number, plan.hosts_per_slice)
+        resources = {
+            "TPU": float(plan.chips_per_host),
+            f"accelerator_type:{accelerator_type(plan)}": 1.0,
+        }
+        if worker == 0:
+            resources[f"TPU-{kind}-head"] = 1.0
+        labels = {
+            _SLICE_NAME: f"pod-{pod}",
             WORKER_ID: str(worker),
             _POD_TYPE: kind,
             "ray.io/tpu-topology": plan.topology,
             "ray.io/accelerator-type": accelerator_type(plan),
-        },
-        environment={
-            "TPU_NAME": name,
+        }
+        environment = {
+            "TPU_NAME": f"pod-{pod}",
             "TPU_WORKER_ID": str(worker),
             "TPU_ACCELERATOR_TYPE": kind,
             "TPU_TOPOLOGY": plan.topology,
-        },
-    )
+        }
+        hosts.append(EmulatedHost(resources=resources, labels=labels, environment=environment))
+    return tuple(hosts)
 
 
 # --- the slices of a cluster
@@ -107,7 +100,8 @@ def slices_of(
     by_slice: dict[str, list[_Node]] = {}
     for node in alive:
         by_slice.setdefault(name_of(node), []).append(node)
-    answering = dict(zip((id(node) for node in alive), _probe(alive, answers), strict=True))
+    with ThreadPoolExecutor(min(_PROBES_AT_ONCE, max(len(alive), 1))) as pool:
+        answering = dict(zip(map(id, alive), pool.map(answers, alive), strict=True))
     return tuple(
         Slice(
             name=name,
@@ -146,13 +140,6 @@ def heads_of_others(nodes: Sequence[_Node], plan: Plan, chosen: Sequence[str]) -
         and name_of(node) not in chosen
         and (node.get("Labels") or {}).get(WORKER_ID, "0") == "0"
     ]
-
-
-def _probe(nodes: Sequence[_Node], answers: Callable[[_Node], bool]) -> Iterable[bool]:
-    if not nodes:
-        return []
-    with ThreadPoolExecutor(min(_PROBES_AT_ONCE, len(nodes))) as pool:
-        return list(pool.map(answers, nodes))
 
 
 def answers(node: _Node) -> bool:
