@@ -29,7 +29,7 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.run import StateReason
 from orchestrator.values.spec import Pods
 
-# Selects the slices that an attempt takes, among those that the backend shows. Pure.
+# --- the slices that an attempt takes, among those that the backend shows: pure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,12 @@ def _select(
 
     `SpecError` when waiting cannot help.
     """
-    free = [one.name for one in slices if one.whole and one.free and one.settled]
+    free = [shown.name for shown in slices if shown.whole and shown.free and shown.settled]
     ranked = sorted(free, key=lambda name: (name not in previous, name))
     if len(free) >= request.pods.max:
         return tuple(sorted(ranked[: request.pods.max]))
-    settled = all(one.settled for one in slices)
-    whole = sum(one.whole for one in slices)
+    settled = all(shown.settled for shown in slices)
+    whole = sum(shown.whole for shown in slices)
     if request.private and settled and whole < request.pods.min:
         raise SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
@@ -74,12 +74,16 @@ def _describe_wait(
     slices: Sequence[Slice], request: _SliceRequest, ahead: Sequence[str] = ()
 ) -> str:
     """What the run waits for: the slices by number, the runs ahead of it, and broken slices."""
-    whole = [one for one in slices if one.whole]
-    free = sum(one.free for one in whole)
+    whole = [shown for shown in slices if shown.whole]
+    free = sum(shown.free for shown in whole)
     pods = request.pods
     requested = f"{pods.max}" if pods.min == pods.max else f"{pods.min} to {pods.max}"
     text = f"{requested} slices of {request.kind} requested, {len(whole)} whole, {free} free"
-    broken = [f"{one.name} has {one.hosts} of {one.size} hosts" for one in slices if not one.whole]
+    broken = [
+        f"{shown.name} has {shown.hosts} of {shown.size} hosts"
+        for shown in slices
+        if not shown.whole
+    ]
     names = ", ".join(path.rpartition("/")[2] for path in ahead)
     queue = [f"first come, first served: {names} is ahead"] if ahead else []
     return "; ".join([text, *queue, *broken])
@@ -112,18 +116,13 @@ def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None
         code = run_to_end(Driver(writer, backend, pods))
         run = journal.run()
         if run.ended_at_s is not None and (run.steps_done or not run.rehearsal):
-            _keep_report(journal)
+            try:
+                from orchestrator.show import pages  # noqa: PLC0415  most of a run does not draw
+
+                pages.keep_report(journal)
+            except Exception:  # noqa: BLE001  whatever is wrong with the report, the run has ended
+                traceback.print_exc()
         return code
-
-
-def _keep_report(journal: Journal) -> None:
-    """Keep the report with the run. Whatever is wrong with it, the run has ended as it has."""
-    from orchestrator.show import pages  # noqa: PLC0415  drawing takes imports that runs need not
-
-    try:
-        pages.keep_report(journal)
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
 
 
 def run_to_end(driver: "Driver") -> int:
@@ -160,6 +159,9 @@ class Driver:
         self.spec = self.journal.spec()
         self.submission = self.journal.state().submitted.submission
         self.first_plan = self.journal.plan(self.submission.plan_digest)
+        self._pods = self.spec.resources.pods
+        if self.pods is not None:
+            self._pods = Pods(min=self.pods, max=self.pods)
 
     def run(self) -> int:
         """Start attempts until the run has ended, and return the exit code."""
@@ -172,8 +174,7 @@ class Driver:
                     decision = self._run_attempt()
                 except AttemptLost as lost:
                     losses += 1
-                    # Wait before the next try; the error again when no more losses in a row are
-                    # allowed.
+                    # Wait before the next try, unless too many were lost in a row.
                     limit = self.spec.run.retries.failures
                     if losses > limit:
                         raise lost
@@ -195,8 +196,7 @@ class Driver:
 
     def _run_attempt(self) -> Decision:
         """One attempt, from its slices to the end of its last process."""
-        path = address(self.journal.path)
-        claim = self.writer.number
+        path, claim = address(self.journal.path), self.writer.number
         spec = AttemptSpec(run=path, claim=claim, worker=self.worker)
         with self.backend.attempt(spec) as attempt:
             plan, slices = self._wait_for_slices(attempt)
@@ -220,9 +220,9 @@ class Driver:
                 args,
                 slices,
                 hang_limit_s,
-                most_pods=self._pods().max,
-                clock=self.clock,
-                read=self.read,
+                self._pods.max,
+                self.clock,
+                self.read,
             )
             end = monitor.wait_for_end()
         expected = set(range(plan.hosts)) - {end.first_dead_rank}
@@ -239,7 +239,7 @@ class Driver:
         started_s, run = self.clock.now_s(), self.writer.run()
         previous = run.attempts[-1].slices if run.attempts else ()
         request = _SliceRequest(
-            pods=self._pods(),
+            pods=self._pods,
             kind=self.first_plan.slice_kind,
             started=bool(run.attempts),
             private=self.submission.rehearsal,
@@ -262,11 +262,6 @@ class Driver:
             if waited_s > _PENDING_AFTER_S:
                 detail = _describe_wait(slices, request, ahead)
                 self.writer.record_pending(StateReason(code="waiting_for_slices", detail=detail))
-
-    def _pods(self) -> Pods:
-        if self.pods is None:
-            return self.spec.resources.pods
-        return Pods(min=self.pods, max=self.pods)
 
     def _end_run(self, reason: StateReason) -> int:
         """Note how the run has ended; the exit code. `reason` says why nothing more is tried."""

@@ -17,14 +17,12 @@ from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_state import RunState
 from orchestrator.launch.backend import AttemptEvent, AttemptHandle, DeadRank, Slice, WorkerArgs
 from orchestrator.values.goodput import poll_interval_s, settling_s
-from orchestrator.values.run import AttemptReason, ProcessIdentity
-
-# The clock of a driver: real, or one that a simulation moves.
+from orchestrator.values.run import AttemptReason
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Seconds that only grow, and a way to wait."""
+    """The clock of a driver, real or moved by a simulation: seconds that grow, a way to wait."""
 
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -71,8 +69,12 @@ class Monitor:
         while True:
             event = self.attempt.next_event(self.poll_s)
             now_s = self.read_heartbeats()
-            if (event and event.ended and event.error is None) or self._is_done(now_s):
-                return _AttemptEnd(reason="cancelled" if self._is_cancelled() else "finished")
+            # All ranks may have done their work a while ago, and the backend does not say so.
+            done_s = self.heartbeats.done_since_s(self.hosts)
+            done = done_s is not None and now_s - done_s > _DONE_LIMIT_S
+            if (event and event.ended and event.error is None) or done:
+                cancelled = self.writer.run().cancel_requested_at_s is not None
+                return _AttemptEnd(reason="cancelled" if cancelled else "finished")
             if (event and event.ended) or self.heartbeats.has_error():
                 return self._failure(event, now_s)
             if hang := self.heartbeats.find_hang(self.hang_limit_s, now_s):
@@ -82,18 +84,13 @@ class Monitor:
             if self.new_save and self._can_grow():
                 return _AttemptEnd(reason="resized")
 
-    def _is_done(self, now_s: float) -> bool:
-        """Whether all ranks did their work a while ago, and the backend does not say so."""
-        since_s = self.heartbeats.done_since_s(self.hosts)
-        return since_s is not None and now_s - since_s > _DONE_LIMIT_S
-
     def read_heartbeats(self) -> float:
         """Take in the newest heartbeats, and record the checkpoint that they report; the time."""
         now_s = self.clock.now_s()
         beats = self.read(self.writer.journal.path, self.args.attempt)
         self.heartbeats.update(beats, now_s)
         self.new_save = False
-        for saved in (one.saved for one in beats.values() if one.saved):
+        for saved in (beat.saved for beat in beats.values() if beat.saved):
             if (saved.claim, saved.attempt) == (self.writer.number, self.args.attempt):
                 recorded = self.writer.record_checkpoint(saved.step, saved.sha256)
                 self.new_save = self.new_save or recorded
@@ -103,11 +100,9 @@ class Monitor:
         """Whether a run that lost pods would get all of them, now that hardly a step is unsaved."""
         if len(self.slices) >= self.most_pods or (slices := self.attempt.slices()) is None:
             return False
-        usable = [one for one in slices if one.whole and one.settled]
-        return sum(one.free or one.name in self.slices for one in usable) >= self.most_pods
-
-    def _is_cancelled(self) -> bool:
-        return self.writer.run().cancel_requested_at_s is not None
+        usable = [shown for shown in slices if shown.whole and shown.settled]
+        mine = [shown.free or shown.name in self.slices for shown in usable]
+        return sum(mine) >= self.most_pods
 
     def _must_stop(self) -> bool:
         """Whether a cancelled attempt must end now.
@@ -129,26 +124,20 @@ class Monitor:
         """Wait until it is clear which rank died first, and which slices have lost a host."""
         # The first rank that ended before its first heartbeat: before it joined the others, so not
         # because of them. None where one that joined has told an error before.
-        if event is None or self.heartbeats.has_error():
-            unseen = None
-        else:
-            unseen = next(
-                (one for one in event.dead if one.rank not in self.heartbeats.ranks), None
-            )
+        dead = event.dead if event and not self.heartbeats.has_error() else ()
+        unseen = next((rank for rank in dead if rank.rank not in self.heartbeats.ranks), None)
         if event and event.error:
             print(event.error, file=sys.stderr, flush=True)
         until_s = seen_s + settling_s(self.args.heartbeat_s)
-        while self.clock.now_s() < until_s and self._is_unclear(seen_s):
+        # It is not clear while a rank has been silent since then, and is not known to be gone.
+        while self.clock.now_s() < until_s and any(
+            not liveness.is_gone(beat.process) for beat in self.heartbeats.silent_ranks(seen_s)
+        ):
             self.clock.sleep(min(self.poll_s, self.args.heartbeat_s))
             self.read_heartbeats()
         first_dead = self.heartbeats.first_dead(seen_s)
         error = event.error if event else None
         return _explain_failure(first_dead, error, self.slices, self.attempt.slices(), unseen)
-
-    def _is_unclear(self, since_s: float) -> bool:
-        """Whether a rank has been silent since then, and is not known to be gone."""
-        silent = self.heartbeats.silent_ranks(since_s)
-        return any(not liveness.is_gone(one.process) for one in silent)
 
 
 def _explain_failure(
@@ -165,8 +154,16 @@ def _explain_failure(
     first heartbeat.
     """
     rank = unseen.rank if unseen else first_dead.rank if first_dead else None
-    if lost := _lost_hosts(used, slices):
-        return _AttemptEnd(reason="preemption", error=lost, first_dead_rank=rank)
+    left = {shown.name: shown for shown in slices or () if shown.hosts}
+    lost = [
+        f"slice {name} has {left[name].hosts} of {left[name].size} hosts left"
+        if name in left
+        else f"slice {name} is gone"
+        for name in used
+        if name not in left or not left[name].whole
+    ]
+    if lost and slices is not None:  # otherwise nobody can say
+        return _AttemptEnd(reason="preemption", error="; ".join(lost), first_dead_rank=rank)
     if unseen:
         died = f"{unseen.error}, before its first heartbeat"
         return _AttemptEnd(reason="failure", error=died, first_dead_rank=rank)
@@ -175,24 +172,7 @@ def _explain_failure(
     return _AttemptEnd(reason="failure", error=error, repeats=repeats, first_dead_rank=rank)
 
 
-def _lost_hosts(used: Sequence[str], slices: Sequence[Slice] | None) -> str | None:
-    """The used slices that have lost hosts; None while all are there, or nobody can say."""
-    if slices is None:
-        return None
-    left = {one.name: one for one in slices if one.hosts}
-    lost = [
-        f"slice {name} has {left[name].hosts} of {left[name].size} hosts left"
-        if name in left
-        else f"slice {name} is gone"
-        for name in used
-        if name not in left or not left[name].whole
-    ]
-    return "; ".join(lost) or None
-
-
-# Ends what a superseded claim left on this machine: its driver, what that started, and its
-# ranks.
-
+# --- what a superseded claim left on this machine: its driver, what that started, and its ranks
 
 _EXIT_LIMIT_S = 5.0
 _START_LIMIT_S = 5.0
@@ -202,8 +182,15 @@ _REAL_CLOCK = Clock()
 
 def evict(journal: Journal, before: RunState) -> None:
     """End the processes of the claim before, the driver first: it would start others."""
-    if before.claim and before.claim.driver != liveness.this_process():
-        _kill_tree(before.claim.driver)
+    driver = before.claim.driver if before.claim else None
+    if driver and driver != liveness.this_process() and liveness.is_alive(driver):
+        print(
+            f"ending process {driver.pid}, whose claim is superseded", file=sys.stderr, flush=True
+        )
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(driver.pid)
+            tree = [process, *process.children(recursive=True)]
+            _kill(child for child in tree if child.pid != os.getpid())
     if before.attempts:
         end_ranks(journal, before.attempts[-1].number)
 
@@ -235,17 +222,6 @@ def end_ranks(
         if left and waited_s > _EXIT_LIMIT_S:
             _kill(psutil.Process(process.pid) for process in left)
         clock.sleep(POLL_S)
-
-
-def _kill_tree(driver: ProcessIdentity) -> None:
-    """Kill a process of this machine, and all that it started."""
-    if not liveness.is_alive(driver):
-        return
-    print(f"ending process {driver.pid}, whose claim is superseded", file=sys.stderr, flush=True)
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(driver.pid)
-        tree = [process, *process.children(recursive=True)]
-        _kill(one for one in tree if one.pid != os.getpid())
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:

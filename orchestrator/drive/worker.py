@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.errors import CheckpointFailed, JournalUnreadable
 from orchestrator.journal import boundary
@@ -23,18 +22,15 @@ from orchestrator.storage.segments import pipe_to
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import SavedCheckpoint, Step, checkpoint_folder
 
-if TYPE_CHECKING:
-    from trainers.data.batches import DataProgress
-
-# The checkpoints of a run that count, for its trainer: those that its drivers have recorded.
-
-
 _SETTLE_LIMIT_S = 5.0
 POLL_S = 0.05
 
 
 class _RunSaves:
-    """Reports whole checkpoints with the heartbeats of a rank, and sees which are recorded."""
+    """The checkpoints of a run that count, for its trainer: those that its drivers have recorded.
+
+    It reports whole checkpoints with the heartbeats of a rank.
+    """
 
     def __init__(self, args: WorkerArgs, beats: HeartbeatWriter, watch: ClaimWatch) -> None:
         self._args, self._beats, self._watch = args, beats, watch
@@ -95,6 +91,7 @@ def work(args: WorkerArgs, rank: int) -> None:
 
 
 def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves) -> None:
+    from trainers.data.batches import DataProgress  # noqa: PLC0415
     from trainers.loop import Assignment, train  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.multihost import join_processes  # noqa: PLC0415
 
@@ -128,7 +125,10 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves
             profile_steps=range(*submission.profile) if submission.profile else range(0),
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
-            data_progress=_data_progress(journal, submission.plan_digest),
+            data_progress=DataProgress(
+                original=journal.plan(submission.plan_digest),
+                sequences_between=lambda start, stop: _sequences_taken(journal, start, stop),
+            ),
             saves=saves,
             evaluation=spec.run.evaluation,
             progressed=beats.count_step,
@@ -139,23 +139,15 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves
             copies.upload(journal.path / "profile")
 
 
-def _data_progress(journal: Journal, first_plan_digest: str) -> "DataProgress":
-    from trainers.data.batches import DataProgress  # noqa: PLC0415
-
-    return DataProgress(
-        original=journal.plan(first_plan_digest),
-        sequences_between=lambda start, stop: _sequences_taken(journal, start, stop),
-    )
-
-
 def _sequences_taken(journal: Journal, start: int, stop: int) -> int:
     """The sequences that these steps of a stage of the run took, whatever their batches were."""
     run, steps = journal.run(), stop - start
-    plans = [journal.plan(one.plan_digest).stage_of(start) for one in run.attempts]
+    plans = [journal.plan(attempt.plan_digest).stage_of(start) for attempt in run.attempts]
     batches = {plan.batch.sequences for plan in plans}
     if len(batches) == 1:
         return steps * batches.pop()
-    counted = counted_steps({one.number: read_table(journal.path, one)[0] for one in run.attempts})
+    tables = {attempt.number: read_table(journal.path, attempt)[0] for attempt in run.attempts}
+    counted = counted_steps(tables)
     known = (counted.index >= start) & (counted.index < stop)
     if known.sum() < steps:
         missing = f"{steps - known.sum()} of the steps from {start} to {stop} are not in it"

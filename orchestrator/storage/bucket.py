@@ -60,7 +60,7 @@ class Bucket:
 
     def create(self, name: str, content: bytes) -> None:
         """Create an object; `FileExistsError` where there is one with other bytes."""
-        self._put_if(name, content, "create", (_exceptions().AlreadyExistsError,))
+        self._put_if(name, content, "create", (_obstore().exceptions.AlreadyExistsError,))
 
     def replace(self, name: str, content: bytes) -> None:
         self._tried(name, lambda: _obstore().put(self._store_for(content), name, content))
@@ -68,7 +68,7 @@ class Bucket:
     def replace_version(self, name: str, content: bytes, version: str) -> None:
         """Write an object in place of that version; `FileExistsError` where it is another now."""
         mode = {key: value for key, value in json.loads(version).items() if value is not None}
-        kinds = _exceptions()
+        kinds = _obstore().exceptions
         refused = (kinds.PreconditionError, kinds.NotFoundError, FileNotFoundError)
         self._put_if(name, content, mode, refused)
 
@@ -109,7 +109,7 @@ class Bucket:
         """Return what `read` does; None where the object still has that version."""
         try:
             return self._tried(name, lambda: self._read(name, version))
-        except _exceptions().NotModifiedError:
+        except _obstore().exceptions.NotModifiedError:
             return None
 
     def _read(self, name: str, version: str | None) -> tuple[bytes, StoredObject]:
@@ -126,7 +126,7 @@ class Bucket:
         def read() -> bytes:
             try:
                 return bytes(_obstore().get(self._quick, name, options=options).bytes())
-            except _exceptions().PreconditionError as error:
+            except _obstore().exceptions.PreconditionError as error:
                 where = self.address(name)
                 raise OSError(errno.ESTALE, "has changed since it was opened", where) from error
 
@@ -141,7 +141,6 @@ class Bucket:
             raise FileNotFoundError(errno.ENOENT, "no such object", where) from error
 
     def has(self, name: str) -> bool:
-        """Return whether there is an object of that name."""
         try:
             self.found(name)
         except FileNotFoundError:
@@ -173,9 +172,11 @@ class Bucket:
             except (FileExistsError, FileNotFoundError, OrchError):
                 raise
             except Exception as error:
-                if type(error).__name__ == "NotModifiedError":
+                kind, number = type(error).__name__, getattr(error, "errno", None)
+                if kind == "NotModifiedError":
                     raise
-                if wait_s is None or _is_final(error):
+                final = kind in _FINAL or number in (errno.EFBIG, errno.ESTALE)
+                if wait_s is None or final:
                     raise _failure(self.address(name), error) from error
                 time.sleep(wait_s)
         raise AssertionError  # the last try returns or raises
@@ -205,25 +206,25 @@ def _obstore() -> Any:
     return obstore
 
 
-def _exceptions() -> Any:
-    _obstore()
-    from obstore import exceptions  # noqa: PLC0415
-
-    return exceptions
-
-
 def _store(scheme: str, name: str, limit_s: int) -> "GCSStore | S3Store":
-    _obstore()
-    from obstore.store import GCSStore, S3Store  # noqa: PLC0415
-
+    stores = _obstore().store
     options: Any = {"timeout": f"{limit_s}s", "connect_timeout": "5s", "allow_http": True}
     retries: Any = {"max_retries": 0}  # `_tried` tries again: it knows what a lost answer means
+    kind, settings = stores.S3Store, s3_settings()
+    if scheme == "gs":
+        kind, settings, endpoint = stores.GCSStore, {}, os.environ.get(GCS_ENDPOINT)
+        if endpoint:
+            url = endpoint if "://" in endpoint else f"http://{endpoint}"
+            no_account = {"client_email": "", "private_key": "", "private_key_id": ""}
+            account = {"gcs_base_url": url, "disable_oauth": True, **no_account}
+            settings = {"service_account_key": json.dumps(account)}
     try:
-        if scheme == "s3":
-            return S3Store(name, client_options=options, retry_config=retries, **s3_settings())
-        return GCSStore(name, client_options=options, retry_config=retries, **_gcs_settings())
+        store: GCSStore | S3Store = kind(
+            name, client_options=options, retry_config=retries, **settings
+        )
     except Exception as error:
         raise _failure(f"{scheme}://{name}", error) from error
+    return store
 
 
 def s3_settings() -> dict[str, Any]:
@@ -231,16 +232,6 @@ def s3_settings() -> dict[str, Any]:
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint = os.environ.get(_S3_ENDPOINT)
     return {"region": region} | ({"endpoint": endpoint} if endpoint else {})
-
-
-def _gcs_settings() -> dict[str, Any]:
-    endpoint = os.environ.get(GCS_ENDPOINT)
-    if not endpoint:
-        return {}
-    url = endpoint if "://" in endpoint else f"http://{endpoint}"
-    no_account = {"client_email": "", "private_key": "", "private_key_id": ""}
-    account = {"gcs_base_url": url, "disable_oauth": True, **no_account}
-    return {"service_account_key": json.dumps(account)}
 
 
 def _found(meta: Any) -> StoredObject:
@@ -251,25 +242,14 @@ def _found(meta: Any) -> StoredObject:
 
 # --- faults
 
+# Asking again makes no sense: it is not allowed, or not possible.
+_REFUSALS = ("PermissionDeniedError", "UnauthenticatedError")
+_FINAL = (*_REFUSALS, "UnknownConfigurationKeyError", "NotSupportedError", "InvalidPathError")
 _NO_TOKEN = "Error performing token request"
 _NO_CREDENTIALS = (
     "this machine has no credentials for it: set GOOGLE_APPLICATION_CREDENTIALS, or"
     " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run gcloud auth application-default login"
 )
-
-
-def _is_final(error: Exception) -> bool:
-    """Return whether asking again makes no sense: it is not allowed, or not possible."""
-    kinds = _exceptions()
-    refusals = (
-        kinds.PermissionDeniedError,
-        kinds.UnauthenticatedError,
-        kinds.UnknownConfigurationKeyError,
-        kinds.NotSupportedError,
-        kinds.InvalidPathError,
-    )
-    number = getattr(error, "errno", None)
-    return isinstance(error, refusals) or number in (errno.EFBIG, errno.ESTALE)
 
 
 def _failure(where: str, error: Exception) -> OSError:
@@ -279,6 +259,5 @@ def _failure(where: str, error: Exception) -> OSError:
     first = " ".join(text.split()) or type(error).__name__
     if _NO_TOKEN in first:
         return OSError(errno.EIO, _NO_CREDENTIALS, where)
-    refused = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
-    number = errno.EACCES if refused else errno.EIO
+    number = errno.EACCES if type(error).__name__ in _REFUSALS else errno.EIO
     return OSError(number, f"the bucket does not serve it: {first}", where)

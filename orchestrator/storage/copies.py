@@ -72,40 +72,30 @@ def names_in(path: Path) -> list[str] | None:
     place = place_of(path)
     if place is None:
         return None
-    known, fresh = _names.get(path), _is_fresh(path)
-    if known is not None and fresh:
-        return known
+    if _is_fresh(path) and path in _names:
+        return _names[path]
     objects, prefixes = place.bucket.inside(place.prefix)
     folders = {prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes}
     files = {stored.name.rpartition("/")[2]: stored for stored in objects}
-    names = sorted(name for name in {*folders, *files} if _is_nameable(name))
+    # Names that somebody else chose, and that can be those of files here.
+    usual = {name for name in {*folders, *files} if 0 < len(name) < 200 and "\0" not in name}
+    names = sorted(name for name in usual if name != _RESERVED and not is_of_this_machine(name))
     _remove_others(path, names)
     for name in names:
         if name in folders:
             segments.make_empty(path / name)
     wanted = [path / name for name in names if name in files and _is_due(path / name, files[name])]
+    for due in wanted:
+        _asked.pop(due, None)
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(_download, wanted))
+        list(pool.map(refresh_file, wanted))
     _names[path] = names
     return names
 
 
-def _is_nameable(name: str) -> bool:
-    """Return whether a name of somebody else's choice can be that of a file here."""
-    usual = 0 < len(name) < 200 and "\0" not in name
-    return usual and name != _RESERVED and not is_of_this_machine(name)
-
-
-def _download(path: Path) -> None:
-    _asked.pop(path, None)
-    refresh_file(path)
-
-
 def _is_due(path: Path, found: StoredObject) -> bool:
     """Return whether to read an object ahead: it is small, and its copy is of another version."""
-    if found.size > _EAGER_BYTES:
-        return False
-    if _versions.get(path) == found.version and path.exists():
+    if found.size > _EAGER_BYTES or _known_version(path) == found.version:
         return False
     try:
         here = path.stat()
@@ -188,7 +178,6 @@ def _on_bucket(
 
 @_on_bucket
 def create(place: Place, content: bytes) -> None:
-    """Create a file; `FileExistsError` when the name is taken."""
     forget(place.path)
     place.bucket.create(place.name, content)
     _write(place.path, content)
@@ -196,7 +185,6 @@ def create(place: Place, content: bytes) -> None:
 
 @_on_bucket
 def replace(place: Place, content: bytes) -> None:
-    """Replace a file."""
     place.bucket.replace(place.name, content)
     _write(place.path, content)
     _versions.pop(place.path, None)
@@ -237,13 +225,15 @@ def delete(place: Place, first: str | None = None) -> None:
 def upload(place: Place) -> None:
     """Write every file of a folder to its bucket."""
     for path in sorted(path for path in place.path.rglob("*") if path.is_file()):
-        name = str(path.relative_to(place.path))
-        place.bucket.replace((place / name).name, path.read_bytes())
+        _put(place, path.relative_to(place.path), path)
+
+
+def _put(place: Place, name: Path, source: Path) -> None:
+    place.bucket.replace((place / str(name)).name, source.read_bytes())
 
 
 @_on_bucket
 def set_aside(place: Place, suffix: str) -> None:
-    """Give a file a hidden name."""
     content, _ = place.bucket.read(place.name)
     folder = place.name.rpartition("/")[0]
     place.bucket.replace(f"{folder}/.{place.path.name}{suffix}", content)
@@ -296,12 +286,8 @@ def publish(place: Place, prepared: Path, last: str) -> None:
         place.bucket.replace_version(reservation, mine, found.version)
     paths = [path for path in prepared.rglob("*") if path.is_file() and path != prepared / last]
 
-    def put(path: Path) -> None:
-        name = str(path.relative_to(prepared))
-        place.bucket.replace((place / name).name, path.read_bytes())
-
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(put, sorted(paths)))
+        list(pool.map(lambda path: _put(place, path.relative_to(prepared), path), sorted(paths)))
     place.bucket.create((place / last).name, (prepared / last).read_bytes())
     prepared.rename(place.path) if not place.path.exists() else shutil.rmtree(prepared)
     forget(place.path)

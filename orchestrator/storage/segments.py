@@ -71,13 +71,9 @@ def pull(place: Place) -> None:
             if offset > size:
                 return  # a part is missing: what comes after it cannot be placed
             if offset == size:
-                content, _ = place.bucket.read((place / _part_name(offset)).name)
+                content, _ = place.bucket.read((place / f"{offset:015d}").name)
                 copy.write(content)
                 size += len(content)
-
-
-def _part_name(offset: int) -> str:
-    return f"{offset:015d}"
 
 
 # --- writing
@@ -97,13 +93,6 @@ class _PartWriter:
         """Become the writer of a new file; `FileExistsError` where there is another."""
         self.place.bucket.create((self.place / _BEGIN).name, who)
 
-    def go_on(self) -> None:
-        """Continue after the parts that are there."""
-        parts = self.place.bucket.below(self.place.prefix)
-        names = [(part.name[-15:], part.size) for part in parts]
-        ends = [int(name) + size for name, size in names if _PART.fullmatch(name)]
-        self.offset = max(ends, default=0)
-
     def append(self, content: bytes) -> None:
         with self._lock:
             self._bytes += content
@@ -116,7 +105,7 @@ class _PartWriter:
                     part = bytes(self._bytes[:_MOST_BYTES])
                 if not part:
                     return
-                self.place.bucket.create((self.place / _part_name(self.offset)).name, part)
+                self.place.bucket.create((self.place / f"{self.offset:015d}").name, part)
                 with self._lock:
                     del self._bytes[: len(part)]
                 self.offset += len(part)
@@ -130,18 +119,18 @@ class _PartWriter:
 
 
 def _every_s(age_s: float) -> float:
-    """Return the seconds from one part to the next of a file that has been written for `age_s`."""
+    """Seconds from one part to the next of a file that has been written for `age_s`."""
     return min(max(_FIRST_EVERY_S, _SHARE_OF_AGE * age_s), _LAST_EVERY_S)
 
 
-class _Lines:
+class _Lines(_PartWriter):
     """A new file of one writer on a bucket, to which whole lines are appended: parts hold them."""
 
     def __init__(self, place: Place) -> None:
-        self._writer, self._ended = _PartWriter(place), threading.Event()
+        super().__init__(place)
         who = {"host": os.uname().nodename, "pid": os.getpid(), "at_s": time.time()}
-        self._writer.begin(json.dumps(who).encode())
-        ship = self._writer.ship_regularly
+        self.begin(json.dumps(who).encode())
+        ship, self._ended = self.ship_regularly, threading.Event()
         self._thread = threading.Thread(target=ship, args=(self._ended,), name="lines", daemon=True)
 
     def __enter__(self) -> Self:
@@ -153,16 +142,15 @@ class _Lines:
         self._ended.set()
         self._thread.join()
         try:
-            self.sync()
+            self.ship()
         except OSError:
             if error is None:
                 raise
 
-    def append(self, line: bytes) -> None:
-        self._writer.append(line + b"\n")
+    def append(self, content: bytes) -> None:
+        super().append(content + b"\n")
 
-    def sync(self) -> None:
-        self._writer.ship()
+    sync = _PartWriter.ship
 
 
 def lines(path: Path) -> _Lines | None:
@@ -196,7 +184,11 @@ def main(where: str) -> int:
         while True:
             try:
                 writer.begin(b"")
-                writer.go_on()  # after the parts of a log that is there
+                # Continue after the parts of a log that is there.
+                parts = place.bucket.below(place.prefix)
+                names = [(part.name[-15:], part.size) for part in parts]
+                ends = [int(name) + size for name, size in names if _PART.fullmatch(name)]
+                writer.offset = max(ends, default=0)
                 break
             except OSError:
                 time.sleep(1.0)
