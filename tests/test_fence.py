@@ -261,7 +261,7 @@ from orchestrator import journal
 from orchestrator.drive.driver import Driver, run_to_end
 from tests.fake_worker import WORKER
 from tests.process_backend import ProcessBackend
-journal.ownership.HEARTBEAT_S = 0.2
+journal.run_state.HEARTBEAT_S = 0.2
 writer = journal.claim_run(journal.Journal(Path(sys.argv[1])))
 sys.exit(run_to_end(Driver(writer, ProcessBackend(), worker=WORKER)))
 """

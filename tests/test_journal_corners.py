@@ -49,7 +49,7 @@ def test_the_background_heartbeat_ends_with_its_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the middle of a heartbeat: later, it would write to a run that others have."""
-    monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("orchestrator.journal.run_state.HEARTBEAT_S", 0.01)
     writer, begun, go_on = claimed_run(tmp_path), threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -81,7 +81,7 @@ def test_of_two_ranks_the_one_behind_is_to_blame() -> None:
     alive = [beat(0, 39.5, steps=5), beat(1, 39.5, steps=4)]
     hang = watched((1.0, early), (9.0, late), (39.5, alive)).find_hang(30.0, 39.9)
     assert hang is not None
-    assert hang.rank == 1
+    assert hang[1] == 1
 
 
 def test_a_file_of_steps_that_is_too_large_is_refused(

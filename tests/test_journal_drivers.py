@@ -192,7 +192,7 @@ def test_a_run_whose_submitter_exists_is_not_removed(tmp_path: Path) -> None:
 
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     """The driver of a run on another machine, which counts as silent after a quarter second."""
-    monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("orchestrator.journal.run_state.HEARTBEAT_S", 0.1)
     monkeypatch.setattr("orchestrator.journal.listing.POLL_S", 0.02)
     with monkeypatch.context() as there:
         there.setattr(liveness, "_this_machine", lambda: "another boot")
@@ -325,7 +325,7 @@ def test_heartbeats_are_sent_in_the_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after the file was removed."""
-    monkeypatch.setattr("orchestrator.journal.ownership.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("orchestrator.journal.run_state.HEARTBEAT_S", 0.01)
     writer = claimed_run(tmp_path)
     sign = writer.journal.paths.driver_heartbeat(writer.number)
     writer.heartbeat()

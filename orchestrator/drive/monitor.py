@@ -78,7 +78,8 @@ class Monitor:
             if (event and event.ended) or self.heartbeats.has_error():
                 return self._failure(event, now_s)
             if hang := self.heartbeats.find_hang(self.hang_limit_s, now_s):
-                return _AttemptEnd(reason="hang", error=hang.detail, first_dead_rank=hang.rank)
+                detail, rank = hang
+                return _AttemptEnd(reason="hang", error=detail, first_dead_rank=rank)
             if self._must_stop():
                 return _AttemptEnd(reason="cancelled")
             if self.new_save and self._can_grow():

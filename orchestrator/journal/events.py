@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,15 +15,7 @@ from orchestrator.journal import boundary, files
 from orchestrator.journal.files import FileFault
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.values import codec
-from orchestrator.values.run import (
-    AttemptReason,
-    EndState,
-    ProcessIdentity,
-    SavedCheckpoint,
-    StateReason,
-    Submission,
-    WrittenSteps,
-)
+from orchestrator.values import run as values
 
 SCHEMA = 4
 T = TypeVar("T")
@@ -39,7 +32,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 class Submitted(_Event, frozen=True, kw_only=True, tag="submitted"):
     """The first event of every journal."""
 
-    submission: Submission
+    submission: values.Submission
     schema: int = SCHEMA
 
 
@@ -51,17 +44,17 @@ class Claimed(_Event, frozen=True, kw_only=True, tag="claimed"):
     is a checkpoint that the attempt before saved, and that its driver did not come to record.
     """
 
-    driver: ProcessIdentity
+    driver: values.ProcessIdentity
     heartbeat_s: float
     resumes: bool = False
     settled_requests: int = 0
-    adopted: SavedCheckpoint | None = None
+    adopted: values.SavedCheckpoint | None = None
 
 
 class Pending(_Event, frozen=True, kw_only=True, tag="pending"):
     """The run waits for something."""
 
-    reason: StateReason
+    reason: values.StateReason
 
 
 class AttemptStarted(_Event, frozen=True, kw_only=True, tag="attempt started"):
@@ -77,36 +70,36 @@ class AttemptStarted(_Event, frozen=True, kw_only=True, tag="attempt started"):
 class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint saved"):
     """A checkpoint of the attempt that is running is whole, and counts from now on."""
 
-    checkpoint: SavedCheckpoint
+    checkpoint: values.SavedCheckpoint
 
 
 class Stopping(_Event, frozen=True, kw_only=True, tag="stopping"):
     """The attempt was asked to stop."""
 
-    reason: StateReason
+    reason: values.StateReason
 
 
 class AttemptEnded(_Event, frozen=True, kw_only=True, tag="attempt ended"):
     """No process of the attempt is left. `steps` is what it wrote of its steps."""
 
     attempt: int
-    reason: AttemptReason
+    reason: values.AttemptReason
     error: str | None = None
     first_dead_rank: int | None = None
-    steps: WrittenSteps | None = None
+    steps: values.WrittenSteps | None = None
 
 
 class Ended(_Event, frozen=True, kw_only=True, tag="ended"):
     """The run has ended, unless a person resumes it."""
 
-    state: EndState
-    reason: StateReason | None = None
+    state: values.EndState
+    reason: values.StateReason | None = None
 
 
 class Repaired(_Event, frozen=True, kw_only=True, tag="repaired"):
     """A person goes on without events that are missing or damaged: all faults before this one."""
 
-    by: ProcessIdentity
+    by: values.ProcessIdentity
     faults: tuple[str, ...]
 
 
@@ -127,13 +120,13 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     """A request to stop the run, after a last checkpoint or at once. `source` names its origin."""
 
     at_s: float
-    by: ProcessIdentity
+    by: values.ProcessIdentity
     at_once: bool = False
     source: str = "cancel was requested"
 
     @property
-    def reason(self) -> StateReason:
-        return StateReason(code="cancel_requested", detail=self.source)
+    def reason(self) -> values.StateReason:
+        return values.StateReason(code="cancel_requested", detail=self.source)
 
 
 def decode_event(text: bytes) -> AnyEvent:
@@ -207,11 +200,9 @@ def read(folder: Path) -> _EventLog:
         numbers[file_name(last)] = last
     contents: dict[int, bytes] = {}
     faults: list[Fault] = []
-    before = 0
-    for number in sorted(numbers.values()):
+    for before, number in pairwise([0, *sorted(numbers.values())]):
         if number > before + 1:
             faults.append(fault(folder, before + 1, "is missing"))  # the first number of each gap
-        before = number
     if numbers:
         with files.looking(folder), boundary.folder_of(folder) as opened:
             for name, number in numbers.items():
@@ -319,8 +310,7 @@ def faults(
     for number, event in events.items():
         before = digests.get(number - 1)
         if before and not isinstance(event, Fault) and event.previous != before:
-            what = f"is not the event that event {number} came after"
-            yield fault(folder, number - 1, what)
+            yield fault(folder, number - 1, f"is not the event that event {number} came after")
     if isinstance(newest, FileFault):
         yield Fault(newest.file, newest.what, log.last + 1)
     elif newest.number > log.last:

@@ -8,6 +8,7 @@ for silence.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -47,10 +48,7 @@ class ClaimWatch:
         self.saved: tuple[SavedCheckpoint, ...] = ()  # by this attempt, as recorded
 
     def lapse(self) -> str | None:
-        return self._successor() or self._silence()
-
-    def _successor(self) -> str | None:
-        """Return the event that ended the claim or the attempt, if one did."""
+        """Return why the claim or the attempt counts no more; None while it does."""
         attempt = self._attempt
         while (event := self._read_next()) is not None:
             number, self._next = self._next, self._next + 1
@@ -62,7 +60,16 @@ class ClaimWatch:
                 return f"attempt {event.attempt} has ended"
             if isinstance(event, events.CheckpointSaved) and event.checkpoint.attempt == attempt:
                 self.saved = (*self.saved, event.checkpoint)
-        return None
+        now_s, heartbeat = self._clock(), self._last
+        with suppress(JournalUnreadable):  # the storage does not answer: no renewal, and no end
+            if (heartbeat := liveness.read(self._heartbeat)) is None:
+                return f"claim {self._claim} was withdrawn"
+        if heartbeat != self._last:
+            self._last, self._renewed_s = heartbeat, now_s
+        silent_s = now_s - self._renewed_s
+        if silent_s <= self._limit_s:
+            return None
+        return f"the driver has not renewed claim {self._claim} for {silent_s:.0f} s"
 
     def _read_next(self) -> events.AnyEvent | str | None:
         """Return the next event, or what is wrong with it; None until it is written."""
@@ -71,23 +78,6 @@ class ClaimWatch:
             return events.decode_event(content[self._next]) if content else None
         except (JournalUnreadable, msgspec.DecodeError) as error:
             return str(error)
-
-    def _silence(self) -> str | None:
-        """Return that the driver has not renewed its claim for too long, or cannot any more."""
-        now_s = self._clock()
-        try:
-            heartbeat = liveness.read(self._heartbeat)
-        except JournalUnreadable:
-            heartbeat = self._last  # the storage does not answer: no renewal, and no end
-        else:
-            if heartbeat is None:
-                return f"claim {self._claim} was withdrawn"
-        if heartbeat != self._last:
-            self._last, self._renewed_s = heartbeat, now_s
-        silent_s = now_s - self._renewed_s
-        if silent_s <= self._limit_s:
-            return None
-        return f"the driver has not renewed claim {self._claim} for {silent_s:.0f} s"
 
 
 _MAX_ERROR_BYTES = 16_384
@@ -129,9 +119,10 @@ def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     return {heartbeat.rank: heartbeat for heartbeat in found if heartbeat}
 
 
-def primary_heartbeat(run: Path, attempt: int) -> Heartbeat | None:
-    """Return the heartbeat of rank 0, which reports checkpoints; None where it cannot be read."""
-    return _read(RunPaths(run).heartbeat(attempt, 0))
+def reported_save(run: Path, attempt: int) -> SavedCheckpoint | None:
+    """Return the newest checkpoint that rank 0 reported; None where its heartbeat has none."""
+    heartbeat = _read(RunPaths(run).heartbeat(attempt, 0))
+    return heartbeat.saved if heartbeat else None
 
 
 def _read(path: Path) -> Heartbeat | None:
@@ -193,7 +184,11 @@ class HeartbeatWriter:
         rank then dies visibly later. Where the disk does not take it now, it comes later, if this
         process still exists: the error may be that of the disk.
         """
-        text = _error_text(error) if error is not None else self._heartbeat.error
+        text = self._heartbeat.error
+        if error is not None:  # its first line tells it from other errors; its notes come after
+            first = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+            lines = "\n".join([first, *getattr(error, "__notes__", [])])
+            text = lines.encode()[:_MAX_ERROR_BYTES].decode(errors="ignore")
         repeats = isinstance(error, ProgramFailed)
         self._heartbeat = replace(self._heartbeat, ended=True, error=text, error_repeats=repeats)
         self._written.clear()
@@ -230,13 +225,6 @@ class HeartbeatWriter:
             self._written.set()
 
 
-def _error_text(error: BaseException) -> str:
-    """Return an error and its notes; the first line tells it from other errors."""
-    text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-    notes = getattr(error, "__notes__", [])
-    return "\n".join([text, *notes]).encode()[:_MAX_ERROR_BYTES].decode(errors="ignore")
-
-
 @dataclass(frozen=True, kw_only=True)
 class _RankStatus:
     """The newest heartbeat of a rank, and since when it and its steps have not changed."""
@@ -244,14 +232,6 @@ class _RankStatus:
     heartbeat: Heartbeat
     unchanged_since_s: float
     no_step_since_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Hang:
-    """A lack of progress in words, and the rank that is likely to blame, if it is known."""
-
-    detail: str
-    rank: int | None = None
 
 
 class HeartbeatMonitor:
@@ -300,37 +280,37 @@ class HeartbeatMonitor:
         dead += [heartbeat for heartbeat in silent if not liveness.is_alive(heartbeat.process)]
         return min(dead, key=lambda heartbeat: (heartbeat.at_s, heartbeat.rank), default=None)
 
-    def find_hang(self, limit_s: float, now_s: float) -> _Hang | None:
-        """Return what has made no progress within the limit; None while everything goes on."""
+    def find_hang(self, limit_s: float, now_s: float) -> tuple[str, int | None] | None:
+        """Return what has made no progress within the limit; None while everything goes on.
+
+        It is told in words, with the rank that is likely to blame, if that is known.
+        """
         running = self._running()
         ages = [(rank.unchanged_since_s, rank.heartbeat.rank) for rank in running]
-        oldest = self.ranks[min(ages)[1]] if ages else None
-        silent_s = now_s - oldest.unchanged_since_s if oldest else 0.0
-        if oldest and silent_s > limit_s:
-            return _Hang(detail=_silence(oldest, silent_s), rank=oldest.heartbeat.rank)
+        oldest_s, oldest = min(ages, default=(now_s, None))
+        silent_s, silence = now_s - oldest_s, ""
+        if oldest is not None:
+            where = self.ranks[oldest].heartbeat.location
+            silence = f"rank {oldest} has sent no heartbeat for {silent_s:.0f} s ({where})"
+        if silent_s > limit_s:
+            return silence, oldest
         stepped_s = [rank.no_step_since_s for rank in self.ranks.values()]
         no_step_s = now_s - max(stepped_s, default=self._started_s)
         started = any(rank.heartbeat.steps for rank in self.ranks.values())
         if no_step_s <= (limit_s if started else max(limit_s, _STARTUP_LIMIT_S)):
             return None
         if not self.ranks:
-            return _Hang(detail=f"no process has started for {no_step_s:.0f} s")
+            return f"no process has started for {no_step_s:.0f} s", None
         detail = f"no step has finished for {no_step_s:.0f} s"
-        if oldest and silent_s > limit_s / 2:  # the others wait for it and send heartbeats
-            detail = f"{detail}; {_silence(oldest, silent_s)}"
-            return _Hang(detail=detail, rank=oldest.heartbeat.rank)
+        if silent_s > limit_s / 2:  # the others wait for it and send heartbeats
+            return f"{detail}; {silence}", oldest
         # A rank that is behind all others is the likely cause.
         behind = sorted((rank.heartbeat for rank in running), key=lambda beat: beat.steps)[:2]
         if len(behind) < 2 or behind[0].steps == behind[1].steps:
-            return _Hang(detail=detail)
+            return detail, None
         slowest = behind[0]
-        detail = f"{detail}; rank {slowest.rank} is behind all others ({slowest.location})"
-        return _Hang(detail=detail, rank=slowest.rank)
+        where = f"rank {slowest.rank} is behind all others ({slowest.location})"
+        return f"{detail}; {where}", slowest.rank
 
     def _running(self) -> list[_RankStatus]:
         return [rank for rank in self.ranks.values() if not rank.heartbeat.ended]
-
-
-def _silence(rank: _RankStatus, lasts_s: float) -> str:
-    heartbeat = rank.heartbeat
-    return f"rank {heartbeat.rank} has sent no heartbeat for {lasts_s:.0f} s ({heartbeat.location})"

@@ -14,43 +14,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.errors import (
-    ForeignRun,
-    JournalUnreadable,
-    JournalUnwritable,
-    RunExists,
-    RunHasEnded,
-    RunIsLive,
-    SpecError,
-    Superseded,
-    UnknownRun,
-)
-from orchestrator.journal import boundary, events, files, listing, liveness, steps
-from orchestrator.journal.heartbeat import primary_heartbeat
+from orchestrator import errors
+from orchestrator.journal import boundary, events, files, listing, liveness, run_state, steps
+from orchestrator.journal.heartbeat import reported_save
 from orchestrator.journal.run_journal import Clock, Journal
 from orchestrator.journal.run_paths import FIRST_EVENT, UNCOMMITTED, RunPaths
-from orchestrator.journal.run_state import (
-    HEARTBEAT_S,
-    RunState,
-    apply,
-    initial,
-    process_name,
-    violation,
-)
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
+from orchestrator.values import run as values
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
-from orchestrator.values.run import (
-    LIVE,
-    AttemptReason,
-    EndState,
-    Run,
-    SavedCheckpoint,
-    StateReason,
-    Submission,
-)
 from orchestrator.values.spec import Spec
 
 _REPAIR = "it is repaired when nothing drives it"
@@ -63,22 +37,22 @@ class Writer:
     def __init__(
         self,
         journal: Journal,
-        state: RunState,
+        state: run_state.RunState,
         *,
         clock: Clock = time.time,
-        before: RunState | None = None,
+        before: run_state.RunState | None = None,
     ) -> None:
         self.journal, self._state, self._clock = journal, state, clock
         self.before = before  # the state that was claimed; None for the submitter
         self.number = state.writer  # of its claim, 0 for the submitter
         self._lock = threading.RLock()
 
-    def run(self) -> Run:
+    def run(self) -> values.Run:
         return self.journal.run(self._clock)
 
     # --- events
 
-    def record_pending(self, reason: StateReason) -> None:
+    def record_pending(self, reason: values.StateReason) -> None:
         """Record what the run waits for. The same reason again writes nothing."""
         if not (self._state.pending and self._state.pending.reason == reason):
             self._append(events.Pending(at_s=self._clock(), reason=reason))
@@ -93,16 +67,15 @@ class Writer:
             files.make_folder(paths.heartbeats(number))
             # A plan's file that was there before stays as it was written.
             known = self.journal.sums(self._state).get(paths.name_of(paths.plan(plan.digest)))
-            self._append(
-                events.AttemptStarted(
-                    at_s=self._clock(),
-                    attempt=number,
-                    plan_digest=plan.digest,
-                    pods=plan.pods,
-                    slices=slices,
-                    plan_sha256=known or events.digest(codec.to_pretty_json(plan).encode()),
-                )
+            started = events.AttemptStarted(
+                at_s=self._clock(),
+                attempt=number,
+                plan_digest=plan.digest,
+                pods=plan.pods,
+                slices=slices,
+                plan_sha256=known or events.digest(codec.to_pretty_json(plan).encode()),
             )
+            self._append(started)
         return number
 
     def record_checkpoint(self, step: int, sha256: str) -> bool:
@@ -111,49 +84,53 @@ class Writer:
         One that is not newer than the last writes nothing.
         """
         self._check_owner()
-        open_attempt = self._state.open_attempt
-        if open_attempt is None or step <= (open_attempt.saved_steps or 0):
+        attempt = self._state.open_attempt
+        if attempt is None or step <= (attempt.saved_steps or 0):
             return False
-        attempt = open_attempt.number
-        saved = SavedCheckpoint(claim=self.number, attempt=attempt, step=step, sha256=sha256)
+        saved = values.SavedCheckpoint(
+            claim=self.number, attempt=attempt.number, step=step, sha256=sha256
+        )
         self._append(events.CheckpointSaved(at_s=self._clock(), checkpoint=saved))
         return True
 
-    def newest_saves(self, most: int) -> tuple[SavedCheckpoint, ...]:
+    def newest_saves(self, most: int) -> tuple[values.SavedCheckpoint, ...]:
         """Return the `most` newest checkpoints that count, the newest last."""
         return self._state.saves[-most:]
 
-    def record_stopping(self, reason: StateReason) -> None:
+    def record_stopping(self, reason: values.StateReason) -> None:
         self._append(events.Stopping(at_s=self._clock(), reason=reason))
 
     def end_attempt(
-        self, reason: AttemptReason, *, error: str | None = None, first_dead_rank: int | None = None
+        self,
+        reason: values.AttemptReason,
+        *,
+        error: str | None = None,
+        first_dead_rank: int | None = None,
     ) -> None:
         """Record why the attempt ended, once no process of it is left."""
         number = self._state.next_attempt - 1
-        self._append(
-            events.AttemptEnded(
-                at_s=self._clock(),
-                attempt=number,
-                steps=steps.written_steps(self.journal.path, number),
-                reason=reason,
-                error=error,
-                first_dead_rank=first_dead_rank,
-            )
+        ended = events.AttemptEnded(
+            at_s=self._clock(),
+            attempt=number,
+            steps=steps.written_steps(self.journal.path, number),
+            reason=reason,
+            error=error,
+            first_dead_rank=first_dead_rank,
         )
+        self._append(ended)
 
-    def end_run(self, state: EndState, reason: StateReason | None = None) -> None:
+    def end_run(self, state: values.EndState, reason: values.StateReason | None = None) -> None:
         self._append(events.Ended(at_s=self._clock(), state=state, reason=reason))
 
     # --- plans and proofs
 
     def save_plan(self, plan: Plan) -> None:
-        text = codec.to_pretty_json(plan).encode()
-        files.write_once(self.journal.paths.plan(plan.digest), text)
+        path = self.journal.paths.plan(plan.digest)
+        files.write_once(path, codec.to_pretty_json(plan).encode())
 
     def save_proof(self, proof: Proof) -> None:
-        text = codec.to_pretty_json(proof).encode()
-        files.write_once(self.journal.paths.proof(proof.plan_digest), text)
+        path = self.journal.paths.proof(proof.plan_digest)
+        files.write_once(path, codec.to_pretty_json(proof).encode())
 
     # --- heartbeats
 
@@ -170,7 +147,7 @@ class Writer:
             settled = self._state.settled_requests
         path = self.journal.paths.driver_heartbeat(self.number)
         if not liveness.renew(path):
-            with suppress(JournalUnreadable), self._lock:
+            with suppress(errors.JournalUnreadable), self._lock:
                 self._reload()  # whoever superseded this claim has removed its heartbeat
             liveness.send(path)
         return self.journal.cancel_request(settled)
@@ -181,12 +158,12 @@ class Writer:
         ended = threading.Event()
 
         def repeat() -> None:
-            while not ended.wait(HEARTBEAT_S):
+            while not ended.wait(run_state.HEARTBEAT_S):
                 try:
                     self.heartbeat()
-                except Superseded:
+                except errors.Superseded:
                     return  # the driver gets the same error at its next event
-                except (JournalUnwritable, JournalUnreadable):
+                except (errors.JournalUnwritable, errors.JournalUnreadable):
                     continue  # the next heartbeat may succeed
 
         thread = threading.Thread(target=repeat, name="journal heartbeat", daemon=True)
@@ -202,20 +179,19 @@ class Writer:
     def _append(self, event: events.AnyEvent) -> None:
         with self._lock:
             self._check_owner()
-            if broken := violation(self._state, event):
+            if broken := run_state.violation(self._state, event):
                 raise ValueError(f"{self.journal.key}: {broken}")
-            number = self._state.last + 1
-            before = self._state.digest
+            number, before = self._state.last + 1, self._state.digest
             try:
                 digest = events.append_event(self.journal.paths, number, event, before)
             except FileExistsError as error:
                 self._reload()
-                why = f"another process wrote event {number}"
-                raise Superseded(f"{self.journal.key}: {why}") from error
-            except JournalUnwritable:
+                why = f"{self.journal.key}: another process wrote event {number}"
+                raise errors.Superseded(why) from error
+            except errors.JournalUnwritable:
                 self._reload()  # the event may be there in spite of the error
                 raise
-            self._state = replace(apply(self._state, number, event), digest=digest)
+            self._state = replace(run_state.apply(self._state, number, event), digest=digest)
 
     def _reload(self) -> None:
         """Read the events again; `Superseded` when another process has claimed the run."""
@@ -224,8 +200,8 @@ class Writer:
 
     def _check_owner(self) -> None:
         if self._state.claim and self._state.writer != self.number:
-            owner = process_name(self._state.claim.driver)
-            raise Superseded(f"{self.journal.key}: {owner} has claimed the run")
+            owner = run_state.process_name(self._state.claim.driver)
+            raise errors.Superseded(f"{self.journal.key}: {owner} has claimed the run")
 
 
 # --- creating a run
@@ -254,7 +230,7 @@ class RunRequest:
 
 def check_key(key: str) -> None:
     if not _KEY.fullmatch(key):
-        raise SpecError(f"run key {key!r}: must be 1 to 100 of letters, digits, . _ and -")
+        raise errors.SpecError(f"run key {key!r}: must be 1 to 100 of letters, digits, . _ and -")
 
 
 def create_run(
@@ -277,12 +253,12 @@ def create_run(
                 break
             except FileExistsError:
                 if key:
-                    raise RunExists(key, address(storage / name)) from None
+                    raise errors.RunExists(key, address(storage / name)) from None
     files.sweep(storage)
     return Writer(Journal(storage / name), state, clock=clock)
 
 
-def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
+def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunState:
     """Write everything that a run starts from; return the state of the new run."""
     for folder in paths.folders:
         files.make_folder(folder)
@@ -293,7 +269,7 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
     for path, content in contents.items():
         private = path == paths.documents / UNCOMMITTED
         files.write_once(path, content, mode=0o600 if private else 0o666)
-    submission = Submission(
+    submission = values.Submission(
         id=uuid.uuid4().hex,
         name=request.spec.name,
         rehearsal=request.rehearsal,
@@ -310,7 +286,8 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> RunState:
         sums={paths.name_of(path): events.digest(content) for path, content in contents.items()},
     )
     submitted = events.Submitted(at_s=clock(), submission=submission)
-    return replace(initial(submitted), digest=events.append_event(paths, 1, submitted, ""))
+    digest = events.append_event(paths, 1, submitted, "")
+    return replace(run_state.initial(submitted), digest=digest)
 
 
 # --- claiming a run
@@ -328,20 +305,29 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         before = journal.state()  # before the run: an event in between takes our number
         check_whole(journal, before)
         run = journal.run(clock)
-        if run.state in LIVE and (run.driver or resumes):
-            driver = f"{process_name(run.driver)} drives it" if run.driver else None
-            raise RunIsLive(f"run {run.run} is {run.state}: {driver or 'its driver is starting'}")
+        if run.state in values.LIVE and (run.driver or resumes):
+            driver = f"{run_state.process_name(run.driver)} drives it" if run.driver else None
+            raise errors.RunIsLive(
+                f"run {run.run} is {run.state}: {driver or 'its driver is starting'}"
+            )
         if run.state == "succeeded" or (run.ended_at_s is not None and not resumes):
-            raise RunHasEnded(f"run {run.run} has ended: {run.state}")
+            raise errors.RunHasEnded(f"run {run.run} has ended: {run.state}")
         listing.check_silence(journal, before)
-        requests = events.read(paths.requests).last
+        requests, adopted = events.read(paths.requests).last, None
+        if before.open_attempt:
+            # The newest checkpoint that the open attempt reported and its driver did not record: it
+            # counts with the claim. What is reported later does not.
+            saves = before.open_attempt.saved_steps or 0
+            saved = reported_save(journal.path, before.open_attempt.number)
+            if saved and saved.claim == before.writer and saved.step > saves:
+                adopted = saved
         claimed = events.Claimed(
             at_s=clock(),
             driver=liveness.this_process(),
-            heartbeat_s=HEARTBEAT_S,
+            heartbeat_s=run_state.HEARTBEAT_S,
             resumes=resumes,
             settled_requests=requests if resumes else before.settled_requests,
-            adopted=_unrecorded_save(journal, before),
+            adopted=adopted,
         )
         number = before.last + 1
         with suppress(FileExistsError):  # another process wrote first: look again
@@ -353,38 +339,24 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         copies.forget(paths.root / FIRST_EVENT)
         if not events.exists(paths.events, 1):
             copies.delete(paths.events / events.file_name(number))
-            raise UnknownRun("run", journal.key, [], paths.root.parent)
-    with suppress(JournalUnwritable):  # the disk may be full now: the claim stands, and beats again
+            raise errors.UnknownRun("run", journal.key, [], paths.root.parent)
+    with suppress(errors.JournalUnwritable):  # a disk may be full: the claim stands, beats again
         liveness.send(paths.driver_heartbeat(number))
     liveness.retire(paths.driver_heartbeat(before.writer))
     for folder in (paths.events, paths.requests):
         files.sweep(folder)
-    state = replace(apply(before, number, claimed), digest=digest)
+    state = replace(run_state.apply(before, number, claimed), digest=digest)
     return Writer(journal, state, clock=clock, before=before)
 
 
-def _unrecorded_save(journal: Journal, before: RunState) -> SavedCheckpoint | None:
-    """Return the newest checkpoint that the open attempt reported and its driver did not record.
-
-    It counts with the claim that is about to be written. What is reported later does not.
-    """
-    attempt = before.open_attempt
-    if attempt is None:
-        return None
-    beat = primary_heartbeat(journal.path, attempt.number)
-    saved = beat.saved if beat else None
-    new = saved and saved.claim == before.writer and saved.step > (attempt.saved_steps or 0)
-    return saved if new else None
-
-
-def check_whole(journal: Journal, state: RunState) -> None:
+def check_whole(journal: Journal, state: run_state.RunState) -> None:
     """Refuse to go on from events that are missing or changed."""
     if state.damage:
         first, *others = state.damage
         raise journal.damaged(first.file, "; ".join([first.what, *map(str, others)]))
 
 
-def check_checkpoints(journal: Journal, state: RunState) -> None:
+def check_checkpoints(journal: Journal, state: run_state.RunState) -> None:
     """Refuse to go on where checkpoints were saved and none of them is left."""
     if state.saves and not any(map(journal.has_checkpoint, state.saves)):
         last = f"the last one had {state.saves[-1].step:,} steps"
@@ -473,10 +445,10 @@ def check_folder_own(path: Path, trusted: set[int] | None = None) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ForeignRun(f"{path}: {error.strerror}: this run is not trusted") from error
+        raise errors.ForeignRun(f"{path}: {error.strerror}: this run is not trusted") from error
     if owner not in {os.geteuid(), *(trusted or ())}:
         why = f"{path} belongs to user {owner}, and this is user {os.geteuid()}"
-        raise ForeignRun(f"not a run of this user: {why}")
+        raise errors.ForeignRun(f"not a run of this user: {why}")
 
 
 def owner_of(journal: Journal) -> int | None:

@@ -34,18 +34,10 @@ from orchestrator.journal.run_state import (
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address
 from orchestrator.values import codec
+from orchestrator.values import run as values
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import PLAN_SCHEMA, Plan
 from orchestrator.values.proof import PROOF_SCHEMA, Proof
-from orchestrator.values.run import (
-    LogLine,
-    Prediction,
-    Run,
-    SavedCheckpoint,
-    Status,
-    TimedStep,
-    TrackedRun,
-)
 from orchestrator.values.spec import Spec
 
 T = TypeVar("T")
@@ -92,12 +84,12 @@ def _value_in(path: Path, content: bytes, kind: type[T], *, unchanged: bool = Fa
 
 def noted_tracking(
     folder: Path, names: tuple[str, ...] = (TRACKED, TRACKED_HERE)
-) -> TrackedRun | None:
+) -> values.TrackedRun | None:
     """Return where a tracker keeps its record of a run or study; None while none is noted."""
     for name in names:
         path = boundary.settled(folder) / name
         try:
-            stored = codec.from_json(files.read(path), TrackedRun)
+            stored = codec.from_json(files.read(path), values.TrackedRun)
         except FileNotFoundError:
             continue
         except msgspec.DecodeError as error:
@@ -123,13 +115,13 @@ class Journal:
     def paths(self) -> RunPaths:
         return RunPaths(self.path)
 
-    def run(self, clock: Clock = time.time) -> Run:
+    def run(self, clock: Clock = time.time) -> values.Run:
         """Return the run as it is now; `JournalUnreadable` if this is not the folder of a run."""
         state = self.state()
         observed = self._observe(state, clock)
         return build_run(self.key, address(self.path.absolute()), state, observed)
 
-    def status(self) -> Status:
+    def status(self) -> values.Status:
         """Return the run with the forecast of its plan."""
         run = self.run()
         forecast, left, stage = None, None, None
@@ -143,11 +135,11 @@ class Journal:
             problems = (*problems, first_line(str(error)))
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
         fields |= {"problems": problems, "stage": stage}
-        return Status(**fields, forecast=forecast, outlook=left)
+        return values.Status(**fields, forecast=forecast, outlook=left)
 
-    def steps(self, run: Run) -> list[TimedStep]:
+    def steps(self, run: values.Run) -> list[values.TimedStep]:
         """Return every step of the run in order; the last attempt at a step counts."""
-        counted: dict[int, TimedStep] = {}
+        counted: dict[int, values.TimedStep] = {}
         for number in sorted(attempt.number for attempt in run.attempts):
             done = {
                 timed.step.index: timed for timed in step_log.StepReader(self.path, number).read()
@@ -185,11 +177,11 @@ class Journal:
         """Return a plan that the run has used; `JournalDamaged` when it is not what was written."""
         return self._original(self.paths.plan(digest), Plan)
 
-    def current_plan(self, run: Run) -> Plan:
+    def current_plan(self, run: values.Run) -> Plan:
         """Return the plan of the newest attempt, or of the stage that its newest step was of."""
         return self.plan(run.plan_digest).stage_of(max(run.steps_done - 1, 0))
 
-    def full_plan(self, run: Run) -> Plan:
+    def full_plan(self, run: values.Run) -> Plan:
         """Return the current plan; for a rehearsal the plan, or its stage, that it is a copy of."""
         current = self.current_plan(run)
         if run.rehearses is None:
@@ -204,7 +196,7 @@ class Journal:
     def read_proof(self, path: Path) -> Proof:
         return read_value(path, Proof)
 
-    def has_checkpoint(self, saved: SavedCheckpoint) -> bool:
+    def has_checkpoint(self, saved: values.SavedCheckpoint) -> bool:
         """Return whether anything is left of a checkpoint."""
         with files.looking(self.paths.checkpoints):
             copied = copies.names_in(self.paths.checkpoints)
@@ -325,10 +317,10 @@ class Journal:
 # --- what its plan predicts, and what is left of it
 
 
-def prediction_of(plan: Plan) -> Prediction:
+def prediction_of(plan: Plan) -> values.Prediction:
     """Return what a plan predicts for a step."""
     forecast = plan.forecast
-    return Prediction(
+    return values.Prediction(
         chip_profile=plan.chip_profile,
         step_s=forecast.step_s,
         mfu=forecast.mfu,
@@ -337,7 +329,7 @@ def prediction_of(plan: Plan) -> Prediction:
 
 
 def outlook_of(
-    run: Run, plan: Plan, deadline: str | None, median_step_s: float | None = None
+    run: values.Run, plan: Plan, deadline: str | None, median_step_s: float | None = None
 ) -> Outlook | None:
     """Return what is left, with the median of all steps, or else of the last ones.
 
@@ -395,10 +387,10 @@ class LogTail:
     """A log, and the last lines of it or all."""
 
     log: Log
-    lines: list[LogLine]
+    lines: list[values.LogLine]
 
 
-def list_logs(path: Path, run: Run, *, attempt: int | None) -> list[Log]:
+def list_logs(path: Path, run: values.Run, *, attempt: int | None) -> list[Log]:
     """Return the logs of an attempt, by default the newest.
 
     The rank that died first comes first, then the other ranks by number, then the newest driver.
@@ -427,12 +419,12 @@ class LogReader:
     def __init__(self, log: Log) -> None:
         self.log, self._offset = log, 0
 
-    def tail(self, max_lines: int) -> list[LogLine]:
+    def tail(self, max_lines: int) -> list[values.LogLine]:
         """Return the last whole lines. A later `read` continues after them."""
         lines, self._offset = files.last_lines(self.log.path, max_lines)
         return [self._line(text) for text in lines[-max_lines:]]
 
-    def read(self, *, incomplete: bool = False) -> Iterator[LogLine]:
+    def read(self, *, incomplete: bool = False) -> Iterator[values.LogLine]:
         """Yield the whole lines since the last call and, on request, an incomplete last one."""
         for text in files.lines_from(self.log.path, self._offset):
             whole = text.endswith(b"\n") or len(text) == files.MAX_LINE_BYTES
@@ -441,6 +433,6 @@ class LogReader:
             self._offset += len(text)
             yield self._line(text.rstrip(b"\n"))
 
-    def _line(self, text: bytes) -> LogLine:
+    def _line(self, text: bytes) -> values.LogLine:
         line = text.decode(errors="replace")
-        return LogLine(attempt=self.log.attempt, rank=self.log.rank, line=line)
+        return values.LogLine(attempt=self.log.attempt, rank=self.log.rank, line=line)

@@ -11,22 +11,7 @@ from statistics import median
 
 from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
-from orchestrator.values.run import (
-    Attempt,
-    AttemptReason,
-    Evaluation,
-    ProcessIdentity,
-    ReasonCode,
-    RecentSteps,
-    Run,
-    SavedCheckpoint,
-    Startup,
-    State,
-    StateReason,
-    Step,
-    TimedStep,
-    TrackedRun,
-)
+from orchestrator.values import run as values
 from orchestrator.values.run_options import RetryLimits
 
 HEARTBEAT_S = 2.0
@@ -34,7 +19,7 @@ HEARTBEAT_S = 2.0
 MISSING_HEARTBEATS = 5
 # A cluster may need this long to start the driver of a submitted run.
 UNCLAIMED_S = 600.0
-_ATTEMPT_ENDS: dict[AttemptReason, str] = {
+_ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
     "failure": "failed",
     "preemption": "was preempted",
     "resized": "gave way to one with more pods",
@@ -61,19 +46,19 @@ class RunState:
     digest: str = ""
     claim: events.Claimed | None = None
     writer: int = 0
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[values.Attempt, ...] = ()
     resumed_at: int = 1
     pending: events.Pending | None = None
     stopping: events.Stopping | None = None
     ended: events.Ended | None = None
-    saves: tuple[SavedCheckpoint, ...] = ()
+    saves: tuple[values.SavedCheckpoint, ...] = ()
     plan_sums: dict[str, str] = field(default_factory=dict)
     repaired: int = 0
     damage: tuple[FileFault, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
-    def open_attempt(self) -> Attempt | None:
+    def open_attempt(self) -> values.Attempt | None:
         newest = self.attempts[-1] if self.attempts else None
         return newest if newest and newest.reason is None else None
 
@@ -153,7 +138,7 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
         case events.Pending():
             return replace(state, pending=event)
         case events.AttemptStarted():
-            attempt = Attempt(
+            attempt = values.Attempt(
                 number=event.attempt,
                 plan_digest=event.plan_digest,
                 pods=event.pods,
@@ -186,12 +171,12 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
     return state
 
 
-def _with_save(state: RunState, saved: SavedCheckpoint) -> RunState:
+def _with_save(state: RunState, saved: values.SavedCheckpoint) -> RunState:
     newest = replace(state.attempts[-1], saved_steps=saved.step)
     return replace(state, attempts=(*state.attempts[:-1], newest), saves=(*state.saves, saved))
 
 
-def _closed_attempts(state: RunState) -> tuple[Attempt, ...]:
+def _closed_attempts(state: RunState) -> tuple[values.Attempt, ...]:
     """Return the attempts, with a running one `lost`: nobody wrote down how it ended."""
     if not state.open_attempt:
         return state.attempts
@@ -205,15 +190,15 @@ def _closed_attempts(state: RunState) -> tuple[Attempt, ...]:
 class StepSummary:
     """The first and the last steps of an attempt."""
 
-    startup: Startup | None = None
-    last_steps: tuple[TimedStep, ...] = ()
+    startup: values.Startup | None = None
+    last_steps: tuple[values.TimedStep, ...] = ()
 
     @property
     def steps_done(self) -> int:
         return self.last_steps[-1].step.index + 1 if self.last_steps else 0
 
     @property
-    def evaluation(self) -> Evaluation | None:
+    def evaluation(self) -> values.Evaluation | None:
         return self.last_steps[-1].step.evaluation if self.last_steps else None
 
 
@@ -233,7 +218,7 @@ class Observation:
     writer_is_gone: bool = False
     writer_is_alive: bool = False
     cancel: events.CancelRequest | None = None
-    tracking: TrackedRun | None = None
+    tracking: values.TrackedRun | None = None
     steps: dict[int, StepSummary] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -243,19 +228,24 @@ class Observation:
         return self.steps[max(stepped)] if stepped else StepSummary()
 
 
-def build_run(key: str, journal: str, state: RunState, observed: Observation) -> Run:
+def build_run(key: str, journal: str, state: RunState, observed: Observation) -> values.Run:
     """Return the run at the time of the observation."""
     submission = state.submitted.submission
     name, reason = _current_state(state, observed)
-    attempts = tuple(_with_steps(attempt, observed.steps) for attempt in state.attempts)
+    attempts = []
+    for attempt in state.attempts:
+        summary = observed.steps.get(attempt.number, StepSummary())
+        restored = summary.startup.steps_done if summary.startup else 0
+        done = summary.steps_done
+        attempts.append(replace(attempt, restored_steps=restored, steps_done=done))
     if attempts and attempts[-1].reason is None and name in ("lost", "cancelled"):
-        attempts = (*attempts[:-1], replace(attempts[-1], reason="lost"))  # with its driver
+        attempts[-1] = replace(attempts[-1], reason="lost")  # with its driver
     newest = attempts[-1] if attempts else None
     steps = observed.newest_steps
     last = steps.last_steps[-1] if steps.last_steps else None
     newest_first = sorted(observed.steps.items(), reverse=True)
     evaluations = (summary.evaluation for _, summary in newest_first)
-    return Run(
+    return values.Run(
         run=key,
         id=submission.id,
         name=submission.name,
@@ -282,7 +272,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         recent=_recent_steps(steps.last_steps),
         driver=state.claim.driver if state.claim else None,
         resumed_at=state.resumed_at,
-        attempts=attempts,
+        attempts=tuple(attempts),
         environment=submission.environment,
         profile=submission.profile,
         study=submission.study,
@@ -290,18 +280,9 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     )
 
 
-def _with_steps(attempt: Attempt, steps: dict[int, StepSummary]) -> Attempt:
-    summary = steps.get(attempt.number, StepSummary())
-    restored = summary.startup.steps_done if summary.startup else 0
-    return replace(attempt, restored_steps=restored, steps_done=summary.steps_done)
-
-
-def _recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
-    """Return medians over the steps after warm-up, if there are any.
-
-    They are of one stage: the newest that has any.
-    """
-    warm: list[Step] = []
+def _recent_steps(steps: tuple[values.TimedStep, ...]) -> values.RecentSteps | None:
+    """Return medians over the steps after warm-up of the newest stage that has any."""
+    warm: list[values.Step] = []
     for timed in reversed(steps):
         if timed.step.startup is None:
             warm.append(timed.step)
@@ -309,7 +290,7 @@ def _recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
             break
     if not warm:
         return None
-    return RecentSteps(
+    return values.RecentSteps(
         steps=len(warm),
         step_s=median(step.step_s for step in warm),
         mfu=_median([step.mfu for step in warm]),
@@ -317,12 +298,14 @@ def _recent_steps(steps: tuple[TimedStep, ...]) -> RecentSteps | None:
     )
 
 
-def _median(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _median(figures: list[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
     return median(known) if known else None
 
 
-def _current_state(state: RunState, observed: Observation) -> tuple[State, StateReason | None]:
+def _current_state(
+    state: RunState, observed: Observation
+) -> tuple[values.State, values.StateReason | None]:
     """Return the state of the run, and what it waits for or why it ended or is lost."""
     if state.ended:
         return state.ended.state, state.ended.reason
@@ -351,7 +334,7 @@ def _current_state(state: RunState, observed: Observation) -> tuple[State, State
     return "submitted", _reason("unclaimed", f"no driver has claimed it for {waited_s:,.0f} s")
 
 
-def _driver_absence(state: RunState, observed: Observation) -> StateReason | None:
+def _driver_absence(state: RunState, observed: Observation) -> values.StateReason | None:
     """Return why no process drives the run any more; None while one does or still may."""
     silent_s = _silence_s(state, observed)
     submission = state.submitted.submission
@@ -381,7 +364,7 @@ def _silence_s(state: RunState, observed: Observation) -> float:
 
 def cancel_reason(
     request: events.CancelRequest, steps_done: int, *, saved: bool = False
-) -> StateReason:
+) -> values.StateReason:
     """Return why a cancelled run ended: when, and whether its checkpoint has all its steps."""
     when = f"after step {steps_done:,}" if steps_done else "before its first step"
     at_once = ", at once" if request.at_once and steps_done else ""
@@ -389,7 +372,7 @@ def cancel_reason(
     return _reason("cancel_requested", f"{request.source}{at_once}, {when}{checkpoint}")
 
 
-def last_attempt_text(attempts: tuple[Attempt, ...]) -> str | None:
+def last_attempt_text(attempts: tuple[values.Attempt, ...]) -> str | None:
     """Return how the newest attempt ended, in one line; None before the first."""
     if not attempts:
         return None
@@ -400,7 +383,7 @@ def last_attempt_text(attempts: tuple[Attempt, ...]) -> str | None:
     return f"attempt {last.number} {_ATTEMPT_ENDS[last.reason]}" + (f": {error}" if error else "")
 
 
-def process_name(process: ProcessIdentity) -> str:
+def process_name(process: values.ProcessIdentity) -> str:
     return f"process {process.pid} on {process.host}"
 
 
@@ -409,8 +392,8 @@ def first_line(text: str | None) -> str:
     return next(iter((text or "").strip().splitlines()), "")
 
 
-def _reason(code: ReasonCode, detail: str) -> StateReason:
-    return StateReason(code=code, detail=detail)
+def _reason(code: values.ReasonCode, detail: str) -> values.StateReason:
+    return values.StateReason(code=code, detail=detail)
 
 
 # --- whether to start another attempt
@@ -421,10 +404,10 @@ class Decision:
     """Whether to start another attempt, and why."""
 
     retry: bool
-    reason: StateReason
+    reason: values.StateReason
 
 
-def decide_retry(run: Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
+def decide_retry(run: values.Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
     """Decide what to do after the newest attempt, which has ended.
 
     `repeats` means that every attempt would end with its error: the run ends.
@@ -441,38 +424,37 @@ def decide_retry(run: Run, retries: RetryLimits, *, repeats: bool = False) -> De
         raise ValueError(f"{run.run}: no attempt has ended")
     last = attempts[-1]
     ending = last_attempt_text(attempts) or ""
+    code: values.ReasonCode = "repeated_error"
     if last.reason in ("finished", "cancelled"):
-        return Decision(retry=False, reason=_reason("not_retried", ending))
-    if run.cancel_requested_at_s is not None:
-        reason = _reason("cancel_requested", f"{ending}; cancel was requested")
-        return Decision(retry=False, reason=reason)
-    if repeats:
-        reason = _reason("repeated_error", f"{ending}; every attempt would end so")
-        return Decision(retry=False, reason=reason)
-    if previous := _previous_occurrence(attempts):
+        code, detail = "not_retried", ending
+    elif run.cancel_requested_at_s is not None:
+        code, detail = "cancel_requested", f"{ending}; cancel was requested"
+    elif repeats:
+        detail = f"{ending}; every attempt would end so"
+    elif previous := _previous_occurrence(attempts):
         ended = _ATTEMPT_ENDS["hang" if last.reason == "hang" else "failure"]
         when = f"after step {last.steps_done:,}" if last.steps_done else "before the first step"
         both = f"attempts {previous.number} and {last.number} both {ended} {when}"
         detail = f"{both}, so the run is not retried: {first_line(last.error)}"
-        return Decision(retry=False, reason=_reason("repeated_error", detail))
-    if last.reason in ("lost", "resized"):
-        return Decision(retry=True, reason=_reason("retried", ending))
-    # The budget for this kind of ending, and the attempts against it since the last progress.
-    preempted = last.reason == "preemption"
-    counted = ("preemption",) if preempted else ("failure", "hang")
-    furthest = used = 0
-    for attempt in attempts:
-        if attempt.steps_done > furthest:
-            furthest, used = attempt.steps_done, 0
-        used += attempt.reason in counted and attempt.number >= run.resumed_at
-    budget = retries.preemptions if preempted else retries.failures
-    kind = "preemption" if preempted else "failure"
-    detail = f"{ending} ({kind} {used} without progress; the limit is {budget})"
-    code: ReasonCode = "retried" if used <= budget else "retries_exhausted"
-    return Decision(retry=used <= budget, reason=_reason(code, detail))
+    elif last.reason in ("lost", "resized"):
+        code, detail = "retried", ending
+    else:
+        # The budget for this kind of ending, and the attempts against it since the last progress.
+        preempted = last.reason == "preemption"
+        counted = ("preemption",) if preempted else ("failure", "hang")
+        furthest = used = 0
+        for attempt in attempts:
+            if attempt.steps_done > furthest:
+                furthest, used = attempt.steps_done, 0
+            used += attempt.reason in counted and attempt.number >= run.resumed_at
+        budget = retries.preemptions if preempted else retries.failures
+        kind = "preemption" if preempted else "failure"
+        detail = f"{ending} ({kind} {used} without progress; the limit is {budget})"
+        code = "retried" if used <= budget else "retries_exhausted"
+    return Decision(retry=code == "retried", reason=_reason(code, detail))
 
 
-def _previous_occurrence(attempts: Sequence[Attempt]) -> Attempt | None:
+def _previous_occurrence(attempts: Sequence[values.Attempt]) -> values.Attempt | None:
     """Return the previous failure, if the last attempt failed with the same error at that step."""
     failures = [attempt for attempt in attempts if attempt.reason in ("failure", "hang")]
     if len(failures) < 2 or failures[-1] is not attempts[-1]:

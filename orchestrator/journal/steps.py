@@ -25,21 +25,11 @@ from orchestrator.journal.run_paths import RunPaths
 from orchestrator.journal.run_state import StepSummary
 from orchestrator.storage import segments
 from orchestrator.values import codec
-from orchestrator.values.run import (
-    Attempt,
-    Count,
-    Evaluation,
-    Seconds,
-    Startup,
-    Step,
-    StepSeconds,
-    TimedStep,
-    WrittenSteps,
-)
+from orchestrator.values import run as values
 
 _SYNC_EVERY_S = 5.0
 _RECENT_STEPS = 50
-_DECODER = msgspec.json.Decoder(TimedStep)
+_DECODER = msgspec.json.Decoder(values.TimedStep)
 # A line is a JSON object that begins with the checksum of the rest of it.
 _CRC = b'{"crc32":"%08x",'
 _CRC_BYTES = len(_CRC % 0)
@@ -69,11 +59,11 @@ class StepLog:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._lines.__exit__(kind, error, trace)
 
-    def append(self, step: Step) -> None:
+    def append(self, step: values.Step) -> None:
         """Write a step. Trainer metrics that are not finite are left out: JSON cannot hold them."""
         now_s = self._clock()
         finite = {name: x for name, x in step.trainer_metrics.items() if math.isfinite(x)}
-        timed = TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
+        timed = values.TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
         self._lines.append(_encode(timed))
         if now_s - self._synced_s >= _SYNC_EVERY_S:
             self.sync()
@@ -84,7 +74,7 @@ class StepLog:
         self._synced_s = self._clock()
 
 
-def _encode(timed: TimedStep) -> bytes:
+def _encode(timed: values.TimedStep) -> bytes:
     rest = msgspec.json.encode(timed)[1:]
     return _CRC % zlib.crc32(rest) + rest
 
@@ -100,11 +90,11 @@ class StepReader:
         with suppress(FileNotFoundError):
             _, self._offset = files.last_lines(self._path, 1)
 
-    def read(self) -> list[TimedStep]:
+    def read(self) -> list[values.TimedStep]:
         """Return the steps since the last call; an incomplete last line waits for the next."""
         return [step for steps in self.in_parts() for step in steps]
 
-    def in_parts(self) -> Iterator[list[TimedStep]]:
+    def in_parts(self) -> Iterator[list[values.TimedStep]]:
         """Yield the steps since the last call in parts of a bounded size."""
         with suppress(FileNotFoundError):
             for part in files.whole_lines(self._path, self._offset):
@@ -114,7 +104,7 @@ class StepReader:
                 yield steps
 
 
-def summarize_steps(run: Path, attempt: Attempt) -> tuple[StepSummary, list[FileFault]]:
+def summarize_steps(run: Path, attempt: values.Attempt) -> tuple[StepSummary, list[FileFault]]:
     """Return the first and last steps of an attempt, and what is wrong there.
 
     The cost does not depend on the number of steps.
@@ -147,19 +137,19 @@ def _fault(path: Path, what: str) -> FileFault:
     return FileFault(f"{path.parent.name}/{path.name}", what)
 
 
-def written_steps(run: Path, attempt: int) -> WrittenSteps:
+def written_steps(run: Path, attempt: int) -> values.WrittenSteps:
     """Return what an attempt has written of its steps so far: whole lines."""
     summed, lines, end = hashlib.sha256(), 0, 0
     with suppress(FileNotFoundError):
         for part in files.whole_lines(RunPaths(run).steps(attempt)):
             summed.update(part)
             lines, end = lines + part.count(b"\n"), end + len(part)
-    return WrittenSteps(lines=lines, bytes=end, sha256=summed.hexdigest())
+    return values.WrittenSteps(lines=lines, bytes=end, sha256=summed.hexdigest())
 
 
-def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[TimedStep], list[FileFault]]:
+def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[values.TimedStep], list[FileFault]]:
     """Return the steps in the lines of a file, and what is wrong with other lines."""
-    steps: list[TimedStep] = []
+    steps: list[values.TimedStep] = []
     problems: list[FileFault] = []
     for line in lines:
         try:
@@ -188,17 +178,17 @@ Mask = NDArray[np.bool_]
 class _Step(msgspec.Struct, gc=False):
     """The keys of a step that tables have, in their order: reading all would take twice as long."""
 
-    index: Count
-    step_s: StepSeconds
-    data_s: Seconds
-    checkpoint_s: Seconds
-    tokens: Count
+    index: values.Count
+    step_s: values.StepSeconds
+    data_s: values.Seconds
+    checkpoint_s: values.Seconds
+    tokens: values.Count
     loss: float
     model_flops_per_s_per_chip: float | None = None
     mfu: float | None = None
-    peak_hbm_bytes: Count | None = None
-    startup: Startup | None = None
-    evaluation: Evaluation | None = None
+    peak_hbm_bytes: values.Count | None = None
+    startup: values.Startup | None = None
+    evaluation: values.Evaluation | None = None
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -227,8 +217,8 @@ class StepTable:
     model_flops_per_s_per_chip: Floats
     mfu: Floats
     peak_hbm_bytes: Floats
-    startups: Mapping[int, Startup]
-    evaluations: Mapping[int, Evaluation]
+    startups: Mapping[int, values.Startup]
+    evaluations: Mapping[int, values.Evaluation]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -269,7 +259,7 @@ _OF_STEPS = _COLUMNS[1:]  # in the order of a `_Step`
 _INTEGERS = ("index", "tokens")
 
 
-def _table_of(steps: Sequence[TimedStep]) -> StepTable:
+def _table_of(steps: Sequence[values.TimedStep]) -> StepTable:
     """Return the table of these steps."""
     rows = _Rows()
     rows.add(list(map(_line_of, steps)))
@@ -283,8 +273,8 @@ def _joined(tables: Iterable[StepTable]) -> StepTable:
         return parts[0]
     if not parts:
         return _table_of(())
-    startups: dict[int, Startup] = {}
-    evaluations: dict[int, Evaluation] = {}
+    startups: dict[int, values.Startup] = {}
+    evaluations: dict[int, values.Evaluation] = {}
     before = 0
     for part in parts:
         startups |= {before + row: startup for row, startup in part.startups.items()}
@@ -294,7 +284,7 @@ def _joined(tables: Iterable[StepTable]) -> StepTable:
     return StepTable(**columns, startups=startups, evaluations=evaluations)
 
 
-def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[FileFault]]:
+def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[FileFault]]:
     """Return the steps of an attempt, and what is wrong with its lines.
 
     Where all lines together are those that the attempt's end counted, none is checked by itself.
@@ -322,7 +312,7 @@ def read_table(run: Path, attempt: Attempt) -> tuple[StepTable, list[FileFault]]
     return rows.table(), problems
 
 
-def _add_trusted(rows: "_Rows", path: Path, written: WrittenSteps) -> bool:
+def _add_trusted(rows: "_Rows", path: Path, written: values.WrittenSteps) -> bool:
     """Add the steps that an attempt wrote; return False where the file begins with others."""
     summed = hashlib.sha256()
     try:
@@ -339,10 +329,10 @@ def _decoded(lines: bytes) -> list[_Line]:
         return _LINES.decode_lines(lines)
 
 
-def _line_of(timed: TimedStep) -> _Line:
+def _line_of(timed: values.TimedStep) -> _Line:
     step = timed.step
-    values = {name: getattr(step, name) for name in (*_OF_STEPS, "startup", "evaluation")}
-    return _Line(timed.at_s, _Step(**values))
+    cells = {name: getattr(step, name) for name in (*_OF_STEPS, "startup", "evaluation")}
+    return _Line(timed.at_s, _Step(**cells))
 
 
 class _Rows:
@@ -352,8 +342,8 @@ class _Rows:
         self._parts: dict[str, list[NDArray[Any]]] = {
             name: [_column(name, [])] for name in _COLUMNS
         }
-        self._startups: dict[int, Startup] = {}
-        self._evaluations: dict[int, Evaluation] = {}
+        self._startups: dict[int, values.Startup] = {}
+        self._evaluations: dict[int, values.Evaluation] = {}
         self._rows = 0
 
     def add(self, lines: Sequence[_Line]) -> None:
@@ -375,11 +365,11 @@ class _Rows:
         return StepTable(**columns, startups=self._startups, evaluations=self._evaluations)
 
 
-def _column(name: str, values: list[Any]) -> NDArray[Any]:
-    """Return the values of a column; those that are unknown are NaN."""
-    if values and values.count(None) == len(values):
-        return np.full(len(values), np.nan)
-    return np.array(values, np.int64 if name in _INTEGERS else np.float64)
+def _column(name: str, cells: list[Any]) -> NDArray[Any]:
+    """Return the cells of a column; those that are unknown are NaN."""
+    if cells and cells.count(None) == len(cells):
+        return np.full(len(cells), np.nan)
+    return np.array(cells, np.int64 if name in _INTEGERS else np.float64)
 
 
 # --- which steps of a run count: of each step its last attempt, unless that was undone

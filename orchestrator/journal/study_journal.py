@@ -13,14 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.errors import (
-    JournalUnreadable,
-    LossNotFinite,
-    OtherVersion,
-    RunIsLive,
-    SpecError,
-    UnknownRun,
-)
+from orchestrator import errors
 from orchestrator.journal import events, files, liveness
 from orchestrator.journal.boundary import settled
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
@@ -55,40 +48,23 @@ class StudyRequest:
         return StudyJournal(storage / f"{self.study.name}-study-{codec.short(self.digest)}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class StudyJournal:
     """The folder of one study."""
 
     path: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", settled(self.path))
-
-    @property
-    def key(self) -> str:
-        return self.path.name
-
-    @property
-    def storage(self) -> Path:
-        return self.path.parent
-
-    @property
-    def submission_path(self) -> Path:
-        return self.path / _SUBMISSION
-
-    @property
-    def trials(self) -> Path:
-        return self.path / "trials"
-
-    @property
-    def documents(self) -> Path:
-        return self.path / "documents"
+        self.path = settled(self.path)
+        self.key, self.storage = self.path.name, self.path.parent
+        self.submission_path = self.path / _SUBMISSION
+        self.trials, self.documents = self.path / "trials", self.path / "documents"
 
     def submission(self) -> StudySubmission:
         """Return what was requested; `JournalUnreadable` if this is not the folder of a study."""
         submission = read_value(self.submission_path, StudySubmission)
         if submission.schema != _SCHEMA:
-            raise OtherVersion(self.path, "study", written=submission.schema, read=_SCHEMA)
+            raise errors.OtherVersion(self.path, "study", written=submission.schema, read=_SCHEMA)
         return submission
 
     def trial_starts(self) -> list[TrialStart]:
@@ -111,7 +87,7 @@ class StudyJournal:
         """
         try:
             run = self.trial_journal(start).run(clock)
-        except JournalUnreadable:
+        except errors.JournalUnreadable:
             return None
         return run if run.study == self.key else None
 
@@ -149,7 +125,7 @@ def is_settled(study: Study, run: Run) -> bool:
     It succeeded or, in a sweep, its loss became infinite or NaN, as it would again.
     """
     error = run.attempts[-1].error if run.attempts else None
-    diverged = run.state == "failed" and (error or "").startswith(LossNotFinite.__name__)
+    diverged = run.state == "failed" and (error or "").startswith(errors.LossNotFinite.__name__)
     return run.state == "succeeded" or (study.kind == "sweep" and diverged)
 
 
@@ -180,7 +156,7 @@ def open_study(
     files.sweep(storage)
     if (existing := journal.submission()).digest != request.digest:
         digest = codec.short(existing.digest)
-        raise SpecError(f"{journal.path}: is another study, with digest {digest}")
+        raise errors.SpecError(f"{journal.path}: is another study, with digest {digest}")
     return journal
 
 
@@ -237,7 +213,7 @@ def track(
 
 def _check_idle(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> None:
     if activity := _activity(journal, starts, clock):
-        raise RunIsLive(f"study {journal.key}: {activity}")
+        raise errors.RunIsLive(f"study {journal.key}: {activity}")
 
 
 def _activity(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> str | None:
@@ -265,7 +241,7 @@ def _is_study(path: Path) -> bool:
         return False
     try:
         StudyJournal(path).submission()
-    except JournalUnreadable:
+    except errors.JournalUnreadable:
         return False
     return True
 
@@ -300,5 +276,5 @@ def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
         return known[matching[0]]
     try:
         return find_run(storage, name)
-    except UnknownRun as error:
-        raise UnknownRun("run or study", name, [*known, *error.known], storage) from None
+    except errors.UnknownRun as error:
+        raise errors.UnknownRun("run or study", name, [*known, *error.known], storage) from None

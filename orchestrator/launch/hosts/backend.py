@@ -16,17 +16,7 @@ from pathlib import Path
 from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.journal.run_journal import Journal
-from orchestrator.launch.backend import (
-    AttemptEvent,
-    AttemptSpec,
-    ClusterEvent,
-    ClusterUnusable,
-    DeadRank,
-    RunNeeds,
-    Slice,
-    WorkerArgs,
-    describe_exit,
-)
+from orchestrator.launch import backend
 from orchestrator.launch.hosts.host_process import PROGRAM
 from orchestrator.launch.hosts.meeting import (
     VARIABLE,
@@ -97,20 +87,20 @@ class _Watch:
         return time.monotonic() - self._seen[host].changed_s > self._suspect_s
 
 
-def _death(rank: int, name: HostName, host: str, how: str) -> AttemptEvent:
+def _death(rank: int, name: HostName, host: str, how: str) -> backend.AttemptEvent:
     """The end of an attempt by that of a rank."""
-    dead = DeadRank(rank=rank, host=host, slice_name=name.slice_name, how=how)
-    return AttemptEvent(ended=True, error=dead.error, dead=(dead,))
+    dead = backend.DeadRank(rank=rank, host=host, slice_name=name.slice_name, how=how)
+    return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
 
 
 class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
     """An attempt at a run. Leaving the `with` ends every process of it."""
 
-    def __init__(self, folder: Path, spec: AttemptSpec) -> None:
+    def __init__(self, folder: Path, spec: backend.AttemptSpec) -> None:
         self._meeting, self._spec = Meeting(folder), spec
         self._watch = _Watch(self._meeting)
         self._order: Order | None = None
-        self._shown: tuple[Slice, ...] | None = None
+        self._shown: tuple[backend.Slice, ...] | None = None
         self._refused: str | None = None
         journal = Journal(storage.folder(spec.run))
         submission = journal.state().submitted.submission
@@ -129,19 +119,18 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
                 return
             time.sleep(_POLL_S)
 
-    def next_event(self, timeout_s: float) -> AttemptEvent | None:
+    def next_event(self, timeout_s: float) -> backend.AttemptEvent | None:
         """Changed slices before the start; afterwards the end of the ranks."""
         deadline = time.monotonic() + timeout_s
         while True:
             if self._refused is not None:
-                event: AttemptEvent | None = AttemptEvent(ended=True, error=self._refused)
-            else:
-                event = self._slices_event() if self._order is None else self._end(self._order)
+                return backend.AttemptEvent(ended=True, error=self._refused)
+            event = self._slices_event() if self._order is None else self._end(self._order)
             if event or time.monotonic() >= deadline:
                 return event
             time.sleep(_POLL_S)
 
-    def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
+    def start(self, args: backend.WorkerArgs, slices: Sequence[str]) -> None:
         """Give the order that starts one rank on each host of these slices.
 
         If another driver gives one at the same time, or a host has gone since the slices were
@@ -190,14 +179,14 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             else:
                 return numbered
 
-    def slices(self) -> tuple[Slice, ...] | None:
+    def slices(self) -> tuple[backend.Slice, ...] | None:
         """The slices of the run's kind as they are now. One is free that no other run uses."""
         by_slice: dict[str, list[HostState]] = {}
         for state in self._watch.look().values():
             if state.kind == self._kind:
                 by_slice.setdefault(state.host.slice_name, []).append(state)
         return tuple(
-            Slice(
+            backend.Slice(
                 name=name,
                 hosts=len(hosts),
                 size=hosts[0].size,
@@ -207,26 +196,28 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             for name, hosts in sorted(by_slice.items())
         )
 
-    def _slices_event(self) -> AttemptEvent | None:
+    def _slices_event(self) -> backend.AttemptEvent | None:
         seen = self.slices() or ()
         if seen == self._shown or not self._watch.knows:
             return None
         self._shown = seen
-        return AttemptEvent(slices=seen)
+        return backend.AttemptEvent(slices=seen)
 
-    def _end(self, order: Order) -> AttemptEvent | None:
+    def _end(self, order: Order) -> backend.AttemptEvent | None:
         """The end of the attempt, once all ranks have done their work or one cannot any more."""
         if self._is_superseded():
-            return AttemptEvent(ended=True, error=_TAKEN)
+            return backend.AttemptEvent(ended=True, error=_TAKEN)
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
             state = hosts.get(name)
             if state is None:
                 return _death(rank, name, str(name), "is gone with its host")
             if state.order == order.number and state.code:
-                return _death(rank, name, f"{name} at {state.address}", describe_exit(state.code))
+                return _death(
+                    rank, name, f"{name} at {state.address}", backend.describe_exit(state.code)
+                )
             done += state.order == order.number and state.code == 0
-        return AttemptEvent(ended=True) if done == len(order.ranks) else None
+        return backend.AttemptEvent(ended=True) if done == len(order.ranks) else None
 
     def _is_superseded(self) -> bool:
         newest = self._meeting.order()
@@ -252,7 +243,7 @@ class HostsBackend:
         """The hosts that have joined the folder of that name."""
         return _MeetingClient(storage.folder(address))
 
-    def attempt(self, spec: AttemptSpec) -> _HostsAttempt:
+    def attempt(self, spec: backend.AttemptSpec) -> _HostsAttempt:
         """An attempt on the hosts that meet in the folder of this process's environment."""
         return _HostsAttempt(Path(os.environ[VARIABLE]), spec)
 
@@ -294,19 +285,21 @@ class _EmulatedHosts:
     driver: "subprocess.Popen[bytes]"
     up: int = field(default=-1, init=False)
 
-    def next_event(self, timeout_s: float) -> ClusterEvent | None:
+    def next_event(self, timeout_s: float) -> backend.ClusterEvent | None:
         """That more hosts are up, or that the command has ended."""
         deadline = time.monotonic() + timeout_s
         while (code := self.driver.poll()) is None:
             up = len(self.meeting.hosts())
             if up != self.up:
                 self.up = up
-                return ClusterEvent(nodes=up)
+                return backend.ClusterEvent(nodes=up)
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
         error = f"the driver ended with {code}" if code else None
-        return ClusterEvent(nodes=self.up, job="FAILED" if code else "SUCCEEDED", error=error)
+        return backend.ClusterEvent(
+            nodes=self.up, job="FAILED" if code else "SUCCEEDED", error=error
+        )
 
 
 class _MeetingClient:
@@ -314,12 +307,12 @@ class _MeetingClient:
 
     def __init__(self, folder: Path) -> None:
         if not storage.is_copy(folder) and not folder.is_dir():
-            raise ClusterUnusable(f"{folder}: is not a meeting folder of hosts")
+            raise backend.ClusterUnusable(f"{folder}: is not a meeting folder of hosts")
         self.folder, self._meeting = folder.absolute(), Meeting(folder)
         self._drivers: dict[str, subprocess.Popen[bytes]] = {}
 
     def preflight(
-        self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+        self, needs: backend.RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
         self._check_installed(archive)
@@ -355,12 +348,14 @@ class _MeetingClient:
         """Refuse code that would have to travel."""
         if archive is not None:
             where = storage.address(self.folder)
-            raise ClusterUnusable(f"{where}: its hosts run their installed code: --code installed")
+            raise backend.ClusterUnusable(
+                f"{where}: its hosts run their installed code: --code installed"
+            )
 
     def state(self, job: str) -> str:
         if job not in self._drivers:
             where = storage.address(self.folder)
-            raise ClusterUnusable(f"{where}: no driver of {job} was started here")
+            raise backend.ClusterUnusable(f"{where}: no driver of {job} was started here")
         code = self._drivers[job].poll()
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 
