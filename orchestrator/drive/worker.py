@@ -42,11 +42,9 @@ class _RunSaves:
         return (*self._args.saves, *self._watch.saved)
 
     def folder(self, step: int) -> str:
-        """The folder of a checkpoint that this attempt saves."""
         return checkpoint_folder(self._args.claim, self._args.attempt, step)
 
     def report(self, step: int, sha256: str) -> None:
-        """Report that a checkpoint of this attempt is whole."""
         self.before_report()
         self._reported = SavedCheckpoint(
             claim=self._args.claim, attempt=self._args.attempt, step=step, sha256=sha256

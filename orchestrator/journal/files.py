@@ -196,7 +196,6 @@ def names(folder: Path) -> list[str]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return the contents of a folder by name; a folder that does not exist is empty."""
     return [folder / name for name in names(folder)]
 
 

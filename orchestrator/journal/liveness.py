@@ -20,7 +20,6 @@ _CLOCK_TOLERANCE_S = 2.0
 
 
 def this_process() -> ProcessIdentity:
-    """Return the identity of the calling process."""
     pid = os.getpid()
     started_s = _started_s(psutil.Process(pid))
     host, machine = socket.gethostname(), _this_machine()

@@ -452,7 +452,6 @@ def check_folder_own(path: Path, trusted: set[int] | None = None) -> None:
 
 
 def owner_of(journal: Journal) -> int | None:
-    """Return the user that a run's folder belongs to."""
     try:
         return boundary.status_of(journal.paths.root).st_uid
     except OSError:

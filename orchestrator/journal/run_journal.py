@@ -166,7 +166,6 @@ class Journal:
             return None
 
     def spec_problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the spec."""
         try:
             self.spec()
         except JournalUnreadable as error:
@@ -377,7 +376,6 @@ class Log:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is written to it yet."""
         with files.reading(self.path):
             return boundary.status_of(self.path).st_size == 0
 

@@ -37,7 +37,6 @@ class RunPaths:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that every run has."""
         driving = (self.events, self.requests, self.driver_heartbeats)
         written_once = (self.plans, self.proofs, self.documents)
         return (*driving, *written_once, self.attempts, self.driver_logs)

@@ -225,7 +225,6 @@ class StepTable:
 
     @property
     def warm(self) -> Mask:
-        """The rows of all steps but the first of each attempt."""
         mask = np.ones(len(self), bool)
         mask[list(self.startups)] = False
         return mask
@@ -260,7 +259,6 @@ _INTEGERS = ("index", "tokens")
 
 
 def _table_of(steps: Sequence[values.TimedStep]) -> StepTable:
-    """Return the table of these steps."""
     rows = _Rows()
     rows.add(list(map(_line_of, steps)))
     return rows.table()

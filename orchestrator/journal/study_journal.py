@@ -44,7 +44,6 @@ class StudyRequest:
         return codec.digest([self.study, self.steps, self.devices, self.rehearsal])
 
     def journal_in(self, storage: Path) -> "StudyJournal":
-        """Its journal in a storage directory, which may not exist yet."""
         return StudyJournal(storage / f"{self.study.name}-study-{codec.short(self.digest)}")
 
 
@@ -115,7 +114,6 @@ class StudyJournal:
         )
 
     def tracking(self) -> TrackedRun | None:
-        """Return where a tracker keeps its record of the study; None while none is noted."""
         return noted_tracking(self.path)
 
 

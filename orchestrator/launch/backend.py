@@ -66,7 +66,6 @@ class Slice:
 
     @property
     def whole(self) -> bool:
-        """Whether every host answers."""
         return self.hosts == self.size
 
 
@@ -118,20 +117,16 @@ class AttemptEvent:
 class AttemptHandle(AbstractContextManager["AttemptHandle"], Protocol):
     """One attempt at a run. First it shows slices, then it runs workers on the chosen ones.
 
-    Leaving the `with` stops every process of it.
+    `next_event` returns None after the timeout. Leaving the `with` stops every process of it.
     """
 
-    def next_event(self, timeout_s: float) -> AttemptEvent | None:
-        """Return the next event, or None after the timeout."""
-        ...
+    def next_event(self, timeout_s: float) -> AttemptEvent | None: ...
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         """Start one worker for each host of these slices. Ranks count from 0."""
-        ...
 
     def slices(self) -> tuple[Slice, ...] | None:
         """The slices as they are now; None when the backend cannot say."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +163,9 @@ class RunNeeds:
 
 
 class LocalCluster(Protocol):
-    """A cluster on this machine that runs one command."""
+    """A cluster on this machine that runs one command; no news in the timeout is None."""
 
-    def next_event(self, timeout_s: float) -> ClusterEvent | None:
-        """Return the next event, or None after the timeout."""
-        ...
+    def next_event(self, timeout_s: float) -> ClusterEvent | None: ...
 
 
 class ClusterClient(Protocol):
@@ -185,7 +178,6 @@ class ClusterClient(Protocol):
         self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
     ) -> Preflight:
         """Look at what the cluster has for a run; `on_state` hears the state of the look."""
-        ...
 
     def start(
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
@@ -194,19 +186,15 @@ class ClusterClient(Protocol):
 
         Without an archive the job runs the code of the cluster's own installation.
         """
-        ...
 
     def state(self, job: str) -> str: ...
 
-    def why(self, job: str) -> str:
-        """Why a job did not succeed."""
-        ...
+    def why(self, job: str) -> str: ...
 
     def live_jobs(self) -> Sequence[str]: ...
 
     def end(self, job: str) -> None:
         """End a job with all its processes: stopped ones too."""
-        ...
 
 
 class Backend(Protocol):
@@ -217,13 +205,11 @@ class Backend(Protocol):
 
         Nothing of it is left when the `with` ends.
         """
-        ...
 
     def connect(self, address: str) -> ClusterClient: ...
 
     def attempt(self, spec: AttemptSpec) -> AttemptHandle:
         """Prepare an attempt: from now on it looks for slices of the kind that the run needs."""
-        ...
 
 
 def find_backend(name: str) -> Backend:

@@ -97,7 +97,6 @@ def _lock_files() -> list[Path]:
 
 
 def _code_digest() -> str:
-    """A digest of the code, by name and content."""
     digest = hashlib.sha256()
     for path in _code_files():
         digest.update(f"{path.as_posix()}\0".encode())

@@ -223,7 +223,6 @@ def delete(place: Place, first: str | None = None) -> None:
 
 @_on_bucket
 def upload(place: Place) -> None:
-    """Write every file of a folder to its bucket."""
     for path in sorted(path for path in place.path.rglob("*") if path.is_file()):
         _put(place, path.relative_to(place.path), path)
 

@@ -83,12 +83,10 @@ class _Watch:
         return all(seen.proven or now - seen.changed_s > self._gone_s for seen in hosts)
 
     def is_suspect(self, host: HostName) -> bool:
-        """Whether a host has been silent for a while."""
         return time.monotonic() - self._seen[host].changed_s > self._suspect_s
 
 
 def _death(rank: int, name: HostName, host: str, how: str) -> backend.AttemptEvent:
-    """The end of an attempt by that of a rank."""
     dead = backend.DeadRank(rank=rank, host=host, slice_name=name.slice_name, how=how)
     return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
 
@@ -240,7 +238,6 @@ class HostsBackend:
                 end([driver, *started])
 
     def connect(self, address: str) -> "_MeetingClient":
-        """The hosts that have joined the folder of that name."""
         return _MeetingClient(storage.folder(address))
 
     def attempt(self, spec: backend.AttemptSpec) -> _HostsAttempt:

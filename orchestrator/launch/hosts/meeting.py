@@ -118,7 +118,6 @@ class Meeting:
         self.folder = Path(os.path.realpath(storage.folder(self.folder)))
 
     def join(self, state: HostState) -> None:
-        """Show the state of a host."""
         files.replace(self.folder / f"host-{state.host}.json", codec.to_json(state))
 
     def hosts(self) -> tuple[HostState, ...]:
@@ -135,14 +134,11 @@ class Meeting:
         return tuple(sorted(known, key=lambda one: (one.host.slice_name, one.host.index)))
 
     def ask(self, question: Question) -> None:
-        """Ask every host."""
         files.replace(self.folder / "question.json", codec.to_json(question))
 
     def question(self) -> Question | None:
-        """The last question."""
-        # The same of a file that may be of a bucket, which is asked first.
         path = self.folder / "question.json"
-        with suppress(OSError):
+        with suppress(OSError):  # it may be of a bucket, which is asked first
             copies.refresh_file(path)
         return _read(path, Question)
 

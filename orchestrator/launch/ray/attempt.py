@@ -166,7 +166,6 @@ def _wait_for_start(
 
 
 def _current_slices(plan: Plan) -> tuple[Slice, ...]:
-    """The slices of the plan's kind, as they are now."""
     return slices.slices_of(ray.nodes(), private_api.free_resources(), plan, slices.answers)
 
 

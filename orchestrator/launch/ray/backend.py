@@ -47,7 +47,6 @@ class Patience:
     failing_since_s: float | None = None
 
     def answered(self) -> None:
-        """Note that a question was answered."""
         self.failing_since_s = None
 
     def failed(self, error: Exception) -> None:
@@ -236,7 +235,6 @@ class RayBackend:
     """Starts, watches and stops the processes of a run on Ray."""
 
     def emulate(self, plan: Plan, command: str) -> AbstractContextManager[PrivateCluster]:
-        """A private cluster on this machine with the plan's slices, which runs a command."""
         return private_cluster(emulated_hosts(plan), plan.devices_per_host, command)
 
     def connect(self, address: str) -> _RayJobs:

@@ -47,7 +47,6 @@ class PrivateCluster:
     events: queue.SimpleQueue[ClusterEvent]
 
     def next_event(self, timeout_s: float) -> ClusterEvent | None:
-        """Return the next event, or None after the timeout."""
         try:
             return self.events.get(timeout=timeout_s)
         except queue.Empty:

@@ -130,7 +130,6 @@ class _SubmittedJob:
         return str(self.client.get_job_status(job).value)
 
     def why(self, job: str) -> str:
-        """The last lines of a job that failed."""
         lines = self.client.get_job_logs(job).splitlines()[-10:]
         return "\n".join([str(self.client.get_job_info(job).message), *lines])
 

@@ -62,7 +62,6 @@ def main(argv: list[str]) -> None:
 
 
 def parse_report(log: str) -> PreflightReport:
-    """The report in the log of this job."""
     lines = [line for line in log.splitlines() if line.startswith(_MARK)]
     if not lines:
         raise ClusterUnusable("the preflight job printed no report: see its log on the cluster")
@@ -94,7 +93,6 @@ def _answer(task: Any, name: str, done: bool) -> PreflightHost:
 
 
 def _here(request: PreflightRequest) -> PreflightHost:
-    """The host on which this function runs."""
     return this_host.describe(socket.gethostname(), request.file, request.secrets)
 
 
