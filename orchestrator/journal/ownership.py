@@ -59,8 +59,8 @@ class Writer:
 
     def start_attempt(self, plan: Plan, slices: tuple[str, ...] = ()) -> int:
         """Start the next attempt; return its number. Its folder is ready for steps and logs."""
-        self.save_plan(plan)
-        paths = self.journal.paths
+        paths, text = self.journal.paths, codec.to_pretty_json(plan).encode()
+        files.write_once(paths.plan(plan.digest), text)
         with self._lock:
             number = self._state.next_attempt
             files.make_folder(paths.logs(number))
@@ -73,7 +73,7 @@ class Writer:
                 plan_digest=plan.digest,
                 pods=plan.pods,
                 slices=slices,
-                plan_sha256=known or events.digest(codec.to_pretty_json(plan).encode()),
+                plan_sha256=known or events.digest(text),
             )
             self._append(started)
         return number
@@ -121,12 +121,6 @@ class Writer:
 
     def end_run(self, state: values.EndState, reason: values.StateReason | None = None) -> None:
         self._append(events.Ended(at_s=self._clock(), state=state, reason=reason))
-
-    # --- plans and proofs
-
-    def save_plan(self, plan: Plan) -> None:
-        path = self.journal.paths.plan(plan.digest)
-        files.write_once(path, codec.to_pretty_json(plan).encode())
 
     def save_proof(self, proof: Proof) -> None:
         path = self.journal.paths.proof(proof.plan_digest)

@@ -118,7 +118,33 @@ class Journal:
     def run(self, clock: Clock = time.time) -> values.Run:
         """Return the run as it is now; `JournalUnreadable` if this is not the folder of a run."""
         state = self.state()
-        observed = self._observe(state, clock)
+        cancel, problems = self._requested(state.settled_requests)
+        steps: dict[int, StepSummary] = {}
+        for attempt in state.attempts:
+            steps[attempt.number], faults = step_log.summarize_steps(self.path, attempt)
+            problems += map(str, faults)
+        try:
+            tracking = noted_tracking(self.path)
+        except JournalUnreadable as error:
+            tracking = None
+            problems.append(f"{Path(str(error.args[0])).name}: {error.why}")
+        claim = state.claim
+        writer = claim.driver if claim else state.submitted.submission.submitter
+        heartbeat = liveness.read(self.paths.driver_heartbeat(state.writer))
+        silent_s = None
+        if claim and heartbeat and heartbeat.uptime_s is not None and liveness.is_known(writer):
+            silent_s = liveness.uptime_s() - heartbeat.uptime_s
+        observed = Observation(
+            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
+            silent_s=silent_s,
+            writer_is_gone=not state.ended and liveness.is_gone(writer),
+            writer_is_alive=not state.ended and liveness.is_alive(writer),
+            cancel=cancel,
+            tracking=tracking,
+            steps=steps,
+            problems=tuple(problems),
+            now_s=clock(),  # after all that was read, or heartbeats would come from the future
+        )
         return build_run(self.key, address(self.path.absolute()), state, observed)
 
     def status(self) -> values.Status:
@@ -280,37 +306,6 @@ class Journal:
         requests = [record for record in later if not isinstance(record, Fault)]
         at_once = (request for request in requests if request.at_once)
         return next(at_once, requests[0] if requests else None), problems
-
-    # --- what can be seen apart from them
-
-    def _observe(self, state: RunState, clock: Clock) -> Observation:
-        cancel, problems = self._requested(state.settled_requests)
-        steps: dict[int, StepSummary] = {}
-        for attempt in state.attempts:
-            steps[attempt.number], faults = step_log.summarize_steps(self.path, attempt)
-            problems += map(str, faults)
-        try:
-            tracking = noted_tracking(self.path)
-        except JournalUnreadable as error:
-            tracking = None
-            problems.append(f"{Path(str(error.args[0])).name}: {error.why}")
-        claim = state.claim
-        writer = claim.driver if claim else state.submitted.submission.submitter
-        heartbeat = liveness.read(self.paths.driver_heartbeat(state.writer))
-        silent_s = None
-        if claim and heartbeat and heartbeat.uptime_s is not None and liveness.is_known(writer):
-            silent_s = liveness.uptime_s() - heartbeat.uptime_s
-        return Observation(
-            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
-            silent_s=silent_s,
-            writer_is_gone=not state.ended and liveness.is_gone(writer),
-            writer_is_alive=not state.ended and liveness.is_alive(writer),
-            cancel=cancel,
-            tracking=tracking,
-            steps=steps,
-            problems=tuple(problems),
-            now_s=clock(),  # after all that was read, or heartbeats would come from the future
-        )
 
 
 # --- what its plan predicts, and what is left of it

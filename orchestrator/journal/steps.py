@@ -291,7 +291,15 @@ def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[File
     rows, problems = _Rows(), list[FileFault]()
     written, end = attempt.written, 0
     if written:
-        if _add_trusted(rows, path, written):
+        summed, trusted = hashlib.sha256(), False
+        try:
+            for text in files.whole_lines(path, size=written.bytes):
+                summed.update(text)
+                rows.add(_decoded(text))
+            trusted = summed.hexdigest() == written.sha256
+        except (FileNotFoundError, msgspec.DecodeError):
+            trusted = written.lines == 0 and not path.exists()
+        if trusted:
             end = written.bytes
         else:
             rows = _Rows()
@@ -308,18 +316,6 @@ def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[File
             problems += faults[: max(0, _MAX_PROBLEMS - len(problems))]
             rows.add(list(map(_line_of, steps)))
     return rows.table(), problems
-
-
-def _add_trusted(rows: "_Rows", path: Path, written: values.WrittenSteps) -> bool:
-    """Add the steps that an attempt wrote; return False where the file begins with others."""
-    summed = hashlib.sha256()
-    try:
-        for text in files.whole_lines(path, size=written.bytes):
-            summed.update(text)
-            rows.add(_decoded(text))
-    except (FileNotFoundError, msgspec.DecodeError):
-        return written.lines == 0 and not path.exists()
-    return summed.hexdigest() == written.sha256
 
 
 def _decoded(lines: bytes) -> list[_Line]:

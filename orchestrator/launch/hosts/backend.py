@@ -123,7 +123,11 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         while True:
             if self._refused is not None:
                 return backend.AttemptEvent(ended=True, error=self._refused)
-            event = self._slices_event() if self._order is None else self._end(self._order)
+            event = None
+            if self._order is not None:
+                event = self._end(self._order)
+            elif (seen := self.slices()) != self._shown and self._watch.knows:
+                event, self._shown = backend.AttemptEvent(slices=seen), seen
             if event or time.monotonic() >= deadline:
                 return event
             time.sleep(_POLL_S)
@@ -177,7 +181,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             else:
                 return numbered
 
-    def slices(self) -> tuple[backend.Slice, ...] | None:
+    def slices(self) -> tuple[backend.Slice, ...]:
         """The slices of the run's kind as they are now. One is free that no other run uses."""
         by_slice: dict[str, list[HostState]] = {}
         for state in self._watch.look().values():
@@ -193,13 +197,6 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             )
             for name, hosts in sorted(by_slice.items())
         )
-
-    def _slices_event(self) -> backend.AttemptEvent | None:
-        seen = self.slices() or ()
-        if seen == self._shown or not self._watch.knows:
-            return None
-        self._shown = seen
-        return backend.AttemptEvent(slices=seen)
 
     def _end(self, order: Order) -> backend.AttemptEvent | None:
         """The end of the attempt, once all ranks have done their work or one cannot any more."""

@@ -144,9 +144,15 @@ class Meeting:
 
     def order(self) -> Order | None:
         """Return the newest valid order, or None before the first."""
-        while self._exists(self._seen + 1):
+        while self._exists(number := self._seen + 1):
             try:
-                order = self._read_order(self._seen + 1)
+                content = boundary.read_trusted(self._path(number), boundary.MAX_RECORD_BYTES)
+                order = codec.from_json(content, Order)
+                if order.number != number:
+                    raise ValueError(f"says that it is order {order.number}")
+                if order.claim < (later := self._claims.get(order.run_id, 0)):
+                    why = f"is of claim {order.claim} of a run that claim {later} has"
+                    raise ValueError(why)
             except OSError as error:
                 if error.errno not in _REFUSED:
                     break
@@ -172,16 +178,6 @@ class Meeting:
         except OSError:
             return False
         return True
-
-    def _read_order(self, number: int) -> Order:
-        """The order of that number; `ValueError` says why it does not count."""
-        content = boundary.read_trusted(self._path(number), boundary.MAX_RECORD_BYTES)
-        order = codec.from_json(content, Order)
-        if order.number != number:
-            raise ValueError(f"says that it is order {order.number}")
-        if order.claim < (later := self._claims.get(order.run_id, 0)):
-            raise ValueError(f"is of claim {order.claim} of a run that claim {later} has")
-        return order
 
     def _pass_over(self, why: str) -> None:
         name = self._path(self.next_number).name

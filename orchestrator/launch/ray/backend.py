@@ -55,18 +55,12 @@ class Patience:
         if self.failing_since_s is None:
             self.failing_since_s = now_s
         late = now_s - self.failing_since_s > self.limit_s
-        if _is_final(error) or (late and not self.needless()):
+        # Where the cluster refuses this token, asking again would give the same error.
+        refusal: BaseException | None = error
+        while refusal and type(refusal).__name__ != "AuthenticationError":
+            refusal = refusal.__cause__
+        if refusal or (late and not self.needless()):
             raise error
-
-
-def _is_final(error: Exception) -> bool:
-    """Whether asking again would give the same error: the cluster refuses this token."""
-    chain: BaseException | None = error
-    while chain is not None:
-        if type(chain).__name__ == "AuthenticationError":
-            return True
-        chain = chain.__cause__
-    return False
 
 
 class _Jobs(Protocol):

@@ -79,17 +79,14 @@ def _hosts(nodes: list[dict[str, Any]], request: PreflightRequest) -> tuple[Pref
         task = ask.options(scheduling_strategy=there).remote(request)
         pending[task] = str(node["NodeManagerAddress"])
     done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_LIMIT_S)
-    answers = (_answer(task, name, task in done) for task, name in pending.items())
-    return (_here(request), *answers)
-
-
-def _answer(task: Any, name: str, done: bool) -> PreflightHost:
-    try:
-        host: PreflightHost = ray.get(task) if done else PreflightHost(name=name)
-    except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
-        *_, fault = str(error).strip().splitlines() or [type(error).__name__]
-        return PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT])
-    return host
+    hosts = [_here(request)]
+    for task, name in pending.items():
+        try:
+            hosts.append(ray.get(task) if task in done else PreflightHost(name=name))
+        except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
+            *_, fault = str(error).strip().splitlines() or [type(error).__name__]
+            hosts.append(PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT]))
+    return tuple(hosts)
 
 
 def _here(request: PreflightRequest) -> PreflightHost:

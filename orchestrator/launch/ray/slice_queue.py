@@ -71,7 +71,15 @@ class _SliceQueue:
         self, run: str, submitted_at_s: float, kind: str, job: str, claim: int
     ) -> _QueueAnswer:
         """Whether a run may take slices. Its turn lasts until it requests again or is served."""
-        self._drop_ended()
+        # Drop runs whose job has ended. Those that had slices may come back for a while.
+        live, now_s = set(self._live_jobs()), self._clock()
+        for key, position in list(self._positions.items()):
+            if position.job in live:
+                continue
+            if position.gone_at_s is None:
+                position.gone_at_s, position.served, position.turn = now_s, False, False
+            if not position.slices or now_s - position.gone_at_s > _RETURN_S:
+                del self._positions[key]
         known = self._positions.get(run)
         if known and known.submitted_at_s < submitted_at_s:
             del self._positions[run]  # of a run that was removed: its claims say nothing here
@@ -101,17 +109,6 @@ class _SliceQueue:
         position = self._positions.get(run)
         if position and position.job == job:
             del self._positions[run]
-
-    def _drop_ended(self) -> None:
-        """Drop runs whose job has ended. Those that had slices may come back for a while."""
-        live, now_s = set(self._live_jobs()), self._clock()
-        for position in list(self._positions.values()):
-            if position.job in live:
-                continue
-            if position.gone_at_s is None:
-                position.gone_at_s, position.served, position.turn = now_s, False, False
-            if not position.slices or now_s - position.gone_at_s > _RETURN_S:
-                del self._positions[position.run]
 
 
 class _SliceQueueServer(_SliceQueue):
