@@ -29,14 +29,14 @@ class Dashboard:
     clock: Clock = field(default_factory=Clock)
     questions: int = 0
 
-    def state(self, _: str) -> str:
+    def state(self) -> str:
         answer = self.answers[min(self.questions, len(self.answers) - 1)]
         self.questions += 1
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def why(self, _: str) -> str:
+    def why(self) -> str:
         return "out of luck"
 
     def sleep(self, _: float) -> None:
@@ -45,7 +45,7 @@ class Dashboard:
     def seen(self, *, needless: bool = False) -> list[tuple[str, str | None]]:
         """What a watch of the job reports, by a clock that goes one second each look."""
         patience = Patience(clock=self.clock, needless=lambda: needless)
-        return list(states(self, "it", patience, self.sleep))
+        return list(states(self.state, self.why, patience, self.sleep))
 
 
 def test_one_failed_poll_ends_nothing() -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
@@ -121,20 +122,19 @@ def apply(state: RunState, number: int, event: events.AnyEvent) -> RunState:
 
 
 def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
-    idle = replace(state, attempts=_closed_attempts(state), pending=None, stopping=None)
+    saved = event.checkpoint if isinstance(event, events.CheckpointSaved) else None
+    if isinstance(event, events.Claimed):
+        saved = event.adopted
+    if saved and state.open_attempt:
+        saves = (*state.saves, saved)
+        state = replace(state, attempts=_with_newest(state, saved_steps=saved.step), saves=saves)
+    # Where nobody wrote down how a running attempt ended, it is lost.
+    closed = _with_newest(state, reason="lost") if state.open_attempt else state.attempts
+    idle = replace(state, attempts=closed, pending=None, stopping=None)
     match event:
         case events.Claimed():
-            if event.adopted and state.open_attempt:
-                state = _with_save(state, event.adopted)
-            return replace(
-                idle,
-                claim=event,
-                writer=number,
-                attempts=_closed_attempts(state),
-                saves=state.saves,
-                resumed_at=state.next_attempt if event.resumes else state.resumed_at,
-                ended=None,
-            )
+            resumed_at = state.next_attempt if event.resumes else state.resumed_at
+            return replace(idle, claim=event, writer=number, resumed_at=resumed_at, ended=None)
         case events.Pending():
             return replace(state, pending=event)
         case events.AttemptStarted():
@@ -148,22 +148,19 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
             # The first attempt with a plan has written its file.
             sha256 = state.plan_sums.get(event.plan_digest, event.plan_sha256)
             plan_sums = state.plan_sums | {event.plan_digest: sha256}
-            attempts = (*idle.attempts, attempt)
-            return replace(idle, attempts=attempts, plan_sums=plan_sums, ended=None)
-        case events.CheckpointSaved():
-            return _with_save(state, event.checkpoint)
+            return replace(idle, attempts=(*closed, attempt), plan_sums=plan_sums, ended=None)
         case events.Stopping():
             return replace(state, stopping=event)
         case events.AttemptEnded():
-            newest = replace(
-                state.attempts[-1],
+            attempts = _with_newest(
+                state,
                 ended_at_s=event.at_s,
                 reason=event.reason,
                 error=event.error,
                 first_dead_rank=event.first_dead_rank,
                 written=event.steps,
             )
-            return replace(state, attempts=(*state.attempts[:-1], newest))
+            return replace(state, attempts=attempts)
         case events.Ended():
             return replace(idle, ended=event)
         case events.Repaired():
@@ -171,16 +168,8 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
     return state
 
 
-def _with_save(state: RunState, saved: values.SavedCheckpoint) -> RunState:
-    newest = replace(state.attempts[-1], saved_steps=saved.step)
-    return replace(state, attempts=(*state.attempts[:-1], newest), saves=(*state.saves, saved))
-
-
-def _closed_attempts(state: RunState) -> tuple[values.Attempt, ...]:
-    """Return the attempts, with a running one `lost`: nobody wrote down how it ended."""
-    if not state.open_attempt:
-        return state.attempts
-    return (*state.attempts[:-1], replace(state.attempts[-1], reason="lost"))
+def _with_newest(state: RunState, **changes: Any) -> tuple[values.Attempt, ...]:
+    return (*state.attempts[:-1], replace(state.attempts[-1], **changes))
 
 
 # --- the status of the run
@@ -196,10 +185,6 @@ class StepSummary:
     @property
     def steps_done(self) -> int:
         return self.last_steps[-1].step.index + 1 if self.last_steps else 0
-
-    @property
-    def evaluation(self) -> values.Evaluation | None:
-        return self.last_steps[-1].step.evaluation if self.last_steps else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +229,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     steps = observed.newest_steps
     last = steps.last_steps[-1] if steps.last_steps else None
     newest_first = sorted(observed.steps.items(), reverse=True)
-    evaluations = (summary.evaluation for _, summary in newest_first)
+    ends = (timed.step for _, summary in newest_first for timed in summary.last_steps[-1:])
     return values.Run(
         run=key,
         id=submission.id,
@@ -266,7 +251,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         steps=submission.steps,
         steps_done=steps.steps_done,
         last_step=last,
-        evaluation=next(filter(None, evaluations), None),
+        evaluation=next((step.evaluation for step in ends if step.evaluation), None),
         since_last_step_s=max(0.0, observed.now_s - last.at_s) if last else None,
         since_last_heartbeat_s=_silence_s(state, observed),
         recent=_recent_steps(steps.last_steps),

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, RunNeeds
@@ -31,7 +30,6 @@ from orchestrator.values.plan import Plan
 # The dashboard of a busy head is silent for tens of seconds.
 _SILENCE_LIMIT_S = 60.0
 POLL_S = 0.2
-_Clock = Callable[[], float]
 
 
 @dataclass
@@ -42,12 +40,9 @@ class Patience:
     """
 
     limit_s: float = _SILENCE_LIMIT_S
-    clock: _Clock = time.monotonic
+    clock: Callable[[], float] = time.monotonic
     needless: Callable[[], bool] = lambda: False
     failing_since_s: float | None = None
-
-    def answered(self) -> None:
-        self.failing_since_s = None
 
     def failed(self, error: Exception) -> None:
         """Note that a question failed; the error again when it is time to give up."""
@@ -63,27 +58,22 @@ class Patience:
             raise error
 
 
-class _Jobs(Protocol):
-    """What knows the state of a job, and why it did not succeed. Every call may fail."""
-
-    def state(self, job: str) -> str: ...
-
-    def why(self, job: str) -> str: ...
-
-
 def states(
-    jobs: _Jobs, job: str, patience: Patience, sleep: Callable[[float], None] = time.sleep
+    ask: Callable[[], str],
+    why: Callable[[], str],
+    patience: Patience,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[str, str | None]]:
     """Each new state of a job until it has ended, and why it failed where it did."""
     last = ""
     while last not in JOB_ENDED:
         try:
-            state = jobs.state(job)
-            error = jobs.why(job) if state == "FAILED" else None
+            state = ask()
+            error = why() if state == "FAILED" else None
         except Exception as failure:  # noqa: BLE001  Ray and its HTTP client raise many kinds
             patience.failed(failure)
         else:
-            patience.answered()
+            patience.failing_since_s = None
             if state != last:
                 yield state, error
             last = state
@@ -137,7 +127,7 @@ class _RayJobs:
         state: str = ""
         why: str | None = None
         try:
-            for answer in states(self, job, Patience()):
+            for answer in states(lambda: self.state(job), lambda: self.why(job), Patience()):
                 state, why = answer
                 on_state(state)
         except KeyboardInterrupt:

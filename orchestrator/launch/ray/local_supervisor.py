@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from orchestrator.launch.backend import ClusterEvent
@@ -116,22 +115,16 @@ def _serve(request: ClusterRequest, out: TextIO) -> None:
     _send(out, ClusterEvent(address=f"http://{head.webui_url}"))
     client, job = _submit(head, request.command)
     patience = Patience(needless=lambda: attempt_process.runs(request.mark, request.command))
-    for state, error in states(_SubmittedJob(client), job, patience):
+
+    def ask() -> str:
+        return str(client.get_job_status(job).value)
+
+    def why() -> str:
+        lines = client.get_job_logs(job).splitlines()[-10:]
+        return "\n".join([str(client.get_job_info(job).message), *lines])
+
+    for state, error in states(ask, why, patience):
         _send(out, ClusterEvent(nodes=len(request.hosts), job=state, error=error))
-
-
-@dataclass
-class _SubmittedJob:
-    """The job of a private cluster, as its client sees it."""
-
-    client: Any
-
-    def state(self, job: str) -> str:
-        return str(self.client.get_job_status(job).value)
-
-    def why(self, job: str) -> str:
-        lines = self.client.get_job_logs(job).splitlines()[-10:]
-        return "\n".join([str(self.client.get_job_info(job).message), *lines])
 
 
 def _node(ports: Iterator[int]) -> dict[str, Any]:
