@@ -116,14 +116,10 @@ class _RayJobs:
     ) -> Preflight:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
         request = needs.preflight_request()
-        of_ray = preflight_job.RayPreflight(
-            request=request,
-            topology=needs.plan.topology,
-            pod_type=slices.pod_type(needs.plan),
-            accelerator=slices.accelerator_type(needs.plan),
-        )
-        module = ("-m", preflight_job.__name__)
-        job = self.start([*module, codec.to_json(of_ray).decode()], archive)
+        plan = needs.plan
+        names = (plan.topology, slices.pod_type(plan), slices.accelerator_type(plan))
+        asked = codec.to_json(request).decode()
+        job = self.start(["-m", preflight_job.__name__, asked, *names], archive)
         state: str = ""
         why: str | None = None
         try:

@@ -3,9 +3,8 @@
     python -m orchestrator.launch.ray.local_supervisor    # started by local_cluster, not by hand
 
 It reads one line, a `ClusterRequest`, starts the nodes, runs one Ray job and reports events, one
-line of JSON each. It leads a session of its own, so that a terminal's Ctrl-C reaches `orch` alone.
-When its input ends, because `orch` closed it or died, it kills all that the cluster started. If the
-supervisor itself is killed or stopped, its stand-in does so: a copy of it that only waits.
+line of JSON each. When its input ends, because `orch` closed it or died, it kills all that the
+cluster started. If it is itself killed or stopped, its stand-in does so: a copy that only waits.
 """
 
 import os

@@ -1,16 +1,15 @@
 """Looks at a named cluster from inside, before a run exists.
 
-    python -m orchestrator.launch.ray.preflight_job REQUEST    # a Ray job of `orch submit`
+    python -m orchestrator.launch.ray.preflight_job REQUEST TOPOLOGY POD_TYPE ACCELERATOR
 
-It takes no chip. REQUEST is a `RayPreflight` as JSON, and the last line that it prints is the
-`PreflightReport`.
+`orch submit` starts it as a Ray job that takes no chip. REQUEST is a `PreflightRequest` as JSON,
+the others are Ray's names, and the last line that it prints is the `PreflightReport`.
 """
 
 import os
 import socket
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -30,33 +29,24 @@ _ANSWER_LIMIT_S = 300.0  # a host may have to fetch and unpack the code first
 _MOST_OF_FAULT = 300
 
 
-@dataclass(frozen=True, kw_only=True)
-class RayPreflight:
-    """A request, with Ray's names of the slice and of the chip."""
-
-    request: PreflightRequest
-    topology: str
-    pod_type: str
-    accelerator: str
-
-
 def main(argv: list[str]) -> None:
     """Join the cluster, look, and print the report."""
-    preflight = codec.from_json(argv[0], RayPreflight)
+    asked, topology, kind, accelerator = argv
+    request = codec.from_json(asked, PreflightRequest)
     join_cluster(os.environ["RAY_ADDRESS"])
-    free, kind = private_api.free_resources(), preflight.pod_type
+    free = private_api.free_resources()
     nodes = [node for node in ray.nodes() if node["Alive"]]
     heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
     others = Counter(name for name in heads if name and name != kind)
     of_kind = [node for node in nodes if kind_of(node) == kind]
-    present = get_num_tpu_slices(preflight.topology, preflight.accelerator)
+    present = get_num_tpu_slices(topology, accelerator)
     # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
     used = {name_of(node) for node in of_kind if not is_free(node, free)}
     report = PreflightReport(
         present=present,
         free=max(present - len(used), 0),
         others=dict(others),
-        hosts=_hosts(of_kind, preflight.request),
+        hosts=_hosts(of_kind, request),
     )
     print(_MARK + codec.to_json(report).decode(), flush=True)
 

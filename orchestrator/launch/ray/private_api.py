@@ -1,13 +1,8 @@
 """The parts of Ray that are private or meant for tests. No other file of the package uses any.
 
-They read what nodes have left, which jobs run and where an actor died, start a cluster of several
-nodes on one machine, let slow machines take their time, and limit the time of a request. Ray's
-public functions count the resources of the cluster as a whole, ask its dashboard for jobs and
-actors, which may be down while the cluster works, start one node, wait for an answer for ever, and
-start processes for every run that only some have a use for.
-
-Ray's version is pinned because of these parts; tests/test_ray_private_api.py checks that a version
-has them.
+Ray's public functions count resources of the cluster as a whole, ask its dashboard, which may be
+down while the cluster works, start one node, wait for an answer for ever, and start processes that
+a run has no use for. Ray's version is pinned; tests/test_ray_private_api.py checks these parts.
 """
 
 import inspect
