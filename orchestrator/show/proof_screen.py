@@ -5,24 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.formatting import GIB, ago, count, in_memory, percent, seconds, with_unit
+from orchestrator import formatting as fmt
 from orchestrator.network.rematerialization import text_of
-from orchestrator.show.parts import (
-    Detail,
-    Part,
-    Row,
-    Screen,
-    Table,
-    Title,
-    closing,
-    indent,
-    labelled,
-    next_step,
-    screen,
-    section,
-    table,
-    warning,
-)
+from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import headline
 from orchestrator.values.codec import short
 from orchestrator.values.plan import ATTENTION_LINES, Plan
@@ -50,33 +35,33 @@ def proof_screen(
     proof: Proof,
     age_s: float | None,
     next_command: str | None,
-    detail: Detail = "usual",
-) -> Screen:
+    detail: ui.Detail = "usual",
+) -> ui.Screen:
     """Return the verdict, then everything that it rests on, and what to do next."""
-    top: list[list[Part]] = [
-        [Title(headline(plan), f"proof of plan {short(plan.digest)}")],
-        indent([_verdict_lines(proof)]),
+    top: list[list[ui.Part]] = [
+        [ui.Title(headline(plan), f"proof of plan {short(plan.digest)}")],
+        ui.indent([_verdict_lines(proof)]),
     ]
     if detail == "brief":
-        return screen(*top, _advice(proof), next_step(next_command))
+        return ui.screen(*top, _advice(proof), ui.next_step(next_command))
     full = detail == "full"
     versions = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
-    host_memory = f"{with_unit(proof.compiler_memory_bytes, 'B')} of host memory"
+    host_memory = f"{fmt.with_unit(proof.compiler_memory_bytes, 'B')} of host memory"
     compilation = [
-        ("compiled", "now" if age_s is None else f"{ago(age_s)}, read from the cache"),
+        ("compiled", "now" if age_s is None else f"{fmt.ago(age_s)}, read from the cache"),
         ("by", versions),
         ("took", f"{proof.compile_s:.0f} s, {host_memory}"),
     ]
-    return screen(
+    return ui.screen(
         *top,
-        indent([Table(compilation, "<w")]),
+        ui.indent([ui.Table(compilation, "<w")]),
         _memory(proof, full=full),
         _collectives(proof, full=full),
-        indent(_dcn_check(proof)),
-        section("FLOPs per device and step", _flops(proof)),
+        ui.indent(_dcn_check(proof)),
+        ui.section("FLOPs per device and step", _flops(proof)),
         _schedule_parts(plan, proof.schedule),
         _advice(proof),
-        closing(_verdict(proof), next_command),
+        ui.closing(_verdict(proof), next_command),
     )
 
 
@@ -84,7 +69,7 @@ def proof_screens(
     found: "ProofResult",
     others: "Sequence[ProofResult] | None",
     next_command: str,
-    detail: Detail = "usual",
+    detail: ui.Detail = "usual",
 ) -> list[str]:
     """Return a verdict; below it those on plans that recompute less, where they were asked for."""
     shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
@@ -94,7 +79,7 @@ def proof_screens(
 
 
 def stage_proof_screens(
-    found: "Sequence[ProofResult]", next_command: str, detail: Detail = "usual"
+    found: "Sequence[ProofResult]", next_command: str, detail: ui.Detail = "usual"
 ) -> list[str]:
     """Return the verdict on every stage, one after another."""
     screens: list[str] = []
@@ -104,26 +89,29 @@ def stage_proof_screens(
     return screens[:-1]
 
 
-def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:
+def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> ui.Screen:
     """Return the compiled policies that recompute less than a plan, the least recompute first."""
     if not proofs:
         remat = text_of(plan.remat)
-        return screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
+        return ui.screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
     rows = [
         (
             f"remat {text_of(plan.remat)}",
-            in_memory(proof.peak_hbm_bytes_per_device),
+            fmt.in_memory(proof.peak_hbm_bytes_per_device),
             "fits" if proof.passes else "does not fit",
         )
         for plan, proof in proofs
     ]
     name = "compiled policies, the least recompute first"
-    return screen(section(name, [Table(rows, "<><")], 0))
+    return ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))
 
 
-def _verdict_lines(proof: Proof) -> Table:
+def _verdict_lines(proof: Proof) -> ui.Table:
     """Return whether it fits, whether the forecast agrees, and what crosses pods."""
-    peak, limit = in_memory(proof.peak_hbm_bytes_per_device), in_memory(proof.hbm_bytes_per_device)
+    peak, limit = (
+        fmt.in_memory(proof.peak_hbm_bytes_per_device),
+        fmt.in_memory(proof.hbm_bytes_per_device),
+    )
     forecast = _agreement(proof)
     if proof.agrees is not None:
         memory = _ratio(proof.forecast_peak_hbm_bytes_per_device, proof.peak_hbm_bytes_per_device)
@@ -138,37 +126,38 @@ def _verdict_lines(proof: Proof) -> Table:
         rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
     good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
     styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
-    return Table(rows, "<w", row_styles=styles)
+    return ui.Table(rows, "<w", row_styles=styles)
 
 
-def _memory(proof: Proof, *, full: bool) -> list[Part]:
+def _memory(proof: Proof, *, full: bool) -> list[ui.Part]:
     """Return the memory at its peak, line by line, then the largest buffers."""
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
-    rows: list[Row] = [
-        (line.name, in_memory(line.compiled), _figure(line.forecast), "") for line in proof.ledger
+    rows: list[ui.Row] = [
+        (line.name, fmt.in_memory(line.compiled), _figure(line.forecast), "")
+        for line in proof.ledger
     ]
-    rows.append(("peak", in_memory(peak), _figure(forecast), _ratio(forecast, peak)))
-    rows.append(("limit", in_memory(proof.hbm_bytes_per_device), "", ""))
+    rows.append(("peak", fmt.in_memory(peak), _figure(forecast), _ratio(forecast, peak)))
+    rows.append(("limit", fmt.in_memory(proof.hbm_bytes_per_device), "", ""))
     host, on_host = proof.host_bytes_per_device, proof.forecast_host_bytes_per_device
     if host or on_host:
-        rows.append(("on the host", in_memory(host), _figure(on_host), _ratio(on_host, host)))
+        rows.append(("on the host", fmt.in_memory(host), _figure(on_host), _ratio(on_host, host)))
     sizes = [0, *(line.compiled for line in proof.ledger)]
     sizes += [0] * (1 + len(rows) - len(sizes))
-    parts: list[Part] = [
-        Table([_HEAD, *rows], "<>><", bars=sizes),
+    parts: list[ui.Part] = [
+        ui.Table([_HEAD, *rows], "<>><", bars=sizes),
         f"the peak is at {proof.peak_at}",
     ]
     buffers = [
-        (in_memory(buffer.bytes), f"{buffer.name} {buffer.shape}")
+        (fmt.in_memory(buffer.bytes), f"{buffer.name} {buffer.shape}")
         for buffer in (proof.buffers if full else proof.buffers[:_LARGEST])
-        if buffer.bytes >= GIB / 100
+        if buffer.bytes >= fmt.GIB / 100
     ]
     if buffers:
-        parts += section("largest buffers", [Table(buffers, ">w")], 0)
-    return section("memory per device", parts)
+        parts += ui.section("largest buffers", [ui.Table(buffers, ">w")], 0)
+    return ui.section("memory per device", parts)
 
 
-def _collectives(proof: Proof, *, full: bool) -> list[Part]:
+def _collectives(proof: Proof, *, full: bool) -> list[ui.Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
 
     def size(collective: ComparedCollective) -> float:
@@ -185,8 +174,8 @@ def _collectives(proof: Proof, *, full: bool) -> list[Part]:
             row = (
                 f"{collective.link} {' x '.join(collective.axes)}",
                 f"{collective.kind} {collective.dtype}",
-                with_unit(compiled, "B", 4),
-                "-" if forecast is None else with_unit(forecast, "B", 4),
+                fmt.with_unit(compiled, "B", 4),
+                "-" if forecast is None else fmt.with_unit(forecast, "B", 4),
                 _ratio(forecast, compiled),
             )
             rows.append(row)
@@ -196,15 +185,15 @@ def _collectives(proof: Proof, *, full: bool) -> list[Part]:
         (
             change.what,
             f"{change.link} {' x '.join(change.axes)}",
-            f"+{with_unit(change.bytes_per_step, 'B')}",
+            f"+{fmt.with_unit(change.bytes_per_step, 'B')}",
         )
         for change in proof.changes
         if change.bytes_per_step >= least * most.get(change.link, 0)
     ]
-    payload = table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
-    parts = section("payload per device and step", payload)
+    payload = ui.table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
+    parts = ui.section("payload per device and step", payload)
     if added:
-        parts += section("added by the compiler", [Table(added, "<<>")])
+        parts += ui.section("added by the compiler", [ui.Table(added, "<<>")])
     return parts
 
 
@@ -213,28 +202,28 @@ def _ratio(forecast: float | None, compiled: float) -> str:
 
 
 def _figure(size: float | None) -> str:
-    return "-" if size is None else in_memory(size)
+    return "-" if size is None else fmt.in_memory(size)
 
 
-def _dcn_check(proof: Proof) -> list[Part]:
+def _dcn_check(proof: Proof) -> list[ui.Part]:
     """Return whether pods exchange what is planned and nothing else."""
     if not proof.crossings:
         return []
     if not proof.crosses_as_planned:
-        return ["pods exchange more than planned", *indent(map(_fault, proof.crossing_faults))]
+        return ["pods exchange more than planned", *ui.indent(map(_fault, proof.crossing_faults))]
 
     def exchanged(what: Payload) -> str:
         """Return how much of a payload crosses pods in a step, and in how many calls."""
         found = [crossing for crossing in proof.crossings if crossing.carries == what]
-        total = with_unit(sum(crossing.bytes_per_step for crossing in found), "B", 4)
-        return f"{total} in {count(sum(crossing.calls_per_step for crossing in found))}"
+        total = fmt.with_unit(sum(crossing.bytes_per_step for crossing in found), "B", 4)
+        return f"{total} in {fmt.count(sum(crossing.calls_per_step for crossing in found))}"
 
     gradients = f"{exchanged('gradients')} reductions"
     if not proof.only_gradients_cross_pods:
         weights = f"weights, {exchanged('weights')} gathers"
         return [f"pods exchange only what is planned: gradients, {gradients}; {weights}"]
     others = sum(sent.bytes_per_step for sent in proof.crossings if sent.carries != "gradients")
-    scalars = f" and {count(others)} B of scalars" if others else ""
+    scalars = f" and {fmt.count(others)} B of scalars" if others else ""
     return [f"pods exchange only gradients: {gradients}{scalars}"]
 
 
@@ -252,9 +241,9 @@ def _fault(fault: CrossingFault) -> str:
     )
 
 
-def _flops(proof: Proof) -> list[Part]:
+def _flops(proof: Proof) -> list[ui.Part]:
     def amount(value: float | None) -> str:
-        return "-" if value is None else with_unit(value, "FLOP", 4)
+        return "-" if value is None else fmt.with_unit(value, "FLOP", 4)
 
     lines = [(line.name, line.compiled, line.forecast) for line in proof.flops]
     rows = [
@@ -263,22 +252,22 @@ def _flops(proof: Proof) -> list[Part]:
     ]
     total, forecast = proof.flops_per_device, proof.forecast_flops_per_device
     rows.append(("all", amount(total), amount(forecast), _ratio(forecast, total)))
-    return table(_HEAD, rows, "<>><")
+    return ui.table(_HEAD, rows, "<>><")
 
 
-def _advice(proof: Proof) -> list[Part]:
+def _advice(proof: Proof) -> list[ui.Part]:
     """Return what is wrong, and what could be set instead."""
 
     def settings(change: PlanChange) -> str:
         return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
-    parts: list[Part] = [
-        warning(f"the forecast is off: {_disagreement(found)}") for found in proof.disagreements
+    parts: list[ui.Part] = [
+        ui.warning(f"the forecast is off: {_disagreement(found)}") for found in proof.disagreements
     ]
     if proof.refusal:
-        parts.append(labelled("the compiler:", proof.refusal.message))
+        parts.append(ui.labelled("the compiler:", proof.refusal.message))
         parts.append("closest settings that fit, by the forecast corrected for this:")
-        parts += indent(
+        parts += ui.indent(
             [settings(near) for near in proof.refusal.nearest] or ["none on these chips"]
         )
     less = "memory is left for less recompute"
@@ -301,8 +290,8 @@ def _disagreement(found: Disagreement) -> str:
 
 def _verdict(proof: Proof) -> str:
     """Return the proof in one line."""
-    margin = in_memory(abs(proof.margin_bytes))
-    share = percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
+    margin = fmt.in_memory(abs(proof.margin_bytes))
+    share = fmt.percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
     if not proof.fits and proof.margin_bytes < 0:
         parts = [f"does not fit: {margin} too much"]
     elif not proof.fits:
@@ -320,8 +309,8 @@ def _verdict(proof: Proof) -> str:
 def proof_summary(proof: Proof, age_s: float) -> str:
     """Return the proof as a line of a plan's screen."""
     fits = "fits" if proof.fits else "does not fit"
-    peak = in_memory(proof.peak_hbm_bytes_per_device)
-    return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; {_agreement(proof)}"
+    peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
+    return f"compiled {fmt.ago(age_s)}: peak {peak} per device, {fits}; {_agreement(proof)}"
 
 
 def _agreement(proof: Proof) -> str:
@@ -344,19 +333,19 @@ KINDS = (
 )
 
 
-def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
+def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[ui.Part]:
     """Return the schedule's total next to the ledger's, then where its seconds are."""
     if schedule is None:
         return ["no schedule: the catalog has no clock for this chip"]
     small_s = _SMALL_SHARE * schedule.total_s
 
     def kind_s(value_s: float) -> str:
-        return seconds(value_s) if value_s >= small_s / 10 else "-"
+        return fmt.seconds(value_s) if value_s >= small_s / 10 else "-"
 
     lines = by_line(schedule)
     line_rows = [
         (
-            seconds(line.total_s),
+            fmt.seconds(line.total_s),
             *(kind_s(getattr(line, field)) for _, field in KINDS),
             short_line(line.line),
         )
@@ -366,8 +355,8 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
     # The products that lose most against the peak.
     slow = [
         (
-            seconds(product.seconds),
-            percent(product.peak_share),
+            fmt.seconds(product.seconds),
+            fmt.percent(product.peak_share),
             product.shape,
             ", ".join(product.fused) or "-",
             short_line(product.line),
@@ -376,24 +365,28 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
         if product.peak_share < _LOW_SHARE and product.seconds >= small_s
     ]
     copies = [
-        (seconds(line.copies_s), line.line)
+        (fmt.seconds(line.copies_s), line.line)
         for line in sorted(lines, key=lambda line: -line.copies_s)[:_MOST]
         if line.copies_s >= small_s
     ]
     head = ("", *(name for name, _ in KINDS), "")
-    low = f"products below {percent(_LOW_SHARE)} of the peak"
+    low = f"products below {fmt.percent(_LOW_SHARE)} of the peak"
     unpriced = ", ".join(schedule.unpriced)
     return [
-        *section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
-        *section("by line", [Table([head, *line_rows], ">>>>>><")]),
-        *section(low, table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")),
-        *section("copies and relayouts", [Table(copies, ">w")] if copies else []),
-        *section("exposed transfers", table(("", "sent in", ""), _transfers(schedule), "<<w")),
-        *indent([f"not priced, and counted as nothing: {unpriced}"] if unpriced else []),
+        *ui.section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
+        *ui.section("by line", [ui.Table([head, *line_rows], ">>>>>><")]),
+        *ui.section(
+            low, ui.table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")
+        ),
+        *ui.section("copies and relayouts", [ui.Table(copies, ">w")] if copies else []),
+        *ui.section(
+            "exposed transfers", ui.table(("", "sent in", ""), _transfers(schedule), "<<w")
+        ),
+        *ui.indent([f"not priced, and counted as nothing: {unpriced}"] if unpriced else []),
     ]
 
 
-def _totals(plan: Plan, schedule: Schedule) -> list[Part]:
+def _totals(plan: Plan, schedule: Schedule) -> list[ui.Part]:
     """Return seconds by kind; the ledger's are at peak rates, with nothing hidden."""
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
@@ -404,12 +397,12 @@ def _totals(plan: Plan, schedule: Schedule) -> list[Part]:
         note = ""
         if name == "products" and schedule.products_s:
             rate = schedule.flops / schedule.products_s
-            note = f"{percent(rate / schedule.peak_flops_per_s)} of the peak"
-        in_ledger = seconds(ledger[name]) if name in ledger else ""
-        rows.append((name, seconds(getattr(schedule, field)), in_ledger, note))
-    whole = seconds(plan.forecast.step_s.unoverlapped) if ledger else ""
-    rows.append(("scheduled", seconds(schedule.total_s), whole, "an estimate, no promise"))
-    return table(("", "compiled", "ledger", ""), rows, "<>><")
+            note = f"{fmt.percent(rate / schedule.peak_flops_per_s)} of the peak"
+        in_ledger = fmt.seconds(ledger[name]) if name in ledger else ""
+        rows.append((name, fmt.seconds(getattr(schedule, field)), in_ledger, note))
+    whole = fmt.seconds(plan.forecast.step_s.unoverlapped) if ledger else ""
+    rows.append(("scheduled", fmt.seconds(schedule.total_s), whole, "an estimate, no promise"))
+    return ui.table(("", "compiled", "ledger", ""), rows, "<>><")
 
 
 def by_line(schedule: Schedule) -> list[ScheduledLine]:
@@ -436,20 +429,20 @@ def short_line(line: str) -> str:
     return " ".join((path.rsplit("/", 1)[-1], *(f"({word})" for word in words[-1:])))
 
 
-def _transfers(schedule: Schedule) -> list[Row]:
+def _transfers(schedule: Schedule) -> list[ui.Row]:
     """Return what the device waits for, and what it was to hide behind."""
-    rows: list[Row] = []
+    rows: list[ui.Row] = []
     for transfer in schedule.collectives:
         if transfer.exposed_s < _SMALL_SHARE * schedule.total_s:
             continue
         over = ("over", transfer.link, " x ".join(transfer.axes))
         how = f"hides behind {short_line(transfer.behind) if transfer.behind else 'nothing'}"
         parts = (
-            f"{count(transfer.calls_per_step)} {' '.join(filter(None, (transfer.kind, *over)))}",
+            f"{fmt.count(transfer.calls_per_step)} {' '.join(filter(None, (transfer.kind, *over)))}",
             transfer.algorithm,
             how if transfer.asynchronous else "synchronous",
             short_line(transfer.line),
         )
         words = ", ".join(filter(None, parts))
-        rows.append((seconds(transfer.exposed_s), seconds(transfer.wire_s), words))
+        rows.append((fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s), words))
     return rows[:_MOST]
