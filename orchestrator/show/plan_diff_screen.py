@@ -1,6 +1,6 @@
 """Show the difference of two plans, or of two proofs, on one screen."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.diff_plans import SUM, LineDiff, PlanDiff
@@ -15,11 +15,6 @@ _FEW_TIMES = 1.5  # smaller ratios are shown as percent
 _SMALL = 0.002  # of the larger total: smaller lines are shown as one
 _ENDS = ("", "first", "second", "change")
 _HEAD = ("", *_ENDS)
-_VERDICT: tuple[tuple[str, str, ui.Show], ...] = (
-    ("time", "days", fmt.lasting),
-    ("cost", "dollars", fmt.dollars),
-    ("MFU", "mfu", fmt.percent),
-)
 _FIGURES: tuple[tuple[str, str, ui.Show], ...] = (
     ("MFU", "mfu", fmt.percent),
     ("tokens/s", "tokens_per_s", fmt.scaled),
@@ -27,31 +22,30 @@ _FIGURES: tuple[tuple[str, str, ui.Show], ...] = (
     ("cost", "dollars", fmt.dollars),
     ("goodput", "goodput", fmt.percent),
 )
-_FIGURES_OF_STAGES: tuple[tuple[str, str, ui.Show], ...] = (
-    ("memory", "memory_bytes_per_device", fmt.in_memory),
-    ("step", "step_s.", fmt.seconds),
-    ("days", "days.", fmt.lasting),
-)
 
 
 def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
     """Return the differences of two plans, in their decisions, ledgers and figures."""
     first, second = diff.plans
-    are_one = first.digest == second.digest
-    figures = ui.section("figures", ui.table(_ENDS, _figure_rows(diff)))
+    figures: list[ui.Row] = []
+    has_estimate = any(_figure(diff, "days.expected"))
+    for name, key, show in _FIGURES:
+        for estimate in ("lower", "expected", "unoverlapped") if has_estimate else ("lower",):
+            figures += _figure_row(diff, f"{key}.{estimate}", show, f"{name}, {_named(estimate)}")
     compared = [
         ui.section("memory per device", ui.table(_HEAD, _memory_rows(diff), "<<>>>")),
         ui.section("time per step", ui.table(_HEAD, _time_rows(diff), "<<>>>")),
         ui.section("stages", _stages(diff)),
-        figures,
+        ui.section("figures", ui.table(_ENDS, figures)),
     ]
-    if are_one:
-        compared = [figures] if any(pair.first != pair.second for pair in diff.figures) else []
+    verdict_table = [_verdict_table(diff)]
+    if first.digest == second.digest:
+        is_same = all(pair.first == pair.second for pair in diff.figures)
+        compared, verdict_table = ([] if is_same else compared[-1:]), []
     names = []
     for plan in diff.plans:
         changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
         names.append(f"{plan.name} ({short(plan.digest)}){changes}")
-    verdict_table = [] if are_one else [_verdict_table(diff)]
     differences = ui.table(("", "first", "second", ""), _differences(diff), "<>><")
     return ui.screen(
         [ui.heading(" and ".join(names))],
@@ -68,9 +62,8 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
 
 def _verdict_table(diff: PlanDiff) -> ui.Table:
     rows: list[ui.Row] = []
-    memory, limits = (
-        _figure(diff, key) for key in ("memory_bytes_per_device", "hbm_bytes_per_device")
-    )
+    memory = _figure(diff, "memory_bytes_per_device")
+    limits = _figure(diff, "hbm_bytes_per_device")
     if any(memory):
         fits = (
             f"{'yes' if size <= limit else 'no'}: {fmt.percent(size / limit)} of HBM"
@@ -78,11 +71,13 @@ def _verdict_table(diff: PlanDiff) -> ui.Table:
         )
         rows.append(("fits", *fits, _change(*memory)))
     at = _estimate(diff)
-    for name, key, show in _VERDICT:
-        values = _figure(diff, f"{key}.{at}")
-        if any(values):
+    verdict: tuple[tuple[str, str, ui.Show], ...] = (
+        ("time", "days", fmt.lasting), ("cost", "dollars", fmt.dollars), ("MFU", "mfu", fmt.percent)
+    )  # fmt: skip
+    for name, key, show in verdict:
+        for row in _figure_row(diff, f"{key}.{at}", show, name):
             ends = (_with_interval(diff, side, key, show) for side in (0, 1))
-            rows.append((name, *ends, _changed(values, show)))
+            rows.append((name, *ends, row[-1]))
     if not _is_staged(diff):
         rows.append(("bound by", *diff.bounds, ""))
     interval = ", 80 % interval" if at == "expected" else ""
@@ -113,8 +108,7 @@ def _verdict(diff: PlanDiff) -> str:
     first, second = diff.plans
     if first.digest == second.digest:
         is_same = all(pair.first == pair.second for pair in diff.figures)
-        differ = "its figures are the same" if is_same else "its figures differ"
-        return f"Both are one plan; {differ}."
+        return f"Both are one plan; its figures {'are the same' if is_same else 'differ'}."
     at = _estimate(diff)
 
     def ratio(key: str) -> float:
@@ -150,7 +144,8 @@ def _faster(ratio: float) -> str:
     if abs(ratio - 1) < _SAME:
         return "as fast"
     word, times = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
-    by = f"{fmt.to_digits(times, 2)} times" if times >= _FEW_TIMES else fmt.percent(abs(ratio - 1))
+    is_large = times >= _FEW_TIMES
+    by = f"{fmt.to_digits(times, 2)} times" if is_large else fmt.percent(abs(ratio - 1))
     return f"{by} {word}"
 
 
@@ -168,6 +163,14 @@ def _figure(diff: PlanDiff, key: str) -> tuple[float, float]:
     return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
 
+def _figure_row(diff: PlanDiff, key: str, show: ui.Show, *names: str) -> list[ui.Row]:
+    """Return a row of a figure of both forecasts, or none where neither has it."""
+    first, second = values = _figure(diff, key)
+    change = fmt.signed_points(second - first) if show is fmt.percent else _change(*values)
+    shown = (show(value) if value else "-" for value in values)
+    return [(*names, *shown, change)] if any(values) else []
+
+
 def _change(first: float, second: float) -> str:
     """Return the change in percent, or as a multiple where it is large."""
     if first == second:
@@ -175,10 +178,6 @@ def _change(first: float, second: float) -> str:
     if not first or not second:
         return "new" if second else "gone"
     return fmt.change_by(second / first)
-
-
-def _changed(values: tuple[float, float], show: ui.Show) -> str:
-    return fmt.signed_points(values[1] - values[0]) if show is fmt.percent else _change(*values)
 
 
 # Keys, ledgers and figures side by side.
@@ -204,11 +203,9 @@ def _differences(diff: PlanDiff) -> list[ui.Row]:
         where.setdefault((key, as_written(pair.first), as_written(pair.second)), []).append(stage)
     every = len({_of_stage(pair.key)[0] for pair in diff.figures}) - 1
     for (key, first, second), stages in where.items():
-        which = ""
-        if any(stages):
-            which = f" in stage {', '.join(map(str, stages))}"
-            if len(stages) == every:
-                which = " in every stage"
+        which = f" in stage {', '.join(map(str, stages))}" if any(stages) else ""
+        if which and len(stages) == every:
+            which = " in every stage"
         rows.append((key + which, first, second, "plan"))
     return rows
 
@@ -223,14 +220,11 @@ def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
         max(sums, key=lambda line: line.second or 0.0).part,
     }
     rows: list[ui.Row] = []
-    for part in dict.fromkeys(line.part for line in sums if line.part in largest):
-        lines = [line for line in diff.memory if line.part == part]
-        rows += _ledger([line for line in lines if line.name != SUM], fmt.in_memory, lambda _: "")
-        rows += [
-            _line_row(f"phase: {part}", "", line, fmt.in_memory)
-            for line in lines
-            if line.name == SUM
-        ]
+    for whole in sums:
+        if whole.part in largest:
+            lines = [line for line in diff.memory if line.part == whole.part and line.name != SUM]
+            rows += _ledger(lines, fmt.in_memory, lambda _: "")
+            rows.append(_line_row(f"phase: {whole.part}", "", whole, fmt.in_memory))
     for name, key in (("peak", "memory_bytes_per_device"), ("limit", "hbm_bytes_per_device")):
         values = _figure(diff, key)
         rows.append((name, "", *map(fmt.in_memory, values), _change(*values)))
@@ -242,9 +236,7 @@ def _time_rows(diff: PlanDiff) -> list[ui.Row]:
         return []
     rows = _ledger(diff.time, fmt.seconds, lambda line: resource_name(line.part))
     for estimate in ("unoverlapped", "lower", "expected"):
-        values = _figure(diff, f"step_s.{estimate}")
-        if any(values):
-            rows.append((_named(estimate), "", *_shown(values, fmt.seconds), _change(*values)))
+        rows += _figure_row(diff, f"step_s.{estimate}", fmt.seconds, _named(estimate), "")
     return rows
 
 
@@ -254,12 +246,9 @@ def _ledger(
     """Return a row for each line that matters in either plan, and one for all small lines."""
     totals = [sum(line.first or 0 for line in lines), sum(line.second or 0 for line in lines)]
     least = _SMALL * max(*totals, 1e-30)
-
-    def is_large(line: LineDiff) -> bool:
-        return max(line.first or 0, line.second or 0) >= least
-
-    rows = [_line_row(line.name, part(line), line, show) for line in lines if is_large(line)]
-    if small := [line for line in lines if not is_large(line)]:
+    large = [line for line in lines if max(line.first or 0, line.second or 0) >= least]
+    rows = [_line_row(line.name, part(line), line, show) for line in large]
+    if small := [line for line in lines if line not in large]:
         first = sum(line.first or 0.0 for line in small)
         second = sum(line.second or 0.0 for line in small)
         name = fmt.counted(len(small), "smaller line")
@@ -280,13 +269,17 @@ def _stages(diff: PlanDiff) -> list[ui.Part]:
     """Return the figures of each stage that differ: what is expected, or the lower bound."""
     stages = [stage for pair in diff.figures if (stage := _of_stage(pair.key)[0])]
     at = "expected" if any(_figure(diff, "days.expected")) else "lower"
+    figures: tuple[tuple[str, str, ui.Show], ...] = (
+        ("memory", "memory_bytes_per_device", fmt.in_memory),
+        ("step", f"step_s.{at}", fmt.seconds),
+        ("days", f"days.{at}", fmt.lasting),
+    )
     rows: list[ui.Row] = []
     for stage in dict.fromkeys(stages):
-        for name, key, show in _FIGURES_OF_STAGES:
-            of_stage = f"stages.{stage - 1}.{key}"
-            values = _figure(diff, f"{of_stage}{at}" if key.endswith(".") else of_stage)
-            if values[0] != values[1]:
-                rows.append((f"stage {stage}", name, *_shown(values, show), _change(*values)))
+        for name, key, show in figures:
+            before, after = _figure(diff, in_stage := f"stages.{stage - 1}.{key}")
+            if before != after:
+                rows += _figure_row(diff, in_stage, show, f"stage {stage}", name)
     if stages and not rows:
         return ["the figures of every stage are the same"]
     return ui.table(_HEAD, rows, "<<>>>")
@@ -297,20 +290,6 @@ def _of_stage(key: str) -> tuple[int, str]:
     first, _, rest = key.partition(".")
     place, _, inner = rest.partition(".")
     return (int(place) + 1, inner) if first == "stages" else (0, key)
-
-
-def _figure_rows(diff: PlanDiff) -> Iterable[ui.Row]:
-    has_estimate = any(_figure(diff, "days.expected"))
-    for name, key, show in _FIGURES:
-        for estimate in ("lower", "expected", "unoverlapped") if has_estimate else ("lower",):
-            values = _figure(diff, f"{key}.{estimate}")
-            if any(values):
-                label = f"{name}, {_named(estimate)}"
-                yield label, *_shown(values, show), _changed(values, show)
-
-
-def _shown(values: tuple[float, float], show: ui.Show) -> list[str]:
-    return [show(value) if value else "-" for value in values]
 
 
 # Two proofs side by side.
@@ -335,17 +314,13 @@ _NAMES = {
 def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
     """Return the figures of both, and the lines whose seconds differ."""
     schedules = [proof.schedule for proof in diff.proofs if proof.schedule]
-    if len(schedules) < 2:
-        verdict = "There is no schedule of both: the catalog has no clock for a chip."
-    else:
+    verdict = "There is no schedule of both: the catalog has no clock for a chip."
+    if len(schedules) == 2:
         ratio = schedules[1].total_s / schedules[0].total_s
         word = "longer" if ratio > 1 else "shorter"
-        unfit = (
-            f"; the {name} does not fit"
-            for name, proof in zip(("first", "second"), diff.proofs, strict=True)
-            if not proof.fits
-        )
-        verdict = f"The second is scheduled {fmt.percent(abs(ratio - 1))} {word}{''.join(unfit)}."
+        ends = zip(("first", "second"), diff.proofs, strict=True)
+        unfit = "".join(f"; the {end} does not fit" for end, proof in ends if not proof.fits)
+        verdict = f"The second is scheduled {fmt.percent(abs(ratio - 1))} {word}{unfit}."
 
     def shown(figure: ProofFigure, value: float) -> str:
         if figure.unit == "s":

@@ -12,9 +12,6 @@ from orchestrator.show.plan_text import headline
 from orchestrator.values.codec import short
 from orchestrator.values.plan import ATTENTION_LINES, Plan
 from orchestrator.values.proof import (
-    ComparedCollective,
-    CrossingFault,
-    Disagreement,
     Payload,
     PlanChange,
     Proof,
@@ -38,9 +35,25 @@ def proof_screen(
     detail: ui.Detail = "usual",
 ) -> ui.Screen:
     """Return the verdict, then everything that it rests on, and what to do next."""
+    # Whether it fits, whether the forecast agrees, and what crosses pods.
+    peak, limit = map(fmt.in_memory, (proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device))
+    forecast = _agreement(proof)
+    if proof.agrees is not None:
+        memory = _ratio(proof.forecast_peak_hbm_bytes_per_device, proof.peak_hbm_bytes_per_device)
+        flops = _ratio(proof.forecast_flops_per_device, proof.flops_per_device)
+        answer = "agrees" if proof.agrees else "does not agree"
+        forecast = f"{answer}: peak {memory} and FLOPs {flops} of the compiled"
+    rows = [
+        ("fits", f"{'yes' if proof.fits else 'no'}: {peak} of {limit} per device"),
+        ("forecast", forecast),
+    ]
+    if proof.crossings:
+        rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
+    good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
+    styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
     top: list[list[ui.Part]] = [
         [ui.Title(headline(plan), f"proof of plan {short(plan.digest)}")],
-        ui.indent([_verdict_lines(proof)]),
+        ui.indent([ui.Table(rows, "<w", row_styles=styles)]),
     ]
     if detail == "brief":
         return ui.screen(*top, _advice(proof), ui.next_step(next_command))
@@ -57,7 +70,7 @@ def proof_screen(
         ui.indent([ui.Table(compilation, "<w")]),
         _memory(proof, full=full),
         _collectives(proof, full=full),
-        ui.indent(_dcn_check(proof)),
+        ui.indent(_dcn_check(proof) if proof.crossings else []),
         ui.section("FLOPs per device and step", _flops(proof)),
         _schedule_parts(plan, proof.schedule),
         _advice(proof),
@@ -94,14 +107,11 @@ def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> ui.Screen:
     if not proofs:
         remat = text_of(plan.remat)
         return ui.screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
-    rows = [
-        (
-            f"remat {text_of(plan.remat)}",
-            fmt.in_memory(proof.peak_hbm_bytes_per_device),
-            "fits" if proof.passes else "does not fit",
-        )
-        for plan, proof in proofs
-    ]
+    rows = []
+    for smaller, proof in proofs:
+        fits = "fits" if proof.passes else "does not fit"
+        peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
+        rows.append((f"remat {text_of(smaller.remat)}", peak, fits))
     name = "compiled policies, the least recompute first"
     return ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))
 
@@ -131,22 +141,19 @@ def _verdict_lines(proof: Proof) -> ui.Table:
 
 def _memory(proof: Proof, *, full: bool) -> list[ui.Part]:
     """Return the memory at its peak, line by line, then the largest buffers."""
-    peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
     rows: list[ui.Row] = [
-        (line.name, fmt.in_memory(line.compiled), _figure(line.forecast), "")
-        for line in proof.ledger
+        (*_compared(line.name, line.compiled, line.forecast)[:3], "") for line in proof.ledger
     ]
-    rows.append(("peak", fmt.in_memory(peak), _figure(forecast), _ratio(forecast, peak)))
+    peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
+    rows.append(_compared("peak", peak, forecast))
     rows.append(("limit", fmt.in_memory(proof.hbm_bytes_per_device), "", ""))
     host, on_host = proof.host_bytes_per_device, proof.forecast_host_bytes_per_device
     if host or on_host:
-        rows.append(("on the host", fmt.in_memory(host), _figure(on_host), _ratio(on_host, host)))
+        rows.append(_compared("on the host", host, on_host))
     sizes = [0, *(line.compiled for line in proof.ledger)]
     sizes += [0] * (1 + len(rows) - len(sizes))
-    parts: list[ui.Part] = [
-        ui.Table([_HEAD, *rows], "<>><", bars=sizes),
-        f"the peak is at {proof.peak_at}",
-    ]
+    table = ui.Table([_HEAD, *rows], "<>><", bars=sizes)
+    parts: list[ui.Part] = [table, f"the peak is at {proof.peak_at}"]
     buffers = [
         (fmt.in_memory(buffer.bytes), f"{buffer.name} {buffer.shape}")
         for buffer in (proof.buffers if full else proof.buffers[:_LARGEST])
@@ -159,17 +166,16 @@ def _memory(proof: Proof, *, full: bool) -> list[ui.Part]:
 
 def _collectives(proof: Proof, *, full: bool) -> list[ui.Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
-
-    def size(collective: ComparedCollective) -> float:
-        return max(collective.bytes_per_step, collective.forecast_bytes_per_step or 0)
-
+    sizes = [
+        max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in proof.collectives
+    ]
     most: dict[str, float] = {}
-    for collective in proof.collectives:
-        most[collective.link] = max(size(collective), most.get(collective.link, 0.0))
+    for collective, size in zip(proof.collectives, sizes, strict=True):
+        most[collective.link] = max(size, most.get(collective.link, 0.0))
     least = 0 if full else _SMALL
     rows = []
-    for collective in proof.collectives:
-        if size(collective) >= least * most[collective.link]:
+    for collective, size in zip(proof.collectives, sizes, strict=True):
+        if size >= least * most[collective.link]:
             compiled, forecast = collective.bytes_per_step, collective.forecast_bytes_per_step
             row = (
                 f"{collective.link} {' x '.join(collective.axes)}",
@@ -201,16 +207,32 @@ def _ratio(forecast: float | None, compiled: float) -> str:
     return f"{forecast / compiled:.3f}" if compiled and forecast is not None else ""
 
 
-def _figure(size: float | None) -> str:
-    return "-" if size is None else fmt.in_memory(size)
+def _compared(
+    name: str, compiled: float, forecast: float | None, show: ui.Show = fmt.in_memory
+) -> tuple[str, str, str, str]:
+    known = "-" if forecast is None else show(forecast)
+    return name, show(compiled), known, _ratio(forecast, compiled)
 
 
 def _dcn_check(proof: Proof) -> list[ui.Part]:
     """Return whether pods exchange what is planned and nothing else."""
-    if not proof.crossings:
-        return []
+    faults: list[ui.Part] = []
+    for fault in proof.crossing_faults:
+        found = fault.crossing
+        places = f", from {', '.join(found.places)}" if found.places else ""
+        calls = f"{found.calls_per_step:,.0f} x " if found.calls_per_step > 1 else ""
+        size = f"{found.bytes_per_step:,.0f} B {found.dtype}"
+        text = f"{calls}{found.kind} {found.name} of {size}{places}"
+        if fault.code == "not_planned":
+            text = f"{text} crosses pods and is not in the plan"
+        else:
+            text = (
+                f"{fault.bytes_per_step:,.0f} B of {found.carries} cross pods each step, but the"
+                f" plan has {fault.allowed_bytes_per_step:,.0f} B; the largest: {text}"
+            )
+        faults.append(text)
     if not proof.crosses_as_planned:
-        return ["pods exchange more than planned", *ui.indent(map(_fault, proof.crossing_faults))]
+        return ["pods exchange more than planned", *ui.indent(faults)]
 
     def exchanged(what: Payload) -> str:
         """Return how much of a payload crosses pods in a step, and in how many calls."""
@@ -222,70 +244,54 @@ def _dcn_check(proof: Proof) -> list[ui.Part]:
     if not proof.only_gradients_cross_pods:
         weights = f"weights, {exchanged('weights')} gathers"
         return [f"pods exchange only what is planned: gradients, {gradients}; {weights}"]
-    others = sum(sent.bytes_per_step for sent in proof.crossings if sent.carries != "gradients")
+    others = sum(data.bytes_per_step for data in proof.crossings if data.carries != "gradients")
     scalars = f" and {fmt.count(others)} B of scalars" if others else ""
     return [f"pods exchange only gradients: {gradients}{scalars}"]
 
 
-def _fault(fault: CrossingFault) -> str:
-    found = fault.crossing
-    places = f", from {', '.join(found.places)}" if found.places else ""
-    calls = f"{found.calls_per_step:,.0f} x " if found.calls_per_step > 1 else ""
-    size = f"{found.bytes_per_step:,.0f} B {found.dtype}"
-    crossing = f"{calls}{found.kind} {found.name} of {size}{places}"
-    if fault.code == "not_planned":
-        return f"{crossing} crosses pods and is not in the plan"
-    return (
-        f"{fault.bytes_per_step:,.0f} B of {found.carries} cross pods each step, but the plan"
-        f" has {fault.allowed_bytes_per_step:,.0f} B; the largest: {crossing}"
-    )
-
-
 def _flops(proof: Proof) -> list[ui.Part]:
-    def amount(value: float | None) -> str:
-        return "-" if value is None else fmt.with_unit(value, "FLOP", 4)
+    def amount(value: float) -> str:
+        return fmt.with_unit(value, "FLOP", 4)
 
-    lines = [(line.name, line.compiled, line.forecast) for line in proof.flops]
     rows = [
-        (name, amount(compiled), amount(forecast), _ratio(forecast or 0, compiled))
-        for name, compiled, forecast in lines
+        (
+            *_compared(line.name, line.compiled, line.forecast, amount)[:3],
+            _ratio(line.forecast or 0, line.compiled),
+        )
+        for line in proof.flops
     ]
     total, forecast = proof.flops_per_device, proof.forecast_flops_per_device
-    rows.append(("all", amount(total), amount(forecast), _ratio(forecast, total)))
-    return ui.table(_HEAD, rows, "<>><")
+    return ui.table(_HEAD, [*rows, _compared("all", total, forecast, amount)], "<>><")
 
 
 def _advice(proof: Proof) -> list[ui.Part]:
     """Return what is wrong, and what could be set instead."""
+    parts: list[ui.Part] = []
+    for found in proof.disagreements:
+        what = {
+            "peak_memory": "peak memory is",
+            "host_memory": "memory of the host is",
+            "payload": f"payload over {' x '.join(found.axes)} is",
+            "flops": "the program's FLOPs are",
+        }.get(found.code, "")
+        if found.code == "uncounted_kernel":
+            text = f"no formula counts the FLOPs of kernel {found.kernel}"
+        elif not found.forecast:
+            text = f"{what} {found.compiled:,.0f} B, against 0 B in the forecast"
+        else:
+            text = f"{what} {found.compiled / found.forecast:.3f} times the forecast's"
+        parts.append(ui.warning(f"the forecast is off: {text}"))
 
     def settings(change: PlanChange) -> str:
         return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
-    parts: list[ui.Part] = [
-        ui.warning(f"the forecast is off: {_disagreement(found)}") for found in proof.disagreements
-    ]
     if proof.refusal:
         parts.append(ui.labelled("the compiler:", proof.refusal.message))
         parts.append("closest settings that fit, by the forecast corrected for this:")
-        parts += ui.indent(
-            [settings(near) for near in proof.refusal.nearest] or ["none on these chips"]
-        )
+        nearest = [settings(change) for change in proof.refusal.nearest]
+        parts += ui.indent(nearest or ["none on these chips"])
     less = "memory is left for less recompute"
     return [*parts, *(f"{less}: {settings(change)}" for change in proof.hints)]
-
-
-def _disagreement(found: Disagreement) -> str:
-    if found.code == "uncounted_kernel":
-        return f"no formula counts the FLOPs of kernel {found.kernel}"
-    what = {
-        "peak_memory": "peak memory is",
-        "host_memory": "memory of the host is",
-        "payload": f"payload over {' x '.join(found.axes)} is",
-        "flops": "the program's FLOPs are",
-    }[found.code]
-    if not found.forecast:
-        return f"{what} {found.compiled:,.0f} B, against 0 B in the forecast"
-    return f"{what} {found.compiled / found.forecast:.3f} times the forecast's"
 
 
 def _verdict(proof: Proof) -> str:
@@ -342,6 +348,20 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[ui.Part]:
     def kind_s(value_s: float) -> str:
         return fmt.seconds(value_s) if value_s >= small_s / 10 else "-"
 
+    # What the device waits for, and what it was to hide behind.
+    transfers: list[ui.Row] = []
+    for transfer in schedule.collectives:
+        if transfer.exposed_s >= small_s:
+            over = (transfer.kind, "over", transfer.link, " x ".join(transfer.axes))
+            how = f"hides behind {short_line(transfer.behind) if transfer.behind else 'nothing'}"
+            parts = (
+                f"{fmt.count(transfer.calls_per_step)} {' '.join(filter(None, over))}",
+                transfer.algorithm,
+                how if transfer.asynchronous else "synchronous",
+                short_line(transfer.line),
+            )
+            words = ", ".join(filter(None, parts))
+            transfers.append((fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s), words))
     lines = by_line(schedule)
     line_rows = [
         (
@@ -379,9 +399,7 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[ui.Part]:
             low, ui.table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")
         ),
         *ui.section("copies and relayouts", [ui.Table(copies, ">w")] if copies else []),
-        *ui.section(
-            "exposed transfers", ui.table(("", "sent in", ""), _transfers(schedule), "<<w")
-        ),
+        *ui.section("exposed transfers", ui.table(("", "sent in", ""), transfers[:_MOST], "<<w")),
         *ui.indent([f"not priced, and counted as nothing: {unpriced}"] if unpriced else []),
     ]
 
@@ -427,22 +445,3 @@ def short_line(line: str) -> str:
     path, _, function = line.partition(" ")
     words = [word for word in function.strip("()").split(".") if word and not word.startswith("<")]
     return " ".join((path.rsplit("/", 1)[-1], *(f"({word})" for word in words[-1:])))
-
-
-def _transfers(schedule: Schedule) -> list[ui.Row]:
-    """Return what the device waits for, and what it was to hide behind."""
-    rows: list[ui.Row] = []
-    for transfer in schedule.collectives:
-        if transfer.exposed_s < _SMALL_SHARE * schedule.total_s:
-            continue
-        over = ("over", transfer.link, " x ".join(transfer.axes))
-        how = f"hides behind {short_line(transfer.behind) if transfer.behind else 'nothing'}"
-        parts = (
-            f"{fmt.count(transfer.calls_per_step)} {' '.join(filter(None, (transfer.kind, *over)))}",
-            transfer.algorithm,
-            how if transfer.asynchronous else "synchronous",
-            short_line(transfer.line),
-        )
-        words = ", ".join(filter(None, parts))
-        rows.append((fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s), words))
-    return rows[:_MOST]

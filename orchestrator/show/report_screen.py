@@ -49,10 +49,9 @@ def report_screen(report: Report, page: str, next_command: str, detail: ui.Detai
         return ui.screen(first, ending)
     more: list[list[ui.Part]] = []
     if detail == "full":
-        lost = goodput_rows(report.goodput) if report.goodput else []
-        causes: list[ui.Part] = [ui.Table(lost)] if lost else []
+        lost = [ui.Table(goodput_rows(report.goodput))] if report.goodput else []
         stages = ui.table(STAGE_HEAD, stage_rows(report))
-        more = [ui.section("stages", stages), ui.section("where the time went", causes)]
+        more = [ui.section("stages", stages), ui.section("where the time went", lost)]
     texts = [gap_text(report.gap)] if report.gap else []
     texts += [goodput_text(report.goodput)] if report.goodput else []
     figures = ui.section("figures", [ui.Table([*main_figures(report)], "<>w")])
@@ -174,15 +173,12 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
     """Return the time of the steps that count, then each cause of lost time."""
-    lost = sorted(goodput.badput_s.items(), key=lambda pair: -pair[1])
-    return [
-        ("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput)),
-        *(
-            (f"{name}: {CAUSES[name]}", fmt.elapsed_or_ms(s), fmt.percent(s / goodput.total_s))
-            for name, s in lost
-            if s > 0
-        ),
-    ]
+    rows = [("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput))]
+    for name, lost_s in sorted(goodput.badput_s.items(), key=lambda pair: -pair[1]):
+        if lost_s > 0:
+            share = fmt.percent(lost_s / goodput.total_s)
+            rows.append((f"{name}: {CAUSES[name]}", fmt.elapsed_or_ms(lost_s), share))
+    return rows
 
 
 def stage_rows(report: Report) -> list[ui.Row]:
@@ -239,35 +235,15 @@ def _main_ratio(report: Report) -> Ratio | None:
 
 def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
     """Return how fast each run was, what was predicted, and where its time went."""
-    speeds, sizes, times = _compared_rows(reports)
-    speed_head: ui.Row = ("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP", "MFU",
-                       "PREDICTED", "RATIO")  # fmt: skip
-    if len({report.spec_digest for report in reports}) > 1:
-        speed_head += ("LOSS",)
-        ends = [report.last_loss for report in reports]
-        losses = ("-" if loss is None else loss_text(loss) for loss in ends)
-        speeds = [(*row, loss) for row, loss in zip(speeds, losses, strict=True)]
-    memory = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT"), *sizes]
-    time = [("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LARGEST LOSS"), *times]
-    return ui.screen(
-        [ui.heading(f"{fmt.counted(len(reports), 'run')}, measured against predicted")],
-        ui.indent([ui.heading(_compare_verdict(reports))]),
-        ui.section("speed", [ui.Table([speed_head, *speeds])]),
-        ui.section("memory per device", [ui.Table(memory)]),
-        ui.section("where the time went", [ui.Table(time, "<<>>><")]),
-        ui.notes(_compare_notes(reports)),
-        ui.next_step(next_command),
-    )
-
-
-def _compared_rows(reports: Sequence[Report]) -> tuple[list[ui.Row], list[ui.Row], list[ui.Row]]:
-    speeds: list[ui.Row] = []
-    sizes: list[ui.Row] = []
-    times: list[ui.Row] = []
+    speeds: list[ui.Row] = [("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP",
+                             "MFU", "PREDICTED", "RATIO", "LOSS")]  # fmt: skip
+    sizes: list[ui.Row] = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT")]
+    times: list[ui.Row] = [("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LARGEST LOSS")]
+    remarks = set()  # what PREDICTED is, or why nothing is compared
     for report in reports:
+        ratio = _main_ratio(report)
         cells: ui.Row = ("-",) * 6
         if measured := report.measured:
-            ratio = _main_ratio(report)
             cells = (
                 fmt.seconds(measured.step_s.median),
                 spread(measured.step_s),
@@ -276,39 +252,43 @@ def _compared_rows(reports: Sequence[Report]) -> tuple[list[ui.Row], list[ui.Row
                 fmt.seconds(ratio.step_s) if ratio else "-",
                 f"{fmt.to_digits(ratio.measured_over_predicted, 3)} x" if ratio else "-",
             )
-        speeds.append((report.run, str(report.pods), fmt.count(report.steps_done), *cells))
+        loss = "-" if report.last_loss is None else loss_text(report.last_loss)
+        speeds.append((report.run, str(report.pods), fmt.count(report.steps_done), *cells, loss))
         # The peak as forecast, as compiled and as measured by the devices.
         memory = report.memory
         peaks = memory.forecast_bytes, memory.compiled_bytes, memory.measured_bytes
-        shown = (
-            "-" if size is None else fmt.in_memory(size) for size in (*peaks, memory.hbm_bytes)
+        known = (*peaks, memory.hbm_bytes)
+        sizes.append(
+            (report.run, *("-" if size is None else fmt.in_memory(size) for size in known))
         )
-        sizes.append((report.run, *shown))
         spent: ui.Row = ("-", "-", "")
         if goodput := report.goodput:
             cause, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
             largest = f"{CAUSES[cause]} {fmt.percent(lost_s / goodput.total_s)}" if lost_s else ""
             spent = fmt.elapsed(goodput.total_s), fmt.percent(goodput.goodput), largest
         times.append((report.run, report.state, str(report.attempts), *spent))
-    return speeds, sizes, times
-
-
-def _compare_notes(reports: Sequence[Report]) -> list[str]:
-    """Return what PREDICTED is, and why cells are empty."""
-    texts = set()
-    for report in reports:
         if report.not_compared:
-            texts.add(NOT_COMPARED[report.not_compared])
-        elif ratio := _main_ratio(report):
+            remarks.add(NOT_COMPARED[report.not_compared])
+        elif ratio:
             what = "the lower bound" if ratio.against == "lower" else "the expected step"
             here = ", from this machine's chip profile" if report.rehearsal else ""
-            texts.add(f"PREDICTED is {what}{here}, and RATIO the step time over it")
-    listed = sorted(texts)
+            remarks.add(f"PREDICTED is {what}{here}, and RATIO the step time over it")
+    texts = sorted(remarks)
     if any(report.measured and report.memory.measured_bytes is None for report in reports):
-        listed.append("MEASURED is - where devices do not report memory, as those of a CPU")
+        texts.append("MEASURED is - where devices do not report memory, as those of a CPU")
     if any(report.memory.hbm_bytes is None for report in reports):
-        listed.append("LIMIT is - in a rehearsal, whose devices share this machine's memory")
-    return listed
+        texts.append("LIMIT is - in a rehearsal, whose devices share this machine's memory")
+    # Losses are compared only between experiments.
+    columns = 10 if len({report.spec_digest for report in reports}) > 1 else 9
+    return ui.screen(
+        [ui.heading(f"{fmt.counted(len(reports), 'run')}, measured against predicted")],
+        ui.indent([ui.heading(_compare_verdict(reports))]),
+        ui.section("speed", [ui.Table([row[:columns] for row in speeds])]),
+        ui.section("memory per device", [ui.Table(sizes)]),
+        ui.section("where the time went", [ui.Table(times, "<<>>><")]),
+        ui.notes(texts),
+        ui.next_step(next_command),
+    )
 
 
 def _compare_verdict(reports: Sequence[Report]) -> str:
@@ -335,10 +315,8 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
     ratio = most.tokens_per_s_per_chip / least.tokens_per_s_per_chip
     if ratio < 1 + _SAME:
         return "Compare: all have the same tokens per second and chip, within 1 %."
-    return (
-        f"Compare: {best.run} has the most tokens per second and chip, {fmt.to_digits(ratio, 3)} times"
-        " the fewest."
-    )
+    times = f"{fmt.to_digits(ratio, 3)} times the fewest"
+    return f"Compare: {best.run} has the most tokens per second and chip, {times}."
 
 
 # Published runs against their forecasts, with totals and what was left out.
@@ -358,27 +336,25 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
         )
         for run in score.rows
     ]
-    each_software = [
+    software = [
         (
             tool.software,
             str(tool.rows),
-            _share(tool.median_abs_error),
-            _share(tool.p90_abs_error),
-            _share(tool.inside_interval),
+            *map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval)),
             fmt.signed_percent(tool.median_error),
         )
-        for tool in score.software
+        for tool in (score.software if len(score.software) > 1 else ())
     ]
     # Tokens per second and chip on several slices over those on one.
     retention = [
         (
-            kept.id,
-            str(kept.slices),
-            fmt.percent(kept.measured),
-            fmt.percent(kept.expected),
-            fmt.signed_points(kept.expected - kept.measured),
+            pair.id,
+            str(pair.slices),
+            fmt.percent(pair.measured),
+            fmt.percent(pair.expected),
+            fmt.signed_points(pair.expected - pair.measured),
         )
-        for kept in score.retention
+        for pair in score.retention
     ]
     goodput = [
         (
@@ -402,31 +378,39 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
             if run.below_lower_bound
         ],
     }
-    software = ui.table(
-        ("software", "runs", "median", "p90", "inside 80 %", "bias"),
-        each_software if len(each_software) > 1 else [],
-    )
+    # The errors of the model, those of mixtures of experts apart, and a simple baseline's.
+    named = {"this model": summary}
+    if score.mixtures.rows:
+        named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
+    columns = ("median", "mean", "p90", "worst")
+    totals: list[ui.Row] = [("error", "runs", *columns)]
+    for label, part in named.items():
+        errors = (_share(getattr(part, f"{name}_abs_error")) for name in columns)
+        totals.append((label, str(part.rows), *errors))
+    median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
+    baseline = ("" if error is None else _share(error) for error in (median, None, p90, None))
+    totals.append(("baseline: one MFU per chip", "", *baseline))
+    # What the rows do not state of their software, and what was assumed instead.
+    assumptions = []
+    names = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
+    for column, name in names.items():
+        counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
+        assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
+        assumptions += [f"{name} not stated: assumed {assumed}"] if counts else []
+    tables = [
+        (("software", "runs", "median", "p90", "inside 80 %", "bias"), software),
+        (("rate per chip, over one slice", "slices", "measured", "expected", ""), retention),
+        (("share of time that trains", "predicted", "80 % interval", "reported"), goodput),
+        (("seconds until a step was done again", "predicted", "recorded"), recoveries),
+    ]
     return ui.screen(
         [ui.Title(f"{_runs(summary.rows)} against their forecasts", score.learned_on)],
         ui.indent([ui.heading(verdict)]),
         ui.indent(ui.table(("run", "expected", "80 % interval", "measured", "error"), runs)),
         ui.indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
-        ui.indent(_totals(score)),
-        ui.indent(software),
-        ui.indent(
-            ui.table(
-                ("rate per chip, over one slice", "slices", "measured", "expected", ""), retention
-            )
-        ),
-        ui.indent(
-            ui.table(
-                ("share of time that trains", "predicted", "80 % interval", "reported"), goodput
-            )
-        ),
-        ui.indent(
-            ui.table(("seconds until a step was done again", "predicted", "recorded"), recoveries)
-        ),
-        ui.indent(_assumptions(score)),
+        ui.indent([ui.Table(totals, gap=3)] if summary.rows else []),
+        *(ui.indent(ui.table(head, rows)) for head, rows in tables),
+        ui.indent(assumptions),
         ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
         ui.closing(verdict, next_command),
     )
@@ -436,38 +420,8 @@ def _runs(number: int) -> str:
     return fmt.counted(number, "published run")
 
 
-def _totals(score: "Score") -> list[ui.Part]:
-    """Return the errors of the model, next to a simple baseline's; mixtures of experts apart."""
-    summary = score.summary
-    if not summary.rows:
-        return []
-    named = {"this model": summary}
-    if score.mixtures.rows:
-        named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
-    names = ("median", "mean", "p90", "worst")
-    rows: list[ui.Row] = [("error", "runs", *names)]
-    for label, part in named.items():
-        errors = (_share(getattr(part, f"{name}_abs_error")) for name in names)
-        rows.append((label, str(part.rows), *errors))
-    median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
-    cells = ("" if error is None else _share(error) for error in (median, None, p90, None))
-    rows.append(("baseline: one MFU per chip", "", *cells))
-    return [ui.Table(rows, gap=3)]
-
-
 def _share(fraction: float | None) -> str:
     return "-" if fraction is None else fmt.percent(fraction)
-
-
-def _assumptions(score: "Score") -> list[ui.Part]:
-    """Return what the rows do not state of their software, and what was assumed instead."""
-    lines: list[ui.Part] = []
-    names = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
-    for column, name in names.items():
-        counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
-        assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
-        lines += [f"{name} not stated: assumed {assumed}"] if counts else []
-    return lines
 
 
 def _verdict(summary: "Summary") -> str:
