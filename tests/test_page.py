@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from orchestrator.show.drawings import (
     _round_step,
     filled,
 )
-from orchestrator.show.pages import _run_page, _RunPage
+from orchestrator.show.pages import _run_page
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values.run import Run, TrackedRun
 from tests.conftest import RunOrch
@@ -33,18 +34,17 @@ PLAN = tiny_plan()
 VOID = {"meta", "link", "br", "img"}
 
 
-def shown(run: Run, steps: Steps, **changes: object) -> _RunPage:
+def shown(run: Run, steps: Steps, **changes: object) -> dict[str, Any]:
     """What the page of a run is made from."""
     last = counted_steps({number: _table_of(taken) for number, taken in steps.items()})
     report = compare(run, PLAN, steps)
-    fields = {"run": run, "report": report, "plan": PLAN, "rehearsed": None, "proof": None}
-    return _RunPage(**fields | {"steps": last} | changes)  # type: ignore[arg-type]
+    return {"run": run, "report": report, "plan": PLAN, "steps": last, **changes}
 
 
 def page(**changes: object) -> str:
     """The page of a real run of two attempts."""
     run, steps = preempted_run()
-    return _run_page(shown(replace(run, **changes), steps))  # type: ignore[arg-type]
+    return _run_page(**shown(replace(run, **changes), steps))  # type: ignore[arg-type]
 
 
 def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
@@ -53,13 +53,13 @@ def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
     shown_page = shown(run, steps)
     mfu = replace(PLAN.forecast.mfu, lower=0.9, expected=0.041, low=0.03, high=0.05)
     plan = replace(PLAN, forecast=replace(PLAN.forecast, mfu=mfu))
-    table = replace(shown_page.steps, mfu=shown_page.steps.mfu * 0.037 / 0.4)
-    plot = speed_over_steps(plan, shown_page.report, table)
+    table = replace(shown_page["steps"], mfu=shown_page["steps"].mfu * 0.037 / 0.4)
+    plot = speed_over_steps(plan, shown_page["report"], table)
     assert 0.05 < plot.y.high < 0.06
     assert [curve.kind for curve in plot.curves].count("lower") == 0
     assert ("expected", (0.0, 0.03, 0.05)) in [(band.kind, band.points[0]) for band in plot.bands]
     near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
-    plot = speed_over_steps(near, shown_page.report, table)
+    plot = speed_over_steps(near, shown_page["report"], table)
     assert [curve.kind for curve in plot.curves].count("lower") == 1
 
 
@@ -83,7 +83,7 @@ def test_a_page_links_to_its_mlflow_run() -> None:
     assert run_link(replace(database, tracker="files")) is None
     run, steps = preempted_run()
     linked = replace(run, tracking=database)
-    text = _run_page(shown(linked, steps, mlflow=run_link(database)))
+    text = _run_page(**shown(linked, steps, mlflow=run_link(database)))
     assert '<a href="http://127.0.0.1:5080/#/runs/abc">abc</a>' in text
 
 
@@ -141,7 +141,7 @@ def test_ten_thousand_steps_stay_a_small_page() -> None:
     """Curves are thinned: the page does not grow with the run."""
     run, steps = preempted_run()
     long = {**steps, 2: timed(100.0, range(5, 10_000), 0.5)}
-    assert len(_run_page(shown(run, long)).encode()) < 200_000
+    assert len(_run_page(**shown(run, long)).encode()) < 200_000
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_text_of_a_run_is_never_markup() -> None:
         environment={hostile: hostile},
         attempts=(replace(first, error=hostile), second),
     )
-    found = read(_run_page(shown(run, steps)))
+    found = read(_run_page(**shown(run, steps)))
     assert "script" not in found.seen
     assert found.asked == []
     assert "".join(found.text).count(hostile) >= 5
@@ -209,10 +209,10 @@ def test_a_real_run_stands_beside_its_forecast() -> None:
 def test_memory_is_forecast_compiled_and_measured() -> None:
     """What the devices said is a bar of its own; where they did not say, the page does."""
     run, steps = preempted_run()
-    silent = report_words(_run_page(shown(run, steps)))
+    silent = report_words(_run_page(**shown(run, steps)))
     assert "The devices did not report their memory" in silent
     first = replace(steps[2][0], step=replace(steps[2][0].step, peak_hbm_bytes=5 << 30))
-    text = _run_page(shown(run, {**steps, 2: [first, *steps[2][1:]]}))
+    text = _run_page(**shown(run, {**steps, 2: [first, *steps[2][1:]]}))
     assert "did not report their memory" not in text
     block = text[text.index("Memory per device") : text.index("Where the time went")]
     assert 'aria-label="measured: 5.00 GiB"' in block
@@ -222,7 +222,7 @@ def test_a_rehearsal_is_never_drawn_beside_chips() -> None:
     """It says that it is one; no mark and no dot of it lies on a scale of chips."""
     run, steps = preempted_run()
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
-    text = _run_page(shown(small, steps, rehearsed=PLAN))
+    text = _run_page(**shown(small, steps, rehearsed=PLAN))
     assert "A rehearsal: a small copy" in text
     assert "compared with no forecast" in text
     scales = text[text.index("Time per step") : text.index("Over steps")]
@@ -237,7 +237,7 @@ def test_a_rehearsal_is_held_against_its_own_machine() -> None:
     here = replace(PLAN, chip_profile="0" * 64)
     small = replace(run, rehearsal=True, rehearses=PLAN.digest)
     report = compare(small, here, steps)
-    text = _run_page(shown(small, steps, report=report, plan=here, rehearsed=PLAN))
+    text = _run_page(**shown(small, steps, report=report, plan=here, rehearsed=PLAN))
     assert "this machine's chip profile" in report_words(text)
     chips = text[text.index("The plan, on v5e chips") : text.index("Over steps")]
     assert 'class="mark measured"' in text[text.index("Time per step") : text.index("The plan, on")]
@@ -249,7 +249,7 @@ def test_what_the_compiler_allows_stands_beside_the_plan_for_chips_alone() -> No
     """Nothing limits a rehearsal's devices: its page says so, and its report has no limit."""
     run, steps = preempted_run()
     small = shown(replace(run, rehearsal=True, rehearses=PLAN.digest), steps, rehearsed=PLAN)
-    assert small.report.memory.hbm_bytes is None
+    assert small["report"].memory.hbm_bytes is None
     text = _run_page(small)
     block = text[text.index("Memory per device") : text.index("Where the time went")]
     here, chips = block.split("The plan, on v5e chips")
@@ -270,9 +270,9 @@ def test_a_run_that_has_hardly_begun_has_a_page(count: int) -> None:
     run, steps = preempted_run()
     taken = {1: steps[1][:count]}
     begun = replace(run, state="running", ended_at_s=None, attempts=run.attempts[:1])
-    found = read(_run_page(shown(begun, taken)))
+    found = read(_run_page(**shown(begun, taken)))
     assert ("No step was measured" in "".join(found.text)) == (count < 2)
-    read(_run_page(shown(replace(begun, attempts=()), {})))
+    read(_run_page(**shown(replace(begun, attempts=()), {})))
 
 
 # --- its drawings

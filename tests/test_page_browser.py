@@ -50,8 +50,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ran = read_trial_runs(recorded)
     report = _make_scaling_report(recorded.key, recorded.submission().study, ran)
     texts = {
-        "run": _run_page(shown(run, steps)),
-        "rehearsal": _run_page(shown(small, steps, rehearsed=tiny_plan())),
+        "run": _run_page(**shown(run, steps)),
+        "rehearsal": _run_page(**shown(small, steps, rehearsed=tiny_plan())),
         "study": _scaling_page(report, {one.trial: one.predicted for one in ran}),
     }
     for name, text in texts.items():

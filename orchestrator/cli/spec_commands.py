@@ -158,10 +158,7 @@ def import_command() -> None:
 @click.option("--device-type", metavar="TYPE", help="The chips, as xpk calls them: v6e-256.")
 @click.option("--slices", type=click.IntRange(1), metavar="N", help="How many slices of them.")
 @click.option(
-    "--command",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Which command, if several train.",
+    "--command", type=click.IntRange(1), metavar="N", help="Which command, if several train."
 )
 def maxtext(
     sources: tuple[str, ...], device_type: str | None, slices: int | None, command: int | None

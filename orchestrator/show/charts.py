@@ -4,23 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from orchestrator import formatting as fmt
 from orchestrator.evidence.report import device_times
-from orchestrator.formatting import count, elapsed_or_ms, in_memory, percent, seconds, with_unit
 from orchestrator.journal.steps import Floats, StepTable
-from orchestrator.show.drawings import (
-    Axis,
-    Band,
-    Bar,
-    BarChart,
-    BarPart,
-    Curve,
-    Flag,
-    Mark,
-    Plot,
-    around,
-    from_zero,
-    logarithmic,
-)
+from orchestrator.show import drawings as draw
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import CAUSES
 from orchestrator.values.plan import LedgerLine, Plan
@@ -42,61 +29,55 @@ def _color(resource: str) -> str:
 # --- time per step
 
 
-def step_time(plan: Plan, report: Report | None = None) -> BarChart:
+def step_time(plan: Plan, report: Report | None = None) -> draw.BarChart:
     """Return the forecast by resource, and the measured step where it can be compared."""
     step_s = plan.forecast.step_s
     bars = [*resource_bars(plan), *expected_bars(plan)]
-    marks = [Mark("lower bound", "lower", step_s.lower)]
+    marks = [draw.Mark("lower bound", "lower", step_s.lower)]
     if step_s.expected is not None:
         marks.append(
-            Mark(
-                "expected",
-                "expected",
-                step_s.expected,
-                low=step_s.low,
-                high=step_s.high,
-            )
+            draw.Mark("expected", "expected", step_s.expected, low=step_s.low, high=step_s.high)
         )
     if step_s.unoverlapped != step_s.expected:
-        marks.append(Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
+        marks.append(draw.Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
     if report is None or report.measured is None:
-        return BarChart(bars=bars, show=seconds, marks=marks)
+        return draw.BarChart(bars=bars, show=fmt.seconds, marks=marks)
     measured = _measured_bar(report.measured)
     if report.gap is None:
-        return BarChart(bars=[measured], show=seconds)
+        return draw.BarChart(bars=[measured], show=fmt.seconds)
     took_s = report.measured.step_s
     median, low, high = took_s.median, took_s.low, took_s.high
-    marks.append(Mark("measured", "measured", median, low=low, high=high))
-    return BarChart(bars=[*bars, measured], show=seconds, marks=marks)
+    marks.append(draw.Mark("measured", "measured", median, low=low, high=high))
+    return draw.BarChart(bars=[*bars, measured], show=fmt.seconds, marks=marks)
 
 
-def resource_bars(plan: Plan) -> list[Bar]:
+def resource_bars(plan: Plan) -> list[draw.Bar]:
     """Return a bar for each resource, the busiest first, and one for all small ones."""
     lines: dict[str, list[LedgerLine]] = {}
     for line in plan.forecast.time:
         name = "ici latency" if line.resource == "latency" else resource_name(line.resource or "")
         lines.setdefault(name, []).append(line)
-    bars = [Bar(name, _color(name), _parts(of)) for name, of in lines.items()]
+    bars = [draw.Bar(name, _color(name), _parts(of)) for name, of in lines.items()]
     bars.sort(key=lambda bar: -bar.value)
     least = _SMALL * plan.forecast.step_s.unoverlapped
-    small = tuple(BarPart(bar.name, bar.value) for bar in bars if bar.value < least)
-    rest = [Bar("the rest", "latency", small)] if small else []
+    small = tuple(draw.BarPart(bar.name, bar.value) for bar in bars if bar.value < least)
+    rest = [draw.Bar("the rest", "latency", small)] if small else []
     return [*(bar for bar in bars if bar.value >= least), *rest]
 
 
-def expected_bars(plan: Plan) -> list[Bar]:
+def expected_bars(plan: Plan) -> list[draw.Bar]:
     """Return the parts of the expected step as one bar, if there is one."""
     parts = _parts(plan.forecast.expected_time)
-    return [Bar("expected", "expected", parts)] if parts else []
+    return [draw.Bar("expected", "expected", parts)] if parts else []
 
 
-def _parts(lines: Sequence[LedgerLine]) -> tuple[BarPart, ...]:
+def _parts(lines: Sequence[LedgerLine]) -> tuple[draw.BarPart, ...]:
     """Return ledger lines as parts of a bar, the largest first."""
     ordered = sorted(lines, key=lambda line: -line.value)
-    return tuple(BarPart(line.name, line.value) for line in ordered)
+    return tuple(draw.BarPart(line.name, line.value) for line in ordered)
 
 
-def _measured_bar(measured: Measurement) -> Bar:
+def _measured_bar(measured: Measurement) -> draw.Bar:
     """Return the mean step, by what it waited for."""
     usual_s, slow_s = device_times(measured)
     parts = {
@@ -105,58 +86,58 @@ def _measured_bar(measured: Measurement) -> Bar:
         "waiting for data": measured.mean_data_s,
         "saving": measured.mean_checkpoint_s,
     }
-    shown = tuple(BarPart(name, part_s) for name, part_s in parts.items() if part_s > 0)
-    return Bar("measured, mean", "measured", shown)
+    shown = tuple(draw.BarPart(name, part_s) for name, part_s in parts.items() if part_s > 0)
+    return draw.Bar("measured, mean", "measured", shown)
 
 
 # --- memory and goodput
 
 
-def _forecast_memory(plan: Plan) -> Bar:
+def _forecast_memory(plan: Plan) -> draw.Bar:
     """Return the largest phase of a step."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
-    return Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
+    return draw.Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
 
 
-def rehearsal_memory(plan: Plan) -> BarChart:
-    return BarChart(bars=[_forecast_memory(plan)], show=in_memory)
+def rehearsal_memory(plan: Plan) -> draw.BarChart:
+    return draw.BarChart(bars=[_forecast_memory(plan)], show=fmt.in_memory)
 
 
-def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> BarChart:
+def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> draw.BarChart:
     """Return memory as forecast, compiled and measured, against the compiler limit."""
     bars = [_forecast_memory(plan)]
     if proof:
         ledger = sorted(proof.ledger, key=lambda line: -line.compiled)
-        parts = [BarPart(line.name, line.compiled) for line in ledger]
+        parts = [draw.BarPart(line.name, line.compiled) for line in ledger]
         rest = proof.peak_hbm_bytes_per_device - sum(part.value for part in parts)
-        parts += [BarPart("the rest", rest)] if rest > 0 else []
-        bars.append(Bar("compiled", "dcn", tuple(parts)))
+        parts += [draw.BarPart("the rest", rest)] if rest > 0 else []
+        bars.append(draw.Bar("compiled", "dcn", tuple(parts)))
     if measured_bytes is not None:
-        peak = BarPart("peak", measured_bytes)
-        bars.append(Bar("measured", "measured", (peak,)))
-    limit = Mark("compiler limit", "limit", plan.forecast.hbm_bytes_per_device)
-    return BarChart(bars=bars, show=in_memory, marks=[limit])
+        peak = draw.BarPart("peak", measured_bytes)
+        bars.append(draw.Bar("measured", "measured", (peak,)))
+    limit = draw.Mark("compiler limit", "limit", plan.forecast.hbm_bytes_per_device)
+    return draw.BarChart(bars=bars, show=fmt.in_memory, marks=[limit])
 
 
-def goodput(spent: Goodput) -> BarChart:
+def goodput(spent: Goodput) -> draw.BarChart:
     """Return all seconds of the run by where they went."""
     lost = sorted(spent.badput_s.items(), key=lambda pair: -pair[1])
     parts = (
-        BarPart("steps that count", spent.goodput_s),
-        *(BarPart(CAUSES[name], s, kind="lost") for name, s in lost if s > 0),
+        draw.BarPart("steps that count", spent.goodput_s),
+        *(draw.BarPart(CAUSES[name], s, kind="lost") for name, s in lost if s > 0),
     )
-    bar = Bar("from the first attempt to the end", "goodput", parts)
-    return BarChart(bars=[bar], show=elapsed_or_ms, named=3)
+    bar = draw.Bar("from the first attempt to the end", "goodput", parts)
+    return draw.BarChart(bars=[bar], show=fmt.elapsed_or_ms, named=3)
 
 
 # --- over steps
 
 
-def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
+def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
     """Return MFU with its prediction, or seconds where MFU is not known."""
     warm = steps.rows(steps.warm)
     if not (report.measured and report.measured.mfu and report.ratios):
-        return _over_steps(steps, warm, warm.step_s, "seconds a step", seconds)
+        return _over_steps(steps, warm, warm.step_s, "seconds a step", fmt.seconds)
     known = warm.rows(~np.isnan(warm.mfu))
     # Lines of the expected MFU, with its band, and of the roofline, which is left out where it
     # lies so far above that the others would be flat.
@@ -168,21 +149,21 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> Plot:
     if mfu.expected is not None:
         lines.append(("expected", mfu.expected, "expected"))
     curves = [
-        Curve(f"{name} {percent(value)}", kind, ((0, value), (last, value)))
+        draw.Curve(f"{name} {fmt.percent(value)}", kind, ((0, value), (last, value)))
         for name, value, kind in lines
     ]
     bands = []
     if mfu.low is not None and mfu.high is not None:
         points = ((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high))
-        bands.append(Band("expected", points))
-    return _over_steps(steps, known, known.mfu, "MFU", percent, curves, bands)
+        bands.append(draw.Band("expected", points))
+    return _over_steps(steps, known, known.mfu, "MFU", fmt.percent, curves, bands)
 
 
-def loss_over_steps(steps: StepTable) -> Plot:
+def loss_over_steps(steps: StepTable) -> draw.Plot:
     held_out = tuple(
         (float(taken.steps_done), taken.loss) for _, taken in sorted(steps.evaluations.items())
     )
-    curves = [Curve("held-out", "expected", held_out)] if held_out else []
+    curves = [draw.Curve("held-out", "expected", held_out)] if held_out else []
     return _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
 
 
@@ -196,35 +177,31 @@ def _over_steps(
     values: Floats,
     name: str,
     show: Callable[[float], str],
-    predicted: Sequence[Curve] = (),
-    expected: Sequence[Band] = (),
+    predicted: Sequence[draw.Curve] = (),
+    expected: Sequence[draw.Band] = (),
     *,
     from_0: bool = True,
-) -> Plot:
+) -> draw.Plot:
     """Return a curve of medians in a band from least to most, with predictions and restarts."""
     places = _thinned(shown.index.astype(float) + 1.0, values)
     ends = [y for _, low, _, high in places for y in (low, high)]
     ends += [y for curve in predicted for _, y in curve.points]
     ends += [high for band in expected for *_, high in band.points]
-    y_axis = from_zero(ends) if from_0 else around(ends)
+    y_axis = draw.from_zero(ends) if from_0 else draw.around(ends)
     points = tuple((x, y) for x, _, y, _ in places)
-    measured = Curve("measured", "measured", points, dots=len(points) == 1)
+    measured = draw.Curve("measured", "measured", points, dots=len(points) == 1)
     spread = tuple((x, low, high) for x, low, _, high in places)
     # A line where each attempt after the first begins; the key names one.
     begins = [float(index) for index in steps.index[sorted(steps.startups)] if index]
     restarts = [
-        Curve(
-            "" if number else "restart",
-            "restart",
-            ((x, y_axis.low), (x, y_axis.high)),
-        )
+        draw.Curve("" if number else "restart", "restart", ((x, y_axis.low), (x, y_axis.high)))
         for number, x in enumerate(begins)
     ]
     lines = [*restarts, *predicted]
-    x_axis = Axis(0.0, max(_last_step(steps), 1.0), whole=True)
-    curves, bands = [*lines, measured], [*expected, Band("measured", spread)]
+    x_axis = draw.Axis(0.0, max(_last_step(steps), 1.0), whole=True)
+    curves, bands = [*lines, measured], [*expected, draw.Band("measured", spread)]
     keyed = bool(lines)
-    return Plot(x_axis, y_axis, "steps", name, count, show, curves, bands, keyed=keyed)
+    return draw.Plot(x_axis, y_axis, "steps", name, fmt.count, show, curves, bands, keyed=keyed)
 
 
 def _thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
@@ -242,7 +219,7 @@ def _thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
 # --- the roofline of a plan, with a run on it
 
 
-def roofline(plan: Plan, measured_s: float | None) -> Plot:
+def roofline(plan: Plan, measured_s: float | None) -> draw.Plot:
     """Return the roofs, and the step as forecast and, if it was measured on chips, as measured."""
     step_s = plan.forecast.step_s
     # FLOPs that a device executes in a step, recompute included, and its peak.
@@ -258,29 +235,31 @@ def roofline(plan: Plan, measured_s: float | None) -> Plot:
     heights = [level for *_, level in levels]
     roofs = _roofs(plan, flops)
     meets = sorted(intensity for _, _, intensity in roofs) or [peak / max(heights)]
-    x = logarithmic([*meets, *(peak / rate for _, rate, _ in roofs)], 3)
-    y = Axis(min(heights) / 2.5, peak * 4, log=True)
+    x = draw.logarithmic([*meets, *(peak / rate for _, rate, _ in roofs)], 3)
+    y = draw.Axis(min(heights) / 2.5, peak * 4, log=True)
     top = ((x.low, peak), (x.high, peak))
-    curves = [Curve(f"matmul {with_unit(peak, 'FLOP/s')}", "matmul", top)]
+    curves = [draw.Curve(f"matmul {fmt.with_unit(peak, 'FLOP/s')}", "matmul", top)]
     # Slanted lines up to the peak, FLOP/s = rate x intensity, one for each link and rate.
-    for name, rate in {f"{_color(n)} {with_unit(r, 'B/s')}": r for n, r, _ in roofs}.items():
+    for name, rate in {f"{_color(n)} {fmt.with_unit(r, 'B/s')}": r for n, r, _ in roofs}.items():
         start = max(x.low, y.low / rate)
         end = max(start, min(x.high, peak / rate))
         slant = ((start, start * rate), (end, end * rate))
-        curves.append(Curve(name, _color(name), slant))
+        curves.append(draw.Curve(name, _color(name), slant))
     # Dots at one height, where the step meets each roof.
     for name, kind, level in levels:
         dots = tuple((place, level) for place in meets)
-        curves.append(Curve(name, kind, dots, dots=True))
-    return Plot(
+        curves.append(draw.Curve(name, kind, dots, dots=True))
+    return draw.Plot(
         x=x,
         y=y,
         x_name="FLOPs for each byte",
         y_name="executed FLOP/s of a device",
-        show_x=lambda value: with_unit(value, "").strip() if value >= 1 else f"{value:g}",
-        show_y=lambda value: with_unit(value, ""),
+        show_x=lambda value: fmt.with_unit(value, "").strip() if value >= 1 else f"{value:g}",
+        show_y=lambda value: fmt.with_unit(value, ""),
         curves=curves,
-        flags=[Flag(name, _color(name), intensity, min(heights)) for name, _, intensity in roofs],
+        flags=[
+            draw.Flag(name, _color(name), intensity, min(heights)) for name, _, intensity in roofs
+        ],
     )
 
 

@@ -5,6 +5,7 @@ from decimal import Decimal
 from math import exp
 from typing import Any
 
+from orchestrator import formatting as fmt
 from orchestrator.evidence.explain.differences import difference_texts
 from orchestrator.evidence.explain.formula import (
     ComputedValue,
@@ -18,26 +19,7 @@ from orchestrator.evidence.explain.formula import (
     assumed,
     bound_by,
 )
-from orchestrator.formatting import (
-    counted,
-    four_digits,
-    lasting,
-    percent,
-    seconds,
-    span,
-    with_unit,
-)
-from orchestrator.show.parts import (
-    NO_BREAK,
-    Command,
-    Part,
-    Screen,
-    Table,
-    Text,
-    indent,
-    next_step,
-    screen,
-)
+from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import likely, verdict_table
 
 # The sentences of an explanation: its answers, the differences of the plan, its summary.
@@ -57,13 +39,13 @@ _QUESTIONS: dict[QuestionCode, str] = {
 
 def _summary_text(summary: ExplanationSummary) -> str:
     forecast = summary.forecast
-    planned = f"planned {likely(forecast.days, lasting)}" if forecast else _NO_PLAN
+    planned = f"planned {likely(forecast.days, fmt.lasting)}" if forecast else _NO_PLAN
     return f"Answer: {_by_hand(summary)}, {planned}."
 
 
 def _by_hand(summary: ExplanationSummary) -> str:
     """Return what the derivation says without a plan."""
-    days = f"{lasting(summary.days)} at {assumed(summary.mfu)}"
+    days = f"{fmt.lasting(summary.days)} at {assumed(summary.mfu)}"
     if summary.mixed_times is None:
         return days
     return f"{days}, FSDP + tensor {bound_by(summary.mixed_times)}"
@@ -83,10 +65,10 @@ def _answer_text(verdict: Verdict) -> str:
         case "sequence_for_every_chip":
             sequences, chips, idle = figures["sequences"], figures["chips"], figures["idle"]
             if not idle:
-                return f"yes, {four_digits(sequences / chips)} a chip"
+                return f"yes, {fmt.four_digits(sequences / chips)} a chip"
             return f"no: {sequences:,.0f} sequences leave {idle:,.0f} of {chips:,.0f} chips idle"
         case "tensor_reach":
-            ways, power_of_two = four_digits(figures["below"]), figures["power_of_two"]
+            ways, power_of_two = fmt.four_digits(figures["below"]), figures["power_of_two"]
             if power_of_two < 2:
                 return f"not at all: it takes fewer than {ways} ways"
             return f"below {ways} ways, whatever the batch: {power_of_two} as a power of two"
@@ -94,7 +76,7 @@ def _answer_text(verdict: Verdict) -> str:
             return bound_by(figures["times"])
         case _:  # FSDP, alone or with tensor, or data parallelism over DCN
             of = "pod" if verdict.question == "dcn_bound" else "chip"
-            tokens, least = four_digits(figures["tokens"]), four_digits(figures["least"])
+            tokens, least = fmt.four_digits(figures["tokens"]), fmt.four_digits(figures["least"])
             answer = f"{bound_by(figures['times'])}: {tokens} tokens a {of}, it takes {least}"
             if not figures.get("tensor_pays", True):
                 answer = f"tensor does not pay, as X_opt exceeds the chips; pure FSDP is {answer}"
@@ -110,15 +92,15 @@ _LABELS = 10
 _MOST_RUNS = 10  # that are listed by name; more are counted
 
 
-def explain_screen(sheet: Explanation, next_command: str) -> Screen:
+def explain_screen(sheet: Explanation, next_command: str) -> ui.Screen:
     """Return inputs, derivations, published figures, the plan's differences, and sources."""
-    slices = f"{counted(sheet.pods, 'pod')} of {sheet.topology}"
+    slices = f"{fmt.counted(sheet.pods, 'pod')} of {sheet.topology}"
     changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
-    chips = counted(sheet.chips, f"{sheet.chip} chip")
+    chips = fmt.counted(sheet.chips, f"{sheet.chip} chip")
     headline = f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
 
     by_hand = [("by hand", _by_hand(sheet.summary))]
-    verdict = Table([("plan", _NO_PLAN), *by_hand], "<w", row_styles={0: "red"})
+    verdict = ui.Table([("plan", _NO_PLAN), *by_hand], "<w", row_styles={0: "red"})
     if sheet.summary.forecast is not None:
         verdict = verdict_table(sheet.summary.forecast, sheet.summary.tokens, by_hand)
 
@@ -127,9 +109,9 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         for given in sheet.inputs
     ]
     # The differences between the derivation and the plan, or why nothing is planned.
-    realized: list[Part] = [_title("Where the realizable plan differs")]
+    realized: list[ui.Part] = [_title("Where the realizable plan differs")]
     for words in difference_texts(sheet.differences) if sheet.differences else ():
-        realized.append(Command(f"  {words.about}"))
+        realized.append(ui.Command(f"  {words.about}"))
         realized += [_labelled("by hand", words.derived), _labelled("plan", words.planned)]
         realized.append(_labelled("why", words.why))
     if sheet.no_plan is not None:
@@ -138,12 +120,12 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         _text(f"  {_cite(source.key)} ", f"{source.title}; {source.where}; {source.date}", 6)
         for source in sheet.sources
     )
-    return screen(
+    return ui.screen(
         [_title(headline)],
-        indent([verdict]),
+        ui.indent([verdict]),
         [
             "Inputs",
-            *indent([Table(inputs, "<><<")]),
+            *ui.indent([ui.Table(inputs, "<><<")]),
             _text("  MFU counts ", sheet.mfu_definition),
         ],
         *map(_section, sheet.sections),
@@ -158,20 +140,20 @@ def explain_screen(sheet: Explanation, next_command: str) -> Screen:
         _expected(sheet.expectation) if sheet.expectation else [],
         _section(sheet.goodput) if sheet.goodput else [],
         [_title("Sources"), *sources],
-        [_title(_summary_text(sheet.summary)), *next_step(next_command)],
+        [_title(_summary_text(sheet.summary)), *ui.next_step(next_command)],
     )
 
 
-def _text(start: str, words: str, hang: int | None = None, style: str = "") -> Text:
+def _text(start: str, words: str, hang: int | None = None, style: str = "") -> ui.Text:
     """Return a paragraph that may break at any space, as formulas have a number in every word."""
-    return Text(words, start=start, hang=hang, style=style, keep_numbers=False)
+    return ui.Text(words, start=start, hang=hang, style=style, keep_numbers=False)
 
 
-def _title(words: str) -> Text:
+def _title(words: str) -> ui.Text:
     return _text("", words, style="bold")
 
 
-def _labelled(label: str, words: str) -> Text:
+def _labelled(label: str, words: str) -> ui.Text:
     return _text(f"    {label:{_LABELS}}", words)
 
 
@@ -179,9 +161,9 @@ def _cite(source: str) -> str:
     return f"[{source}]"
 
 
-def _section(entry: DerivationSection) -> list[Part]:
+def _section(entry: DerivationSection) -> list[ui.Part]:
     """Return formulas, each with its numbers, value and sources, then answers to questions."""
-    parts: list[Part] = [_title(entry.title)]
+    parts: list[ui.Part] = [_title(entry.title)]
     for line in entry.lines:
         value = _result(line.computed, line.unit)
         cited = "".join(f" {_cite(source)}" for source in line.sources)
@@ -200,15 +182,15 @@ def _result(computed: ComputedValue, unit: str) -> str:
     value = computed.value
     text = f"{_number(value)} {unit}".rstrip()
     if unit in ("bytes", "B/s"):
-        text = with_unit(value, unit.replace("bytes", "B"), 4)
+        text = fmt.with_unit(value, unit.replace("bytes", "B"), 4)
     elif unit == "s":
-        text = seconds(value)
+        text = fmt.seconds(value)
     elif unit == "MFU":
-        text = f"{percent(value)} MFU"
-    return f"= {text}".replace(" ", NO_BREAK)
+        text = f"{fmt.percent(value)} MFU"
+    return f"= {text}".replace(" ", ui.NO_BREAK)
 
 
-def _quote(figure: QuotedFigure) -> list[Part]:
+def _quote(figure: QuotedFigure) -> list[ui.Part]:
     """Return a published figure, what reproduces it, the exact value, and why they differ."""
 
     def equation(computed: ComputedValue, unit: str) -> str:
@@ -234,9 +216,9 @@ def _quote(figure: QuotedFigure) -> list[Part]:
     ]
 
 
-def _expected(step: ExpectedStep) -> list[Part]:
+def _expected(step: ExpectedStep) -> list[ui.Part]:
     """Return the parts of the expected step, the runs behind their constants, and the interval."""
-    parts: list[Part] = [_title("The expected step, from published runs")]
+    parts: list[ui.Part] = [_title("The expected step, from published runs")]
     for entry in step.parts:
         value = f"{_put_in(entry.computed)} {_result(entry.computed, 's')}"
         parts.append(_text(f"  {entry.name:{_NAMES - 2}}= ", _written(entry.computed.formula)))
@@ -245,19 +227,19 @@ def _expected(step: ExpectedStep) -> list[Part]:
             # A few runs by name, and the number of many; JSON has all names.
             are_few = len(constant.rows) <= _MOST_RUNS
             names = f": {', '.join(constant.rows)}" if are_few else ""
-            runs = counted(len(constant.rows), "run") + names
-            error = f", standard error {percent(constant.unsure)}" if constant.unsure else ""
+            runs = fmt.counted(len(constant.rows), "run") + names
+            error = f", standard error {fmt.percent(constant.unsure)}" if constant.unsure else ""
             learned = f"{constant.symbol} fitted to {runs}{error} {_cite(step.source)}"
             parts.append(_text(" " * _NAMES + "  ", learned))
-    total = " + ".join(seconds(entry.computed.value) for entry in step.parts)
-    ends = span(seconds(step.low_s), seconds(step.high_s))
+    total = " + ".join(fmt.seconds(entry.computed.value) for entry in step.parts)
+    ends = fmt.span(fmt.seconds(step.low_s), fmt.seconds(step.high_s))
     interval = (
         f"80 % prediction interval {ends}: runs outside the fit differ by a factor of"
         f" {exp(step.spread):.3f}; the rest is the uncertainty of the constants"
     )
     return [
         *parts,
-        _labelled("step", f"{total} = {seconds(step.expected_s)}"),
+        _labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"),
         _labelled("interval", f"{interval} {_cite(step.source)}"),
     ]
 
@@ -280,7 +262,7 @@ def _number(value: float) -> str:
     if abs(value) >= 1e7:
         mantissa, exponent = f"{rounded:.3e}".split("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return four_digits(value)
+    return fmt.four_digits(value)
 
 
 def _as_printed(digits: str, unit: str) -> str:

@@ -2,24 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.formatting import count, counted, percent, with_unit
+from orchestrator import formatting as fmt
 from orchestrator.planning.calibrated import ChipProfile, Operation
 from orchestrator.reading.expectations import KeyHelp
-from orchestrator.show.parts import (
-    Command,
-    Part,
-    Row,
-    Screen,
-    Table,
-    Title,
-    closing,
-    heading,
-    indent,
-    next_step,
-    screen,
-    section,
-    warning,
-)
+from orchestrator.show import parts as ui
 from orchestrator.values import codec
 from orchestrator.values.run import (
     ExportedWeights,
@@ -37,92 +23,92 @@ _LEADING = "llama3_8b_v6e_2slice"  # the README's example
 _MANY = 12  # keys that a person reads one by one
 
 
-def calibration_screen(profile: ChipProfile, path: str) -> Screen:
+def calibration_screen(profile: ChipProfile, path: str) -> ui.Screen:
     """Return the rate of each operation, and the profile's path."""
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     what = f"{machine.device_kind}: {machine.cores} cores of {machine.processor}"
-    rows: list[Row] = [("", "type", "small", "large", "spread")]
+    rows: list[ui.Row] = [("", "type", "small", "large", "spread")]
     for timing in profile.timings:
         if unit := _UNITS.get(timing.operation):
             heads = f" with heads of {timing.head_dim}" if timing.head_dim else ""
             ends = timing.points[0], timing.points[-1]  # the smallest and the largest amount
-            rates = (with_unit(amount / taken_s, unit) for amount, taken_s in ends)
-            spread = percent(timing.spread)
+            rates = (fmt.with_unit(amount / taken_s, unit) for amount, taken_s in ends)
+            spread = fmt.percent(timing.spread)
             rows.append((f"{timing.operation}{heads}", timing.dtype, *rates, spread))
     digest = codec.short(codec.digest(profile))
     use = "orch submit" if profile.emulated else f"orch plan --profile {digest}"
-    return screen(
-        [Title(what, f"profile {digest}")],
+    return ui.screen(
+        [ui.Title(what, f"profile {digest}")],
         [f"  measured on {profile.measured_on} with {versions}"],
-        indent([Table(rows, "<<>>>")]),
-        [Command(f"stored in {path}"), *next_step(f"{use} {_EXAMPLE}")],
+        ui.indent([ui.Table(rows, "<<>>>")]),
+        [ui.Command(f"stored in {path}"), *ui.next_step(f"{use} {_EXAMPLE}")],
     )
 
 
 # The health of this machine, and of the files of a run.
 
 
-def doctor_screen(report: HealthReport) -> Screen:
+def doctor_screen(report: HealthReport) -> ui.Screen:
     """Return each finding, with advice below those that are not good."""
     signs = max(len(_SIGNS[finding.health]) for finding in report.findings)
     names = max(len(finding.name) for finding in report.findings)
-    lines: list[Part] = []
+    lines: list[ui.Part] = []
     for finding in report.findings:
         start = (f"{_SIGNS[finding.health]:{signs}}", f"{finding.name:{names}}")
-        lines.append(Table([(*start, finding.detail)], "<<w"))
+        lines.append(ui.Table([(*start, finding.detail)], "<<w"))
         if finding.advice:
             lines.append(f"    {finding.advice}")
 
     limits = [finding.name for finding in report.findings if finding.health == "limited"]
     if report.broken:
         checks = f"{report.broken} of {len(report.findings)} checks failed"
-        ending = closing(f"Doctor: {checks}; fix these first.")
+        ending = ui.closing(f"Doctor: {checks}; fix these first.")
     else:
         abilities, command = ("plan and run", f"orch submit {_EXAMPLE}")
         if "extras" in limits:
             abilities, command = "plan", "orch init my-run.yaml"
-        with_limits = f", with {counted(len(limits), 'limit')}" if limits else ""
-        ending = closing(f"Doctor: this machine can {abilities}{with_limits}.", command)
-    return screen([heading("this machine")], indent(lines), ending)
+        with_limits = f", with {fmt.counted(len(limits), 'limit')}" if limits else ""
+        ending = ui.closing(f"Doctor: this machine can {abilities}{with_limits}.", command)
+    return ui.screen([ui.heading("this machine")], ui.indent(lines), ending)
 
 
-def run_doctor_screen(health: RunHealth, repair_command: str) -> Screen:
+def run_doctor_screen(health: RunHealth, repair_command: str) -> ui.Screen:
     """Return what is wrong with the files of a run, what was repaired, and what to do next."""
 
-    def lines(findings: Sequence[FileFinding]) -> list[Part]:
+    def lines(findings: Sequence[FileFinding]) -> list[ui.Part]:
         texts = ((f"{found.file}: {found.what}", f"    {found.advice}") for found in findings)
         return [text for pair in texts for text in pair]
 
-    wrong = counted(len(health.findings), "file")
+    wrong = fmt.counted(len(health.findings), "file")
     can = "cannot go on" if health.stops else "can go on"
     verdict = f"Doctor: {wrong} of {health.run} not as written; the run {can}."
     if not health.findings:
         verdict = f"Doctor: the files of {health.run} are as they were written."
     is_repairable = any(finding.repairable for finding in health.findings)
-    return screen(
-        section("repaired", lines(health.repaired)),
-        section("files", lines(health.findings)),
-        closing(verdict, repair_command if is_repairable else None),
+    return ui.screen(
+        ui.section("repaired", lines(health.repaired)),
+        ui.section("files", lines(health.findings)),
+        ui.closing(verdict, repair_command if is_repairable else None),
     )
 
 
 # Runs in MLflow, and weights that were written.
 
 
-def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) -> Screen:
+def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) -> ui.Screen:
     """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
         nothing = f"No runs in {storage} that are this user's"
-        return screen([Command(nothing), *next_step("orch submit SPEC")])
-    rows: list[Row] = [("RUN", "STATE", "STEPS", "MLFLOW RUN")]
+        return ui.screen([ui.Command(nothing), *ui.next_step("orch submit SPEC")])
+    rows: list[ui.Row] = [("RUN", "STATE", "STEPS", "MLFLOW RUN")]
     experiments: dict[str, dict[str, None]] = {}  # of each database or server
-    lines: list[Part] = [
-        warning(f"{result.run}: {result.problem}") for result in results if result.problem
+    lines: list[ui.Part] = [
+        ui.warning(f"{result.run}: {result.problem}") for result in results if result.problem
     ]
     for result in results:
         if recorded := result.recorded:
-            steps = count(recorded.steps)
+            steps = fmt.count(recorded.steps)
             rows.append((result.run, recorded.state, steps, result.run_id or ""))
         if result.by_driver:
             lines.append(f"{result.run}: recorded by its own driver")
@@ -133,24 +119,26 @@ def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) 
         lines.append(f"Sync: {missing} of {len(results)} runs not recorded. {lost}")
     else:
         places = ", ".join(f"{label} ({', '.join(of)})" for label, of in experiments.items())
-        verdict = f"Sync: {counted(len(results), 'run')} recorded in {places}."
-        lines += [Command(verdict), *next_step(next_command)]
-    return screen([Table(rows, "<<><")] if rows[1:] else [], lines)
+        verdict = f"Sync: {fmt.counted(len(results), 'run')} recorded in {places}."
+        lines += [ui.Command(verdict), *ui.next_step(next_command)]
+    return ui.screen([ui.Table(rows, "<<><")] if rows[1:] else [], lines)
 
 
 def mlflow_links(
     address: str, shown: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
-) -> Screen:
+) -> ui.Screen:
     """Return where the MLflow UI shows the runs and their comparisons."""
-    blocks: list[list[Part]] = [[Command(f"MLflow at {address}, showing {shown}", style="bold")]]
+    blocks: list[list[ui.Part]] = [
+        [ui.Command(f"MLflow at {address}, showing {shown}", style="bold")]
+    ]
     for name, views in experiments:
         rows = [(view.name, view.url) for view in views]
-        blocks.append(section(f"experiment {name}", [Table(rows, "<<")]))
-    return screen(*blocks)
+        blocks.append(ui.section(f"experiment {name}", [ui.Table(rows, "<<")]))
+    return ui.screen(*blocks)
 
 
 def weights_screen(weights: ExportedWeights) -> str:
-    files = counted(weights.files, "file")
+    files = fmt.counted(weights.files, "file")
     loads = f"AutoModelForCausalLM.from_pretrained({weights.folder!r})"
     return (
         f"{weights.folder}: {weights.parameters:,} parameters of {weights.model} after step"
@@ -162,9 +150,9 @@ def weights_screen(weights: ExportedWeights) -> str:
 # Specs that one can start from, and their keys.
 
 
-def examples_screen(examples: Mapping[str, str]) -> Screen:
-    copied = next_step(f"orch init --from {_LEADING} my-run.yaml")
-    return screen([Table(list(examples.items()), "<w")], copied)
+def examples_screen(examples: Mapping[str, str]) -> ui.Screen:
+    copied = ui.next_step(f"orch init --from {_LEADING} my-run.yaml")
+    return ui.screen([ui.Table(list(examples.items()), "<w")], copied)
 
 
 def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[str]:
@@ -175,17 +163,17 @@ def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[st
         yield f"not needed for a plan: {', '.join(irrelevant)}"
 
 
-def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> Screen:
+def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> ui.Screen:
     """Return what each key means and must be; of many keys, what those below the first mean."""
 
-    def whole(key: KeyHelp) -> list[Part]:
+    def whole(key: KeyHelp) -> list[ui.Part]:
         absent = "required" if key.required else f"default: {key.default or 'none'}"
-        return [heading(key.key), *indent([key.about, f"must be: {key.must}", absent])]
+        return [ui.heading(key.key), *ui.indent([key.about, f"must be: {key.must}", absent])]
 
     if len(keys) <= _MANY:
-        return screen(*map(whole, keys), next_step(next_command))
+        return ui.screen(*map(whole, keys), ui.next_step(next_command))
     is_above = keys[1].key.startswith(f"{keys[0].key}.")
     below = keys[1:] if is_above else keys
-    rows = Table([(key.key, key.about) for key in below], "<w")
+    rows = ui.Table([(key.key, key.about) for key in below], "<w")
     first = whole(keys[0]) if is_above else []
-    return screen(first, [rows], next_step(f"orch schema --key {below[0].key}"))
+    return ui.screen(first, [rows], ui.next_step(f"orch schema --key {below[0].key}"))

@@ -4,24 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from math import floor
 
-from orchestrator.formatting import count, counted, dollars, lasting, scaled, time_limit, to_digits
+from orchestrator import formatting as fmt
 from orchestrator.planning.odds import Offer, OfferReasonCode, Offers
 from orchestrator.planning.plan_warnings import extrapolation, warning_texts
-from orchestrator.show.parts import (
-    WIDTH,
-    Detail,
-    Part,
-    Row,
-    Screen,
-    Show,
-    Table,
-    Text,
-    heading,
-    indent,
-    next_step,
-    screen,
-    warning,
-)
+from orchestrator.show import parts as ui
 from orchestrator.values.plan import Estimate
 
 _INTERVAL = "80 %"
@@ -44,44 +30,46 @@ _UNLIKELY = "<1 %"
 _SPOT = "spot slices can be taken away at any time: days do not count what that costs"
 
 
-def offers_screen(found: Offers, next_command: str | None, detail: Detail = "usual") -> Screen:
+def offers_screen(
+    found: Offers, next_command: str | None, detail: ui.Detail = "usual"
+) -> ui.Screen:
     """Return the offers on one screen; a brief one ends after those to choose from."""
     planned = [offer for offer in found.offers if offer.days]
-    top: list[list[Part]] = [[heading(offers_headline(found))], indent(_choice(found))]
+    top: list[list[ui.Part]] = [[ui.heading(offers_headline(found))], ui.indent(_choice(found))]
     if detail == "brief":
-        return screen(*top, next_step(next_command))
+        return ui.screen(*top, ui.next_step(next_command))
     chosen = to_take(found)
     beyond = [
         extrapolation(axis=way.axis, value=way.value, low=way.low, high=way.high)
         for way in (chosen.extrapolations if chosen else ())
     ]
     chips = ", ".join(found.request.chips)
-    total = f"{count(len(planned))} of {counted(len(found.offers), 'offer')} planned, of {chips}"
-    left_out: list[Part] = [Text(f"{total}; {_SIZES}", hang=2)]
+    total = f"{fmt.count(len(planned))} of {fmt.counted(len(found.offers), 'offer')} planned, of {chips}"
+    left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
     if rows := reasons(found):
-        left_out += indent([Table(rows, ">w")])
-    return screen(
+        left_out += ui.indent([ui.Table(rows, ">w")])
+    return ui.screen(
         *top,
-        indent(_frontier_table(found, planned)),
-        indent(left_out),
-        map(warning, warning_texts([*found.warnings, *beyond])),
-        [warning(_SPOT)] if found.request.prices == "spot" else [],
-        next_step(next_command),
+        ui.indent(_frontier_table(found, planned)),
+        ui.indent(left_out),
+        map(ui.warning, warning_texts([*found.warnings, *beyond])),
+        [ui.warning(_SPOT)] if found.request.prices == "spot" else [],
+        ui.next_step(next_command),
     )
 
 
 def offers_headline(found: Offers) -> str:
     """Return what was asked for."""
     request = found.request
-    wishes = [f"{scaled(found.tokens)} tokens"]
+    wishes = [f"{fmt.scaled(found.tokens)} tokens"]
     if request.by_days is not None:
-        wishes.append(f"within {time_limit(request.by_days)}")
+        wishes.append(f"within {fmt.time_limit(request.by_days)}")
     if request.budget_dollars is not None:
-        wishes.append(f"for {dollars(request.budget_dollars)} at most")
+        wishes.append(f"for {fmt.dollars(request.budget_dollars)} at most")
     return f"{found.name}: {' '.join(wishes)}, {request.prices} prices"
 
 
-def _choice(found: Offers) -> list[Part]:
+def _choice(found: Offers) -> list[ui.Part]:
     request, rows = found.request, []
     if _is_hopeless(found):
         # The two ends of the frontier: no offer costs or takes less.
@@ -95,8 +83,8 @@ def _choice(found: Offers) -> list[Part]:
             rows.append((f"cheapest{sure}", in_words(found.cheapest)))
         if found.fastest:
             rows.append((f"fastest{in_budget}", in_words(found.fastest)))
-    parts: list[Part] = [Table(rows, "<w", style="bold")] if rows else []
-    return parts if found.cheapest else [heading(nothing_sure(found)), *parts]
+    parts: list[ui.Part] = [ui.Table(rows, "<w", style="bold")] if rows else []
+    return parts if found.cheapest else [ui.heading(nothing_sure(found)), *parts]
 
 
 def _is_hopeless(found: Offers) -> bool:
@@ -120,12 +108,12 @@ def nothing_sure(found: Offers) -> str:
 
 
 def in_words(offer: Offer) -> str:
-    slices = f"{count(offer.pods)} x {offer.chip} {offer.topology}"
-    cost = f", {_likely(offer.dollars, dollars)}" if offer.dollars else ""
-    return f"{slices}, {counted(offer.chips, 'chip')}: {_likely(offer.days, lasting)}{cost}"
+    slices = f"{fmt.count(offer.pods)} x {offer.chip} {offer.topology}"
+    cost = f", {_likely(offer.dollars, fmt.dollars)}" if offer.dollars else ""
+    return f"{slices}, {fmt.counted(offer.chips, 'chip')}: {_likely(offer.days, fmt.lasting)}{cost}"
 
 
-def _likely(estimate: Estimate | None, show: Show) -> str:
+def _likely(estimate: Estimate | None, show: ui.Show) -> str:
     assert estimate
     if estimate.expected is None:
         return f"at least {show(estimate.lower)}"
@@ -141,7 +129,7 @@ def frontier_of(planned: Sequence[Offer]) -> list[Offer]:
     return [offer for offer in planned if offer.on_frontier] or list(planned)
 
 
-def _frontier_table(found: Offers, planned: Sequence[Offer]) -> list[Part]:
+def _frontier_table(found: Offers, planned: Sequence[Offer]) -> list[ui.Part]:
     """Return a row for each offer of the frontier. Intervals stay only where they fit, indented, on
     a terminal of usual width; JSON has them.
     """
@@ -149,15 +137,15 @@ def _frontier_table(found: Offers, planned: Sequence[Offer]) -> list[Part]:
     if not shown:
         return []
     named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
-    rows: list[Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
+    rows: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
     styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
-    table = Table(rows, _COLUMNS, row_styles=styles)
-    if max(map(len, table.lines(WIDTH))) > WIDTH - 2:
+    table = ui.Table(rows, _COLUMNS, row_styles=styles)
+    if max(map(len, table.lines(ui.WIDTH))) > ui.WIDTH - 2:
         places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
         narrow = [tuple(row[place] for place in places) for row in rows]
         columns = "".join(_COLUMNS[place] for place in places)
-        table = Table(narrow, columns, row_styles=styles)
-    return [heading(f"{counted(len(shown), 'offer')}{named}:"), table]
+        table = ui.Table(narrow, columns, row_styles=styles)
+    return [ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:"), table]
 
 
 def choices(found: Offers) -> dict[str, Offer | None]:
@@ -166,10 +154,10 @@ def choices(found: Offers) -> dict[str, Offer | None]:
     return dict([first, ("fastest", found.fastest)])
 
 
-def offer_row(offer: Offer, found: Offers) -> Row:
+def offer_row(offer: Offer, found: Offers) -> ui.Row:
     marks = [name for name, best in choices(found).items() if best == offer]
 
-    def cells(estimate: Estimate | None, show: Show) -> Row:
+    def cells(estimate: Estimate | None, show: ui.Show) -> ui.Row:
         """Return what is expected and its interval."""
         if estimate is None:
             return "-", ""
@@ -179,11 +167,11 @@ def offer_row(offer: Offer, found: Offers) -> Row:
 
     def in_days(days: float) -> str:
         """Return days as a number; a small part of a day in its own unit."""
-        return to_digits(days, 3) if days >= _LEAST_DAYS else lasting(days)
+        return fmt.to_digits(days, 3) if days >= _LEAST_DAYS else fmt.lasting(days)
 
     return (
-        offer.chip, offer.topology, count(offer.pods), count(offer.chips),
-        *cells(offer.days, in_days), *cells(offer.dollars, dollars), odds_text(offer),
+        offer.chip, offer.topology, fmt.count(offer.pods), fmt.count(offer.chips),
+        *cells(offer.days, in_days), *cells(offer.dollars, fmt.dollars), odds_text(offer),
         "best" if len(marks) > 1 else "".join(marks),
     )  # fmt: skip
 
@@ -201,4 +189,4 @@ def odds_text(offer: Offer) -> str:
 def reasons(found: Offers) -> list[tuple[str, str]]:
     """Return how many offers have no plan, for each reason."""
     why = Counter(offer.reason.code for offer in found.offers if offer.reason)
-    return [(count(number), _REASONS[code]) for code, number in why.most_common()]
+    return [(fmt.count(number), _REASONS[code]) for code, number in why.most_common()]

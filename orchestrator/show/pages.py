@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator import formatting as fmt
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
 from orchestrator.evidence.studies import read_trial_runs, report_of_runs
-from orchestrator.formatting import count, percent, scaled, seconds
 from orchestrator.journal import boundary, files
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
@@ -19,61 +19,18 @@ from orchestrator.planning.odds import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.next_commands import RUNS
 from orchestrator.run.records import record_files
-from orchestrator.show import charts
-from orchestrator.show.charts import expected_bars, resource_bars
-from orchestrator.show.drawings import (
-    Axis,
-    Band,
-    Bar,
-    BarChart,
-    BarPart,
-    Curve,
-    Plot,
-    around,
-    filled,
-    from_zero,
-    logarithmic,
-    sentence,
-)
-from orchestrator.show.parts import Row, Show
+from orchestrator.show import charts, plan_text, report_screen
+from orchestrator.show import drawings as draw
+from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
-from orchestrator.show.plan_text import amount, headline, resource_name
-from orchestrator.show.report_screen import (
-    STAGE_HEAD,
-    gap_text,
-    goodput_rows,
-    goodput_text,
-    loss_text,
-    main_figures,
-    run_verdict,
-    stage_rows,
-)
 from orchestrator.show.status_screen import attempt_time, cause
-from orchestrator.show.study_screens import (
-    SCALINGS,
-    gap_explanation,
-    key_names,
-    scaling_notes,
-    scaling_table,
-    scaling_verdict,
-    settings_text,
-    sweep_notes,
-    sweep_table,
-    sweep_verdict,
-)
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import Run
-from orchestrator.values.study import (
-    PlannedTrial,
-    ScalingReport,
-    SweepReport,
-    SweepTrialReport,
-    TrialReport,
-)
+from orchestrator.values.study import PlannedTrial, ScalingReport, SweepReport, TrialReport
 
 _PAGE = "report.html"
 
@@ -98,25 +55,21 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
             boundary.check_own(boundary.settled(record.path))
             path = record.path / _PAGE if os.access(record.path, os.W_OK) else path
     if isinstance(record, StudyJournal):
-        return _write_study_page(record, path)
+        runs = read_trial_runs(record)
+        study = report_of_runs(record, runs)
+        if isinstance(study, SweepReport):
+            text = _sweep_page(study)
+        else:
+            text = _scaling_page(study, {trial.trial: trial.predicted for trial in runs})
+        page = Page(path=_write(path, text), report=study)
+        for start in record.trial_starts()[-1:]:
+            record_files(record.trial_journal(start))
+        return page
     proof, problem = _proof(record)
     text, report = page_of(record, proof)
     problems = (*report.problems, *([problem] if problem else []))
     page = Page(path=_write(path, text), report=report, problems=problems)
     record_files(record)
-    return page
-
-
-def _write_study_page(study: StudyJournal, path: Path) -> Page:
-    runs = read_trial_runs(study)
-    report = report_of_runs(study, runs)
-    if isinstance(report, SweepReport):
-        text = _sweep_page(report)
-    else:
-        text = _scaling_page(report, {run.trial: run.predicted for run in runs})
-    page = Page(path=_write(path, text), report=report)
-    for start in study.trial_starts()[-1:]:
-        record_files(study.trial_journal(start))
     return page
 
 
@@ -138,73 +91,65 @@ def keep_report(journal: Journal) -> None:
     _write(journal.path / _PAGE, text)
 
 
-# The page of a run.
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RunPage:
-    """The page of a run. `plan` ran; it may be a small copy of `rehearsed`, the plan for chips, to
-    which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
-    """
-
-    run: Run
-    report: Report
-    plan: Plan
-    rehearsed: Plan | None
-    proof: Proof | None
-    steps: StepTable
-    mlflow: str | None = None
-
-
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     """Return the page of a run, as its journal stands, and the report that it shows."""
     run, (report, steps) = journal.run(), report_and_steps(journal)
-    page = _RunPage(
-        run=run,
-        report=report,
-        plan=journal.current_plan(run),
+    text = _run_page(
+        run,
+        report,
+        steps,
+        journal.current_plan(run),
         rehearsed=journal.full_plan(run) if run.rehearses else None,
         proof=proof,
-        steps=steps,
         mlflow=run_link(run.tracking) if run.tracking else None,
     )
-    return _run_page(page), report
+    return text, report
 
 
-def _run_page(page: _RunPage) -> str:
-    """Return the page as HTML."""
-    report, full = page.report, page.rehearsed or page.plan
+def _run_page(
+    run: Run, report: Report, steps: StepTable, plan: Plan, *, rehearsed: Plan | None = None,
+    proof: Proof | None = None, mlflow: str | None = None,
+) -> str:  # fmt: skip
+    """Return the page as HTML. `plan` ran; it may be a small copy of `rehearsed`, the plan for
+    chips, to which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
+    """
+    full, goodput = rehearsed or plan, report.goodput
     # The measured step, if it can be compared with the forecast for chips.
     is_on_chips = report.measured and report.ratios and not report.rehearsal
     comparable_s = report.measured.step_s.median if report.measured and is_on_chips else None
-    return filled(
+    return draw.filled(
         "run.html",
-        **vars(page),
+        run=run,
+        report=report,
+        plan=plan,
+        rehearsed=rehearsed,
+        proof=proof,
+        steps=steps,
+        mlflow=mlflow,
         title=report.run,
-        verdict=run_verdict(report),
-        headline=headline(full),
+        verdict=report_screen.run_verdict(report),
+        headline=plan_text.headline(full),
         full=full,
-        has_warm_steps=bool(page.steps.warm.any()),
-        figures=list(main_figures(report)),
+        has_warm_steps=bool(steps.warm.any()),
+        figures=list(report_screen.main_figures(report)),
         charts=charts,
         roofline=charts.roofline(full, comparable_s),
-        gap=gap_text(report.gap) if report.gap else "",
-        goodput=goodput_text(report.goodput) if report.goodput else "",
-        goodput_rows=goodput_rows(report.goodput) if report.goodput else [],
+        gap=report_screen.gap_text(report.gap) if report.gap else "",
+        goodput=report_screen.goodput_text(goodput) if goodput else "",
+        goodput_rows=report_screen.goodput_rows(goodput) if goodput else [],
         cause=cause,
         attempt_time=attempt_time,
-        stage_head=STAGE_HEAD,
-        stage_rows=stage_rows(report),
-        resource_name=resource_name,
-        amount=amount,
+        stage_head=report_screen.STAGE_HEAD,
+        stage_rows=report_screen.stage_rows(report),
+        resource_name=plan_text.resource_name,
+        amount=plan_text.amount,
     )
 
 
 def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
     """Return the proof of a run's plan, if there is one, or why it cannot be read."""
-    run = journal.run()
     try:
-        return journal.proof(journal.full_plan(run).digest), None
+        return journal.proof(journal.full_plan(journal.run()).digest), None
     except JournalUnreadable as error:
         return None, str(error)
 
@@ -228,8 +173,7 @@ def _write(path: Path, text: str) -> Path:
             partial.unlink(missing_ok=True)
 
 
-# The page of a study: its scaling curves or its losses, its trials, and what they say.
-
+# The page of a scaling study: its curves, its trials, and what they say.
 
 # The colors of several series; a single one has the first.
 _KINDS = ("measured", "matmul", "hbm", "ici", "dcn", "host")
@@ -254,7 +198,7 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
     groups: dict[str, list[TrialReport]] = {}
     for trial in report.trials:
         if trial.measured:
-            name = settings_text(trial.series, report.vary, " ")
+            name = studies.settings_text(trial.series, report.vary, " ")
             groups.setdefault(name, []).append(trial)
     series = [
         _Series(name, _KINDS[i % len(_KINDS)], tuple(sorted(trials, key=lambda trial: trial.chips)))
@@ -262,39 +206,17 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
     ]
     throughput, efficiency = _scaling_plots(series) if series else (None, None)
     bars = _compared_bars(report, plans)
-    head, rows = scaling_table(report)
-    return filled(
-        "study.html",
-        title=report.study,
-        verdict=sentence(scaling_verdict(report)),
-        headline=f"{report.name}: {len(report.trials)} trials, {SCALINGS[report.scaling]}",
-        report=report,
-        throughput=throughput,
-        efficiency=efficiency,
-        trial_head=head,
-        trial_rows=rows,
-        notes=[f"{sentence(note)}." for note in scaling_notes(report)],
-        compared=BarChart(bars=bars, show=seconds) if bars else None,
-        explanation=gap_explanation(report.explanations),
-        chip_head=(*key_names(report.vary, report.vary), "chips", "at best", "expected", "MFU",
-                   "efficiency", "bottleneck"),
-        chip_rows=_chip_rows(report),
-        unfinished=[pair for trial in report.trials for pair in trial.unfinished.items()],
-    )  # fmt: skip
-
-
-def _chip_rows(report: ScalingReport) -> list[Row]:
-    """Return the predictions for chips, where the trials themselves were rehearsed."""
 
     def likeliest(share: Estimate) -> str:
-        return f"{percent(share.likeliest)}{' at best' if share.expected is None else ''}"
+        return f"{fmt.percent(share.likeliest)}{' at best' if share.expected is None else ''}"
 
-    return [
+    # The predictions for chips, where the trials themselves were rehearsed.
+    chip_rows = [
         (
             *(trial.settings[key] for key in report.vary),
-            count(plan.chips),
-            seconds(plan.step_s.lower),
-            "-" if plan.step_s.expected is None else seconds(plan.step_s.expected),
+            fmt.count(plan.chips),
+            fmt.seconds(plan.step_s.lower),
+            "-" if plan.step_s.expected is None else fmt.seconds(plan.step_s.expected),
             likeliest(plan.mfu),
             likeliest(plan.efficiency),
             plan.bound,
@@ -302,13 +224,33 @@ def _chip_rows(report: ScalingReport) -> list[Row]:
         for trial in report.trials
         if (plan := trial.predicted) and trial.not_compared
     ]
+    columns = ("chips", "at best", "expected", "MFU", "efficiency", "bottleneck")
+    head, rows = studies.scaling_table(report)
+    trials = f"{len(report.trials)} trials, {studies.SCALINGS[report.scaling]}"
+    return draw.filled(
+        "study.html",
+        title=report.study,
+        verdict=draw.sentence(studies.scaling_verdict(report)),
+        headline=f"{report.name}: {trials}",
+        report=report,
+        throughput=throughput,
+        efficiency=efficiency,
+        trial_head=head,
+        trial_rows=rows,
+        notes=[f"{draw.sentence(note)}." for note in studies.scaling_notes(report)],
+        compared=draw.BarChart(bars=bars, show=fmt.seconds) if bars else None,
+        explanation=studies.gap_explanation(report.explanations),
+        chip_head=(*studies.key_names(report.vary, report.vary), *columns),
+        chip_rows=chip_rows,
+        unfinished=[pair for trial in report.trials for pair in trial.unfinished.items()],
+    )
 
 
-def _scaling_plots(series: Sequence[_Series]) -> tuple[Plot, Plot]:
+def _scaling_plots(series: Sequence[_Series]) -> list[draw.Plot]:
     """Return tokens per second over chips, and efficiency: measured, predicted, and ideal."""
     sizes = sorted({float(trial.chips) for group in series for trial in group.trials})
-    speeds, bands = list[Curve](), list[Band]()
-    shares = [Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]
+    speeds, bands = list[draw.Curve](), list[draw.Band]()
+    shares = [draw.Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]
     for group in series:
         measured = [
             (float(trial.chips), trial.measured) for trial in group.trials if trial.measured
@@ -317,32 +259,29 @@ def _scaling_plots(series: Sequence[_Series]) -> tuple[Plot, Plot]:
         first, tokens_per_s = speed[0]
         ideal = tuple((x, x * tokens_per_s / first) for x in (first, max(first, sizes[-1])))
         speeds += [
-            Curve(group.named("ideal"), "ideal", ideal),
+            draw.Curve(group.named("ideal"), "ideal", ideal),
             *_predictions(group, lambda p, at: getattr(p.tokens_per_s_per_chip, at) * p.chips),
-            Curve(group.named("measured"), group.kind, speed, dots=True),
+            draw.Curve(group.named("measured"), group.kind, speed, dots=True),
         ]
         share = tuple((x, found.efficiency.median) for x, found in measured)
         shares += _predictions(group, lambda p, at: float(getattr(p.efficiency, at)))
-        shares.append(Curve(group.named("measured"), group.kind, share, dots=True))
+        shares.append(draw.Curve(group.named("measured"), group.kind, share, dots=True))
         area = tuple((x, found.efficiency.low, found.efficiency.high) for x, found in measured)
-        bands.append(Band(group.kind, area))
-
-    def plot(name: str, y: Axis, show: Show, curves: list[Curve], bands: list[Band]) -> Plot:
-        x = logarithmic(sizes, 1.25)
-        return Plot(x, y, "chips", name, count, show, curves, bands, x_ticks=sizes)
-
-    tokens = logarithmic((y for curve in speeds for _, y in curve.points), 1.4)
+        bands.append(draw.Band(group.kind, area))
+    tokens = draw.logarithmic((y for curve in speeds for _, y in curve.points), 1.4)
     tops = [y for curve in shares for _, y in curve.points]
     tops += [high for band in bands for *_, high in band.points]
-    return (
-        plot("tokens per second", tokens, scaled, speeds, []),
-        plot(
-            "efficiency", from_zero(tops, 1.1), lambda value: f"{value * 100:.0f} %", shares, bands
-        ),
-    )
+    x = draw.logarithmic(sizes, 1.25)
+    return [
+        draw.Plot(x, y, "chips", name, fmt.count, show, curves, areas, x_ticks=sizes)
+        for name, y, show, curves, areas in (
+            ("tokens per second", tokens, fmt.scaled, speeds, []),
+            ("efficiency", draw.from_zero(tops, 1.1), fmt.whole_percent, shares, bands),
+        )
+    ]
 
 
-def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) -> list[Curve]:
+def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) -> list[draw.Curve]:
     """Return what was predicted, where it can be compared with the measurement."""
     known = [(t, t.predicted) for t in series.trials if t.predicted and not t.not_compared]
     if not known:
@@ -351,38 +290,36 @@ def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) 
     if known[0][0].expected_s is not None:
         at = "expected" if known[0][1].efficiency.expected is not None else "unoverlapped"
         lines = [("expected", "expected", at)]
-    return [
-        Curve(
-            series.named(name),
-            kind,
-            tuple((float(trial.chips), figure(plan, at)) for trial, plan in known),
-        )
-        for name, kind, at in lines
-    ]
+    curves = []
+    for name, kind, at in lines:
+        points = tuple((float(trial.chips), figure(plan, at)) for trial, plan in known)
+        curves.append(draw.Curve(series.named(name), kind, points))
+    return curves
 
 
-def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[Bar]:
+def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[draw.Bar]:
     """Return the ledger of each comparable trial as one bar, with its measured step below."""
-    bars: list[Bar] = []
+    bars: list[draw.Bar] = []
     for trial in report.trials:
         if trial.measured is None or trial.not_compared or trial.number not in plans:
             continue
-        name = settings_text({key: trial.settings[key] for key in report.vary}, report.vary)
+        name = studies.settings_text(trial.settings, report.vary)
         # The parts of the expected step end to end, or the resources of the unoverlapped.
         plan = plans[trial.number]
-        step_s, expected = plan.forecast.step_s, expected_bars(plan)
+        step_s, expected = plan.forecast.step_s, charts.expected_bars(plan)
         if expected and step_s.expected != step_s.unoverlapped:
             ledger = replace(expected[0], name=f"{name}: expected")
         else:
-            parts = tuple(
-                BarPart(bar.name, bar.value, kind=bar.kind) for bar in resource_bars(plan)
-            )
+            resources = charts.resource_bars(plan)
+            parts = tuple(draw.BarPart(bar.name, bar.value, kind=bar.kind) for bar in resources)
             what = "expected" if expected else "predicted, unoverlapped"
-            ledger = Bar(f"{name}: {what}", "latency", parts)
-        step = BarPart("median step", trial.measured.step_s.median)
-        bars += [ledger, Bar(f"{name}: measured", "measured", (step,))]
+            ledger = draw.Bar(f"{name}: {what}", "latency", parts)
+        step = draw.BarPart("median step", trial.measured.step_s.median)
+        bars += [ledger, draw.Bar(f"{name}: measured", "measured", (step,))]
     return bars[: 2 * _MOST_BARS]
 
+
+# The page of a sweep: losses over steps and over settings.
 
 # The colors of a few trials; of many, only the best has a color.
 _SWEEP_KINDS = ("matmul", "hbm", "ici", "dcn", "host")
@@ -393,31 +330,12 @@ _WIDE = 10.0  # values that differ by this factor have a logarithmic axis
 
 
 def _sweep_page(report: SweepReport) -> str:
-    """Return the page as HTML."""
     known = [trial for trial in report.trials if trial.losses]
-    plots = [plot for key in report.vary if (plot := _over_setting(report, key))]
-    head, rows = sweep_table(report)
-    return filled(
-        "sweep.html",
-        title=report.study,
-        verdict=_EXPONENT.sub(_UNBROKEN, sentence(sweep_verdict(report))),
-        headline=f"{report.name}: a sweep of {len(report.trials)} trials",
-        report=report,
-        over_steps=_over_steps(report, known) if known else None,
-        over_settings=plots[:_MOST_PLOTS],
-        trial_head=head,
-        trial_rows=rows,
-        words=2 + len(report.vary),
-        notes=[f"{sentence(note)}." for note in sweep_notes(report)],
-    )
-
-
-def _over_steps(report: SweepReport, trials: Sequence[SweepTrialReport]) -> Plot:
-    """Return the loss of each trial over its steps, the best on top."""
-    are_few = len(trials) <= len(_SWEEP_KINDS) + 1
-    kinds, curves, is_named = iter(_SWEEP_KINDS), list[Curve](), False
-    for trial in sorted(trials, key=lambda trial: trial.number == report.best):
-        settings = settings_text({key: trial.settings[key] for key in report.vary}, report.vary)
+    # The loss of each trial over its steps, the best on top.
+    are_few = len(known) <= len(_SWEEP_KINDS) + 1
+    kinds, curves, is_named = iter(_SWEEP_KINDS), list[draw.Curve](), False
+    for trial in sorted(known, key=lambda trial: trial.number == report.best):
+        settings = studies.settings_text(trial.settings, report.vary)
         points = tuple((float(step), loss) for step, loss in trial.losses)
         if trial.number == report.best:
             kind, name = _BEST, f"{settings} (best)"
@@ -425,13 +343,32 @@ def _over_steps(report: SweepReport, trials: Sequence[SweepTrialReport]) -> Plot
             kind, name = next(kinds, _OTHER), settings
         else:  # one name for all others
             kind, name, is_named = _OTHER, "" if is_named else "other trials", True
-        curves.append(Curve(name, kind, points, dots=len(points) == 1))
-    x = Axis(0.0, float(max(trial.steps for trial in trials)), whole=True)
-    y = around([loss for trial in trials for _, loss in trial.losses])
-    return Plot(x, y, "steps", "loss", count, loss_text, curves)
+        curves.append(draw.Curve(name, kind, points, dots=len(points) == 1))
+    over_steps = None
+    if known:
+        x = draw.Axis(0.0, float(max(trial.steps for trial in known)), whole=True)
+        y = draw.around([loss for trial in known for _, loss in trial.losses])
+        show = report_screen.loss_text
+        over_steps = draw.Plot(x, y, "steps", "loss", fmt.count, show, curves)
+    plots = [plot for key in report.vary if (plot := _over_setting(report, key))]
+    head, rows = studies.sweep_table(report)
+    verdict = draw.sentence(studies.sweep_verdict(report))
+    return draw.filled(
+        "sweep.html",
+        title=report.study,
+        verdict=_EXPONENT.sub(_UNBROKEN, verdict),
+        headline=f"{report.name}: a sweep of {len(report.trials)} trials",
+        report=report,
+        over_steps=over_steps,
+        over_settings=plots[:_MOST_PLOTS],
+        trial_head=head,
+        trial_rows=rows,
+        words=2 + len(report.vary),
+        notes=[f"{draw.sentence(note)}." for note in studies.sweep_notes(report)],
+    )
 
 
-def _over_setting(report: SweepReport, key: str) -> Plot | None:
+def _over_setting(report: SweepReport, key: str) -> draw.Plot | None:
     """Return the last loss over a setting that is a number and differs; None for others."""
     known = [(trial, trial.loss) for trial in report.trials if trial.loss is not None]
     try:
@@ -441,18 +378,18 @@ def _over_setting(report: SweepReport, key: str) -> Plot | None:
     values = [value for value, *_ in points]
     if len(set(values)) < 2:
         return None
-    curves = []
+    loss_text, curves = report_screen.loss_text, []
     for name, kind in (("best", _BEST), ("others", "matmul")):
         group = [point for point in points if (point[2] == report.best) == (name == "best")]
         labels = tuple(f"trial {number}: {loss_text(loss)}" for _, loss, number in group)
         places = tuple((value, loss) for value, loss, _ in group)
         if group:
-            curves.append(Curve(name, kind, places, dots=True, joined=False, labels=labels))
+            curves.append(draw.Curve(name, kind, places, dots=True, joined=False, labels=labels))
     is_wide = min(values) > 0 and max(values) / min(values) >= _WIDE
-    x = logarithmic(values, 1.4) if is_wide else around(values)
-    y = around([loss for _, loss, _ in points])
+    x = draw.logarithmic(values, 1.4) if is_wide else draw.around(values)
+    y = draw.around([loss for _, loss, _ in points])
 
     def show(value: float) -> str:
-        return f"{value:g}" if value < 1 else scaled(value)
+        return f"{value:g}" if value < 1 else fmt.scaled(value)
 
-    return Plot(x, y, key, "loss", show, loss_text, curves)
+    return draw.Plot(x, y, key, "loss", show, loss_text, curves)

@@ -1,35 +1,11 @@
 """Show the difference of two plans, or of two proofs, on one screen."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from orchestrator.formatting import (
-    change_by,
-    counted,
-    dollars,
-    in_memory,
-    lasting,
-    percent,
-    scaled,
-    seconds,
-    signed_points,
-    to_digits,
-    with_unit,
-)
+from orchestrator import formatting as fmt
 from orchestrator.planning.diff_plans import SUM, LineDiff, PlanDiff
 from orchestrator.proving.diff_proofs import ProofDiff, ProofFigure
-from orchestrator.show.parts import (
-    Part,
-    Row,
-    Screen,
-    Show,
-    Table,
-    closing,
-    heading,
-    indent,
-    screen,
-    section,
-    table,
-)
+from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.proof_screen import short_line
 from orchestrator.values.codec import short
@@ -39,89 +15,84 @@ _FEW_TIMES = 1.5  # smaller ratios are shown as percent
 _SMALL = 0.002  # of the larger total: smaller lines are shown as one
 _ENDS = ("", "first", "second", "change")
 _HEAD = ("", *_ENDS)
-_VERDICT: tuple[tuple[str, str, Show], ...] = (
-    ("time", "days", lasting),
-    ("cost", "dollars", dollars),
-    ("MFU", "mfu", percent),
-)
-_FIGURES: tuple[tuple[str, str, Show], ...] = (
-    ("MFU", "mfu", percent),
-    ("tokens/s", "tokens_per_s", scaled),
-    ("all tokens", "days", lasting),
-    ("cost", "dollars", dollars),
-    ("goodput", "goodput", percent),
-)
-_FIGURES_OF_STAGES: tuple[tuple[str, str, Show], ...] = (
-    ("memory", "memory_bytes_per_device", in_memory),
-    ("step", "step_s.", seconds),
-    ("days", "days.", lasting),
+_FIGURES: tuple[tuple[str, str, ui.Show], ...] = (
+    ("MFU", "mfu", fmt.percent),
+    ("tokens/s", "tokens_per_s", fmt.scaled),
+    ("all tokens", "days", fmt.lasting),
+    ("cost", "dollars", fmt.dollars),
+    ("goodput", "goodput", fmt.percent),
 )
 
 
-def plan_diff_screen(diff: PlanDiff, next_command: str) -> Screen:
+def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
     """Return the differences of two plans, in their decisions, ledgers and figures."""
     first, second = diff.plans
-    are_one = first.digest == second.digest
-    figures = section("figures", table(_ENDS, _figure_rows(diff)))
+    figures: list[ui.Row] = []
+    has_estimate = any(_figure(diff, "days.expected"))
+    for name, key, show in _FIGURES:
+        for estimate in ("lower", "expected", "unoverlapped") if has_estimate else ("lower",):
+            figures += _figure_row(diff, f"{key}.{estimate}", show, f"{name}, {_named(estimate)}")
     compared = [
-        section("memory per device", table(_HEAD, _memory_rows(diff), "<<>>>")),
-        section("time per step", table(_HEAD, _time_rows(diff), "<<>>>")),
-        section("stages", _stages(diff)),
-        figures,
+        ui.section("memory per device", ui.table(_HEAD, _memory_rows(diff), "<<>>>")),
+        ui.section("time per step", ui.table(_HEAD, _time_rows(diff), "<<>>>")),
+        ui.section("stages", _stages(diff)),
+        ui.section("figures", ui.table(_ENDS, figures)),
     ]
-    if are_one:
-        compared = [figures] if any(pair.first != pair.second for pair in diff.figures) else []
+    verdict_table = [_verdict_table(diff)]
+    if first.digest == second.digest:
+        is_same = all(pair.first == pair.second for pair in diff.figures)
+        compared, verdict_table = ([] if is_same else compared[-1:]), []
     names = []
     for plan in diff.plans:
         changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
         names.append(f"{plan.name} ({short(plan.digest)}){changes}")
-    verdict_table = [] if are_one else [_verdict_table(diff)]
-    differences = table(("", "first", "second", ""), _differences(diff), "<>><")
-    return screen(
-        [heading(" and ".join(names))],
-        indent(verdict_table),
-        indent([heading(_verdict(diff))]),
-        section("differences", differences),
+    differences = ui.table(("", "first", "second", ""), _differences(diff), "<>><")
+    return ui.screen(
+        [ui.heading(" and ".join(names))],
+        ui.indent(verdict_table),
+        ui.indent([ui.heading(_verdict(diff))]),
+        ui.section("differences", differences),
         *compared,
-        closing(_verdict(diff), next_command),
+        ui.closing(_verdict(diff), next_command),
     )
 
 
 # The verdict on two plans: five lines that come first, and one sentence.
 
 
-def _verdict_table(diff: PlanDiff) -> Table:
-    rows: list[Row] = []
-    memory, limits = (
-        _figure(diff, key) for key in ("memory_bytes_per_device", "hbm_bytes_per_device")
-    )
+def _verdict_table(diff: PlanDiff) -> ui.Table:
+    rows: list[ui.Row] = []
+    memory = _figure(diff, "memory_bytes_per_device")
+    limits = _figure(diff, "hbm_bytes_per_device")
     if any(memory):
         fits = (
-            f"{'yes' if size <= limit else 'no'}: {percent(size / limit)} of HBM"
+            f"{'yes' if size <= limit else 'no'}: {fmt.percent(size / limit)} of HBM"
             for size, limit in zip(memory, limits, strict=True)
         )
         rows.append(("fits", *fits, _change(*memory)))
     at = _estimate(diff)
-    for name, key, show in _VERDICT:
-        values = _figure(diff, f"{key}.{at}")
-        if any(values):
+    verdict: tuple[tuple[str, str, ui.Show], ...] = (
+        ("time", "days", fmt.lasting), ("cost", "dollars", fmt.dollars), ("MFU", "mfu", fmt.percent)
+    )  # fmt: skip
+    for name, key, show in verdict:
+        for row in _figure_row(diff, f"{key}.{at}", show, name):
             ends = (_with_interval(diff, side, key, show) for side in (0, 1))
-            rows.append((name, *ends, _changed(values, show)))
+            rows.append((name, *ends, row[-1]))
     if not _is_staged(diff):
         rows.append(("bound by", *diff.bounds, ""))
     interval = ", 80 % interval" if at == "expected" else ""
     head = ("", f"first{interval}", f"second{interval}", "change")
     bold = dict.fromkeys(range(1, len(rows) + 1), "bold")
-    return Table([head, *rows], row_styles=bold)
+    return ui.Table([head, *rows], row_styles=bold)
 
 
-def _with_interval(diff: PlanDiff, side: int, key: str, show: Show) -> str:
+def _with_interval(diff: PlanDiff, side: int, key: str, show: ui.Show) -> str:
     """Return what is expected of a plan with its 80 % interval; without one, the least."""
     low, middle, high, lower = (
         _figure(diff, f"{key}.{name}")[side] for name in ("low", "expected", "high", "lower")
     )
     if not middle:
-        word = "at most" if show is percent else "at least"
+        word = "at most" if show is fmt.percent else "at least"
         return f"{word} {show(lower)}" if lower else "-"
     if not (low and high):
         return show(middle)
@@ -137,8 +108,7 @@ def _verdict(diff: PlanDiff) -> str:
     first, second = diff.plans
     if first.digest == second.digest:
         is_same = all(pair.first == pair.second for pair in diff.figures)
-        differ = "its figures are the same" if is_same else "its figures differ"
-        return f"Both are one plan; {differ}."
+        return f"Both are one plan; its figures {'are the same' if is_same else 'differ'}."
     at = _estimate(diff)
 
     def ratio(key: str) -> float:
@@ -174,7 +144,8 @@ def _faster(ratio: float) -> str:
     if abs(ratio - 1) < _SAME:
         return "as fast"
     word, times = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
-    by = f"{to_digits(times, 2)} times" if times >= _FEW_TIMES else percent(abs(ratio - 1))
+    is_large = times >= _FEW_TIMES
+    by = f"{fmt.to_digits(times, 2)} times" if is_large else fmt.percent(abs(ratio - 1))
     return f"{by} {word}"
 
 
@@ -182,8 +153,8 @@ def _costs(ratio: float) -> str:
     if abs(ratio - 1) < _SAME:
         return "the same"
     if not 1 / _FEW_TIMES < ratio < _FEW_TIMES:
-        return f"{to_digits(ratio, 2)} times as much"
-    return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
+        return f"{fmt.to_digits(ratio, 2)} times as much"
+    return f"{fmt.percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
 
 
 def _figure(diff: PlanDiff, key: str) -> tuple[float, float]:
@@ -192,23 +163,27 @@ def _figure(diff: PlanDiff, key: str) -> tuple[float, float]:
     return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
 
+def _figure_row(diff: PlanDiff, key: str, show: ui.Show, *names: str) -> list[ui.Row]:
+    """Return a row of a figure of both forecasts, or none where neither has it."""
+    first, second = values = _figure(diff, key)
+    change = fmt.signed_points(second - first) if show is fmt.percent else _change(*values)
+    shown = (show(value) if value else "-" for value in values)
+    return [(*names, *shown, change)] if any(values) else []
+
+
 def _change(first: float, second: float) -> str:
     """Return the change in percent, or as a multiple where it is large."""
     if first == second:
         return "same"
     if not first or not second:
         return "new" if second else "gone"
-    return change_by(second / first)
-
-
-def _changed(values: tuple[float, float], show: Show) -> str:
-    return signed_points(values[1] - values[0]) if show is percent else _change(*values)
+    return fmt.change_by(second / first)
 
 
 # Keys, ledgers and figures side by side.
 
 
-def _differences(diff: PlanDiff) -> list[Row]:
+def _differences(diff: PlanDiff) -> list[ui.Row]:
     """Return the keys that differ in the specs, then those that differ in the plans."""
 
     def as_written(value: bool | float | str | None) -> str:
@@ -218,26 +193,24 @@ def _differences(diff: PlanDiff) -> list[Row]:
             return str(value).lower()
         return value if isinstance(value, str) else f"{value:,}"
 
-    rows: list[Row] = [
+    rows: list[ui.Row] = [
         (pair.key, as_written(pair.first), as_written(pair.second), "spec")
         for pair in diff.requested
     ]
-    where: dict[Row, list[int]] = {}
+    where: dict[ui.Row, list[int]] = {}
     for pair in diff.decided:
         stage, key = _of_stage(pair.key)
         where.setdefault((key, as_written(pair.first), as_written(pair.second)), []).append(stage)
     every = len({_of_stage(pair.key)[0] for pair in diff.figures}) - 1
     for (key, first, second), stages in where.items():
-        which = ""
-        if any(stages):
-            which = f" in stage {', '.join(map(str, stages))}"
-            if len(stages) == every:
-                which = " in every stage"
+        which = f" in stage {', '.join(map(str, stages))}" if any(stages) else ""
+        if which and len(stages) == every:
+            which = " in every stage"
         rows.append((key + which, first, second, "plan"))
     return rows
 
 
-def _memory_rows(diff: PlanDiff) -> list[Row]:
+def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
     """Return the lines of the phases that are largest in either plan."""
     sums = [line for line in diff.memory if line.name == SUM]
     if not sums:
@@ -246,48 +219,44 @@ def _memory_rows(diff: PlanDiff) -> list[Row]:
         max(sums, key=lambda line: line.first or 0.0).part,
         max(sums, key=lambda line: line.second or 0.0).part,
     }
-    rows: list[Row] = []
-    for part in dict.fromkeys(line.part for line in sums if line.part in largest):
-        lines = [line for line in diff.memory if line.part == part]
-        rows += _ledger([line for line in lines if line.name != SUM], in_memory, lambda _: "")
-        rows += [
-            _line_row(f"phase: {part}", "", line, in_memory) for line in lines if line.name == SUM
-        ]
+    rows: list[ui.Row] = []
+    for whole in sums:
+        if whole.part in largest:
+            lines = [line for line in diff.memory if line.part == whole.part and line.name != SUM]
+            rows += _ledger(lines, fmt.in_memory, lambda _: "")
+            rows.append(_line_row(f"phase: {whole.part}", "", whole, fmt.in_memory))
     for name, key in (("peak", "memory_bytes_per_device"), ("limit", "hbm_bytes_per_device")):
         values = _figure(diff, key)
-        rows.append((name, "", *map(in_memory, values), _change(*values)))
+        rows.append((name, "", *map(fmt.in_memory, values), _change(*values)))
     return rows
 
 
-def _time_rows(diff: PlanDiff) -> list[Row]:
+def _time_rows(diff: PlanDiff) -> list[ui.Row]:
     if not diff.time:
         return []
-    rows = _ledger(diff.time, seconds, lambda line: resource_name(line.part))
+    rows = _ledger(diff.time, fmt.seconds, lambda line: resource_name(line.part))
     for estimate in ("unoverlapped", "lower", "expected"):
-        values = _figure(diff, f"step_s.{estimate}")
-        if any(values):
-            rows.append((_named(estimate), "", *_shown(values, seconds), _change(*values)))
+        rows += _figure_row(diff, f"step_s.{estimate}", fmt.seconds, _named(estimate), "")
     return rows
 
 
-def _ledger(lines: Sequence[LineDiff], show: Show, part: Callable[[LineDiff], str]) -> list[Row]:
+def _ledger(
+    lines: Sequence[LineDiff], show: ui.Show, part: Callable[[LineDiff], str]
+) -> list[ui.Row]:
     """Return a row for each line that matters in either plan, and one for all small lines."""
     totals = [sum(line.first or 0 for line in lines), sum(line.second or 0 for line in lines)]
     least = _SMALL * max(*totals, 1e-30)
-
-    def is_large(line: LineDiff) -> bool:
-        return max(line.first or 0, line.second or 0) >= least
-
-    rows = [_line_row(line.name, part(line), line, show) for line in lines if is_large(line)]
-    if small := [line for line in lines if not is_large(line)]:
+    large = [line for line in lines if max(line.first or 0, line.second or 0) >= least]
+    rows = [_line_row(line.name, part(line), line, show) for line in large]
+    if small := [line for line in lines if line not in large]:
         first = sum(line.first or 0.0 for line in small)
         second = sum(line.second or 0.0 for line in small)
-        name = counted(len(small), "smaller line")
+        name = fmt.counted(len(small), "smaller line")
         rows.append((name, "", show(first), show(second), _change(first, second)))
     return rows
 
 
-def _line_row(name: str, part: str, line: LineDiff, show: Show) -> Row:
+def _line_row(name: str, part: str, line: LineDiff, show: ui.Show) -> ui.Row:
     values = ["-" if value is None else show(value) for value in (line.first, line.second)]
     return name, part, *values, _change(line.first or 0.0, line.second or 0.0)
 
@@ -296,20 +265,24 @@ def _named(estimate: str) -> str:
     return "lower bound" if estimate == "lower" else estimate
 
 
-def _stages(diff: PlanDiff) -> list[Part]:
+def _stages(diff: PlanDiff) -> list[ui.Part]:
     """Return the figures of each stage that differ: what is expected, or the lower bound."""
     stages = [stage for pair in diff.figures if (stage := _of_stage(pair.key)[0])]
     at = "expected" if any(_figure(diff, "days.expected")) else "lower"
-    rows: list[Row] = []
+    figures: tuple[tuple[str, str, ui.Show], ...] = (
+        ("memory", "memory_bytes_per_device", fmt.in_memory),
+        ("step", f"step_s.{at}", fmt.seconds),
+        ("days", f"days.{at}", fmt.lasting),
+    )
+    rows: list[ui.Row] = []
     for stage in dict.fromkeys(stages):
-        for name, key, show in _FIGURES_OF_STAGES:
-            of_stage = f"stages.{stage - 1}.{key}"
-            values = _figure(diff, f"{of_stage}{at}" if key.endswith(".") else of_stage)
-            if values[0] != values[1]:
-                rows.append((f"stage {stage}", name, *_shown(values, show), _change(*values)))
+        for name, key, show in figures:
+            before, after = _figure(diff, in_stage := f"stages.{stage - 1}.{key}")
+            if before != after:
+                rows += _figure_row(diff, in_stage, show, f"stage {stage}", name)
     if stages and not rows:
         return ["the figures of every stage are the same"]
-    return table(_HEAD, rows, "<<>>>")
+    return ui.table(_HEAD, rows, "<<>>>")
 
 
 def _of_stage(key: str) -> tuple[int, str]:
@@ -317,20 +290,6 @@ def _of_stage(key: str) -> tuple[int, str]:
     first, _, rest = key.partition(".")
     place, _, inner = rest.partition(".")
     return (int(place) + 1, inner) if first == "stages" else (0, key)
-
-
-def _figure_rows(diff: PlanDiff) -> Iterable[Row]:
-    has_estimate = any(_figure(diff, "days.expected"))
-    for name, key, show in _FIGURES:
-        for estimate in ("lower", "expected", "unoverlapped") if has_estimate else ("lower",):
-            values = _figure(diff, f"{key}.{estimate}")
-            if any(values):
-                label = f"{name}, {_named(estimate)}"
-                yield label, *_shown(values, show), _changed(values, show)
-
-
-def _shown(values: tuple[float, float], show: Show) -> list[str]:
-    return [show(value) if value else "-" for value in values]
 
 
 # Two proofs side by side.
@@ -352,28 +311,24 @@ _NAMES = {
 }
 
 
-def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
+def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
     """Return the figures of both, and the lines whose seconds differ."""
     schedules = [proof.schedule for proof in diff.proofs if proof.schedule]
-    if len(schedules) < 2:
-        verdict = "There is no schedule of both: the catalog has no clock for a chip."
-    else:
+    verdict = "There is no schedule of both: the catalog has no clock for a chip."
+    if len(schedules) == 2:
         ratio = schedules[1].total_s / schedules[0].total_s
         word = "longer" if ratio > 1 else "shorter"
-        unfit = (
-            f"; the {name} does not fit"
-            for name, proof in zip(("first", "second"), diff.proofs, strict=True)
-            if not proof.fits
-        )
-        verdict = f"The second is scheduled {percent(abs(ratio - 1))} {word}{''.join(unfit)}."
+        ends = zip(("first", "second"), diff.proofs, strict=True)
+        unfit = "".join(f"; the {end} does not fit" for end, proof in ends if not proof.fits)
+        verdict = f"The second is scheduled {fmt.percent(abs(ratio - 1))} {word}{unfit}."
 
     def shown(figure: ProofFigure, value: float) -> str:
         if figure.unit == "s":
-            return seconds(value)
+            return fmt.seconds(value)
         if figure.unit == "flops":
-            return with_unit(value, "FLOP", 4)
+            return fmt.with_unit(value, "FLOP", 4)
         is_memory = figure.name in {"peak_hbm", "host"}
-        return in_memory(value) if is_memory else with_unit(value, "B", 4)
+        return fmt.in_memory(value) if is_memory else fmt.with_unit(value, "B", 4)
 
     figures = [
         (_NAMES[figure.name], *(shown(figure, value) for value in pair), _change(*pair))
@@ -383,8 +338,8 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
     least_s = _SMALL_LINE * max((schedule.total_s for schedule in schedules), default=0.0)
     lines = [
         (
-            *("-" if s is None else seconds(s) for s in (line.first_s, line.second_s)),
-            f"{'+' if line.more_s > 0 else '-'}{seconds(abs(line.more_s))}",
+            *("-" if s is None else fmt.seconds(s) for s in (line.first_s, line.second_s)),
+            f"{'+' if line.more_s > 0 else '-'}{fmt.seconds(abs(line.more_s))}",
             short_line(line.line),
         )
         for line in diff.lines[:_MOST]
@@ -394,11 +349,11 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> Screen:
         f"{name} ({short(proof.plan_digest)}, trainer {proof.trainer})"
         for name, proof in zip(names, diff.proofs, strict=True)
     )
-    differing = table(("first", "second", "more", ""), lines, ">>><")
-    return screen(
-        [heading(" and ".join(references))],
-        indent([heading(verdict)]),
-        section("per device and step", [Table([_ENDS, *figures])]),
-        section("lines whose seconds differ most", differing),
-        closing(verdict),
+    differing = ui.table(("first", "second", "more", ""), lines, ">>><")
+    return ui.screen(
+        [ui.heading(" and ".join(references))],
+        ui.indent([ui.heading(verdict)]),
+        ui.section("per device and step", [ui.Table([_ENDS, *figures])]),
+        ui.section("lines whose seconds differ most", differing),
+        ui.closing(verdict),
     )

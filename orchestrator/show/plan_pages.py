@@ -7,19 +7,8 @@ from typing import NamedTuple
 
 from orchestrator.formatting import dollars, percent, seconds, time_limit
 from orchestrator.planning.odds import Offer, Offers
-from orchestrator.show.drawings import Curve, Flag, Plot, filled, logarithmic, share
-from orchestrator.show.offers_screen import (
-    HEAD,
-    choices,
-    frontier_of,
-    in_words,
-    nothing_sure,
-    odds_text,
-    offer_row,
-    offers_headline,
-    reasons,
-    to_take,
-)
+from orchestrator.show import drawings as draw
+from orchestrator.show import offers_screen
 from orchestrator.show.plan_text import headline
 from orchestrator.show.proof_screen import KINDS, by_line, short_line
 from orchestrator.values.plan import Plan
@@ -31,44 +20,49 @@ _COLORS = 6  # of chips, in the style sheet
 def offers_page(found: Offers) -> str:
     """Return the page as HTML."""
     planned = [offer for offer in found.offers if offer.days]
-    chosen = to_take(found)
-    verdict = nothing_sure(found)
+    chosen = offers_screen.to_take(found)
+    verdict = offers_screen.nothing_sure(found)
     verdict = f"{verdict[0].upper()}{verdict[1:]}"
-    return filled(
+    return draw.filled(
         "offers.html",
         title=found.name,
-        verdict=in_words(found.cheapest) if found.cheapest else verdict,
-        headline=offers_headline(found),
+        verdict=offers_screen.in_words(found.cheapest) if found.cheapest else verdict,
+        headline=offers_screen.offers_headline(found),
         picture=_picture(found, planned) if any(offer.dollars for offer in planned) else None,
-        head=HEAD,
-        rows=[offer_row(offer, found) for offer in frontier_of(planned)],
+        head=offers_screen.HEAD,
+        rows=[
+            offers_screen.offer_row(offer, found) for offer in offers_screen.frontier_of(planned)
+        ],
         overrides=chosen.overrides if chosen else (),
         planned=len(planned),
         offers=len(found.offers),
-        reasons=reasons(found),
+        reasons=offers_screen.reasons(found),
     )
 
 
-def _picture(found: Offers, planned: list[Offer]) -> Plot:
+def _picture(found: Offers, planned: list[Offer]) -> draw.Plot:
     """Return every offer as a dot: days across, dollars up, the frontier as a line."""
     priced = [offer for offer in planned if offer.dollars]
     best = tuple(_place(offer) for offer in priced if offer.on_frontier)
-    curves = [Curve("no other is faster and cheaper", "measured", best)]
+    curves = [draw.Curve("no other is faster and cheaper", "measured", best)]
     # The date and the budget as lines.
     days, cost = zip(*map(_place, priced), strict=True)
     by, budget = found.request.by_days, found.request.budget_dollars
     if by is not None:
         points = ((by, min(cost)), (by, max(cost)))
-        curves.append(Curve(f"within {time_limit(by)}", "ideal", points))
+        curves.append(draw.Curve(f"within {time_limit(by)}", "ideal", points))
     if budget is not None:
         points = ((min(days), budget), (max(days), budget))
-        curves.append(Curve(f"budget {dollars(budget)}", "expected", points))
+        curves.append(draw.Curve(f"budget {dollars(budget)}", "expected", points))
     # The offers of each chip as dots of one color.
     for number, chip in enumerate(dict.fromkeys(offer.chip for offer in priced)):
         offers = [offer for offer in priced if offer.chip == chip]
-        labels = tuple(f"{in_words(offer)}; odds {odds_text(offer)}" for offer in offers)
+        labels = tuple(
+            f"{offers_screen.in_words(offer)}; odds {offers_screen.odds_text(offer)}"
+            for offer in offers
+        )
         curves.append(
-            Curve(
+            draw.Curve(
                 name=chip,
                 kind=f"chip-{number % _COLORS + 1}",
                 dots=True,
@@ -82,17 +76,17 @@ def _picture(found: Offers, planned: list[Offer]) -> Plot:
     # 1, 2 and 5 times the powers of ten between the least and the most.
     powers = range(floor(log10(min(days))), ceil(log10(max(days))) + 1)
     rounded = (step * 10.0**power for power in powers for step in (1, 2, 5))
-    return Plot(
-        x=logarithmic(days, 1.1),
-        y=logarithmic(cost, 1.2),
+    return draw.Plot(
+        x=draw.logarithmic(days, 1.1),
+        y=draw.logarithmic(cost, 1.2),
         x_name="days, expected",
         y_name="dollars, expected",
         show_x=lambda value: f"{value:g}",
         show_y=dollars,
         curves=curves,
         flags=[
-            Flag(name, "measured", _place(offer)[0], _place(offer)[1])
-            for name, offer in choices(found).items()
+            draw.Flag(name, "measured", _place(offer)[0], _place(offer)[1])
+            for name, offer in offers_screen.choices(found).items()
             if offer is not None and offer.dollars
         ],
         x_ticks=tuple(number for number in rounded if min(days) <= number <= max(days)),
@@ -150,7 +144,7 @@ def schedule_page(plan: Plan, proof: Proof) -> str:
     schedule = proof.schedule
     assert schedule is not None
     boxes = _flame(schedule)
-    return filled(
+    return draw.filled(
         "schedule.html",
         title=plan.name,
         verdict=f"{seconds(schedule.total_s)} a step, as the compiler schedules it",
@@ -172,8 +166,8 @@ def _timeline(loop: ScheduledLoop) -> tuple[tuple[str, ...], list[_Box]]:
     end_s = max([loop.round_s, *(event.start_s + event.seconds for event in loop.events)])
     boxes = [
         _Box(
-            left=share(event.start_s / end_s),
-            width=share(event.seconds / end_s),
+            left=draw.share(event.start_s / end_s),
+            width=draw.share(event.seconds / end_s),
             row=tracks.index(event.track),
             color=_SCHEDULE_COLORS.get(event.kind, event.track),
             name=event.name,
@@ -216,8 +210,8 @@ def _boxes(frame: _Frame, left_s: float, row: int, total_s: float) -> Iterator[_
     if frame.seconds < _NARROW * total_s:
         return
     yield _Box(
-        left=share(left_s / total_s),
-        width=share(frame.seconds / total_s),
+        left=draw.share(left_s / total_s),
+        width=draw.share(frame.seconds / total_s),
         row=row,
         color=frame.color,
         name=short_line(frame.line),

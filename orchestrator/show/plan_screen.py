@@ -2,57 +2,14 @@
 
 from collections.abc import Sequence
 
-from orchestrator.formatting import (
-    at_least,
-    count,
-    counted,
-    dollars,
-    in_memory,
-    lasting,
-    percent,
-    scaled,
-    seconds,
-    span,
-)
+from orchestrator import formatting as fmt
 from orchestrator.network.mesh_axes import ICI_AXES, in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.planning.odds import DeadlineOdds
 from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, Reason, loss, passed_over
-from orchestrator.show.parts import (
-    Detail,
-    Part,
-    Row,
-    Screen,
-    Show,
-    Table,
-    Text,
-    Title,
-    closing,
-    heading,
-    indent,
-    next_step,
-    screen,
-    section,
-    table,
-    warning,
-)
-from orchestrator.show.plan_text import (
-    deadline_and_run,
-    estimates_table,
-    expected_ledger,
-    five_lines,
-    goodput_ledger,
-    headline,
-    in_microbatches,
-    in_words,
-    memory_ledger,
-    of_trainer,
-    time_and_price,
-    time_ledger,
-    verdict,
-    verdict_table,
-)
+from orchestrator.show import parts as ui
+from orchestrator.show import plan_text
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan, PlanWarning, WarningCode
 
@@ -65,46 +22,48 @@ def plan_screen(
     next_command: str | None,
     compiled: str = "",
     runners_up: Sequence[Plan] = (),
-    detail: Detail = "usual",
+    detail: ui.Detail = "usual",
     odds: DeadlineOdds | None = None,
-) -> Screen:
+) -> ui.Screen:
     """Return what the plan should reach and cost; `compiled` sums up an earlier proof of it."""
     first = warning_texts([note for note in plan.warnings if note.code in _SAID_FIRST])
     others = [note for note in plan.warnings if note.code not in _SAID_FIRST]
-    more = deadline_and_run(plan, odds)
+    more = plan_text.deadline_and_run(plan, odds)
     if compiled:
         more.append(("proof", compiled))
-    five: list[Part] = []
+    five: list[ui.Part] = []
     if plan.ledger_describes_trainer:
-        five = [verdict_table(plan.forecast, plan.tokens, more)]
-    top: list[list[Part]] = [
-        [Title(headline(plan), f"plan {short(plan.digest)}"), *map(warning, first)],
-        indent(five),
+        five = [plan_text.verdict_table(plan.forecast, plan.tokens, more)]
+    top: list[list[ui.Part]] = [
+        [ui.Title(plan_text.headline(plan), f"plan {short(plan.digest)}"), *map(ui.warning, first)],
+        ui.indent(five),
     ]
     alternatives = _runners_up([plan, *runners_up]) if runners_up else []
     if detail == "brief":
-        return screen(*top, alternatives, [*_unsaid(others), *next_step(next_command)])
+        return ui.screen(*top, alternatives, [*_unsaid(others), *ui.next_step(next_command)])
     full = detail == "full"
-    return screen(
+    return ui.screen(
         *top,
-        indent(_decisions(plan, full=full)),
-        memory_ledger(plan, full=full),
-        time_ledger(plan, full=full),
-        expected_ledger(plan, full=full),
-        goodput_ledger(plan, full=full),
-        indent([_figures(plan, full=full)]),
+        ui.indent(_decisions(plan, full=full)),
+        plan_text.memory_ledger(plan, full=full),
+        plan_text.time_ledger(plan, full=full),
+        plan_text.expected_ledger(plan, full=full),
+        plan_text.goodput_ledger(plan, full=full),
+        ui.indent([_figures(plan, full=full)]),
         alternatives,
-        map(warning, warning_texts(others)),
-        closing(verdict(plan), next_command),
+        map(ui.warning, warning_texts(others)),
+        ui.closing(plan_text.verdict(plan), next_command),
     )
 
 
-def _unsaid(warnings: Sequence[PlanWarning]) -> list[Part]:
+def _unsaid(warnings: Sequence[PlanWarning]) -> list[ui.Part]:
     number = len(warning_texts(warnings))
-    return [warning(f"{counted(number, 'warning')}, shown without --brief")] if warnings else []
+    return (
+        [ui.warning(f"{fmt.counted(number, 'warning')}, shown without --brief")] if warnings else []
+    )
 
 
-def _decisions(plan: Plan, *, full: bool) -> list[Part]:
+def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
     """Return the request and the decisions, a line each."""
     # Axes between slices with more than one part, or the first: weights are shared over an axis
     # that is used.
@@ -119,16 +78,16 @@ def _decisions(plan: Plan, *, full: bool) -> list[Part]:
             inside.append(f"{axis.name} {axis.size}{where}")
 
     size = plan.batch
-    sequences = f"{count(size.sequences)} sequences x {count(size.length)}"
-    batch = f"{sequences} = {scaled(size.tokens)} tokens"
+    sequences = f"{fmt.count(size.sequences)} sequences x {fmt.count(size.length)}"
+    batch = f"{sequences} = {fmt.scaled(size.tokens)} tokens"
     if size.sequences != size.requested_sequences:
         change = size.sequences / size.requested_sequences - 1
         verb = "raised" if change > 0 else "lowered"
-        requested = count(size.requested_sequences)
-        batch += f" ({verb} {percent(abs(change))} from {requested} to divide evenly)"
+        requested = fmt.count(size.requested_sequences)
+        batch += f" ({verb} {fmt.percent(abs(change))} from {requested} to divide evenly)"
 
     step = (
-        f"{counted(size.microbatches, 'microbatch', 'es')}, remat {text_of(plan.remat)},"
+        f"{fmt.counted(size.microbatches, 'microbatch', 'es')}, remat {text_of(plan.remat)},"
         f" {plan.precision.compute} on {plan.precision.parameters} parameters,"
         f" gradients reduced {_REDUCTIONS[plan.gradient_reduction]}"
     )
@@ -141,31 +100,31 @@ def _decisions(plan: Plan, *, full: bool) -> list[Part]:
     ]
     if full:
         search = plan.search
-        found = f"{count(search.realizable)} realizable, {count(search.priced)} priced"
-        rows.append(("search", f"{count(search.enumerated)} placements, {found}"))
+        found = f"{fmt.count(search.realizable)} realizable, {fmt.count(search.priced)} priced"
+        rows.append(("search", f"{fmt.count(search.enumerated)} placements, {found}"))
     if plan.chip_profile is not None:
         rows.append(("rates", f"measured on these chips, profile {short(plan.chip_profile)}"))
     if plan.overrides:
         rows.append(("set", " ".join(plan.overrides)))
-    return [Table(rows, "<w")]
+    return [ui.Table(rows, "<w")]
 
 
 def _model(plan: Plan) -> str:
     parameters, active = plan.model.parameters, plan.model.active_parameters
-    of_token = f", {scaled(active, 4)} of them active" if active != parameters else ""
-    return f"{plan.model.name}, {scaled(parameters, 4)} parameters{of_token}"
+    of_token = f", {fmt.scaled(active, 4)} of them active" if active != parameters else ""
+    return f"{plan.model.name}, {fmt.scaled(parameters, 4)} parameters{of_token}"
 
 
-def _figures(plan: Plan, *, full: bool) -> Table:
+def _figures(plan: Plan, *, full: bool) -> ui.Table:
     forecast = plan.forecast
-    return estimates_table(
+    return plan_text.estimates_table(
         forecast,
         [
-            ("MFU", forecast.mfu, percent),
-            *([("MFU, 6 x params", forecast.mfu_6p, percent)] if full else []),
-            ("tokens/s", forecast.tokens_per_s, scaled),
-            (f"{scaled(plan.tokens)} tokens", forecast.days, lasting),
-            ("chip-hours", forecast.chip_hours, scaled),
+            ("MFU", forecast.mfu, fmt.percent),
+            *([("MFU, 6 x params", forecast.mfu_6p, fmt.percent)] if full else []),
+            ("tokens/s", forecast.tokens_per_s, fmt.scaled),
+            (f"{fmt.scaled(plan.tokens)} tokens", forecast.days, fmt.lasting),
+            ("chip-hours", forecast.chip_hours, fmt.scaled),
         ],
     )
 
@@ -179,11 +138,11 @@ _ALIKE_RULE = (
 )
 _LOSS_RULE = (
     "loss: extra time per token, midway between lower bound and unoverlapped; a policy that"
-    f" offloads must gain {percent(OFFLOAD_GAIN)} to come before one that does not"
+    f" offloads must gain {fmt.percent(OFFLOAD_GAIN)} to come before one that does not"
 )
 
 
-def _runners_up(plans: Sequence[Plan]) -> list[Part]:
+def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     """Return a row for each plan, the chosen one first, and why it is the one."""
     first, *others = plans
     has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
@@ -191,19 +150,19 @@ def _runners_up(plans: Sequence[Plan]) -> list[Part]:
     used = {axis for plan in plans for axis in in_use(plan.mesh, plan.mesh)}
     axes = tuple(axis for axis in ICI_AXES if axis in used)
 
-    def row(plan: Plan) -> Row:
+    def row(plan: Plan) -> ui.Row:
         forecast, step_s = plan.forecast, plan.forecast.step_s
-        speed = seconds(step_s.lower), seconds(step_s.unoverlapped)
+        speed = fmt.seconds(step_s.lower), fmt.seconds(step_s.unoverlapped)
         if has_estimate:
-            speed = seconds(step_s.expected or 0), percent(forecast.mfu.expected or 0)
+            speed = fmt.seconds(step_s.expected or 0), fmt.percent(forecast.mfu.expected or 0)
         alike = f" +{plan.search.alike}" if plan.search.alike else ""
         return (
             _mesh_text(plan, axes) + alike,
-            in_microbatches(plan.batch),
+            plan_text.in_microbatches(plan.batch),
             summary_of(plan.remat),
-            in_memory(forecast.memory_bytes_per_device),
+            fmt.in_memory(forecast.memory_bytes_per_device),
             *speed,
-            "-" if plan is first else percent(loss(first, plan)),
+            "-" if plan is first else fmt.percent(loss(first, plan)),
             forecast.bound,
         )
 
@@ -221,13 +180,13 @@ def _runners_up(plans: Sequence[Plan]) -> list[Part]:
     texts = [_ALIKE_RULE, _LOSS_RULE, why]
     for reason, listed in faster.items():
         names = (
-            f"{_mesh_text(plan, axes)} (MFU {percent(plan.forecast.mfu.expected or 0)})"
+            f"{_mesh_text(plan, axes)} (MFU {fmt.percent(plan.forecast.mfu.expected or 0)})"
             for plan in listed
         )
         texts.append(f"why not {', '.join(names)}: {_why_not(reason, first, listed[0])}")
-    title = f"the plan and {counted(len(others), 'runner')}-up ({'.'.join(axes)})"
-    shown = Table(rows, "<><>>>><", row_styles={1: "bold"})
-    return [heading(title), *indent([shown, *(Text(text, hang=2) for text in texts)])]
+    title = f"the plan and {fmt.counted(len(others), 'runner')}-up ({'.'.join(axes)})"
+    shown = ui.Table(rows, "<><>>>><", row_styles={1: "bold"})
+    return [ui.heading(title), *ui.indent([shown, *(ui.Text(text, hang=2) for text in texts)])]
 
 
 def _mesh_text(plan: Plan, axes: Sequence[str]) -> str:
@@ -235,7 +194,7 @@ def _mesh_text(plan: Plan, axes: Sequence[str]) -> str:
 
 
 def _why_not(reason: Reason, plan: Plan, other: Plan) -> str:
-    share = percent(abs(loss(plan, other)))
+    share = fmt.percent(abs(loss(plan, other)))
     match reason:
         case "work":
             return (
@@ -244,7 +203,7 @@ def _why_not(reason: Reason, plan: Plan, other: Plan) -> str:
                 " their work"
             )
         case "offload":
-            least = percent(OFFLOAD_GAIN)
+            least = fmt.percent(OFFLOAD_GAIN)
             return (
                 f"a token takes {share} less by that rule, and a policy that offloads must gain"
                 f" {least}"
@@ -252,13 +211,13 @@ def _why_not(reason: Reason, plan: Plan, other: Plan) -> str:
         case "batch":
             sequences, requested = other.batch.sequences, plan.batch.requested_sequences
             return (
-                f"it is as fast by that rule, within {TIE:.0%}, and its {count(sequences)}"
-                f" sequences are further from the {count(requested)} of the spec than"
-                f" {count(plan.batch.sequences)}"
+                f"it is as fast by that rule, within {TIE:.0%}, and its {fmt.count(sequences)}"
+                f" sequences are further from the {fmt.count(requested)} of the spec than"
+                f" {fmt.count(plan.batch.sequences)}"
             )
         case "waits":
             return (
-                f"by that rule a token takes {percent(loss(plan, other))} longer: nothing hides the"
+                f"by that rule a token takes {fmt.percent(loss(plan, other))} longer: nothing hides the"
                 " reduction of gradients. It is expected to be faster because slices wait for each"
                 " other once a step and not in each layer, and no published run on several slices"
                 " shows that"
@@ -272,82 +231,82 @@ def stages_screen(
     plan: Plan,
     next_command: str | None,
     compiled: Sequence[str] = (),
-    detail: Detail = "usual",
+    detail: ui.Detail = "usual",
     odds: DeadlineOdds | None = None,
-) -> Screen:
+) -> ui.Screen:
     """Return what the run takes, then each stage; `compiled` are lines about earlier proofs."""
-    top: list[list[Part]] = [
-        [Title(headline(plan), f"plan {short(plan.digest)}")],
-        indent([_whole_run(plan, odds)]),
-        section(f"stages{of_trainer(plan)}", _stage_rows(plan)),
+    top: list[list[ui.Part]] = [
+        [ui.Title(plan_text.headline(plan), f"plan {short(plan.digest)}")],
+        ui.indent([_whole_run(plan, odds)]),
+        ui.section(f"stages{plan_text.of_trainer(plan)}", _stage_rows(plan)),
     ]
     if detail == "brief":
-        return screen(*top, [*_unsaid(plan.warnings), *next_step(next_command)])
-    totals: list[tuple[str, Estimate, Show]] = [
-        (f"{scaled(plan.tokens)} tokens", plan.forecast.days, lasting),
-        ("chip-hours", plan.forecast.chip_hours, scaled),
+        return ui.screen(*top, [*_unsaid(plan.warnings), *ui.next_step(next_command)])
+    totals: list[tuple[str, Estimate, ui.Show]] = [
+        (f"{fmt.scaled(plan.tokens)} tokens", plan.forecast.days, fmt.lasting),
+        ("chip-hours", plan.forecast.chip_hours, fmt.scaled),
     ]
-    return screen(
+    return ui.screen(
         *top,
-        indent([*_stage_meshes(plan), *_schedules(plan), *compiled], 4),
-        goodput_ledger(plan, full=detail == "full"),
-        indent([estimates_table(plan.forecast, totals, "all stages")]),
-        map(warning, warning_texts(plan.warnings)),
-        closing(verdict(plan), next_command),
+        ui.indent([*_stage_meshes(plan), *_schedules(plan), *compiled], 4),
+        plan_text.goodput_ledger(plan, full=detail == "full"),
+        ui.indent([plan_text.estimates_table(plan.forecast, totals, "all stages")]),
+        map(ui.warning, warning_texts(plan.warnings)),
+        ui.closing(plan_text.verdict(plan), next_command),
     )
 
 
-def _whole_run(plan: Plan, odds: DeadlineOdds | None) -> Table:
+def _whole_run(plan: Plan, odds: DeadlineOdds | None) -> ui.Table:
     """Return the verdict on the run: whether all stages fit, and what they take together."""
     forecast = plan.forecast
-    more = deadline_and_run(plan, odds)
+    more = plan_text.deadline_and_run(plan, odds)
     if plan.overrides:
         more.append(("set", " ".join(plan.overrides)))
     more.append(("model", _model(plan)))
     if not plan.ledger_describes_trainer:
-        return Table(more, "<w")
+        return ui.Table(more, "<w")
     each = [stage.forecast.mfu.likeliest for stage in plan.stages]
     is_known = all(stage.forecast.mfu.expected is not None for stage in plan.stages)
     at_most = "" if is_known else "at most "
     texts = (
         "yes, every stage" if forecast.fits else "no",
-        *time_and_price(forecast, plan.tokens),
-        f"{at_most}{span(percent(min(each)), percent(max(each)))}, by stage",
-        f"{forecast.bound}: {in_words(forecast.bound)}, in the longest stage",
+        *plan_text.time_and_price(forecast, plan.tokens),
+        f"{at_most}{fmt.span(fmt.percent(min(each)), fmt.percent(max(each)))}, by stage",
+        f"{forecast.bound}: {plan_text.in_words(forecast.bound)}, in the longest stage",
     )
-    return five_lines(forecast, texts, more)
+    return plan_text.five_lines(forecast, texts, more)
 
 
 def _stage_name(stage: Plan) -> str:
     return f"stage {stage.stage.number if stage.stage else ''}"
 
 
-def _stage_rows(plan: Plan) -> list[Part]:
+def _stage_rows(plan: Plan) -> list[ui.Part]:
     """Return a row for each stage, as it should be, or at best where nothing is expected."""
 
     def shown(estimate: Estimate, text: str) -> str:
-        return text if estimate.expected is not None else at_least(text)
+        return text if estimate.expected is not None else fmt.at_least(text)
 
     rows = []
     for stage in plan.stages:
         forecast, cost = stage.forecast, stage.forecast.dollars
         row = (
             _stage_name(stage),
-            scaled(stage.tokens),
-            count(stage.total_steps),
-            count(stage.batch.sequences),
-            count(stage.batch.length),
-            shown(forecast.step_s, seconds(forecast.step_s.likeliest)),
-            percent(forecast.mfu.likeliest),
-            shown(forecast.days, lasting(forecast.days.likeliest)),
-            "" if cost is None else shown(cost, dollars(cost.likeliest)),
+            fmt.scaled(stage.tokens),
+            fmt.count(stage.total_steps),
+            fmt.count(stage.batch.sequences),
+            fmt.count(stage.batch.length),
+            shown(forecast.step_s, fmt.seconds(forecast.step_s.likeliest)),
+            fmt.percent(forecast.mfu.likeliest),
+            shown(forecast.days, fmt.lasting(forecast.days.likeliest)),
+            "" if cost is None else shown(cost, fmt.dollars(cost.likeliest)),
         )
         rows.append(row)
     head = ("", "tokens", "steps", "batch", "length", "step", "MFU", "time", "dollars")
-    return table(head, rows)
+    return ui.table(head, rows)
 
 
-def _stage_meshes(plan: Plan) -> list[Part]:
+def _stage_meshes(plan: Plan) -> list[ui.Part]:
     """Return how each stage is placed."""
     rows = []
     for stage in plan.stages:
@@ -356,13 +315,13 @@ def _stage_meshes(plan: Plan) -> list[Part]:
         row = (
             _stage_name(stage),
             ", ".join(f"{axis.name} {axis.size}" for axis in axes if axis.size > 1) or "one device",
-            in_microbatches(stage.batch),
+            plan_text.in_microbatches(stage.batch),
             summary_of(stage.remat),
-            in_memory(stage.forecast.memory_bytes_per_device),
+            fmt.in_memory(stage.forecast.memory_bytes_per_device),
             stage.forecast.bound,
         )
         rows.append(row)
-    return table(("", "mesh inside a pod", "batch", "remat", "memory", "bound"), rows, "<<><><")
+    return ui.table(("", "mesh inside a pod", "batch", "remat", "memory", "bound"), rows, "<<><><")
 
 
 def _schedules(plan: Plan) -> list[str]:
@@ -378,8 +337,8 @@ def _schedules(plan: Plan) -> list[str]:
         schedule = f"{options.peak_lr:g}, constant"
         if options.decay != "constant":
             falls = f"{options.peak_lr:g}, {options.decay} to {options.end_lr:g}"
-            schedule = f"{falls} after {count(steps)} steps"
+            schedule = f"{falls} after {fmt.count(steps)} steps"
         if options.warmup_steps:
-            schedule = f"{count(options.warmup_steps)} steps of warm-up to {schedule}"
+            schedule = f"{fmt.count(options.warmup_steps)} steps of warm-up to {schedule}"
         lines.append(f"learning rate in {which}: {schedule}")
     return lines

@@ -3,36 +3,12 @@
 import re
 from collections.abc import Callable, Sequence
 
-from orchestrator.formatting import (
-    DAY_S,
-    at_least,
-    count,
-    counted,
-    dollars,
-    elapsed,
-    in_memory,
-    lasting,
-    percent,
-    scaled,
-    seconds,
-    span,
-    to_digits,
-    with_unit,
-)
+from orchestrator import formatting as fmt
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning.forecast import scale
 from orchestrator.planning.odds import DeadlineOdds
 from orchestrator.planning.plan_warnings import LEDGER_TRAINER
-from orchestrator.show.parts import (
-    Part,
-    Row,
-    Show,
-    Table,
-    Text,
-    heading,
-    indent,
-    section,
-)
+from orchestrator.show import parts as ui
 from orchestrator.values.goodput import GoodputForecast, LossKind
 from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan, PlannedBatch
 
@@ -55,9 +31,9 @@ _IN_WORDS = {
 
 
 def headline(plan: Plan) -> str:
-    chips = counted(plan.chips, f"{plan.chip} chip")
+    chips = fmt.counted(plan.chips, f"{plan.chip} chip")
     stage = f", stage {plan.stage.number} of {plan.stage.of}" if plan.stage else ""
-    return f"{plan.name}{stage}: {chips}, {counted(plan.pods, 'pod')} of {plan.topology}"
+    return f"{plan.name}{stage}: {chips}, {fmt.counted(plan.pods, 'pod')} of {plan.topology}"
 
 
 def of_trainer(plan: Plan) -> str:
@@ -78,38 +54,38 @@ def amount(line: LedgerLine) -> str:
     """Return the amount of work on the line, and the rate."""
     inputs = line.inputs
     if "calls" in inputs and "hops" in inputs:
-        return f"{counted(int(inputs['calls']), 'call')} x {counted(int(inputs['hops']), 'hop')}"
+        return f"{fmt.counted(int(inputs['calls']), 'call')} x {fmt.counted(int(inputs['hops']), 'hop')}"
     if "once" in inputs:
-        return f"{counted(int(inputs['calls']), 'call')} x {seconds(inputs['once'])}, as measured"
+        return f"{fmt.counted(int(inputs['calls']), 'call')} x {fmt.seconds(inputs['once'])}, as measured"
     name, unit = ("flops", "FLOP") if "flops" in inputs else ("bytes", "B")
-    return f"{with_unit(inputs[name], unit)} at {with_unit(inputs['rate'], unit + '/s')}"
+    return f"{fmt.with_unit(inputs[name], unit)} at {fmt.with_unit(inputs['rate'], unit + '/s')}"
 
 
 def in_microbatches(batch: PlannedBatch) -> str:
     """Return the sequences of a step: 1,024, or 4 x 256 in four microbatches."""
-    each = count(batch.sequences / batch.microbatches)
+    each = fmt.count(batch.sequences / batch.microbatches)
     return f"{batch.microbatches} x {each}" if batch.microbatches > 1 else each
 
 
-def likely(estimate: Estimate, show: Show) -> str:
+def likely(estimate: Estimate, show: ui.Show) -> str:
     """Return the 80 % interval of a time or a cost; without one, the least it can be."""
     if estimate.low is None or estimate.high is None:
-        return at_least(show(estimate.lower))
-    return span(show(estimate.low), show(estimate.high))
+        return fmt.at_least(show(estimate.lower))
+    return fmt.span(show(estimate.low), show(estimate.high))
 
 
-def _with_interval(estimate: Estimate, show: Show) -> str:
+def _with_interval(estimate: Estimate, show: ui.Show) -> str:
     """Return the expected value with its interval; without one, the least it can be."""
     if estimate.expected is None:
-        return at_least(show(estimate.lower))
+        return fmt.at_least(show(estimate.lower))
     return f"{show(estimate.expected)}, {_INTERVAL} {likely(estimate, show)}"
 
 
 def _time_and_cost(forecast: Forecast, share: float) -> list[str]:
     """Return the days and dollars that a share of all tokens is likely to take."""
-    takes = [likely(scale(forecast.days, share), lasting)]
+    takes = [likely(scale(forecast.days, share), fmt.lasting)]
     if forecast.dollars is not None:
-        takes.append(likely(scale(forecast.dollars, share), dollars))
+        takes.append(likely(scale(forecast.dollars, share), fmt.dollars))
     return takes
 
 
@@ -118,36 +94,40 @@ def _price(forecast: Forecast) -> str:
 
 
 def estimates_table(
-    forecast: Forecast, rows: Sequence[tuple[str, Estimate, Show]], name: str = ""
-) -> Table:
+    forecast: Forecast, rows: Sequence[tuple[str, Estimate, ui.Show]], name: str = ""
+) -> ui.Table:
     """Return bounds, expected values and intervals, the cost last; or only the best values."""
     known = forecast.days.expected is not None
     listed = [*rows]
     if forecast.dollars is not None:
-        listed.append((_price(forecast), forecast.dollars, dollars))
+        listed.append((_price(forecast), forecast.dollars, fmt.dollars))
     head = ("lower bound", "expected", _INTERVAL, "unoverlapped") if known else ("at best",)
     shown = [(name, *head)]
     for label, value, show in listed:
         expected = () if value.expected is None else (show(value.expected), likely(value, show))
         after = (*expected, show(value.unoverlapped)) if expected else ()
         shown.append((label, show(value.lower), *after))
-    return Table(shown)
+    return ui.Table(shown)
 
 
 # The verdict on a plan: five lines that come first, and one sentence that comes last.
 
 
-def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, str]] = ()) -> Table:
+def verdict_table(
+    forecast: Forecast, tokens: float, more: Sequence[tuple[str, str]] = ()
+) -> ui.Table:
     """Return the five lines of a forecast with their intervals, then more lines."""
     used, limit = forecast.memory_bytes_per_device, forecast.hbm_bytes_per_device
-    fits = f"{in_memory(used)} of {in_memory(limit)} per device ({percent(used / limit)})"
+    fits = (
+        f"{fmt.in_memory(used)} of {fmt.in_memory(limit)} per device ({fmt.percent(used / limit)})"
+    )
     if on_host := forecast.host_memory_bytes_per_chip:
         known = forecast.host_bytes_per_chip
-        of = f" of {in_memory(known)}" if known else ""
-        fits += f", {in_memory(on_host)}{of} of the host per chip"
-    mfu = f"at most {percent(forecast.mfu.lower)}"
+        of = f" of {fmt.in_memory(known)}" if known else ""
+        fits += f", {fmt.in_memory(on_host)}{of} of the host per chip"
+    mfu = f"at most {fmt.percent(forecast.mfu.lower)}"
     if forecast.mfu.expected is not None:
-        mfu = f"{_with_interval(forecast.mfu, percent)}; {mfu}"
+        mfu = f"{_with_interval(forecast.mfu, fmt.percent)}; {mfu}"
     bound = f"{forecast.bound}: {in_words(forecast.bound)}"
     ahead = _ahead_of_next(forecast)
     return five_lines(
@@ -164,33 +144,33 @@ def verdict_table(forecast: Forecast, tokens: float, more: Sequence[tuple[str, s
 
 def five_lines(
     forecast: Forecast, texts: Sequence[str], more: Sequence[tuple[str, str]] = ()
-) -> Table:
+) -> ui.Table:
     """Return the five lines of a verdict, the first green or red, and more lines below them."""
     names = ("fits", "time", "cost", "MFU", "bound by")
     styles = {0: "green" if forecast.fits else "red", **dict.fromkeys(range(1, 5), "bold")}
     rows = [*zip(names, texts, strict=True), *more]
-    return Table(rows, "<w", row_styles=styles)
+    return ui.Table(rows, "<w", row_styles=styles)
 
 
 def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:
     """Return the time and the cost of a forecast with their intervals."""
-    time = f"{_with_interval(forecast.days, lasting)}; {scaled(tokens)} tokens"
+    time = f"{_with_interval(forecast.days, fmt.lasting)}; {fmt.scaled(tokens)} tokens"
     if forecast.dollars is None:
         return time, "unknown: no price of a chip-hour (resources.dollars_per_chip_hour)"
-    return time, f"{_with_interval(forecast.dollars, dollars)}; {_price(forecast)}"
+    return time, f"{_with_interval(forecast.dollars, fmt.dollars)}; {_price(forecast)}"
 
 
 def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, str]]:
     """Return how likely the deadline holds, and what a run of fewer steps takes, where asked."""
     rows = []
     if odds:
-        within = "" if odds.deadline == f"{odds.days:g}d" else f", in {lasting(odds.days)}"
+        within = "" if odds.deadline == f"{odds.days:g}d" else f", in {fmt.lasting(odds.days)}"
         likeliness = "nothing is expected, so how likely is unknown"
         if odds.odds is not None:
-            likeliness = f"{percent(odds.odds)} likely, if it begins now"
+            likeliness = f"{fmt.percent(odds.odds)} likely, if it begins now"
         rows.append(("deadline", f"{odds.deadline}{within}: {likeliness}"))
     if plan.run_share < 1:
-        steps = f"{count(plan.run_steps or 0)} of {count(plan.total_steps)} steps"
+        steps = f"{fmt.count(plan.run_steps or 0)} of {fmt.count(plan.total_steps)} steps"
         takes = ", ".join(_time_and_cost(plan.forecast, plan.run_share))
         rows.append(("this run", f"{steps}: {takes}"))
     return rows
@@ -201,7 +181,7 @@ def _ahead_of_next(forecast: Forecast) -> str:
     margin = forecast.bound_by
     if not margin:
         return ""
-    longer = f"{percent(margin)} longer than"
+    longer = f"{fmt.percent(margin)} longer than"
     return f"{longer if margin < 1 else f'{1 + margin:.1f} times as long as'} the next"
 
 
@@ -214,7 +194,7 @@ def verdict(plan: Plan) -> str:
     text = ", ".join([fits, f"bound by {forecast.bound}", *_time_and_cost(forecast, 1)])
     if plan.run_share < 1:
         shorter = ", ".join(_time_and_cost(forecast, plan.run_share))
-        text += f"; {counted(plan.run_steps or 0, 'step')}: {shorter}"
+        text += f"; {fmt.counted(plan.run_steps or 0, 'step')}: {shorter}"
     return f"Plan: {text}."
 
 
@@ -240,14 +220,14 @@ _LOSSES: dict[LossKind, str] = {
 
 
 def _ledger(
-    lines: Sequence[tuple[Row, float]],
+    lines: Sequence[tuple[ui.Row, float]],
     least: float,
-    show: Callable[[float], Row],
+    show: Callable[[float], ui.Row],
     smaller: Callable[[int], str],
-    totals: Sequence[Row] = (),
+    totals: Sequence[ui.Row] = (),
     *,
     is_bold: bool = True,
-) -> Table:
+) -> ui.Table:
     """Return a line for each value of at least a size and one for all smaller ones, each with a
     bar; below them the totals, the last of them bold. `show` gives the cells of a value.
     """
@@ -260,14 +240,14 @@ def _ledger(
     styles = {len(rows) - 1: "bold"} if totals and is_bold else {}
     values = len(show(0.0))
     columns = "<" * (len(rows[0]) - values) + ">" * values
-    return Table(rows, columns, bars=bars, row_styles=styles)
+    return ui.Table(rows, columns, bars=bars, row_styles=styles)
 
 
 def _smaller_lines(number: int) -> str:
-    return counted(number, "smaller line")
+    return fmt.counted(number, "smaller line")
 
 
-def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
+def memory_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     """Return the bytes of the largest phase, and the size of the next; or of all."""
     forecast = plan.forecast
     largest, *others = sorted(forecast.memory, key=lambda phase: -phase.bytes)
@@ -276,31 +256,31 @@ def memory_ledger(plan: Plan, *, full: bool) -> list[Part]:
         """Return the formula with its numbers: `size x owned` is 4 x 1.13B."""
         return re.sub(
             r"[a-z_]{2,}",
-            lambda name: scaled(line.inputs[name[0]]) if name[0] in line.inputs else name[0],
+            lambda name: fmt.scaled(line.inputs[name[0]]) if name[0] in line.inputs else name[0],
             line.formula,
         )
 
     table = _ledger(
         [((line.name, with_numbers(line)), line.value) for line in largest.lines],
         0 if full else _SMALL_BYTES * largest.bytes,
-        lambda size: (in_memory(size),),
+        lambda size: (fmt.in_memory(size),),
         _smaller_lines,
-        [(f"peak: {largest.name}", "", in_memory(largest.bytes))],
+        [(f"peak: {largest.name}", "", fmt.in_memory(largest.bytes))],
     )
-    limit = f"the compiler allows {in_memory(forecast.hbm_bytes_per_device)}"
+    limit = f"the compiler allows {fmt.in_memory(forecast.hbm_bytes_per_device)}"
     shown = others if full else others[:1]
-    phases = ", ".join(f"{phase.name} {in_memory(phase.bytes)}" for phase in shown)
-    parts: list[Part] = [
+    phases = ", ".join(f"{phase.name} {fmt.in_memory(phase.bytes)}" for phase in shown)
+    parts: list[ui.Part] = [
         table, f"{limit}; {'other phases' if full else 'next phase'}: {phases}"
     ]  # fmt: skip
     if on_host := forecast.host_memory_bytes_per_chip:
         host = forecast.host_bytes_per_chip
-        known = f"of {in_memory(host)}" if host else "of an unknown size"
-        parts.append(f"host memory per chip: {in_memory(on_host)} {known}")
-    return section(f"memory per device{of_trainer(plan)}", parts)
+        known = f"of {fmt.in_memory(host)}" if host else "of an unknown size"
+        parts.append(f"host memory per chip: {fmt.in_memory(on_host)} {known}")
+    return ui.section(f"memory per device{of_trainer(plan)}", parts)
 
 
-def time_ledger(plan: Plan, *, full: bool) -> list[Part]:
+def time_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     """Return the seconds of a step, each line at its peak rate; a star marks the bottleneck."""
     forecast, step_s = plan.forecast, plan.forecast.step_s
     lines = []
@@ -309,42 +289,42 @@ def time_ledger(plan: Plan, *, full: bool) -> list[Part]:
         mark = "*" if name == forecast.bound else " "
         lines.append(((f"{mark} {line.name}", name, amount(line)), line.value))
     totals = [
-        ("  unoverlapped", "", "all lines", seconds(step_s.unoverlapped)),
-        ("  lower bound", forecast.bound, "", seconds(step_s.lower)),
+        ("  unoverlapped", "", "all lines", fmt.seconds(step_s.unoverlapped)),
+        ("  lower bound", forecast.bound, "", fmt.seconds(step_s.lower)),
     ]
     if step_s.expected is not None:
-        totals.append(("  expected", "", "as real runs take it", seconds(step_s.expected)))
+        totals.append(("  expected", "", "as real runs take it", fmt.seconds(step_s.expected)))
     table = _ledger(
         lines,
         0 if full else _SMALL_LINE * step_s.unoverlapped,
-        lambda s: (seconds(s),),
+        lambda s: (fmt.seconds(s),),
         lambda number: f"  {_smaller_lines(number)}",
         totals,
         is_bold=step_s.expected is not None,
     )
     ahead = _ahead_of_next(forecast)
     notes = [f"* bottleneck: {ahead}" if ahead else "* bottleneck", *_above_unoverlapped(forecast)]
-    title = heading(f"time per step, each line at its peak rate{of_trainer(plan)}")
-    return indent([title, table, *indent(notes)])
+    title = ui.heading(f"time per step, each line at its peak rate{of_trainer(plan)}")
+    return ui.indent([title, table, *ui.indent(notes)])
 
 
-def _above_unoverlapped(forecast: Forecast) -> list[Part]:
+def _above_unoverlapped(forecast: Forecast) -> list[ui.Part]:
     expected_s = forecast.step_s.expected
     if expected_s is None or expected_s <= forecast.step_s.unoverlapped:
         return []
     lines = forecast.expected_time
     shares = [(line.name, line.inputs["share"]) for line in lines if "share" in line.inputs]
-    reached = [f"{name} {percent(share)}" for name, share in shares if share < 1]
-    more = [f"{seconds(line.value)} {line.name}" for line in lines if line.kind in _WITH_WORK]
+    reached = [f"{name} {fmt.percent(share)}" for name, share in shares if share < 1]
+    more = [f"{fmt.seconds(line.value)} {line.name}" for line in lines if line.kind in _WITH_WORK]
     text = "expected is above unoverlapped, which has each line at its peak rate."
     if reached:
         text += f" Of that rate real runs reach: {', '.join(reached)}."
     if more:
         text += f" They also take {', '.join(more)}."
-    return [Text(text, hang=2)]
+    return [ui.Text(text, hang=2)]
 
 
-def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
+def expected_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     """Return the parts of the expected step, largest first, and whose runs they come from."""
     lines = sorted(plan.forecast.expected_time, key=lambda line: -line.value)
     if not lines:
@@ -354,64 +334,68 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[Part]:
     table = _ledger(
         [((line.name,), line.value) for line in lines],
         0 if full else _SMALL_PART * total_s,
-        lambda s: (seconds(s), percent(s / total_s)),
-        lambda number: counted(number, "smaller part"),
+        lambda s: (fmt.seconds(s), fmt.percent(s / total_s)),
+        lambda number: fmt.counted(number, "smaller part"),
     )
-    interval = f"{_INTERVAL} {likely(plan.forecast.step_s, seconds)}"
-    parts: list[Part] = [table]
+    interval = f"{_INTERVAL} {likely(plan.forecast.step_s, fmt.seconds)}"
+    parts: list[ui.Part] = [table]
     if known := plan.forecast.learned_from:
-        text = f"as in {counted(known.reference.runs, 'published run')}"
+        text = f"as in {fmt.counted(known.reference.runs, 'published run')}"
         text += f" of {known.reference.software}"
         if longer := [other.longer for other in known.others]:
             names = ", ".join(other.software for other in known.others)
-            took = span(percent(min(longer)), percent(max(longer)))
+            took = fmt.span(fmt.percent(min(longer)), fmt.percent(max(longer)))
             text += f"; other software took {took} longer ({names})"
-        parts.append(Text(text, hang=2))
-    return section(f"expected step: {seconds(total_s)}, {interval}{of_trainer(plan)}", parts)
+        parts.append(ui.Text(text, hang=2))
+    return ui.section(f"expected step: {fmt.seconds(total_s)}, {interval}{of_trainer(plan)}", parts)
 
 
-def goodput_ledger(plan: Plan, *, full: bool) -> list[Part]:
+def goodput_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     """Return the time that trains nothing, the failures behind it, and what a save needs."""
     forecast = plan.forecast.goodput
     if not plan.ledger_describes_trainer:
         return []
     losses = [
         (
-            (_LOSSES[loss.kind], seconds(loss.each_s), f"x {to_digits(loss.per_day, 3)} a day"),
+            (
+                _LOSSES[loss.kind],
+                fmt.seconds(loss.each_s),
+                f"x {fmt.to_digits(loss.per_day, 3)} a day",
+            ),
             loss.share,
         )
         for loss in sorted(forecast.lines, key=lambda loss: -loss.share)
     ]
-    interval = f"{_INTERVAL} {span(percent(forecast.low), percent(forecast.high))}"
+    interval = f"{_INTERVAL} {fmt.span(fmt.percent(forecast.low), fmt.percent(forecast.high))}"
     known = "of the spec" if forecast.stated else interval
     table = _ledger(
         [] if forecast.stated else losses,
         0 if full else _SMALL_LOSS,
-        lambda share: (percent(share),),
-        lambda number: counted(number, "smaller loss", "es"),
-        [("goodput", "", known, percent(forecast.expected))],
+        lambda share: (fmt.percent(share),),
+        lambda number: fmt.counted(number, "smaller loss", "es"),
+        [("goodput", "", known, fmt.percent(forecast.expected))],
     )
-    parts: list[Part] = [table]
+    parts: list[ui.Part] = [table]
     between_s = forecast.seconds_between_failures
     if between_s is not None:
         rates = "rates of another chip, assumed" if forecast.inputs.assumed else "rates"
         names = ", ".join(forecast.inputs.sources["failures_per_day"])
-        parts.append(f"a failure every {elapsed(between_s)} ({rates}: {names})")
+        parts.append(f"a failure every {fmt.elapsed(between_s)} ({rates}: {names})")
     if forecast.inputs.save.write_s.value:
         parts.append(_save_text(forecast))
-    return section("goodput", parts)
+    return ui.section("goodput", parts)
 
 
 def _save_text(forecast: GoodputForecast) -> str:
     """Return the bytes of a save, its times, and the best interval."""
     save, every, best = forecast.inputs.save, forecast.every_steps, forecast.best_every_steps
     text = (
-        f"a save every {count(every)} steps ({lasting(forecast.every_s / DAY_S)}):"
-        f" {with_unit(save.bytes, 'B')}, of a chip {with_unit(save.host_bytes_per_chip, 'B')};"
-        f" steps wait {seconds(save.blocking_s.value)}, the storage takes"
-        f" {seconds(save.write_s.value)} at {with_unit(save.storage_bytes_per_s.value, 'B/s')}"
-        f" and needs {with_unit(forecast.needed_bytes_per_s, 'B/s')}"
+        f"a save every {fmt.count(every)} steps ({fmt.lasting(forecast.every_s / fmt.DAY_S)}):"
+        f" {fmt.with_unit(save.bytes, 'B')}, of a chip {fmt.with_unit(save.host_bytes_per_chip, 'B')};"
+        f" steps wait {fmt.seconds(save.blocking_s.value)}, the storage takes"
+        f" {fmt.seconds(save.write_s.value)} at {fmt.with_unit(save.storage_bytes_per_s.value, 'B/s')}"
+        f" and needs {fmt.with_unit(forecast.needed_bytes_per_s, 'B/s')}"
     )
     if every == best or forecast.stated or forecast.seconds_between_failures is None:
         return text
-    return f"{text}; best every {count(best)} steps ({percent(forecast.best)})"
+    return f"{text}; best every {fmt.count(best)} steps ({fmt.percent(forecast.best)})"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.formatting import count, counted, seconds
+from orchestrator import formatting as fmt
 from orchestrator.journal.run_state import first_line
 from orchestrator.run.next_commands import run_command, storage_command, storage_of
 from orchestrator.run.progress import (
@@ -156,29 +156,29 @@ def _step_line(step: Step, steps: int) -> str:
     held_out = step.own_evaluation
     more = f"  held-out loss {held_out.loss:.4f}" if held_out else ""
     number = f"{step.index + 1:{len(str(steps))}}"
-    return f"step {number} of {steps}  loss {step.loss:.4f}  {seconds(step.step_s)}{more}"
+    return f"step {number} of {steps}  loss {step.loss:.4f}  {fmt.seconds(step.step_s)}{more}"
 
 
 def _startup_line(step: Step) -> str | None:
     """Return what came before the first step of an attempt."""
     if step.startup is None:
         return None
-    compiled, state = seconds(step.startup.compile_s), seconds(step.startup.state_s)
+    compiled, state = fmt.seconds(step.startup.compile_s), fmt.seconds(step.startup.state_s)
     done = step.startup.steps_done
-    restored = f", {count(done)} steps restored" if done else ""
+    restored = f", {fmt.count(done)} steps restored" if done else ""
     return f"compiled in {compiled}, state ready in {state}{restored}"
 
 
 def _waiting_for(run: Run) -> str:
     """Return what a run waits for while it shows nothing new."""
     if run.state == "running" and run.steps_done < run.steps:
-        return f"step {count(run.steps_done + 1)} of {count(run.steps)}"
+        return f"step {fmt.count(run.steps_done + 1)} of {fmt.count(run.steps)}"
     return _WAITING.get(run.state, "")
 
 
 def _new_attempt_line(ended: Attempt, started: Attempt) -> str:
     """Return why another attempt starts, and on how many pods if that changed."""
-    pods = f" on {counted(started.pods, 'pod')}" if started.pods != ended.pods else ""
+    pods = f" on {fmt.counted(started.pods, 'pod')}" if started.pods != ended.pods else ""
     error = first_line(ended.error)
     why = f"attempt {ended.number} ended: {ended.reason}" + (f": {error}" if error else "")
     return f"new attempt{pods}; {why}"

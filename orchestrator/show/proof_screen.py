@@ -5,31 +5,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.formatting import GIB, ago, count, in_memory, percent, seconds, with_unit
+from orchestrator import formatting as fmt
 from orchestrator.network.rematerialization import text_of
-from orchestrator.show.parts import (
-    Detail,
-    Part,
-    Row,
-    Screen,
-    Table,
-    Title,
-    closing,
-    indent,
-    labelled,
-    next_step,
-    screen,
-    section,
-    table,
-    warning,
-)
+from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import headline
 from orchestrator.values.codec import short
 from orchestrator.values.plan import ATTENTION_LINES, Plan
 from orchestrator.values.proof import (
-    ComparedCollective,
-    CrossingFault,
-    Disagreement,
     Payload,
     PlanChange,
     Proof,
@@ -50,80 +32,11 @@ def proof_screen(
     proof: Proof,
     age_s: float | None,
     next_command: str | None,
-    detail: Detail = "usual",
-) -> Screen:
+    detail: ui.Detail = "usual",
+) -> ui.Screen:
     """Return the verdict, then everything that it rests on, and what to do next."""
-    top: list[list[Part]] = [
-        [Title(headline(plan), f"proof of plan {short(plan.digest)}")],
-        indent([_verdict_lines(proof)]),
-    ]
-    if detail == "brief":
-        return screen(*top, _advice(proof), next_step(next_command))
-    full = detail == "full"
-    versions = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
-    host_memory = f"{with_unit(proof.compiler_memory_bytes, 'B')} of host memory"
-    compilation = [
-        ("compiled", "now" if age_s is None else f"{ago(age_s)}, read from the cache"),
-        ("by", versions),
-        ("took", f"{proof.compile_s:.0f} s, {host_memory}"),
-    ]
-    return screen(
-        *top,
-        indent([Table(compilation, "<w")]),
-        _memory(proof, full=full),
-        _collectives(proof, full=full),
-        indent(_dcn_check(proof)),
-        section("FLOPs per device and step", _flops(proof)),
-        _schedule_parts(plan, proof.schedule),
-        _advice(proof),
-        closing(_verdict(proof), next_command),
-    )
-
-
-def proof_screens(
-    found: "ProofResult",
-    others: "Sequence[ProofResult] | None",
-    next_command: str,
-    detail: Detail = "usual",
-) -> list[str]:
-    """Return a verdict; below it those on plans that recompute less, where they were asked for."""
-    shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
-    if others is None:
-        return [shown]
-    return [shown, "\n", _remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
-
-
-def stage_proof_screens(
-    found: "Sequence[ProofResult]", next_command: str, detail: Detail = "usual"
-) -> list[str]:
-    """Return the verdict on every stage, one after another."""
-    screens: list[str] = []
-    for stage in found:
-        following = next_command if stage is found[-1] else None
-        screens += [proof_screen(stage.plan, stage.proof, stage.age_s, following, detail), "\n"]
-    return screens[:-1]
-
-
-def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> Screen:
-    """Return the compiled policies that recompute less than a plan, the least recompute first."""
-    if not proofs:
-        remat = text_of(plan.remat)
-        return screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
-    rows = [
-        (
-            f"remat {text_of(plan.remat)}",
-            in_memory(proof.peak_hbm_bytes_per_device),
-            "fits" if proof.passes else "does not fit",
-        )
-        for plan, proof in proofs
-    ]
-    name = "compiled policies, the least recompute first"
-    return screen(section(name, [Table(rows, "<><")], 0))
-
-
-def _verdict_lines(proof: Proof) -> Table:
-    """Return whether it fits, whether the forecast agrees, and what crosses pods."""
-    peak, limit = in_memory(proof.peak_hbm_bytes_per_device), in_memory(proof.hbm_bytes_per_device)
+    # Whether it fits, whether the forecast agrees, and what crosses pods.
+    peak, limit = map(fmt.in_memory, (proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device))
     forecast = _agreement(proof)
     if proof.agrees is not None:
         memory = _ratio(proof.forecast_peak_hbm_bytes_per_device, proof.peak_hbm_bytes_per_device)
@@ -138,55 +51,137 @@ def _verdict_lines(proof: Proof) -> Table:
         rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
     good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
     styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
-    return Table(rows, "<w", row_styles=styles)
-
-
-def _memory(proof: Proof, *, full: bool) -> list[Part]:
-    """Return the memory at its peak, line by line, then the largest buffers."""
-    peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
-    rows: list[Row] = [
-        (line.name, in_memory(line.compiled), _figure(line.forecast), "") for line in proof.ledger
+    top: list[list[ui.Part]] = [
+        [ui.Title(headline(plan), f"proof of plan {short(plan.digest)}")],
+        ui.indent([ui.Table(rows, "<w", row_styles=styles)]),
     ]
-    rows.append(("peak", in_memory(peak), _figure(forecast), _ratio(forecast, peak)))
-    rows.append(("limit", in_memory(proof.hbm_bytes_per_device), "", ""))
+    if detail == "brief":
+        return ui.screen(*top, _advice(proof), ui.next_step(next_command))
+    full = detail == "full"
+    versions = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
+    host_memory = f"{fmt.with_unit(proof.compiler_memory_bytes, 'B')} of host memory"
+    compilation = [
+        ("compiled", "now" if age_s is None else f"{fmt.ago(age_s)}, read from the cache"),
+        ("by", versions),
+        ("took", f"{proof.compile_s:.0f} s, {host_memory}"),
+    ]
+    return ui.screen(
+        *top,
+        ui.indent([ui.Table(compilation, "<w")]),
+        _memory(proof, full=full),
+        _collectives(proof, full=full),
+        ui.indent(_dcn_check(proof) if proof.crossings else []),
+        ui.section("FLOPs per device and step", _flops(proof)),
+        _schedule_parts(plan, proof.schedule),
+        _advice(proof),
+        ui.closing(_verdict(proof), next_command),
+    )
+
+
+def proof_screens(
+    found: "ProofResult",
+    others: "Sequence[ProofResult] | None",
+    next_command: str,
+    detail: ui.Detail = "usual",
+) -> list[str]:
+    """Return a verdict; below it those on plans that recompute less, where they were asked for."""
+    shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
+    if others is None:
+        return [shown]
+    return [shown, "\n", _remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
+
+
+def stage_proof_screens(
+    found: "Sequence[ProofResult]", next_command: str, detail: ui.Detail = "usual"
+) -> list[str]:
+    """Return the verdict on every stage, one after another."""
+    screens: list[str] = []
+    for stage in found:
+        following = next_command if stage is found[-1] else None
+        screens += [proof_screen(stage.plan, stage.proof, stage.age_s, following, detail), "\n"]
+    return screens[:-1]
+
+
+def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> ui.Screen:
+    """Return the compiled policies that recompute less than a plan, the least recompute first."""
+    if not proofs:
+        remat = text_of(plan.remat)
+        return ui.screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
+    rows = []
+    for smaller, proof in proofs:
+        fits = "fits" if proof.passes else "does not fit"
+        peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
+        rows.append((f"remat {text_of(smaller.remat)}", peak, fits))
+    name = "compiled policies, the least recompute first"
+    return ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))
+
+
+def _verdict_lines(proof: Proof) -> ui.Table:
+    """Return whether it fits, whether the forecast agrees, and what crosses pods."""
+    peak, limit = (
+        fmt.in_memory(proof.peak_hbm_bytes_per_device),
+        fmt.in_memory(proof.hbm_bytes_per_device),
+    )
+    forecast = _agreement(proof)
+    if proof.agrees is not None:
+        memory = _ratio(proof.forecast_peak_hbm_bytes_per_device, proof.peak_hbm_bytes_per_device)
+        flops = _ratio(proof.forecast_flops_per_device, proof.flops_per_device)
+        answer = "agrees" if proof.agrees else "does not agree"
+        forecast = f"{answer}: peak {memory} and FLOPs {flops} of the compiled"
+    rows = [
+        ("fits", f"{'yes' if proof.fits else 'no'}: {peak} of {limit} per device"),
+        ("forecast", forecast),
+    ]
+    if proof.crossings:
+        rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
+    good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
+    styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
+    return ui.Table(rows, "<w", row_styles=styles)
+
+
+def _memory(proof: Proof, *, full: bool) -> list[ui.Part]:
+    """Return the memory at its peak, line by line, then the largest buffers."""
+    rows: list[ui.Row] = [
+        (*_compared(line.name, line.compiled, line.forecast)[:3], "") for line in proof.ledger
+    ]
+    peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
+    rows.append(_compared("peak", peak, forecast))
+    rows.append(("limit", fmt.in_memory(proof.hbm_bytes_per_device), "", ""))
     host, on_host = proof.host_bytes_per_device, proof.forecast_host_bytes_per_device
     if host or on_host:
-        rows.append(("on the host", in_memory(host), _figure(on_host), _ratio(on_host, host)))
+        rows.append(_compared("on the host", host, on_host))
     sizes = [0, *(line.compiled for line in proof.ledger)]
     sizes += [0] * (1 + len(rows) - len(sizes))
-    parts: list[Part] = [
-        Table([_HEAD, *rows], "<>><", bars=sizes),
-        f"the peak is at {proof.peak_at}",
-    ]
+    table = ui.Table([_HEAD, *rows], "<>><", bars=sizes)
+    parts: list[ui.Part] = [table, f"the peak is at {proof.peak_at}"]
     buffers = [
-        (in_memory(buffer.bytes), f"{buffer.name} {buffer.shape}")
+        (fmt.in_memory(buffer.bytes), f"{buffer.name} {buffer.shape}")
         for buffer in (proof.buffers if full else proof.buffers[:_LARGEST])
-        if buffer.bytes >= GIB / 100
+        if buffer.bytes >= fmt.GIB / 100
     ]
     if buffers:
-        parts += section("largest buffers", [Table(buffers, ">w")], 0)
-    return section("memory per device", parts)
+        parts += ui.section("largest buffers", [ui.Table(buffers, ">w")], 0)
+    return ui.section("memory per device", parts)
 
 
-def _collectives(proof: Proof, *, full: bool) -> list[Part]:
+def _collectives(proof: Proof, *, full: bool) -> list[ui.Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
-
-    def size(collective: ComparedCollective) -> float:
-        return max(collective.bytes_per_step, collective.forecast_bytes_per_step or 0)
-
+    sizes = [
+        max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in proof.collectives
+    ]
     most: dict[str, float] = {}
-    for collective in proof.collectives:
-        most[collective.link] = max(size(collective), most.get(collective.link, 0.0))
+    for collective, size in zip(proof.collectives, sizes, strict=True):
+        most[collective.link] = max(size, most.get(collective.link, 0.0))
     least = 0 if full else _SMALL
     rows = []
-    for collective in proof.collectives:
-        if size(collective) >= least * most[collective.link]:
+    for collective, size in zip(proof.collectives, sizes, strict=True):
+        if size >= least * most[collective.link]:
             compiled, forecast = collective.bytes_per_step, collective.forecast_bytes_per_step
             row = (
                 f"{collective.link} {' x '.join(collective.axes)}",
                 f"{collective.kind} {collective.dtype}",
-                with_unit(compiled, "B", 4),
-                "-" if forecast is None else with_unit(forecast, "B", 4),
+                fmt.with_unit(compiled, "B", 4),
+                "-" if forecast is None else fmt.with_unit(forecast, "B", 4),
                 _ratio(forecast, compiled),
             )
             rows.append(row)
@@ -196,15 +191,15 @@ def _collectives(proof: Proof, *, full: bool) -> list[Part]:
         (
             change.what,
             f"{change.link} {' x '.join(change.axes)}",
-            f"+{with_unit(change.bytes_per_step, 'B')}",
+            f"+{fmt.with_unit(change.bytes_per_step, 'B')}",
         )
         for change in proof.changes
         if change.bytes_per_step >= least * most.get(change.link, 0)
     ]
-    payload = table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
-    parts = section("payload per device and step", payload)
+    payload = ui.table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
+    parts = ui.section("payload per device and step", payload)
     if added:
-        parts += section("added by the compiler", [Table(added, "<<>")])
+        parts += ui.section("added by the compiler", [ui.Table(added, "<<>")])
     return parts
 
 
@@ -212,97 +207,97 @@ def _ratio(forecast: float | None, compiled: float) -> str:
     return f"{forecast / compiled:.3f}" if compiled and forecast is not None else ""
 
 
-def _figure(size: float | None) -> str:
-    return "-" if size is None else in_memory(size)
+def _compared(
+    name: str, compiled: float, forecast: float | None, show: ui.Show = fmt.in_memory
+) -> tuple[str, str, str, str]:
+    known = "-" if forecast is None else show(forecast)
+    return name, show(compiled), known, _ratio(forecast, compiled)
 
 
-def _dcn_check(proof: Proof) -> list[Part]:
+def _dcn_check(proof: Proof) -> list[ui.Part]:
     """Return whether pods exchange what is planned and nothing else."""
-    if not proof.crossings:
-        return []
+    faults: list[ui.Part] = []
+    for fault in proof.crossing_faults:
+        found = fault.crossing
+        places = f", from {', '.join(found.places)}" if found.places else ""
+        calls = f"{found.calls_per_step:,.0f} x " if found.calls_per_step > 1 else ""
+        size = f"{found.bytes_per_step:,.0f} B {found.dtype}"
+        text = f"{calls}{found.kind} {found.name} of {size}{places}"
+        if fault.code == "not_planned":
+            text = f"{text} crosses pods and is not in the plan"
+        else:
+            text = (
+                f"{fault.bytes_per_step:,.0f} B of {found.carries} cross pods each step, but the"
+                f" plan has {fault.allowed_bytes_per_step:,.0f} B; the largest: {text}"
+            )
+        faults.append(text)
     if not proof.crosses_as_planned:
-        return ["pods exchange more than planned", *indent(map(_fault, proof.crossing_faults))]
+        return ["pods exchange more than planned", *ui.indent(faults)]
 
     def exchanged(what: Payload) -> str:
         """Return how much of a payload crosses pods in a step, and in how many calls."""
         found = [crossing for crossing in proof.crossings if crossing.carries == what]
-        total = with_unit(sum(crossing.bytes_per_step for crossing in found), "B", 4)
-        return f"{total} in {count(sum(crossing.calls_per_step for crossing in found))}"
+        total = fmt.with_unit(sum(crossing.bytes_per_step for crossing in found), "B", 4)
+        return f"{total} in {fmt.count(sum(crossing.calls_per_step for crossing in found))}"
 
     gradients = f"{exchanged('gradients')} reductions"
     if not proof.only_gradients_cross_pods:
         weights = f"weights, {exchanged('weights')} gathers"
         return [f"pods exchange only what is planned: gradients, {gradients}; {weights}"]
-    others = sum(sent.bytes_per_step for sent in proof.crossings if sent.carries != "gradients")
-    scalars = f" and {count(others)} B of scalars" if others else ""
+    others = sum(data.bytes_per_step for data in proof.crossings if data.carries != "gradients")
+    scalars = f" and {fmt.count(others)} B of scalars" if others else ""
     return [f"pods exchange only gradients: {gradients}{scalars}"]
 
 
-def _fault(fault: CrossingFault) -> str:
-    found = fault.crossing
-    places = f", from {', '.join(found.places)}" if found.places else ""
-    calls = f"{found.calls_per_step:,.0f} x " if found.calls_per_step > 1 else ""
-    size = f"{found.bytes_per_step:,.0f} B {found.dtype}"
-    crossing = f"{calls}{found.kind} {found.name} of {size}{places}"
-    if fault.code == "not_planned":
-        return f"{crossing} crosses pods and is not in the plan"
-    return (
-        f"{fault.bytes_per_step:,.0f} B of {found.carries} cross pods each step, but the plan"
-        f" has {fault.allowed_bytes_per_step:,.0f} B; the largest: {crossing}"
-    )
+def _flops(proof: Proof) -> list[ui.Part]:
+    def amount(value: float) -> str:
+        return fmt.with_unit(value, "FLOP", 4)
 
-
-def _flops(proof: Proof) -> list[Part]:
-    def amount(value: float | None) -> str:
-        return "-" if value is None else with_unit(value, "FLOP", 4)
-
-    lines = [(line.name, line.compiled, line.forecast) for line in proof.flops]
     rows = [
-        (name, amount(compiled), amount(forecast), _ratio(forecast or 0, compiled))
-        for name, compiled, forecast in lines
+        (
+            *_compared(line.name, line.compiled, line.forecast, amount)[:3],
+            _ratio(line.forecast or 0, line.compiled),
+        )
+        for line in proof.flops
     ]
     total, forecast = proof.flops_per_device, proof.forecast_flops_per_device
-    rows.append(("all", amount(total), amount(forecast), _ratio(forecast, total)))
-    return table(_HEAD, rows, "<>><")
+    return ui.table(_HEAD, [*rows, _compared("all", total, forecast, amount)], "<>><")
 
 
-def _advice(proof: Proof) -> list[Part]:
+def _advice(proof: Proof) -> list[ui.Part]:
     """Return what is wrong, and what could be set instead."""
+    parts: list[ui.Part] = []
+    for found in proof.disagreements:
+        what = {
+            "peak_memory": "peak memory is",
+            "host_memory": "memory of the host is",
+            "payload": f"payload over {' x '.join(found.axes)} is",
+            "flops": "the program's FLOPs are",
+        }.get(found.code, "")
+        if found.code == "uncounted_kernel":
+            text = f"no formula counts the FLOPs of kernel {found.kernel}"
+        elif not found.forecast:
+            text = f"{what} {found.compiled:,.0f} B, against 0 B in the forecast"
+        else:
+            text = f"{what} {found.compiled / found.forecast:.3f} times the forecast's"
+        parts.append(ui.warning(f"the forecast is off: {text}"))
 
     def settings(change: PlanChange) -> str:
         return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
-    parts: list[Part] = [
-        warning(f"the forecast is off: {_disagreement(found)}") for found in proof.disagreements
-    ]
     if proof.refusal:
-        parts.append(labelled("the compiler:", proof.refusal.message))
+        parts.append(ui.labelled("the compiler:", proof.refusal.message))
         parts.append("closest settings that fit, by the forecast corrected for this:")
-        parts += indent(
-            [settings(near) for near in proof.refusal.nearest] or ["none on these chips"]
-        )
+        nearest = [settings(change) for change in proof.refusal.nearest]
+        parts += ui.indent(nearest or ["none on these chips"])
     less = "memory is left for less recompute"
     return [*parts, *(f"{less}: {settings(change)}" for change in proof.hints)]
 
 
-def _disagreement(found: Disagreement) -> str:
-    if found.code == "uncounted_kernel":
-        return f"no formula counts the FLOPs of kernel {found.kernel}"
-    what = {
-        "peak_memory": "peak memory is",
-        "host_memory": "memory of the host is",
-        "payload": f"payload over {' x '.join(found.axes)} is",
-        "flops": "the program's FLOPs are",
-    }[found.code]
-    if not found.forecast:
-        return f"{what} {found.compiled:,.0f} B, against 0 B in the forecast"
-    return f"{what} {found.compiled / found.forecast:.3f} times the forecast's"
-
-
 def _verdict(proof: Proof) -> str:
     """Return the proof in one line."""
-    margin = in_memory(abs(proof.margin_bytes))
-    share = percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
+    margin = fmt.in_memory(abs(proof.margin_bytes))
+    share = fmt.percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
     if not proof.fits and proof.margin_bytes < 0:
         parts = [f"does not fit: {margin} too much"]
     elif not proof.fits:
@@ -320,8 +315,8 @@ def _verdict(proof: Proof) -> str:
 def proof_summary(proof: Proof, age_s: float) -> str:
     """Return the proof as a line of a plan's screen."""
     fits = "fits" if proof.fits else "does not fit"
-    peak = in_memory(proof.peak_hbm_bytes_per_device)
-    return f"compiled {ago(age_s)}: peak {peak} per device, {fits}; {_agreement(proof)}"
+    peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
+    return f"compiled {fmt.ago(age_s)}: peak {peak} per device, {fits}; {_agreement(proof)}"
 
 
 def _agreement(proof: Proof) -> str:
@@ -344,19 +339,33 @@ KINDS = (
 )
 
 
-def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
+def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[ui.Part]:
     """Return the schedule's total next to the ledger's, then where its seconds are."""
     if schedule is None:
         return ["no schedule: the catalog has no clock for this chip"]
     small_s = _SMALL_SHARE * schedule.total_s
 
     def kind_s(value_s: float) -> str:
-        return seconds(value_s) if value_s >= small_s / 10 else "-"
+        return fmt.seconds(value_s) if value_s >= small_s / 10 else "-"
 
+    # What the device waits for, and what it was to hide behind.
+    transfers: list[ui.Row] = []
+    for transfer in schedule.collectives:
+        if transfer.exposed_s >= small_s:
+            over = (transfer.kind, "over", transfer.link, " x ".join(transfer.axes))
+            how = f"hides behind {short_line(transfer.behind) if transfer.behind else 'nothing'}"
+            parts = (
+                f"{fmt.count(transfer.calls_per_step)} {' '.join(filter(None, over))}",
+                transfer.algorithm,
+                how if transfer.asynchronous else "synchronous",
+                short_line(transfer.line),
+            )
+            words = ", ".join(filter(None, parts))
+            transfers.append((fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s), words))
     lines = by_line(schedule)
     line_rows = [
         (
-            seconds(line.total_s),
+            fmt.seconds(line.total_s),
             *(kind_s(getattr(line, field)) for _, field in KINDS),
             short_line(line.line),
         )
@@ -366,8 +375,8 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
     # The products that lose most against the peak.
     slow = [
         (
-            seconds(product.seconds),
-            percent(product.peak_share),
+            fmt.seconds(product.seconds),
+            fmt.percent(product.peak_share),
             product.shape,
             ", ".join(product.fused) or "-",
             short_line(product.line),
@@ -376,24 +385,26 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[Part]:
         if product.peak_share < _LOW_SHARE and product.seconds >= small_s
     ]
     copies = [
-        (seconds(line.copies_s), line.line)
+        (fmt.seconds(line.copies_s), line.line)
         for line in sorted(lines, key=lambda line: -line.copies_s)[:_MOST]
         if line.copies_s >= small_s
     ]
     head = ("", *(name for name, _ in KINDS), "")
-    low = f"products below {percent(_LOW_SHARE)} of the peak"
+    low = f"products below {fmt.percent(_LOW_SHARE)} of the peak"
     unpriced = ", ".join(schedule.unpriced)
     return [
-        *section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
-        *section("by line", [Table([head, *line_rows], ">>>>>><")]),
-        *section(low, table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")),
-        *section("copies and relayouts", [Table(copies, ">w")] if copies else []),
-        *section("exposed transfers", table(("", "sent in", ""), _transfers(schedule), "<<w")),
-        *indent([f"not priced, and counted as nothing: {unpriced}"] if unpriced else []),
+        *ui.section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
+        *ui.section("by line", [ui.Table([head, *line_rows], ">>>>>><")]),
+        *ui.section(
+            low, ui.table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")
+        ),
+        *ui.section("copies and relayouts", [ui.Table(copies, ">w")] if copies else []),
+        *ui.section("exposed transfers", ui.table(("", "sent in", ""), transfers[:_MOST], "<<w")),
+        *ui.indent([f"not priced, and counted as nothing: {unpriced}"] if unpriced else []),
     ]
 
 
-def _totals(plan: Plan, schedule: Schedule) -> list[Part]:
+def _totals(plan: Plan, schedule: Schedule) -> list[ui.Part]:
     """Return seconds by kind; the ledger's are at peak rates, with nothing hidden."""
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
@@ -404,12 +415,12 @@ def _totals(plan: Plan, schedule: Schedule) -> list[Part]:
         note = ""
         if name == "products" and schedule.products_s:
             rate = schedule.flops / schedule.products_s
-            note = f"{percent(rate / schedule.peak_flops_per_s)} of the peak"
-        in_ledger = seconds(ledger[name]) if name in ledger else ""
-        rows.append((name, seconds(getattr(schedule, field)), in_ledger, note))
-    whole = seconds(plan.forecast.step_s.unoverlapped) if ledger else ""
-    rows.append(("scheduled", seconds(schedule.total_s), whole, "an estimate, no promise"))
-    return table(("", "compiled", "ledger", ""), rows, "<>><")
+            note = f"{fmt.percent(rate / schedule.peak_flops_per_s)} of the peak"
+        in_ledger = fmt.seconds(ledger[name]) if name in ledger else ""
+        rows.append((name, fmt.seconds(getattr(schedule, field)), in_ledger, note))
+    whole = fmt.seconds(plan.forecast.step_s.unoverlapped) if ledger else ""
+    rows.append(("scheduled", fmt.seconds(schedule.total_s), whole, "an estimate, no promise"))
+    return ui.table(("", "compiled", "ledger", ""), rows, "<>><")
 
 
 def by_line(schedule: Schedule) -> list[ScheduledLine]:
@@ -434,22 +445,3 @@ def short_line(line: str) -> str:
     path, _, function = line.partition(" ")
     words = [word for word in function.strip("()").split(".") if word and not word.startswith("<")]
     return " ".join((path.rsplit("/", 1)[-1], *(f"({word})" for word in words[-1:])))
-
-
-def _transfers(schedule: Schedule) -> list[Row]:
-    """Return what the device waits for, and what it was to hide behind."""
-    rows: list[Row] = []
-    for transfer in schedule.collectives:
-        if transfer.exposed_s < _SMALL_SHARE * schedule.total_s:
-            continue
-        over = ("over", transfer.link, " x ".join(transfer.axes))
-        how = f"hides behind {short_line(transfer.behind) if transfer.behind else 'nothing'}"
-        parts = (
-            f"{count(transfer.calls_per_step)} {' '.join(filter(None, (transfer.kind, *over)))}",
-            transfer.algorithm,
-            how if transfer.asynchronous else "synchronous",
-            short_line(transfer.line),
-        )
-        words = ", ".join(filter(None, parts))
-        rows.append((seconds(transfer.exposed_s), seconds(transfer.wire_s), words))
-    return rows[:_MOST]

@@ -4,42 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.formatting import (
-    count,
-    counted,
-    dollars,
-    elapsed,
-    elapsed_or_ms,
-    in_memory,
-    lasting,
-    off,
-    percent,
-    scaled,
-    seconds,
-    signed_percent,
-    signed_points,
-    span,
-    to_digits,
-)
+from orchestrator import formatting as fmt
 from orchestrator.journal.run_state import first_line
-from orchestrator.show.parts import (
-    Detail,
-    Part,
-    Row,
-    Screen,
-    Table,
-    Title,
-    closing,
-    heading,
-    indent,
-    labelled,
-    next_step,
-    notes,
-    paragraph,
-    screen,
-    section,
-    table,
-)
+from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio, Report, Spread
 
@@ -74,27 +41,26 @@ STAGE_HEAD = ("stage", "steps", "tokens", "batch", "length", "step", "MFU", "ove
               "time", "dollars")  # fmt: skip
 
 
-def report_screen(report: Report, page: str, next_command: str, detail: Detail) -> Screen:
+def report_screen(report: Report, page: str, next_command: str, detail: ui.Detail) -> ui.Screen:
     """Return the verdict; unless that is enough its figures, and in full where the time went."""
-    ending = [paragraph(f"wrote {page}"), *next_step(next_command)]
-    first = [heading(f"{report.run}: {run_verdict(report)}")]
+    ending = [ui.paragraph(f"wrote {page}"), *ui.next_step(next_command)]
+    first = [ui.heading(f"{report.run}: {run_verdict(report)}")]
     if detail == "brief":
-        return screen(first, ending)
-    more: list[list[Part]] = []
+        return ui.screen(first, ending)
+    more: list[list[ui.Part]] = []
     if detail == "full":
-        lost = goodput_rows(report.goodput) if report.goodput else []
-        causes: list[Part] = [Table(lost)] if lost else []
-        stages = table(STAGE_HEAD, stage_rows(report))
-        more = [section("stages", stages), section("where the time went", causes)]
+        lost = [ui.Table(goodput_rows(report.goodput))] if report.goodput else []
+        stages = ui.table(STAGE_HEAD, stage_rows(report))
+        more = [ui.section("stages", stages), ui.section("where the time went", lost)]
     texts = [gap_text(report.gap)] if report.gap else []
     texts += [goodput_text(report.goodput)] if report.goodput else []
-    figures = section("figures", [Table([*main_figures(report)], "<>w")])
-    return screen(first, figures, *more, indent(texts), ending)
+    figures = ui.section("figures", [ui.Table([*main_figures(report)], "<>w")])
+    return ui.screen(first, figures, *more, ui.indent(texts), ending)
 
 
 def run_verdict(report: Report) -> str:
     """Return how the run ended, how fast it was, and how that compares with the forecast."""
-    steps = f"{count(report.steps_done)} of {count(report.steps)} steps"
+    steps = f"{fmt.count(report.steps_done)} of {fmt.count(report.steps)} steps"
     if report.state == "succeeded":
         ended = f"{'Rehearsal succeeded' if report.rehearsal else 'Succeeded'}: {steps}."
     else:
@@ -108,23 +74,23 @@ def _speed(report: Report) -> str:
     measured = report.measured
     if measured is None:
         return "No step was measured after warm-up."
-    step = f"A step took {seconds(measured.step_s.median)}"
+    step = f"A step took {fmt.seconds(measured.step_s.median)}"
     if report.not_compared:
         cpu = " on this machine's CPU, which says nothing about chips"
         return f"{step}{cpu if report.rehearsal else ''}."
-    mfu = f"; MFU {percent(measured.mfu.median)}" if measured.mfu else ""
+    mfu = f"; MFU {fmt.percent(measured.mfu.median)}" if measured.mfu else ""
     ratios = {ratio.against: ratio for ratio in report.ratios}
     if expected := ratios.get("expected"):
         measured_s = expected.step_s * expected.measured_over_predicted
-        text = off(measured_s, expected.step_s, f"the {seconds(expected.step_s)} expected")
+        text = fmt.off(measured_s, expected.step_s, f"the {fmt.seconds(expected.step_s)} expected")
         if report.rehearsal:
             text += " from this machine's chip profile"
         if report.inside_interval is not None:
             text += f", {'inside' if report.inside_interval else 'outside'} the 80 % interval"
         return f"{step}, {text}{mfu}."
     if mfu:
-        mfu += f" of at most {percent(report.forecast.mfu.lower)}"
-    times = to_digits(ratios["lower"].measured_over_predicted, 3)
+        mfu += f" of at most {fmt.percent(report.forecast.mfu.lower)}"
+    times = fmt.to_digits(ratios["lower"].measured_over_predicted, 3)
     return f"{step}, {times} times the lower bound{mfu}."
 
 
@@ -132,32 +98,32 @@ def gap_text(gap: Gap) -> str:
     """Return where the time beyond the prediction went, and what could have taken it."""
     least = _SMALL * max(abs(part.s) for part in gap.parts)
     parts = [
-        f"{'+' if part.s >= 0 else '-'}{seconds(abs(part.s))} {_PARTS[part.name]}"
+        f"{'+' if part.s >= 0 else '-'}{fmt.seconds(abs(part.s))} {_PARTS[part.name]}"
         for part in gap.parts
         if abs(part.s) >= least
     ]
     than = "the lower bound" if gap.against == "lower" else "expected"
     more = "more" if gap.s >= 0 else "less"
-    text = f"The mean step took {seconds(abs(gap.s))} {more} than {than}: {', '.join(parts)}."
+    text = f"The mean step took {fmt.seconds(abs(gap.s))} {more} than {than}: {', '.join(parts)}."
     if gap.exposed is not None and 0 < gap.exposed <= 1:
-        share = percent(gap.exposed)
+        share = fmt.percent(gap.exposed)
         text += f" At peak rates, {share} of the communication that could overlap did not."
     elif gap.exposed is not None and gap.exposed > 1:
         text += " It is slower than without any overlap, so some rate is below its peak."
     # The resource that most likely set the pace.
     for suspect in gap.suspects[:1]:
-        rate = percent(suspect.rate_if_alone)
+        rate = fmt.percent(suspect.rate_if_alone)
         name = resource_name(suspect.resource)
         text += f" If {name} alone set the pace, it ran at {rate} of its peak."
     return text
 
 
 def goodput_text(goodput: Goodput) -> str:
-    total = elapsed(goodput.total_s)
-    text = f"{percent(goodput.goodput)} of {total} went into steps that count"
+    total = fmt.elapsed(goodput.total_s)
+    text = f"{fmt.percent(goodput.goodput)} of {total} went into steps that count"
     name, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
     if lost_s:
-        text += f"; most of the rest went into {CAUSES[name]}, {elapsed(lost_s)}"
+        text += f"; most of the rest went into {CAUSES[name]}, {fmt.elapsed(lost_s)}"
     return f"{text}."
 
 
@@ -165,78 +131,87 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
     """Yield the main numbers: name, value, and a note."""
     if measured := report.measured:
         step_s = measured.step_s
-        interval = span(seconds(step_s.low), seconds(step_s.high))
-        yield "step", seconds(step_s.median), f"{interval}, {counted(measured.steps, 'step')}"
+        interval = fmt.span(fmt.seconds(step_s.low), fmt.seconds(step_s.high))
+        yield (
+            "step",
+            fmt.seconds(step_s.median),
+            f"{interval}, {fmt.counted(measured.steps, 'step')}",
+        )
         if mfu := measured.mfu:
-            yield "MFU", percent(mfu.median), span(percent(mfu.low), percent(mfu.high))
+            yield (
+                "MFU",
+                fmt.percent(mfu.median),
+                fmt.span(fmt.percent(mfu.low), fmt.percent(mfu.high)),
+            )
         chip = "emulated chip" if report.rehearsal else "chip"
-        total = f"{scaled(measured.tokens_per_s)} in total"
-        yield f"tokens/s per {chip}", scaled(measured.tokens_per_s_per_chip), total
+        total = f"{fmt.scaled(measured.tokens_per_s)} in total"
+        yield f"tokens/s per {chip}", fmt.scaled(measured.tokens_per_s_per_chip), total
     if ratio := _main_ratio(report):
         name = "over the lower bound" if ratio.against == "lower" else "over expected"
-        yield name, f"{to_digits(ratio.measured_over_predicted, 3)} x", seconds(ratio.step_s)
+        yield (
+            name,
+            f"{fmt.to_digits(ratio.measured_over_predicted, 3)} x",
+            fmt.seconds(ratio.step_s),
+        )
     if report.goodput:
-        total = f"of {elapsed(report.goodput.total_s)}"
-        yield "goodput", percent(report.goodput.goodput), total
+        total = f"of {fmt.elapsed(report.goodput.total_s)}"
+        yield "goodput", fmt.percent(report.goodput.goodput), total
     if report.outlook:
         days = report.outlook.days_left
-        interval = span(lasting(days.low), lasting(days.high))
-        yield "left", lasting(days.value), f"80 % interval {interval}"
+        interval = fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))
+        yield "left", fmt.lasting(days.value), f"80 % interval {interval}"
         if report.outlook.odds is not None:
-            yield "deadline", percent(report.outlook.odds), "likely to hold"
+            yield "deadline", fmt.percent(report.outlook.odds), "likely to hold"
     if report.first_loss is not None and report.last_loss is not None:
         yield "loss", f"{report.last_loss:.3f}", f"from {report.first_loss:.3f}"
     if evaluation := report.evaluation:
-        best = f"{evaluation.best.loss:.3f} after step {count(evaluation.best.steps_done)}"
+        best = f"{evaluation.best.loss:.3f} after step {fmt.count(evaluation.best.steps_done)}"
         yield "held-out loss", f"{evaluation.last.loss:.3f}", f"best {best}"
-        perplexity = to_digits(evaluation.last.perplexity, 4)
-        yield "perplexity", perplexity, f"of {scaled(evaluation.last.tokens)} held-out tokens"
+        perplexity = fmt.to_digits(evaluation.last.perplexity, 4)
+        yield "perplexity", perplexity, f"of {fmt.scaled(evaluation.last.tokens)} held-out tokens"
 
 
-def goodput_rows(goodput: Goodput) -> list[Row]:
+def goodput_rows(goodput: Goodput) -> list[ui.Row]:
     """Return the time of the steps that count, then each cause of lost time."""
-    lost = sorted(goodput.badput_s.items(), key=lambda pair: -pair[1])
-    return [
-        ("goodput", elapsed_or_ms(goodput.goodput_s), percent(goodput.goodput)),
-        *(
-            (f"{name}: {CAUSES[name]}", elapsed_or_ms(s), percent(s / goodput.total_s))
-            for name, s in lost
-            if s > 0
-        ),
-    ]
+    rows = [("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput))]
+    for name, lost_s in sorted(goodput.badput_s.items(), key=lambda pair: -pair[1]):
+        if lost_s > 0:
+            share = fmt.percent(lost_s / goodput.total_s)
+            rows.append((f"{name}: {CAUSES[name]}", fmt.elapsed_or_ms(lost_s), share))
+    return rows
 
 
-def stage_rows(report: Report) -> list[Row]:
+def stage_rows(report: Report) -> list[ui.Row]:
     """Return a row for each stage, next to its forecast, and one for all of them."""
     totals = report.stage_totals
     if not report.stages or totals is None:
         return []
 
-    def ends(over: float | None, steps_s: float, cost: float | None) -> Row:
+    def ends(over: float | None, steps_s: float, cost: float | None) -> ui.Row:
         return (
-            "-" if over is None else f"{to_digits(over, 3)} x",
-            elapsed(steps_s) if steps_s else "-",
-            "-" if cost is None else dollars(cost),
+            "-" if over is None else f"{fmt.to_digits(over, 3)} x",
+            fmt.elapsed(steps_s) if steps_s else "-",
+            "-" if cost is None else fmt.dollars(cost),
         )
 
-    rows: list[Row] = []
+    rows: list[ui.Row] = []
     for stage in report.stages:
         measured = stage.measured
         row = (
             str(stage.number),
-            f"{count(stage.steps_done)} of {count(stage.steps)}",
-            scaled(stage.tokens_done) if stage.tokens_done else "0",
-            count(stage.sequences),
-            count(stage.length),
-            seconds(measured.step_s.median) if measured else "-",
-            percent(measured.mfu.median) if measured and measured.mfu else "-",
+            f"{fmt.count(stage.steps_done)} of {fmt.count(stage.steps)}",
+            fmt.scaled(stage.tokens_done) if stage.tokens_done else "0",
+            fmt.count(stage.sequences),
+            fmt.count(stage.length),
+            fmt.seconds(measured.step_s.median) if measured else "-",
+            fmt.percent(measured.mfu.median) if measured and measured.mfu else "-",
             *ends(stage.measured_over_predicted, stage.steps_s, stage.dollars),
         )
         rows.append(row)
-    tokens = scaled(totals.tokens_done) if totals.tokens_done else "0"
+    tokens = fmt.scaled(totals.tokens_done) if totals.tokens_done else "0"
     over = totals.steps_s / totals.predicted_s if totals.predicted_s else None
     last = ends(over, totals.steps_s, totals.dollars)
-    return [*rows, ("all", count(totals.steps_done), tokens, "", "", "", "", *last)]
+    return [*rows, ("all", fmt.count(totals.steps_done), tokens, "", "", "", "", *last)]
 
 
 def loss_text(loss: float) -> str:
@@ -258,76 +233,62 @@ def _main_ratio(report: Report) -> Ratio | None:
 # Reports of several runs as tables: speed, memory, and where the time went.
 
 
-def compare_screen(reports: Sequence[Report], next_command: str) -> Screen:
+def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
     """Return how fast each run was, what was predicted, and where its time went."""
-    speeds, sizes, times = _compared_rows(reports)
-    speed_head: Row = ("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP", "MFU",
-                       "PREDICTED", "RATIO")  # fmt: skip
-    if len({report.spec_digest for report in reports}) > 1:
-        speed_head += ("LOSS",)
-        ends = [report.last_loss for report in reports]
-        losses = ("-" if loss is None else loss_text(loss) for loss in ends)
-        speeds = [(*row, loss) for row, loss in zip(speeds, losses, strict=True)]
-    memory = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT"), *sizes]
-    time = [("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LARGEST LOSS"), *times]
-    return screen(
-        [heading(f"{counted(len(reports), 'run')}, measured against predicted")],
-        indent([heading(_compare_verdict(reports))]),
-        section("speed", [Table([speed_head, *speeds])]),
-        section("memory per device", [Table(memory)]),
-        section("where the time went", [Table(time, "<<>>><")]),
-        notes(_compare_notes(reports)),
-        next_step(next_command),
-    )
-
-
-def _compared_rows(reports: Sequence[Report]) -> tuple[list[Row], list[Row], list[Row]]:
-    speeds: list[Row] = []
-    sizes: list[Row] = []
-    times: list[Row] = []
+    speeds: list[ui.Row] = [("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP",
+                             "MFU", "PREDICTED", "RATIO", "LOSS")]  # fmt: skip
+    sizes: list[ui.Row] = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT")]
+    times: list[ui.Row] = [("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LARGEST LOSS")]
+    remarks = set()  # what PREDICTED is, or why nothing is compared
     for report in reports:
-        cells: Row = ("-",) * 6
+        ratio = _main_ratio(report)
+        cells: ui.Row = ("-",) * 6
         if measured := report.measured:
-            ratio = _main_ratio(report)
             cells = (
-                seconds(measured.step_s.median),
+                fmt.seconds(measured.step_s.median),
                 spread(measured.step_s),
-                scaled(measured.tokens_per_s_per_chip),
-                percent(measured.mfu.median) if measured.mfu else "-",
-                seconds(ratio.step_s) if ratio else "-",
-                f"{to_digits(ratio.measured_over_predicted, 3)} x" if ratio else "-",
+                fmt.scaled(measured.tokens_per_s_per_chip),
+                fmt.percent(measured.mfu.median) if measured.mfu else "-",
+                fmt.seconds(ratio.step_s) if ratio else "-",
+                f"{fmt.to_digits(ratio.measured_over_predicted, 3)} x" if ratio else "-",
             )
-        speeds.append((report.run, str(report.pods), count(report.steps_done), *cells))
+        loss = "-" if report.last_loss is None else loss_text(report.last_loss)
+        speeds.append((report.run, str(report.pods), fmt.count(report.steps_done), *cells, loss))
         # The peak as forecast, as compiled and as measured by the devices.
         memory = report.memory
         peaks = memory.forecast_bytes, memory.compiled_bytes, memory.measured_bytes
-        shown = ("-" if size is None else in_memory(size) for size in (*peaks, memory.hbm_bytes))
-        sizes.append((report.run, *shown))
-        spent: Row = ("-", "-", "")
+        known = (*peaks, memory.hbm_bytes)
+        sizes.append(
+            (report.run, *("-" if size is None else fmt.in_memory(size) for size in known))
+        )
+        spent: ui.Row = ("-", "-", "")
         if goodput := report.goodput:
             cause, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
-            largest = f"{CAUSES[cause]} {percent(lost_s / goodput.total_s)}" if lost_s else ""
-            spent = elapsed(goodput.total_s), percent(goodput.goodput), largest
+            largest = f"{CAUSES[cause]} {fmt.percent(lost_s / goodput.total_s)}" if lost_s else ""
+            spent = fmt.elapsed(goodput.total_s), fmt.percent(goodput.goodput), largest
         times.append((report.run, report.state, str(report.attempts), *spent))
-    return speeds, sizes, times
-
-
-def _compare_notes(reports: Sequence[Report]) -> list[str]:
-    """Return what PREDICTED is, and why cells are empty."""
-    texts = set()
-    for report in reports:
         if report.not_compared:
-            texts.add(NOT_COMPARED[report.not_compared])
-        elif ratio := _main_ratio(report):
+            remarks.add(NOT_COMPARED[report.not_compared])
+        elif ratio:
             what = "the lower bound" if ratio.against == "lower" else "the expected step"
             here = ", from this machine's chip profile" if report.rehearsal else ""
-            texts.add(f"PREDICTED is {what}{here}, and RATIO the step time over it")
-    listed = sorted(texts)
+            remarks.add(f"PREDICTED is {what}{here}, and RATIO the step time over it")
+    texts = sorted(remarks)
     if any(report.measured and report.memory.measured_bytes is None for report in reports):
-        listed.append("MEASURED is - where devices do not report memory, as those of a CPU")
+        texts.append("MEASURED is - where devices do not report memory, as those of a CPU")
     if any(report.memory.hbm_bytes is None for report in reports):
-        listed.append("LIMIT is - in a rehearsal, whose devices share this machine's memory")
-    return listed
+        texts.append("LIMIT is - in a rehearsal, whose devices share this machine's memory")
+    # Losses are compared only between experiments.
+    columns = 10 if len({report.spec_digest for report in reports}) > 1 else 9
+    return ui.screen(
+        [ui.heading(f"{fmt.counted(len(reports), 'run')}, measured against predicted")],
+        ui.indent([ui.heading(_compare_verdict(reports))]),
+        ui.section("speed", [ui.Table([row[:columns] for row in speeds])]),
+        ui.section("memory per device", [ui.Table(sizes)]),
+        ui.section("where the time went", [ui.Table(times, "<<>>><")]),
+        ui.notes(texts),
+        ui.next_step(next_command),
+    )
 
 
 def _compare_verdict(reports: Sequence[Report]) -> str:
@@ -354,135 +315,113 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
     ratio = most.tokens_per_s_per_chip / least.tokens_per_s_per_chip
     if ratio < 1 + _SAME:
         return "Compare: all have the same tokens per second and chip, within 1 %."
-    return (
-        f"Compare: {best.run} has the most tokens per second and chip, {to_digits(ratio, 3)} times"
-        " the fewest."
-    )
+    times = f"{fmt.to_digits(ratio, 3)} times the fewest"
+    return f"Compare: {best.run} has the most tokens per second and chip, {times}."
 
 
 # Published runs against their forecasts, with totals and what was left out.
 
 
-def score_screen(score: "Score", next_command: str) -> Screen:
+def score_screen(score: "Score", next_command: str) -> ui.Screen:
     """Return every run, the totals, the efficiency on several slices, and what to do next."""
     summary = score.summary
     verdict = _verdict(summary)
     runs = [
         (
             run.id,
-            seconds(run.expected_step_s),
-            span(seconds(run.low_step_s), seconds(run.high_step_s)),
-            seconds(run.measured_step_s),
-            signed_percent(run.error),
+            fmt.seconds(run.expected_step_s),
+            fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s)),
+            fmt.seconds(run.measured_step_s),
+            fmt.signed_percent(run.error),
         )
         for run in score.rows
     ]
-    each_software = [
+    software = [
         (
             tool.software,
             str(tool.rows),
-            _share(tool.median_abs_error),
-            _share(tool.p90_abs_error),
-            _share(tool.inside_interval),
-            signed_percent(tool.median_error),
+            *map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval)),
+            fmt.signed_percent(tool.median_error),
         )
-        for tool in score.software
+        for tool in (score.software if len(score.software) > 1 else ())
     ]
     # Tokens per second and chip on several slices over those on one.
     retention = [
         (
-            kept.id,
-            str(kept.slices),
-            percent(kept.measured),
-            percent(kept.expected),
-            signed_points(kept.expected - kept.measured),
+            pair.id,
+            str(pair.slices),
+            fmt.percent(pair.measured),
+            fmt.percent(pair.expected),
+            fmt.signed_points(pair.expected - pair.measured),
         )
-        for kept in score.retention
+        for pair in score.retention
     ]
     goodput = [
         (
             run.id,
-            percent(run.predicted.value),
-            span(percent(run.predicted.low), percent(run.predicted.high)),
-            f"{'over ' if run.reported_is == 'at_least' else ''}{percent(run.reported)}",
+            fmt.percent(run.predicted.value),
+            fmt.span(fmt.percent(run.predicted.low), fmt.percent(run.predicted.high)),
+            f"{'over ' if run.reported_is == 'at_least' else ''}{fmt.percent(run.reported)}",
         )
         for run in score.goodput
     ]
     recoveries = [
-        (fault.id, seconds(fault.predicted_s), seconds(fault.recorded_s))
+        (fault.id, fmt.seconds(fault.predicted_s), fmt.seconds(fault.recorded_s))
         for fault in score.recoveries
     ]
     # Runs outside their interval, and those faster than the lower bound.
     groups = {
         "outside the 80 % interval": [run.id for run in score.rows if not run.inside_interval],
         "faster than the lower bound": [
-            f"{run.id} (at least {seconds(run.lower_step_s)})"
+            f"{run.id} (at least {fmt.seconds(run.lower_step_s)})"
             for run in score.rows
             if run.below_lower_bound
         ],
     }
-    software = table(
-        ("software", "runs", "median", "p90", "inside 80 %", "bias"),
-        each_software if len(each_software) > 1 else [],
-    )
-    return screen(
-        [Title(f"{_runs(summary.rows)} against their forecasts", score.learned_on)],
-        indent([heading(verdict)]),
-        indent(table(("run", "expected", "80 % interval", "measured", "error"), runs)),
-        indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
-        indent(_totals(score)),
-        indent(software),
-        indent(
-            table(
-                ("rate per chip, over one slice", "slices", "measured", "expected", ""), retention
-            )
-        ),
-        indent(
-            table(("share of time that trains", "predicted", "80 % interval", "reported"), goodput)
-        ),
-        indent(table(("seconds until a step was done again", "predicted", "recorded"), recoveries)),
-        indent(_assumptions(score)),
-        indent(labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
-        closing(verdict, next_command),
-    )
-
-
-def _runs(number: int) -> str:
-    return counted(number, "published run")
-
-
-def _totals(score: "Score") -> list[Part]:
-    """Return the errors of the model, next to a simple baseline's; mixtures of experts apart."""
-    summary = score.summary
-    if not summary.rows:
-        return []
+    # The errors of the model, those of mixtures of experts apart, and a simple baseline's.
     named = {"this model": summary}
     if score.mixtures.rows:
         named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
-    names = ("median", "mean", "p90", "worst")
-    rows: list[Row] = [("error", "runs", *names)]
+    columns = ("median", "mean", "p90", "worst")
+    totals: list[ui.Row] = [("error", "runs", *columns)]
     for label, part in named.items():
-        errors = (_share(getattr(part, f"{name}_abs_error")) for name in names)
-        rows.append((label, str(part.rows), *errors))
+        errors = (_share(getattr(part, f"{name}_abs_error")) for name in columns)
+        totals.append((label, str(part.rows), *errors))
     median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
-    cells = ("" if error is None else _share(error) for error in (median, None, p90, None))
-    rows.append(("baseline: one MFU per chip", "", *cells))
-    return [Table(rows, gap=3)]
-
-
-def _share(fraction: float | None) -> str:
-    return "-" if fraction is None else percent(fraction)
-
-
-def _assumptions(score: "Score") -> list[Part]:
-    """Return what the rows do not state of their software, and what was assumed instead."""
-    lines: list[Part] = []
+    baseline = ("" if error is None else _share(error) for error in (median, None, p90, None))
+    totals.append(("baseline: one MFU per chip", "", *baseline))
+    # What the rows do not state of their software, and what was assumed instead.
+    assumptions = []
     names = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
     for column, name in names.items():
         counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
         assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
-        lines += [f"{name} not stated: assumed {assumed}"] if counts else []
-    return lines
+        assumptions += [f"{name} not stated: assumed {assumed}"] if counts else []
+    tables = [
+        (("software", "runs", "median", "p90", "inside 80 %", "bias"), software),
+        (("rate per chip, over one slice", "slices", "measured", "expected", ""), retention),
+        (("share of time that trains", "predicted", "80 % interval", "reported"), goodput),
+        (("seconds until a step was done again", "predicted", "recorded"), recoveries),
+    ]
+    return ui.screen(
+        [ui.Title(f"{_runs(summary.rows)} against their forecasts", score.learned_on)],
+        ui.indent([ui.heading(verdict)]),
+        ui.indent(ui.table(("run", "expected", "80 % interval", "measured", "error"), runs)),
+        ui.indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
+        ui.indent([ui.Table(totals, gap=3)] if summary.rows else []),
+        *(ui.indent(ui.table(head, rows)) for head, rows in tables),
+        ui.indent(assumptions),
+        ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
+        ui.closing(verdict, next_command),
+    )
+
+
+def _runs(number: int) -> str:
+    return fmt.counted(number, "published run")
+
+
+def _share(fraction: float | None) -> str:
+    return "-" if fraction is None else fmt.percent(fraction)
 
 
 def _verdict(summary: "Summary") -> str:

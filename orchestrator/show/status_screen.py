@@ -4,36 +4,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.formatting import (
-    age,
-    count,
-    counted,
-    dollars,
-    elapsed,
-    lasting,
-    percent,
-    scaled,
-    seconds,
-    span,
-    to_digits,
-)
+from orchestrator import formatting as fmt
 from orchestrator.journal.run_journal import LogTail, list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.run.next_commands import run_command
-from orchestrator.show.parts import (
-    Command,
-    Row,
-    Screen,
-    Table,
-    Title,
-    facts,
-    indent,
-    labelled,
-    next_step,
-    screen,
-    section,
-    warning,
-)
+from orchestrator.show import parts as ui
 from orchestrator.storage.addresses import folder
 from orchestrator.values import codec
 from orchestrator.values.codec import short
@@ -51,47 +26,47 @@ _ERROR_WIDTH = 100
 
 def runs_screen(
     runs: list[Run], storage: str, studies: Sequence[StudyStatus] = (), following: str | None = None
-) -> Screen:
+) -> ui.Screen:
     """Return all runs, newest first, below their studies; `following` is a command for one."""
     if not runs and not studies:
-        return screen([Command(f"No runs in {storage}"), *next_step("orch submit SPEC")])
-    heads: dict[str, Row] = {}
+        return ui.screen([ui.Command(f"No runs in {storage}"), *ui.next_step("orch submit SPEC")])
+    heads: dict[str, ui.Row] = {}
     for study in studies:
         done = f"{study.done} / {study.total} runs"
-        submitted = age(study.read_at_s - study.submitted_at_s)
+        submitted = fmt.age(study.read_at_s - study.submitted_at_s)
         kind = kind_text(study.scaling)
         heads[study.study] = (study.study, study.state, done, "", "", submitted, kind)
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[ui.Row]] = {}
     for run in runs:
         group = run.study if run.study in heads else run.run
         groups.setdefault(group, [heads[group]] if group in heads else []).append(_run_row(run))
     for study_key, head in heads.items():
         groups.setdefault(study_key, [head])
     rows = [_HEAD, *(row for group in groups.values() for row in group)]
-    table = Table(rows, _COLUMNS, row_styles={0: "bold"}, spare=_SPARE)
-    return screen([table], next_step(following))
+    table = ui.Table(rows, _COLUMNS, row_styles={0: "bold"}, spare=_SPARE)
+    return ui.screen([table], ui.next_step(following))
 
 
-def study_runs_screen(status: StudyStatus) -> Screen:
+def study_runs_screen(status: StudyStatus) -> ui.Screen:
     done = f"{status.done} of {status.total} runs done"
-    title = Title(f"{status.study}: {status.state}, {done}", kind_text(status.scaling))
+    title = ui.Title(f"{status.study}: {status.state}, {done}", kind_text(status.scaling))
     rows = [row[:-1] for row in (_HEAD, *map(_run_row, status.runs))]
-    table = [Table(rows, _COLUMNS[:-1])] if status.runs else []
-    return screen([title], indent(table))
+    table = [ui.Table(rows, _COLUMNS[:-1])] if status.runs else []
+    return ui.screen([title], ui.indent(table))
 
 
-def _run_row(run: Run) -> Row:
+def _run_row(run: Run) -> ui.Row:
     def short_count(number: int) -> str:
         """Return a number in a few columns: 9,999, 1M."""
-        return count(number) if number < _FEW else scaled(number)
+        return fmt.count(number) if number < _FEW else fmt.scaled(number)
 
     return (
         run.run,
         run.state,
         f"{short_count(run.steps_done)} / {short_count(run.steps)}",
-        percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-",
+        fmt.percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-",
         str(run.pods),
-        age(run.read_at_s - run.submitted_at_s),
+        fmt.age(run.read_at_s - run.submitted_at_s),
         "rehearsal" if run.rehearsal else "",
     )
 
@@ -99,37 +74,37 @@ def _run_row(run: Run) -> Row:
 # One run.
 
 
-def status_screen(status: Status, next_command: str) -> Screen:
+def status_screen(status: Status, next_command: str) -> ui.Screen:
     """Return the state of a run, every attempt and why it ended, and what to do next."""
     kind = ", a rehearsal" if status.rehearsal else ""
-    title = Title(
+    title = ui.Title(
         left=f"{status.run}: {status.state}{kind}", right=f"plan {short(status.plan_digest)}"
     )
     attempts = [
         (
             str(attempt.number),
             attempt.reason or status.state,
-            f"{count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
+            f"{fmt.count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
             attempt_time(attempt, status.read_at_s),
             cause(attempt),
         )
         for attempt in status.attempts
     ]
-    return screen(
+    return ui.screen(
         [title],
-        indent(facts(_facts(status))),
-        section("attempts", [Table(attempts, "><>>w")] if attempts else []),
-        map(warning, status.problems),
-        [labelled("Run:", _verdict(status), "bold"), *next_step(next_command)],
+        ui.indent(ui.facts(_facts(status))),
+        ui.section("attempts", [ui.Table(attempts, "><>>w")] if attempts else []),
+        map(ui.warning, status.problems),
+        [ui.labelled("Run:", _verdict(status), "bold"), *ui.next_step(next_command)],
     )
 
 
 def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
     """Yield a name and a text, or None, for each thing that may be known of a run."""
     yield "why", first_line(status.detail)
-    steps = f"{count(status.steps_done)} of {count(status.steps)}"
+    steps = f"{fmt.count(status.steps_done)} of {fmt.count(status.steps)}"
     if status.since_last_step_s is not None:
-        steps += f", the last {elapsed(status.since_last_step_s)} ago"
+        steps += f", the last {fmt.elapsed(status.since_last_step_s)} ago"
     yield "steps", steps
     yield "stage", _stage(status.stage)
     yield "held-out", _held_out(status.evaluation)
@@ -147,13 +122,13 @@ def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
             source = f"for this machine, from its chip profile {short(profile)}"
         yield "forecast", source
     if driver := status.driver:
-        beat = f", last heartbeat {elapsed(status.since_last_heartbeat_s)} ago"
+        beat = f", last heartbeat {fmt.elapsed(status.since_last_heartbeat_s)} ago"
         yield (
             "driver",
             f"process {driver.pid} on {driver.host}{beat if status.ended_at_s is None else ''}",
         )
     if (requested_at_s := status.cancel_requested_at_s) is not None:
-        yield "cancel", f"requested {elapsed(status.read_at_s - requested_at_s)} ago"
+        yield "cancel", f"requested {fmt.elapsed(status.read_at_s - requested_at_s)} ago"
     yield "cluster", status.environment.get("cluster")
     if (commit := status.environment.get("git_commit")) is not None:
         changed = status.environment.get("git_uncommitted")
@@ -168,14 +143,14 @@ def _stage(newest: StageSpan | None) -> str | None:
     if newest is None:
         return None
     first, last = newest.first_step + 1, newest.end_step
-    return f"{newest.number} of {newest.of}, steps {count(first)} to {count(last)}"
+    return f"{newest.number} of {newest.of}, steps {fmt.count(first)} to {fmt.count(last)}"
 
 
 def _held_out(newest: Evaluation | None) -> str | None:
     if newest is None:
         return None
-    perplexity = to_digits(newest.perplexity, 4)
-    after = f"after step {count(newest.steps_done)}, took {seconds(newest.evaluation_s)}"
+    perplexity = fmt.to_digits(newest.perplexity, 4)
+    after = f"after step {fmt.count(newest.steps_done)}, took {fmt.seconds(newest.evaluation_s)}"
     return f"loss {newest.loss:.4f}, perplexity {perplexity}, {after}"
 
 
@@ -187,31 +162,33 @@ def _is_for_chips(status: Status) -> bool:
 def _step_time(status: Status) -> str:
     parts: list[str] = []
     if status.recent:
-        parts.append(f"{seconds(status.recent.step_s)} over the last {status.recent.steps}")
+        parts.append(f"{fmt.seconds(status.recent.step_s)} over the last {status.recent.steps}")
     if status.forecast and not _is_for_chips(status):
         step_s = status.forecast.step_s
-        text = f"lower bound {seconds(step_s.lower)}"
+        text = f"lower bound {fmt.seconds(step_s.lower)}"
         if step_s.expected is not None:
-            text = f"expected {seconds(step_s.expected)}, {text}"
+            text = f"expected {fmt.seconds(step_s.expected)}, {text}"
         parts.append(text)
     return "; ".join(parts)
 
 
 def _mfu(status: Status) -> str | None:
     measured = status.recent.mfu if status.recent else None
-    known = percent(measured) if measured is not None else None
+    known = fmt.percent(measured) if measured is not None else None
     if not status.forecast or _is_for_chips(status):
         return known
     forecast = status.forecast.mfu
-    bound = f"at most {percent(forecast.lower)}"
+    bound = f"at most {fmt.percent(forecast.lower)}"
     known = known or "not measured"
     if status.forecast.chip_profile:
-        return f"{known}; expected {percent(forecast.unoverlapped)}, {bound}, of the measured peak"
+        return (
+            f"{known}; expected {fmt.percent(forecast.unoverlapped)}, {bound}, of the measured peak"
+        )
     if forecast.expected is not None:
-        bound = f"expected {percent(forecast.expected)}, {bound}"
+        bound = f"expected {fmt.percent(forecast.expected)}, {bound}"
     text = f"{known}; {bound}"
     if measured is not None and forecast.lower:
-        text += f"; measured is {percent(measured / forecast.lower)} of that bound"
+        text += f"; measured is {fmt.percent(measured / forecast.lower)} of that bound"
     return text
 
 
@@ -222,23 +199,23 @@ def _outlook(outlook: Outlook) -> Iterator[tuple[str, str]]:
         return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
 
     days = outlook.days_left
-    interval = span(lasting(days.low), lasting(days.high))
-    ends = span(moment(outlook.ends_at_s.low), moment(outlook.ends_at_s.high))
-    goodput = f"goodput {percent(outlook.goodput.value)}"
-    yield "left", f"{lasting(days.value)} (80 % interval {interval}), until {ends}; {goodput}"
+    interval = fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))
+    ends = fmt.span(moment(outlook.ends_at_s.low), moment(outlook.ends_at_s.high))
+    goodput = f"goodput {fmt.percent(outlook.goodput.value)}"
+    yield "left", f"{fmt.lasting(days.value)} (80 % interval {interval}), until {ends}; {goodput}"
     cost = outlook.dollars_left
     if outlook.dollars_so_far is not None and cost is not None:
-        left = span(dollars(cost.low), dollars(cost.high))
-        yield "cost", f"{dollars(outlook.dollars_so_far)} so far, {left} to come"
+        left = fmt.span(fmt.dollars(cost.low), fmt.dollars(cost.high))
+        yield "cost", f"{fmt.dollars(outlook.dollars_so_far)} so far, {left} to come"
     if outlook.deadline_at_s is not None and outlook.odds is not None:
-        yield "deadline", f"{moment(outlook.deadline_at_s)}, {percent(outlook.odds)} likely"
+        yield "deadline", f"{moment(outlook.deadline_at_s)}, {fmt.percent(outlook.odds)} likely"
 
 
 def attempt_time(attempt: Attempt, now_s: float) -> str:
     """Return how long an attempt took, unless nobody saw its end."""
     if attempt.reason == "lost":
         return ""
-    return elapsed((attempt.ended_at_s or now_s) - attempt.started_at_s)
+    return fmt.elapsed((attempt.ended_at_s or now_s) - attempt.started_at_s)
 
 
 def cause(attempt: Attempt) -> str:
@@ -252,10 +229,10 @@ def cause(attempt: Attempt) -> str:
 def _verdict(status: Status) -> str:
     parts: list[str] = [status.state]
     if status.state in LIVE and status.steps_done:
-        parts.append(f"step {count(status.steps_done)} of {count(status.steps)}")
+        parts.append(f"step {fmt.count(status.steps_done)} of {fmt.count(status.steps)}")
     if status.recent and status.recent.mfu is not None:
-        parts.append(f"MFU {percent(status.recent.mfu)}")
-    parts.append(counted(len(status.attempts), "attempt"))
+        parts.append(f"MFU {fmt.percent(status.recent.mfu)}")
+    parts.append(fmt.counted(len(status.attempts), "attempt"))
     if status.state not in LIVE and (why := status.detail or last_attempt_text(status.attempts)):
         parts.append(first_line(why).rstrip("."))
     return f"{', '.join(parts)}."

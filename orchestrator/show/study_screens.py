@@ -3,32 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from orchestrator.formatting import (
-    count,
-    counted,
-    dollars,
-    lasting,
-    percent,
-    scaled,
-    seconds,
-    span,
-    to_digits,
-)
+from orchestrator import formatting as fmt
 from orchestrator.planning.plan_warnings import warning_texts
-from orchestrator.show.parts import (
-    Part,
-    Row,
-    Screen,
-    Table,
-    fit,
-    heading,
-    indent,
-    labelled,
-    next_step,
-    notes,
-    screen,
-    warning,
-)
+from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
 from orchestrator.values.report import Spread
@@ -59,8 +36,8 @@ _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
 
 
 def study_intro(study: Study) -> str:
-    runs = counted(len(study.trials) * study.repeats, "run")
-    return fit(
+    runs = fmt.counted(len(study.trials) * study.repeats, "run")
+    return ui.fit(
         f"{study.name}: a rehearsal of {runs}. No cluster is configured, so this machine runs small"
         " copies, one after another; no chip is reserved.\n"
     )
@@ -69,10 +46,10 @@ def study_intro(study: Study) -> str:
 def trial_line(study: Study, trial: Trial, repeat: int) -> str:
     repeats = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
     settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
-    return fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n")
+    return ui.fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n")
 
 
-def key_names(keys: Iterable[str], vary: Sequence[str]) -> Row:
+def key_names(keys: Iterable[str], vary: Sequence[str]) -> ui.Row:
     """Return the last part of each key, or the whole key where two of the study end alike."""
     endings = [key.rpartition(".")[2] for key in vary]
     lasts = ((key, key.rpartition(".")[2]) for key in keys)
@@ -85,7 +62,7 @@ def settings_text(settings: Mapping[str, str], vary: Sequence[str], between: str
     return between.join(f"{name} {text}" for name, text in pairs)
 
 
-def _in_capitals(head: Row) -> Row:
+def _in_capitals(head: ui.Row) -> ui.Row:
     """Return the head of a page's table for a screen, where trials have no name."""
     return "", *(name.upper() for name in head[1:])
 
@@ -93,26 +70,26 @@ def _in_capitals(head: Row) -> Row:
 # What is forecast.
 
 
-def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str = "") -> Screen:
+def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str = "") -> ui.Screen:
     """Return a row for each trial as planned, and what all of them cost or how they scale."""
     planned = [trial.planned for trial in forecast.trials if trial.planned]
     are_expected = all(plan.step_s.expected is not None for plan in planned)
-    trials = counted(len(forecast.trials), "trial")
+    trials = fmt.counted(len(forecast.trials), "trial")
     missing = len(forecast.trials) - len(planned)
     parts = [f"{missing} of {len(forecast.trials)} trials have no plan"] if missing else []
-    remarks: list[Part] = []
+    remarks: list[ui.Part] = []
     if isinstance(forecast, SweepForecast):
         kind = f"a sweep of {trials} over {', '.join(forecast.vary)}"
         verdict = f"Sweep: {', '.join([*parts, *_sweep_costs(forecast, len(planned))])}."
         if not are_expected:
-            remarks = notes(["values are those at best: no known runs on such chips"])
+            remarks = ui.notes(["values are those at best: no known runs on such chips"])
     else:
         kind = f"{trials}, {SCALINGS[forecast.scaling]}"
         efficiencies = [
             _TrialEfficiency(
                 plan.chips,
                 plan.efficiency.expected or plan.efficiency.lower,
-                percent(plan.efficiency.likeliest),
+                fmt.percent(plan.efficiency.likeliest),
                 trial.series,
             )
             for trial in forecast.trials
@@ -123,56 +100,56 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
         verdict = f"Study: {', '.join(parts)}."
         what = "Expected values" if are_expected else "Values at best, without known runs"
         smallest = "tokens per second and chip, over those of the smallest trial"
-        remarks = indent([f"{what}. Efficiency is {smallest}."])
-    return screen(
-        [heading(f"{forecast.name}: {kind}")],
-        indent([heading(verdict)]),
-        indent([_planned_trials(forecast)]),
+        remarks = ui.indent([f"{what}. Efficiency is {smallest}."])
+    return ui.screen(
+        [ui.heading(f"{forecast.name}: {kind}")],
+        ui.indent([ui.heading(verdict)]),
+        ui.indent([_planned_trials(forecast)]),
         remarks,
         _trial_warnings(forecast),
-        next_step(next_command),
+        ui.next_step(next_command),
     )
 
 
-def _planned_trials(forecast: ScalingForecast | SweepForecast) -> Table:
+def _planned_trials(forecast: ScalingForecast | SweepForecast) -> ui.Table:
     """Return the figures of each trial, expected or else at best."""
-    rows: list[Row] = []
+    rows: list[ui.Row] = []
     for trial in forecast.trials:
         start = (str(trial.number), *(trial.settings[key] for key in forecast.vary))
-        cells: Row = ("-", "-", "-", "-", "-", "no plan", "-")
+        cells: ui.Row = ("-", "-", "-", "-", "-", "no plan", "-")
         if plan := trial.planned:
-            speed: Row = (seconds(plan.step_s.likeliest), percent(plan.mfu.likeliest))
+            speed: ui.Row = (fmt.seconds(plan.step_s.likeliest), fmt.percent(plan.mfu.likeliest))
             if isinstance(plan, PlannedTrial):
-                speed = (*speed, percent(plan.efficiency.likeliest), plan.bound)
+                speed = (*speed, fmt.percent(plan.efficiency.likeliest), plan.bound)
             else:
-                speed = (count(plan.steps), *speed, lasting(plan.days.likeliest))
-            cost = dollars(plan.dollars.likeliest) if plan.dollars else "-"
-            cells = (count(plan.chips), count(plan.sequences), *speed, cost)
+                speed = (fmt.count(plan.steps), *speed, fmt.lasting(plan.days.likeliest))
+            cost = fmt.dollars(plan.dollars.likeliest) if plan.dollars else "-"
+            cells = (fmt.count(plan.chips), fmt.count(plan.sequences), *speed, cost)
         rows.append((*start, *cells))
     names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
     if isinstance(forecast, SweepForecast):
         names, last = ("steps", "step", "MFU", "time"), ">"
     head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
-    return Table([_in_capitals(head), *rows], f"{'>' * (len(head) - 2)}{last}>")
+    return ui.Table([_in_capitals(head), *rows], f"{'>' * (len(head) - 2)}{last}>")
 
 
 def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
     parts = []
     if days := forecast.days:
-        runs = counted(planned * forecast.repeats, "run")
-        total = lasting(days.likeliest)
+        runs = fmt.counted(planned * forecast.repeats, "run")
+        total = fmt.lasting(days.likeliest)
         if days.expected is None:
             total += " at best"
         elif days.low is not None and days.high is not None:
-            total += f" ({span(lasting(days.low), lasting(days.high))})"
+            total += f" ({fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))})"
         parts.append(f"{runs} one after another: {total}")
     if cost := forecast.dollars:
         at_best = " at best" if cost.expected is None else ""
-        parts.append(f"{dollars(cost.likeliest)}{at_best}")
+        parts.append(f"{fmt.dollars(cost.likeliest)}{at_best}")
     return parts
 
 
-def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[Part]:
+def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[ui.Part]:
     """Return why trials have no plan, then the warnings; those of all plans name no trial."""
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
@@ -187,7 +164,7 @@ def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[Part]:
     for text, trials in warned.items():
         which = f"{'trial' if len(trials) == 1 else 'trials'} {', '.join(trials)}: "
         lines.append(text if len(trials) == planned else which + text)
-    return [warning(line) for line in lines]
+    return [ui.warning(line) for line in lines]
 
 
 class _TrialEfficiency(NamedTuple):
@@ -206,7 +183,7 @@ def _scaling_efficiency(trials: Sequence[_TrialEfficiency], vary: Sequence[str],
         name = settings_text(trial.series, vary)
         if name not in largest or trial.chips > largest[name].chips:
             largest[name] = trial
-    texts = {name: f"{trial.text} on {count(trial.chips)} {chips}"
+    texts = {name: f"{trial.text} on {fmt.count(trial.chips)} {chips}"
              for name, trial in largest.items()}  # fmt: skip
     if len(texts) == 1:
         return f"scaling efficiency is {next(iter(texts.values()))}"
@@ -218,7 +195,7 @@ def _scaling_efficiency(trials: Sequence[_TrialEfficiency], vary: Sequence[str],
 # What was measured.
 
 
-def study_report_screen(report: ScalingReport | SweepReport, next_command: str) -> Screen:
+def study_report_screen(report: ScalingReport | SweepReport, next_command: str) -> ui.Screen:
     """Return a row for each trial as measured, and what they say together."""
     kind = "a rehearsal, " if report.rehearsal else ""
     total = len(report.trials)
@@ -227,59 +204,59 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
         ended = sum(map(_is_done, report.trials))
         title = f"a sweep, {ended} of {total} trials ended"
         verdict, columns = f"Sweep: {sweep_verdict(report)}", "<>>>>"
-        failed: list[Part] = [
-            warning(f"{run} is {state}")
+        failed: list[ui.Part] = [
+            ui.warning(f"{run} is {state}")
             for trial in report.trials
             if not _is_done(trial)
             for run, state in trial.runs.items()
             if state not in LIVE
         ]
-        after = [notes(sweep_notes(report)), failed]
+        after = [ui.notes(sweep_notes(report)), failed]
     else:
         head, rows = scaling_table(report)
         done = sum(trial.done for trial in report.trials)
         title = f"{done} of {report.repeats * total} runs done, {SCALINGS[report.scaling]}"
         verdict, columns = f"Study: {scaling_verdict(report)}", ">>>>>>>>"
-        remarks = notes(scaling_notes(report))
+        remarks = ui.notes(scaling_notes(report))
         for trial in report.trials:
             for run, state in trial.unfinished.items():
                 text = f"{run} is {state}"
-                remarks.append(labelled("note:", text) if state in LIVE else warning(text))
+                remarks.append(ui.labelled("note:", text) if state in LIVE else ui.warning(text))
         gaps = report.explanations
         after = [remarks, [gap_explanation(gaps)] if gaps else []]
     columns = ">" + ">" * len(report.vary) + columns
-    return screen(
-        [heading(f"{report.name}: {kind}{title}")],
-        indent([heading(verdict)]),
-        indent([Table([_in_capitals(head), *rows], columns)]),
+    return ui.screen(
+        [ui.heading(f"{report.name}: {kind}{title}")],
+        ui.indent([ui.heading(verdict)]),
+        ui.indent([ui.Table([_in_capitals(head), *rows], columns)]),
         *after,
-        next_step(next_command),
+        ui.next_step(next_command),
     )
 
 
 def verdict_text(report: ScalingReport | SweepReport) -> str:
     if isinstance(report, SweepReport):
-        return fit(f"{report.study}: {sweep_verdict(report)}\n")
-    return fit(f"{report.study}: {scaling_verdict(report)}\n")
+        return ui.fit(f"{report.study}: {sweep_verdict(report)}\n")
+    return ui.fit(f"{report.study}: {scaling_verdict(report)}\n")
 
 
 # A scaling study.
 
 
-def scaling_table(report: ScalingReport) -> tuple[Row, list[Row]]:
+def scaling_table(report: ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
     """Return the head and a row for each trial, measured next to predicted."""
     head = ("trial", *key_names(report.vary, report.vary), "runs", "step", "spread",
             "tokens/s/chip", "MFU", "efficiency", "predicted", "over")  # fmt: skip
-    rows: list[Row] = []
+    rows: list[ui.Row] = []
     for trial in report.trials:
-        cells: Row = ("-",) * 7
+        cells: ui.Row = ("-",) * 7
         if measured := trial.measured:
             cells = (
-                seconds(measured.step_s.median),
+                fmt.seconds(measured.step_s.median),
                 spread(measured.step_s) if len(measured.runs) > 1 else "-",
-                scaled(measured.tokens_per_s_per_chip.median),
-                percent(measured.mfu.median) if measured.mfu else "-",
-                percent(measured.efficiency.median),
+                fmt.scaled(measured.tokens_per_s_per_chip.median),
+                fmt.percent(measured.mfu.median) if measured.mfu else "-",
+                fmt.percent(measured.efficiency.median),
                 _predicted_efficiency(trial),
                 _over_predicted(trial, measured),
             )
@@ -293,8 +270,8 @@ def _predicted_efficiency(trial: TrialReport) -> str:
         return "-"
     efficiency = trial.predicted.efficiency
     if trial.expected_s is not None:
-        return percent(efficiency.expected or efficiency.unoverlapped)
-    return f"{percent(efficiency.lower)} at best"
+        return fmt.percent(efficiency.expected or efficiency.unoverlapped)
+    return f"{fmt.percent(efficiency.lower)} at best"
 
 
 def _over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
@@ -302,7 +279,7 @@ def _over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
     if trial.predicted is None or trial.not_compared:
         return "-"
     ratio = measured.step_s.median / (trial.expected_s or trial.predicted.step_s.lower)
-    return f"{scaled(ratio, 2) if ratio >= _TOO_WIDE else to_digits(ratio, 3)} x"
+    return f"{fmt.scaled(ratio, 2) if ratio >= _TOO_WIDE else fmt.to_digits(ratio, 3)} x"
 
 
 def scaling_notes(report: ScalingReport) -> list[str]:
@@ -327,8 +304,8 @@ def gap_explanation(explanations: Sequence[GapExplanation]) -> str:
     texts = []
     for gap in explanations:
         resource = f" ({resource_name(gap.resource)})" if gap.resource else ""
-        texts.append(f"{to_digits(gap.times, 3)} times {gap.line}{resource}")
-    share = percent(explanations[0].share)
+        texts.append(f"{fmt.to_digits(gap.times, 3)} times {gap.line}{resource}")
+    share = fmt.percent(explanations[0].share)
     text = f"Adding {texts[0]} to the forecast would explain {share} of the squared gaps."
     return f"{text} Nearly as well: {', '.join(texts[1:])}." if texts[1:] else text
 
@@ -343,9 +320,9 @@ def scaling_verdict(report: ScalingReport) -> str:
 
     def with_range(efficiency: Spread) -> str:
         """Return the median, with the range where repeats differ visibly."""
-        low, high = percent(efficiency.low), percent(efficiency.high)
-        median = percent(efficiency.median)
-        return median if low == high else f"{median} ({span(low, high)})"
+        low, high = fmt.percent(efficiency.low), fmt.percent(efficiency.high)
+        median = fmt.percent(efficiency.median)
+        return median if low == high else f"{median} ({fmt.span(low, high)})"
 
     efficiencies = [
         _TrialEfficiency(
@@ -373,7 +350,7 @@ def _ranked(report: SweepReport) -> list[SweepTrialReport]:
     return sorted(report.trials, key=order)
 
 
-def sweep_table(report: SweepReport) -> tuple[Row, list[Row]]:
+def sweep_table(report: SweepReport) -> tuple[ui.Row, list[ui.Row]]:
     """Return the head and a row for each trial, the best first."""
     names = key_names(report.vary, report.vary)
     rows = []
@@ -383,10 +360,10 @@ def sweep_table(report: SweepReport) -> tuple[Row, list[Row]]:
             str(trial.number),
             *(trial.settings[key] for key in report.vary),
             "best" if is_best else next(reversed(trial.runs.values()), "not begun"),
-            f"{count(trial.steps_done)} / {count(trial.steps)}" if trial.steps else "-",
+            f"{fmt.count(trial.steps_done)} / {fmt.count(trial.steps)}" if trial.steps else "-",
             "-" if trial.loss is None else loss_text(trial.loss),
-            seconds(trial.step_s.median) if trial.step_s else "-",
-            "-" if trial.mfu is None else percent(trial.mfu),
+            fmt.seconds(trial.step_s.median) if trial.step_s else "-",
+            "-" if trial.mfu is None else fmt.percent(trial.mfu),
         )
         rows.append(row)
     return ("trial", *names, "state", "steps", "loss", "step", "MFU"), rows

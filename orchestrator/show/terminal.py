@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator.show.parts import (
-    NEXT,
-    WIDTH,
-    Screen,
-    in_encoding,
-    visible,
-    visible_json,
-    with_style,
-)
+from orchestrator.show import parts as ui
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -40,7 +32,7 @@ def _is_styled(stream: TextIO) -> bool:
 def columns(stream: TextIO) -> int:
     """Return the width of texts there: a terminal's, or what COLUMNS says; else WIDTH."""
     if not stream.isatty() and "COLUMNS" not in os.environ:
-        return WIDTH
+        return ui.WIDTH
     return min(shutil.get_terminal_size().columns, _WIDEST)
 
 
@@ -48,7 +40,7 @@ def say(*texts: str) -> None:
     """Print; a screen fills a terminal's width, and has styles where the terminal shows them."""
     width, styled = columns(sys.stdout), _is_styled(sys.stdout)
     for text in texts:
-        if isinstance(text, Screen) and (styled or width != WIDTH):
+        if isinstance(text, ui.Screen) and (styled or width != ui.WIDTH):
             _write(text.on_terminal(width, styled=styled), sys.stdout)
         else:
             echo(text, nl=False)
@@ -56,27 +48,27 @@ def say(*texts: str) -> None:
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text without what commands a terminal. Everything that a command says comes here."""
-    _write(visible(text) + ("\n" if nl else ""), sys.stderr if err else sys.stdout)
+    _write(ui.visible(text) + ("\n" if nl else ""), sys.stderr if err else sys.stdout)
 
 
 def say_error(text: str) -> None:
     """Print a refusal on the error stream; in a terminal ERROR is red, the next command bold."""
-    begin, shown = ERROR, visible(text.removeprefix(ERROR))
+    begin, shown = ERROR, ui.visible(text.removeprefix(ERROR))
     if _is_styled(sys.stderr):
-        begin = with_style(ERROR, "red")
+        begin = ui.with_style(ERROR, "red")
         above, newline, last = shown.rpartition("\n")
-        if last.startswith(NEXT):
-            shown = f"{above}{newline}{with_style(last, 'bold')}"
+        if last.startswith(ui.NEXT):
+            shown = f"{above}{newline}{ui.with_style(last, 'bold')}"
     _write(f"{begin}{shown}\n", sys.stderr)
 
 
 def _write(text: str, stream: TextIO) -> None:
-    print(in_encoding(text, stream.encoding or "utf-8"), end="", file=stream, flush=True)
+    print(ui.in_encoding(text, stream.encoding or "utf-8"), end="", file=stream, flush=True)
 
 
 def echo_json(text: str | bytes) -> None:
     """Print JSON, and keep its value: what commands a terminal is escaped."""
-    print(visible_json(text), end="", flush=True)
+    print(ui.visible_json(text), end="", flush=True)
 
 
 def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_json: bool) -> None:
@@ -106,7 +98,7 @@ def show_result(result: CommandResult, *, as_json: bool) -> None:
     def screens() -> str | list[str]:
         shown = result.screens()
         *others, last = [shown] if isinstance(shown, str) else shown or [""]
-        if result.written and isinstance(last, Screen):
+        if result.written and isinstance(last, ui.Screen):
             return [*others, last.with_written(result.written)]
         return shown
 
@@ -156,7 +148,7 @@ class StatusLine:
             self.drawn = self.drawn or _start_line()
             task = self.drawn.tasks[0]
             task.total, task.completed = (None, 0.0) if share is None else (1.0, share)
-            self.drawn.update(task.id, description=visible(text))
+            self.drawn.update(task.id, description=ui.visible(text))
 
     def clear(self) -> None:
         if self.drawn:
