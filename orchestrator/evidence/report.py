@@ -38,7 +38,7 @@ from orchestrator.values.report import (
     StageTotals,
     Suspect,
 )
-from orchestrator.values.run import Attempt, Run
+from orchestrator.values.run import Run
 
 # Measured against predicted step time, and the parts of the difference.
 
@@ -220,7 +220,20 @@ def _goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
         table, stopped_s = steps.get(attempt.number), attempt.started_at_s
         if table is not None and len(table):
             stopped_s = float(table.at_s[-1])
-            _add_startups(add, attempt, table, usual_s)
+            # Add the time before the second step of an attempt, and of each stage that begins in
+            # it.
+            for row, startup in table.startups.items():
+                first_s = float(table.step_s[row])
+                if row == 0:
+                    evaluated_s = table.evaluations[0].evaluation_s if 0 in table.evaluations else 0
+                    before_s = float(table.at_s[0]) - evaluated_s - first_s - attempt.started_at_s
+                    add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
+                restores = startup.steps_done > 0
+                add(
+                    "unproductive_checkpoint_restore_time" if restores else "training_prep",
+                    startup.state_s,
+                )
+                add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
             goodput_s += _add_steps(add, table, usual_s, counted[attempt.number])
         if later:
             add("infrastructure_recovery_from_disruption", later.started_at_s - stopped_s)
@@ -246,21 +259,6 @@ def _goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
 
 
 _Add = Callable[[Badput, float], None]
-
-
-def _add_startups(add: _Add, attempt: Attempt, table: StepTable, usual_s: float) -> None:
-    """Add the time before the second step of an attempt, and of each stage that begins in it."""
-    for row, startup in table.startups.items():
-        first_s = float(table.step_s[row])
-        if row == 0:
-            evaluated_s = table.evaluations[0].evaluation_s if 0 in table.evaluations else 0
-            before_s = float(table.at_s[0]) - evaluated_s - first_s - attempt.started_at_s
-            add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
-        restores = startup.steps_done > 0
-        add(
-            "unproductive_checkpoint_restore_time" if restores else "training_prep", startup.state_s
-        )
-        add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
 
 
 def _add_steps(add: _Add, table: StepTable, usual_s: float, counted: Mask) -> float:

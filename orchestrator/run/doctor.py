@@ -264,15 +264,7 @@ def _findings(journal: Journal) -> Iterator[FileFinding]:
             repairable=True,
             advice="the run goes on from the events that are left; what this one said is lost",
         )
-    yield from _written_once(journal, state)
-    for attempt in state.attempts:
-        yield from _steps(journal, attempt)
-    yield from _checkpoints(journal, state)
-    yield from _proofs(journal)
-
-
-def _written_once(journal: Journal, state: RunState) -> Iterator[FileFinding]:
-    """Check the spec, the plans and the documents, whose sums an event has."""
+    # Check the spec, the plans and the documents, whose sums an event has.
     for name, sha256 in journal.sums(state).items():
         if (what := _difference(journal.paths.root / name, sha256)) is None:
             continue
@@ -286,6 +278,10 @@ def _written_once(journal: Journal, state: RunState) -> Iterator[FileFinding]:
             repairable=repairable,
             advice="it is made again from the spec" if repairable else _PUT_BACK,
         )
+    for attempt in state.attempts:
+        yield from _steps(journal, attempt)
+    yield from _checkpoints(journal, state)
+    yield from _proofs(journal)
 
 
 def _difference(path: Path, sha256: str) -> str | None:

@@ -109,30 +109,27 @@ class _ClusterFollower:
                 return run
         if time.monotonic() - self.asked_at_s > _ASK_EVERY_S:
             self.asked_at_s = time.monotonic()
-            return self._ask(driven=driven)
+            # Ask the cluster how the job is; return the run if its job ended without a driver.
+            try:
+                state = self.jobs.state(self.job)
+                why = self.jobs.why(self.job) if state in JOB_ENDED and not driven else None
+            except ClusterUnusable as error:
+                self._report("cluster silent", str(error))
+                return None
+            self._report("cleared")
+            if why is None or self._is_driven():
+                return None
+            self.watch.progress(Notice("trouble", kind="no driver", why=why))
+            journal = self.watch.journal
+            if self.driver_before == 0:  # a run that was to be resumed keeps the end it had
+                with suppress(Superseded):  # a driver came at the last moment
+                    reason = StateReason(code="error", detail=why)
+                    Writer(journal, journal.state()).end_run("failed", reason)
+            return journal.run()
         return None
 
     def _is_driven(self) -> bool:
         return self.watch.journal.state().writer != self.driver_before
-
-    def _ask(self, *, driven: bool) -> Run | None:
-        """Ask the cluster how the job is; return the run if its job ended without a driver."""
-        try:
-            state = self.jobs.state(self.job)
-            why = self.jobs.why(self.job) if state in JOB_ENDED and not driven else None
-        except ClusterUnusable as error:
-            self._report("cluster silent", str(error))
-            return None
-        self._report("cleared")
-        if why is None or self._is_driven():
-            return None
-        self.watch.progress(Notice("trouble", kind="no driver", why=why))
-        journal = self.watch.journal
-        if self.driver_before == 0:  # a run that was to be resumed keeps the end it had
-            with suppress(Superseded):  # a driver came at the last moment
-                reason = StateReason(code="error", detail=why)
-                Writer(journal, journal.state()).end_run("failed", reason)
-        return journal.run()
 
     def _report(self, kind: str, why: str = "") -> None:
         """Report a trouble once, and once that it is over."""

@@ -386,7 +386,12 @@ def resume(
     check_made_by_user(journal)  # its cluster gets this user's secrets and token
     state = journal.state()  # before the run: what is claimed in between is not lost
     before = journal.run()
-    _check_resumable(before, where)
+    if before.state in LIVE:
+        why = f"run {before.run} is {before.state}: something drives it"
+        raise RunIsLive(why, next_command=run_command("cancel", before.run, where))
+    if before.state == "succeeded":
+        why = f"run {before.run} has succeeded: all its {before.steps:,} steps are done"
+        raise RunHasEnded(why, next_command=run_command("report", before.run, where))
     check_whole(journal, state)  # before a cluster is started for what cannot go on
     check_checkpoints(journal, state)
     if pods and pods > MOST_PODS and before.rehearsal:
@@ -398,34 +403,19 @@ def resume(
     if before.rehearsal:
         if address or detach:
             raise SpecError(f"{before.run} is a rehearsal: no cluster but its own can resume it")
-        return _resume_rehearsal(journal, before, plan, how, progress)
+        progress(Notice("resumed", run=before, plan=plan))
+        with collected_interrupts() as signals:
+            error = drive(journal, plan, signals, progress, *how)
+        after = journal.run()
+        ran, tracked = journal.plan(after.plan_digest), tracked_at_end(journal)
+        progress(Notice("ended", run=after, plan=ran, tracked=tracked))
+        if error and after.attempts == before.attempts:
+            raise (Interrupted if signals else OrchError)(error)
+        return after
     jobs = _look_again(journal, before, plan, address, confirm, progress)
     end_earlier_jobs(jobs, before, state.writer)
     job = start_driver(jobs, journal, progress, *how)
     return journal.run() if detach else follow_to_end(journal, jobs, job, state.writer, progress)
-
-
-def _check_resumable(run: Run, storage: Path) -> None:
-    if run.state in LIVE:
-        why = f"run {run.run} is {run.state}: something drives it"
-        raise RunIsLive(why, next_command=run_command("cancel", run.run, storage))
-    if run.state == "succeeded":
-        why = f"run {run.run} has succeeded: all its {run.steps:,} steps are done"
-        raise RunHasEnded(why, next_command=run_command("report", run.run, storage))
-
-
-def _resume_rehearsal(
-    journal: Journal, before: Run, plan: Plan, how: Sequence[str], progress: Progress
-) -> Run:
-    progress(Notice("resumed", run=before, plan=plan))
-    with collected_interrupts() as signals:
-        error = drive(journal, plan, signals, progress, *how)
-    after = journal.run()
-    ran, tracked = journal.plan(after.plan_digest), tracked_at_end(journal)
-    progress(Notice("ended", run=after, plan=ran, tracked=tracked))
-    if error and after.attempts == before.attempts:
-        raise (Interrupted if signals else OrchError)(error)
-    return after
 
 
 def _look_again(

@@ -77,20 +77,6 @@ def _parameter_formulas(network: Network) -> list[Formula]:
     ]
 
 
-def _flop_formulas(network: Network) -> list[Formula]:
-    """Return the book's rule of thumb, and the definition that MFU uses here."""
-    attention = _in_all_layers(network, _attention_flops)
-    used = "P_used" if network.mixture_layers else "P"
-    windows = any(block.attention.scores.window for block in network.blocks)
-    return [
-        *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
-        Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
-        Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
-        Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
-        Formula("of all tokens, as MFU counts", "flops_mfu", "f_mfu * T", "FLOP"),
-    ]
-
-
 def _elements(weights: Iterable[Weight], letters: Mapping[str, str] = _LETTERS) -> str:
     """Return the sum of the weights' sizes; equal ones are counted: `2 * D * H + 2 * D * K`."""
     sizes = Counter(
@@ -167,9 +153,22 @@ def derive(spec: Spec, mfu: float) -> _DerivationResult:
         link = "w" if chip.switched else "2 * w"
         return [*book.bounds(by_rates, counts, link, width, _elements([network.head]))]
 
+    # The book's rule of thumb, and the definition that MFU uses here.
+    attention = _in_all_layers(network, _attention_flops)
+    used = "P_used" if network.mixture_layers else "P"
+    windows = any(block.attention.scores.window for block in network.blocks)
     sections = [
         sheet.section("Parameters", _parameter_formulas(network)),
-        sheet.section("FLOPs", _flop_formulas(network)),
+        sheet.section(
+            "FLOPs",
+            [
+                *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
+                Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
+                Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
+                Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
+                Formula("of all tokens, as MFU counts", "flops_mfu", "f_mfu * T", "FLOP"),
+            ],
+        ),
         *book.needs(sheet),
         *((*bounds(sheet, axes), *book.mlps(sheet, axes)) if axes else ()),
         *([book.between_pods(sheet)] if several else ()),

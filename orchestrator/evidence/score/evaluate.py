@@ -169,11 +169,32 @@ def _scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> Scored
 def _score_of(
     samples: list[Sample], rows: list[ScoredRow], skipped: list[SkippedRow], learned_on: str
 ) -> Score:
+    # Rows of several slices against the row of the same job on one slice.
+    def job(sample: Sample) -> tuple[object, ...]:
+        """Return what the rows of one job share: all but the number of slices."""
+        run, mesh = sample.run, sample.laid_out.layout.mesh
+        inside = tuple(size for axis, size in mesh.items() if axis not in DCN_AXES)
+        per_slice = run.chips // run.slices, run.sequences / run.slices, run.microbatches
+        return run.document, run.software.name, run.model, inside, per_slice, run.length, run.remat
+
+    both = list(zip(samples, rows, strict=True))
+    single = {job(sample): row for sample, row in both if sample.run.slices == 1}
     return Score(
         learned_on=learned_on,
         rows=tuple(rows),
         left_out=tuple(skipped),
-        retention=tuple(_retentions(samples, rows)),
+        retention=tuple(
+            [
+                Retention(
+                    id=row.id,
+                    slices=row.slices,
+                    measured=first.measured_step_s / row.measured_step_s,
+                    expected=first.expected_step_s / row.expected_step_s,
+                )
+                for sample, row in both
+                if sample.run.slices > 1 and (first := single.get(job(sample)))
+            ]
+        ),
         software=tuple(_software_summaries(rows)),
         summary=summary(rows, len(skipped)),
         dense=summary([row for row in rows if not row.mixture], 0),
@@ -224,30 +245,6 @@ def summary(rows: list[ScoredRow], skipped: int) -> Summary:
 
 def _p90(values: Floats) -> Any:
     return np.quantile(values, 0.9)
-
-
-def _retentions(samples: list[Sample], rows: list[ScoredRow]) -> list[Retention]:
-    """Return rows of several slices against the row of the same job on one slice."""
-
-    def job(sample: Sample) -> tuple[object, ...]:
-        """Return what the rows of one job share: all but the number of slices."""
-        run, mesh = sample.run, sample.laid_out.layout.mesh
-        inside = tuple(size for axis, size in mesh.items() if axis not in DCN_AXES)
-        per_slice = run.chips // run.slices, run.sequences / run.slices, run.microbatches
-        return run.document, run.software.name, run.model, inside, per_slice, run.length, run.remat
-
-    both = list(zip(samples, rows, strict=True))
-    single = {job(sample): row for sample, row in both if sample.run.slices == 1}
-    return [
-        Retention(
-            id=row.id,
-            slices=row.slices,
-            measured=first.measured_step_s / row.measured_step_s,
-            expected=first.expected_step_s / row.expected_step_s,
-        )
-        for sample, row in both
-        if sample.run.slices > 1 and (first := single.get(job(sample)))
-    ]
 
 
 # Predicted shares of effective time against published ones; recoveries against the campaign.

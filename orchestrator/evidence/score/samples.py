@@ -64,26 +64,33 @@ def _lay_out(run: PublishedRun) -> _LaidOutRun:
     """Return the run as it was run; `Unscorable` says why it cannot be planned."""
     try:
         chip = catalog.chip(run.chip)
-        topology = _topology_of(run, chip)
+        # The slice: the stated shape, or the shape with that many chips.
+        if run.chips % run.slices:
+            raise Unscorable(f"{run.chips} chips are not {run.slices} slices of equal size")
+        chips = run.chips // run.slices
+        shape = re.search(r"\b\d+(x\d+){1,2}\b", re.sub(r"^\d+x ", "", run.topology))
+        text = shape[0] if shape else f"{chip.slices.names[0]}-{chips * chip.slices.named_per_chip}"
+        topology = catalog.topology(chip, text)
+        if topology.chips != chips:
+            raise Unscorable(
+                f"{run.topology} is {topology.chips} chips, its row says {chips} a slice"
+            )
         layout = _layout_as_run(run, chip, topology)
-        return _LaidOutRun(layout=layout, lines=_lines_as_run(run, layout))
+        # The ledger, scaled where the run's block or optimizer differ, with its attention.
+        tensor = layout.devices_along(GROUPS["tensor"])
+        extra = run.model.layers * extra_parameters_per_layer(run) / tensor
+        wider = 1 + extra / layout.layer_elements
+        factors: dict[LineKind, float] = {"matmul": wider, "matmul_recompute": wider}
+        if run.parallel_block:  # one gather and one scatter serve attention and MLP together
+            factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
+        lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+        return _LaidOutRun(
+            layout=layout, lines=attention_as_run(run, layout, experts_as_run(run, layout, lines))
+        )
     except Unscorable:
         raise
     except OrchError as error:
         raise Unscorable(str(error)) from None
-
-
-def _topology_of(run: PublishedRun, chip: Chip) -> Topology:
-    """Return the slice: the stated shape, or the shape with that many chips."""
-    if run.chips % run.slices:
-        raise Unscorable(f"{run.chips} chips are not {run.slices} slices of equal size")
-    chips = run.chips // run.slices
-    shape = re.search(r"\b\d+(x\d+){1,2}\b", re.sub(r"^\d+x ", "", run.topology))
-    text = shape[0] if shape else f"{chip.slices.names[0]}-{chips * chip.slices.named_per_chip}"
-    topology = catalog.topology(chip, text)
-    if topology.chips != chips:
-        raise Unscorable(f"{run.topology} is {topology.chips} chips, its row says {chips} a slice")
-    return topology
 
 
 def _policy_of(run: PublishedRun) -> Policy:
@@ -115,7 +122,24 @@ def _policy_of(run: PublishedRun) -> Policy:
 def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Training:
     """Return the fastest way to lay the run's mesh on the torus."""
     slice_torus = make_torus(chip, topology)
-    mesh = _mesh_as_run(run, slice_torus.devices)
+    # The run's mesh of one slice: devices that its axes leave are replicas.
+    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
+    expert = run.mesh["expert"] or 1
+    rest, over = divmod(slice_torus.devices, tensor * sequence * expert)
+    fsdp = run.mesh["fsdp"] or rest
+    if over or rest % fsdp:
+        raise Unscorable(
+            f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
+            f" {tensor} and whole replicas"
+        )
+    mesh = MeshRequest(
+        data=rest // fsdp,
+        expert=expert,
+        fsdp=fsdp,
+        sequence=sequence,
+        tensor=tensor,
+        fsdp_dcn=run.mesh["fsdp_dcn"],
+    )
     experiment = Experiment(
         model=run.model,
         tokens=run.sequences * run.length,
@@ -144,39 +168,6 @@ def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Trainin
     best = factors[row : row + 1]
     plain = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}
     return laid_out(plain, plain_links(slice_torus, best))
-
-
-def _mesh_as_run(run: PublishedRun, devices: int) -> MeshRequest:
-    """Return the run's mesh of one slice: devices that its axes leave are replicas."""
-    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
-    expert = run.mesh["expert"] or 1
-    rest, over = divmod(devices, tensor * sequence * expert)
-    fsdp = run.mesh["fsdp"] or rest
-    if over or rest % fsdp:
-        raise Unscorable(
-            f"{devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
-            f" {tensor} and whole replicas"
-        )
-    return MeshRequest(
-        data=rest // fsdp,
-        expert=expert,
-        fsdp=fsdp,
-        sequence=sequence,
-        tensor=tensor,
-        fsdp_dcn=run.mesh["fsdp_dcn"],
-    )
-
-
-def _lines_as_run(run: PublishedRun, layout: Training) -> list[LedgerLine]:
-    """Return the ledger, scaled where the run's block or optimizer differ, with its attention."""
-    tensor = layout.devices_along(GROUPS["tensor"])
-    extra = run.model.layers * extra_parameters_per_layer(run) / tensor
-    wider = 1 + extra / layout.layer_elements
-    factors: dict[LineKind, float] = {"matmul": wider, "matmul_recompute": wider}
-    if run.parallel_block:  # one gather and one scatter serve attention and MLP together
-        factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
-    lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
-    return attention_as_run(run, layout, experts_as_run(run, layout, lines))
 
 
 # Exchanges over `tensor` are sent piece by piece, next to matmuls, by software that asks for it.
