@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.errors import SpecError
 from orchestrator.planning import flops
 from orchestrator.values.fields import DType
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
@@ -71,8 +71,7 @@ def _dtype(text: str) -> DType:
 
 def _note(row: Row, pattern: str) -> str | None:
     """Return the first group of a pattern in the notes; None where they do not have it."""
-    match = re.search(pattern, row["notes"])
-    return match[1] if match else None
+    return match[1] if (match := re.search(pattern, row["notes"])) else None
 
 
 # Published runs of mixtures of experts: columns of their own, and the mixture that they
@@ -114,41 +113,10 @@ def _translated(row: Row) -> Row:
     return cells
 
 
-def _mixture_of(row: Row) -> MixtureOfExperts | None:
-    """Return the mixture of a row; None where its model is dense."""
-    if not row.get("experts"):
-        return None
-    capacity = None
-    if row["routing"].startswith("dropping"):  # choices are dropped
-        if row["capacity_factor"] == "not stated":
-            raise Unscorable("it drops choices, and its capacity factor is not stated")
-        capacity = _positive(row, "capacity_factor")
-    return MixtureOfExperts(
-        experts=_whole(row, "experts"),
-        top_k=_whole(row, "top_k"),
-        d_ff=_whole(row, "d_ff_expert"),
-        shared_experts=int(row["shared_experts"] or 0),
-        dense_layers=int(row["dense_layers"] or 0),
-        capacity_factor=capacity,
-    )
-
-
 _LATENT = re.compile(
     r"MLA: (?:no q lora|q lora (?P<query_rank>\d+)), kv lora (?P<kv_rank>\d+),"
     r" nope (?P<nope_dim>\d+) \+ rope (?P<rope_dim>\d+), v (?P<value_dim>\d+)"
 )
-
-
-def _latent_of(row: Row) -> LatentDimensions | None:
-    """Return the latent attention of a row; None where its heads are plain."""
-    attention = row.get("attention", "")
-    if not attention.startswith("MLA"):
-        return None
-    sizes = _LATENT.match(attention)
-    if sizes is None:
-        raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
-    numbers = {name: int(size) for name, size in sizes.groupdict().items() if size}
-    return LatentDimensions(**numbers)
 
 
 # What a row states of its software, its attention kernel and its figure, and what is assumed.
@@ -304,12 +272,11 @@ def read(path: Path) -> list[Row]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restval="")
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            columns = [*table.fieldnames]
-            if "experts" in columns:  # a file of mixtures
-                columns.append("d_ff")
-                rows = [_named(_translated(row), table.line_num) for row in table]
-            else:
-                rows = [_named(row, table.line_num) for row in table]
+            of_mixtures = "experts" in table.fieldnames
+            columns = [*table.fieldnames, *(["d_ff"] if of_mixtures else [])]
+            rows = [
+                _named(_translated(row) if of_mixtures else row, table.line_num) for row in table
+            ]
     except OSError as error:
         raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -338,23 +305,17 @@ def _named(row: Row, line: int) -> Row:
 
 
 def run_of(row: Row) -> PublishedRun:
-    """Return the run of a row. `Unscorable` says why a row describes no run."""
+    """Return the run of a row. An error says why a row describes no run."""
     _refuse_unplannable(row)
     software = _software_of(row)
-    chips, slices = _whole(row, "num_chips"), _whole(row, "num_slices", 1)
-    length = _whole(row, "seq_len")
-    tensor, sequence = _whole(row, "ici_tp", 1), _whole(row, "ici_sp", 1)
+    chips, length = _whole(row, "num_chips"), _whole(row, "seq_len")
     # A second axis that shards weights is the same as more of the first.
     transposed = int(_note(row, r"fsdp_transpose=(\d+)") or 1)
     fsdp = _whole(row, "ici_fsdp") * transposed if row["ici_fsdp"] else None
     # The document in a source path; the rest names a table or settings.
     path = row["source_path"]
     document = path.split(maxsplit=1)[0].rstrip(";") if path else ""
-    model, window = _model_of(row), _window_of(row)
-    try:
-        chip = catalog.chip(row["chip"])
-    except UnknownName as error:
-        raise Unscorable(str(error)) from None
+    chip = catalog.chip(row["chip"])
     hfu, routing = _note(row, r"\bHFU (\d+(?:\.\d+)?)"), row.get("routing", "")
     megablox = "megablox" in routing and "megablox False" not in routing
     return PublishedRun(
@@ -363,16 +324,16 @@ def run_of(row: Row) -> PublishedRun:
         document=f"{row['source_repo']} {document} {row['chip']}".strip(),
         chip=row["chip"],
         chips=chips,
-        slices=slices,
+        slices=_whole(row, "num_slices", 1),
         topology=row["topology"],
-        model=model,
-        window=window,
+        model=_model_of(row),
+        window=_window_of(row),
         length=length,
         sequences=_sequences_of(row, chips * chip.devices, length),
         mesh={
             "fsdp": fsdp,
-            "sequence": sequence,
-            "tensor": tensor,
+            "sequence": _whole(row, "ici_sp", 1),
+            "tensor": _whole(row, "ici_tp", 1),
             "fsdp_dcn": _shared_slices(row),
             "expert": _whole(row, "ep", 1) if "ep" in row else 1,
         },
@@ -447,16 +408,38 @@ def _model_of(row: Row) -> Model:
     layers, d_model, d_ff, heads, vocab = (
         _whole(row, column) for column in ("layers", "d_model", "d_ff", "n_heads", "vocab")
     )
-    kv_heads = _whole(row, "n_kv_heads", heads)
     head_dim = _whole(row, "head_dim", max(d_model // heads, 1))
-    moe, latent = _mixture_of(row), _latent_of(row)
+    moe: MixtureOfExperts | None = None
+    if row.get("experts"):
+        capacity = None
+        if row["routing"].startswith("dropping"):  # choices are dropped
+            if row["capacity_factor"] == "not stated":
+                raise Unscorable("it drops choices, and its capacity factor is not stated")
+            capacity = _positive(row, "capacity_factor")
+        moe = MixtureOfExperts(
+            experts=_whole(row, "experts"),
+            top_k=_whole(row, "top_k"),
+            d_ff=_whole(row, "d_ff_expert"),
+            shared_experts=int(row["shared_experts"] or 0),
+            dense_layers=int(row["dense_layers"] or 0),
+            capacity_factor=capacity,
+        )
+    attention = row.get("attention", "")
+    latent: LatentDimensions | None = None
+    if attention.startswith("MLA"):
+        sizes = _LATENT.match(attention)
+        if sizes is None:
+            raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
+        latent = LatentDimensions(
+            **{name: int(size) for name, size in sizes.groupdict().items() if size}
+        )
     untied = Model(
         name=row["model"],
         layers=layers,
         d_model=d_model,
         d_ff=d_ff,
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=_whole(row, "n_kv_heads", heads),
         head_dim=head_dim if latent is None else latent.head_dim,
         vocab=vocab,
         gated=row["gated_mlp"] not in {"0", "false", "False"},
@@ -474,15 +457,12 @@ def _model_of(row: Row) -> Model:
 
 def _window_of(row: Row) -> _Window | None:
     """Return the window that the notes state: `5:1 local(1024):global`, `local window 1024`."""
-    pattern = re.search(r"(\d+):1 local\((\d+)\):global", row["notes"])
-    if pattern:
+    if pattern := re.search(r"(\d+):1 local\((\d+)\):global", row["notes"]):
         return _Window(int(pattern[2]), int(pattern[1]) + 1)
     tokens = _note(row, r"window (\d+)")
-    if not tokens:
-        return None
     head, keys = _note(row, r"global head_dim (\d+)"), _note(row, r"global kv heads (\d+)")
-    if not (head or keys):
-        return _Window(int(tokens))
+    if not tokens or not (head or keys):
+        return _Window(int(tokens)) if tokens else None
     # Where only the heads of global layers are named, their number is that of the family.
     return _Window(
         int(tokens), _GEMMA_EVERY, int(head) if head else None, int(keys) if keys else None
