@@ -60,7 +60,7 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> HealthR
         _python(), _extras(), _packages(), _devices(), _compiler(), memory(),
         _disk("runs", place, "run.storage of the spec"),
         _disk("temporary", Path(tempfile.gettempdir()), "TMPDIR"),
-        _loopback(), _processes(), _tracking(place),
+        *_local_services(place),
     ]  # fmt: skip
     if named := address or os.environ.get("RAY_ADDRESS"):
         checks.append(_cluster(named))
@@ -178,35 +178,31 @@ def _disk(name: str, place: Path, setting: str) -> Finding:
     return _good(name, detail)
 
 
-def _loopback() -> Finding:
+def _local_services(storage: Path) -> Iterator[Finding]:
+    """Yield what rehearsals need of the system, and where MLflow stores runs."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=_CONNECT_LIMIT_S).close()
+        yield _good("ports", "127.0.0.1 accepts connections")
     except OSError as error:
-        return _broken("ports", f"127.0.0.1: {error}", "rehearsals need the loopback interface")
-    return _good("ports", "127.0.0.1 accepts connections")
-
-
-def _processes() -> Finding:
+        yield _broken("ports", f"127.0.0.1: {error}", "rehearsals need the loopback interface")
     if Path("/proc/self/environ").exists():
-        return _good("processes", "/proc shows which belong to a run")
-    advice = "rehearse on Linux; plans, proofs and real runs do not need it"
-    return _limited("processes", f"no /proc on {platform.system()}", advice)
-
-
-def _tracking(storage: Path) -> Finding:
-    """Return where MLflow stores runs; a server must accept a connection."""
+        yield _good("processes", "/proc shows which belong to a run")
+    else:
+        advice = "rehearse on Linux; plans, proofs and real runs do not need it"
+        yield _limited("processes", f"no /proc on {platform.system()}", advice)
     where = destination(TrackingOptions(), storage, os.environ)
     parts = urlsplit(where.uri)
     if parts.scheme not in _PORTS:
-        return _good("MLflow", f"recorded in {where.label}")
-    try:
-        place = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
-        socket.create_connection(place, timeout=_CONNECT_LIMIT_S).close()
+        yield _good("MLflow", f"recorded in {where.label}")
+        return
+    try:  # a server must accept a connection
+        server_place = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        socket.create_connection(server_place, timeout=_CONNECT_LIMIT_S).close()
+        yield _good("MLflow", f"{where.uri} answers")
     except OSError as error:
         detail = f"nothing answers at {where.uri}: {error.strerror or error}"
-        return _broken("MLflow", detail, "runs go on without it; orch sync records them later")
-    return _good("MLflow", f"{where.uri} answers")
+        yield _broken("MLflow", detail, "runs go on without it; orch sync records them later")
 
 
 def _cluster(address: str) -> Finding:

@@ -191,7 +191,11 @@ def _serve(
     uri: str, places: list[Destination], log: Path, port: int | None, progress: Progress
 ) -> None:
     """Serve a database until an interrupt ends it, or an error says that it has ended."""
-    with events.interruptible_by_signals():
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with events.handled_by(interrupt):
         progress(Stage(task=_UI_TASK, stage="starting, which takes up to half a minute"))
         try:
             with server.serving(uri, port, log, lambda: None) as served:

@@ -99,20 +99,6 @@ _MEGABLOX_TILE = 1024
 _GROUPED_ROWS = 512
 
 
-def _translated(row: Row) -> Row:
-    """Return a row of a file of mixtures under the names that all runs have."""
-    cells = row | {_SAME[column]: text for column, text in row.items() if column in _SAME}
-    cells["chip"] = row.get("chip", "").lower()
-    dense = row.get("d_ff_dense", "") not in ("", "0")
-    cells["d_ff"] = row["d_ff_dense"] if dense else row.get("d_ff_expert", "")
-    # After a value there may be in brackets whether it is a default, or assumed.
-    cells["remat_policy"] = row.get("remat", "").partition(" (")[0]
-    stored = row.get("weight_dtype", "").partition(" (")[0]
-    if stored:
-        cells["notes"] = f"{row.get('notes', '')}; weight_dtype {stored}"
-    return cells
-
-
 _LATENT = re.compile(
     r"MLA: (?:no q lora|q lora (?P<query_rank>\d+)), kv lora (?P<kv_rank>\d+),"
     r" nope (?P<nope_dim>\d+) \+ rope (?P<rope_dim>\d+), v (?P<value_dim>\d+)"
@@ -166,8 +152,18 @@ _MAXTEXT_FLASH = "flash"
 
 
 def _software_of(row: Row) -> _RunSoftware:
-    """Return the three cells of a row, or what is assumed for them."""
-    stated = {column: _stated_cell(row, column) for column in _SOFTWARE_COLUMNS}
+    """Return the three cells of a row, or what is assumed for them.
+
+    An error names the line, the column and what may be there.
+    """
+    stated = {column: row.get(column, "").lower() for column in _SOFTWARE_COLUMNS}
+    for column, text in stated.items():
+        allowed = {_KERNEL: get_args(_Kernel), _AVERAGES: get_args(_Averages)}.get(column)
+        if text and not (text in allowed if allowed else _NAME.fullmatch(text)):
+            wanted = "a name such as maxtext or pytorch-xla"
+            wanted = f"one of {', '.join(allowed)}" if allowed else wanted
+            why = f"line {row['line']}, column {column}: {text!r} is not {wanted}"
+            raise Unscorable(why, line=int(row["line"]), column=column)
     source = f"{row['source_repo']} {row['source_path']}".lower()
     known = (name for pattern, name in _OF_SOURCE if re.search(pattern, source))
     of_source = next(known, _UNKNOWN_SOFTWARE)
@@ -185,18 +181,6 @@ def _software_of(row: Row) -> _RunSoftware:
         averages=cast(_Averages, stated[_AVERAGES] or ("run" if whole_run else "steps")),
         assumed=tuple(column for column in _SOFTWARE_COLUMNS if not stated[column]),
     )
-
-
-def _stated_cell(row: Row, column: str) -> str:
-    """Return the cell in lower case; an error names the line, the column and what may be there."""
-    text = row.get(column, "").lower()
-    known = {_KERNEL: get_args(_Kernel), _AVERAGES: get_args(_Averages)}.get(column)
-    if not text or (_NAME.fullmatch(text) if known is None else text in known):
-        return text
-    wanted = f"one of {', '.join(known)}" if known else "a name such as maxtext or pytorch-xla"
-    line = row["line"]
-    why = f"line {line}, column {column}: {text!r} is not {wanted}"
-    raise Unscorable(why, line=int(line), column=column)
 
 
 PUBLISHED = FOLDER / "published_runs.csv"
@@ -272,11 +256,8 @@ def read(path: Path) -> list[Row]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restval="")
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            of_mixtures = "experts" in table.fieldnames
-            columns = [*table.fieldnames, *(["d_ff"] if of_mixtures else [])]
-            rows = [
-                _named(_translated(row) if of_mixtures else row, table.line_num) for row in table
-            ]
+            columns = [*table.fieldnames, *(["d_ff"] if "experts" in table.fieldnames else [])]
+            rows = [_known_cells(row, table.line_num) for row in table]
     except OSError as error:
         raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -297,11 +278,22 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def _named(row: Row, line: int) -> Row:
+def _known_cells(row: Row, line: int) -> Row:
     """Return the known columns, with the line, and a name for a row without one."""
-    cells = {column: (row.get(column) or "").strip() for column in _COLUMNS}
-    newer = {column: (row[column] or "").strip() for column in (*_NEWER, *_OWN) if column in row}
-    return cells | newer | {"id": cells["id"] or f"row {line}", "line": str(line)}
+    cells = row
+    if "experts" in row:  # of a file of mixtures: under the names that all runs have
+        cells = row | {_SAME[column]: text for column, text in row.items() if column in _SAME}
+        cells["chip"] = row.get("chip", "").lower()
+        dense = row.get("d_ff_dense", "") not in ("", "0")
+        cells["d_ff"] = row["d_ff_dense"] if dense else row.get("d_ff_expert", "")
+        # After a value there may be in brackets whether it is a default, or assumed.
+        cells["remat_policy"] = row.get("remat", "").partition(" (")[0]
+        if stored := row.get("weight_dtype", "").partition(" (")[0]:
+            cells["notes"] = f"{row.get('notes', '')}; weight_dtype {stored}"
+    always = {column: (cells.get(column) or "").strip() for column in _COLUMNS}
+    others = [column for column in (*_NEWER, *_OWN) if column in cells]
+    newer = {column: (cells[column] or "").strip() for column in others}
+    return always | newer | {"id": always["id"] or f"row {line}", "line": str(line)}
 
 
 def run_of(row: Row) -> PublishedRun:
@@ -316,6 +308,10 @@ def run_of(row: Row) -> PublishedRun:
     path = row["source_path"]
     document = path.split(maxsplit=1)[0].rstrip(";") if path else ""
     chip = catalog.chip(row["chip"])
+    noted = "adafactor" if _note(row, "(?i)(adafactor)") else "adamw"
+    optimizer = row["optimizer"].lower() or noted
+    if optimizer not in (known := get_args(_OptimizerName)):
+        raise Unscorable(f"its optimizer is {optimizer}: rows may have {' or '.join(known)}")
     hfu, routing = _note(row, r"\bHFU (\d+(?:\.\d+)?)"), row.get("routing", "")
     megablox = "megablox" in routing and "megablox False" not in routing
     return PublishedRun(
@@ -343,7 +339,7 @@ def run_of(row: Row) -> PublishedRun:
         parallel_block=_note(row, r"(parallel attn)") is not None,
         compute=_dtype(row["compute_dtype"] or "bfloat16"),
         parameters=_dtype(_note(row, r"weight_dtype (\w+)") or "fp32"),
-        optimizer=_optimizer_of(row),
+        optimizer=cast(_OptimizerName, optimizer),
         software=software,
         attention_block=_whole(row, "attention_block") if row["attention_block"] else None,
         dispatch_matmuls="dense matmuls" in routing,
@@ -378,16 +374,6 @@ def _refuse_unplannable(row: Row) -> None:
 def _shared_slices(row: Row) -> int:
     """Return slices that share one copy of the weights: the cell, or what the notes state."""
     return _whole(row, "dcn_fsdp", int(_note(row, r"dcn_fsdp=(\d+)") or 1))
-
-
-def _optimizer_of(row: Row) -> _OptimizerName:
-    """Return the cell, or what the notes name."""
-    noted = "adafactor" if _note(row, "(?i)(adafactor)") else "adamw"
-    stated = row["optimizer"].lower() or noted
-    known = get_args(_OptimizerName)
-    if stated not in known:
-        raise Unscorable(f"its optimizer is {stated}: rows may have {' or '.join(known)}")
-    return cast(_OptimizerName, stated)
 
 
 def _sequences_of(row: Row, devices: int, length: int) -> int:
