@@ -94,10 +94,10 @@ def test_runs_that_were_never_learned_from() -> None:
 def test_a_run_that_shares_weights_between_slices_is_scored() -> None:
     """Llama 3.1 405B on two v6e-256: by its note, or by its cell, and no other division."""
     [row] = [row for row in read(UNSEEN) if row["id"] == "tr_v6e_llama3.1-405b_2x256"]
-    laid_out = _lay_out(run_of(row))
-    assert laid_out.layout.mesh == {**dict.fromkeys(AXES, 1), "fsdp_dcn": 2, "fsdp": 256}
+    layout, _ = _lay_out(run_of(row))
+    assert layout.mesh == {**dict.fromkeys(AXES, 1), "fsdp_dcn": 2, "fsdp": 256}
     by_cell = {**row, "notes": "", "dcn_fsdp": "2"}
-    assert _lay_out(run_of(by_cell)).layout.mesh == laid_out.layout.mesh
+    assert _lay_out(run_of(by_cell))[0].mesh == layout.mesh
     [scored] = [one for one in with_catalog_constants(UNSEEN).rows if one.id == row["id"]]
     assert scored.lower_step_s < scored.measured_step_s == 54.803
     assert scored.inside_interval

@@ -12,18 +12,18 @@ from tests.score_rows import LLAMA
 
 
 def seconds(sample: Sample, kind: str) -> float:
-    return float(sum(line.value for line in sample.laid_out.lines if line.kind == kind))
+    return float(sum(line.value for line in sample.lines if line.kind == kind))
 
 
 def test_without_a_kernel_scores_go_through_hbm() -> None:
     """The square of scores is matmuls; each score is moved as often as its operations need it."""
     kernel, none = (_sample_of(LLAMA | {"kernel": name}) for name in ("splash", "none"))
-    [line] = [line for line in none.laid_out.lines if line.name == "scores"]
+    [line] = [line for line in none.lines if line.name == "scores"]
     scores = 3 * 32 * 8192**2 * 32  # sequences of a chip, heads, length and layers
     assert line.inputs["bytes"] == pytest.approx(_SCORE_BYTES * scores)
     assert line.resource == "hbm"
     assert seconds(none, "attention") == seconds(none, "attention_recompute") == 0
-    square = 4 * 8192**2 * 4096 * 32 * 3 / device_peak(none.laid_out.layout)
+    square = 4 * 8192**2 * 4096 * 32 * 3 / device_peak(none.layout)
     assert seconds(none, "matmul") - seconds(kernel, "matmul") == pytest.approx(4 * square)
     known = catalog.efficiency("v6e")
     assert known

@@ -11,8 +11,7 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import LossNotFinite
 from orchestrator.evidence.studies import (
-    _last_loss,
-    _loss_curve,
+    _loss_figures,
     _Losses,
     _make_sweep_report,
     _trial_losses,
@@ -140,7 +139,7 @@ def test_orch_plan_shows_what_a_sweep_costs(orch: RunOrch) -> None:
 
 
 def losses(*values: float) -> _Losses:
-    return _Losses(np.arange(len(values)), np.array(values, float))
+    return np.arange(len(values)), np.array(values, float)
 
 
 def flat(level: float, steps: int = 40) -> list[float]:
@@ -150,11 +149,12 @@ def flat(level: float, steps: int = 40) -> list[float]:
 
 def test_the_loss_of_a_trial_is_the_mean_of_its_last_tenth() -> None:
     found = losses(*range(40))
-    assert _last_loss(found, 40) == np.mean([36, 37, 38, 39])
-    assert _last_loss(losses(*range(10)), 40) == np.mean([6, 7, 8, 9])
-    assert _loss_curve(found, 40)[-1] == (40, 39.0)
-    assert len(_loss_curve(losses(*range(1000)), 1000)) == 100
-    assert _loss_curve(losses(), 40) == ()
+    last, curve = _loss_figures(found, 40)
+    assert last == np.mean([36, 37, 38, 39])
+    assert curve[-1] == (40, 39.0)
+    assert _loss_figures(losses(*range(10)), 40)[0] == np.mean([6, 7, 8, 9])
+    assert len(_loss_figures(losses(*range(1000)), 1000)[1]) == 100
+    assert _loss_figures(losses(), 40) == (None, ())
 
 
 # --- in the journal

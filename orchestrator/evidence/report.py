@@ -1,44 +1,106 @@
 """The report of a run, from its journal."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
 from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.formatting import HOUR_S
 from orchestrator.journal.run_journal import Clock, Journal, outlook_of, prediction_of
-from orchestrator.journal.steps import (
-    Floats,
-    Mask,
-    StepsByAttempt,
-    StepTable,
-    counted_rows,
-    counted_steps,
-    read_table,
-)
+from orchestrator.journal.steps import Floats, StepTable, counted_rows, counted_steps, read_table
+from orchestrator.values import report as values
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
-from orchestrator.values.report import (
-    Badput,
-    EvaluationReport,
-    Gap,
-    GapPart,
-    Goodput,
-    Measurement,
-    MemoryReport,
-    NotCompared,
-    PredictionKind,
-    Ratio,
-    Report,
-    Spread,
-    StageReport,
-    StageTotals,
-    Suspect,
-)
-from orchestrator.values.run import Attempt, Run
+from orchestrator.values.report import Badput, Measurement, PredictionKind, Report, StageReport
+from orchestrator.values.run import Run
+
+_SCHEMA = 5
+# What a report has of the run and of its plan, unchanged.
+_OF_RUN = (
+    "run", "id", "name", "state", "reason", "rehearsal", "rehearses", "spec_digest", "steps",
+    "steps_done", "problems",
+)  # fmt: skip
+_OF_PLAN = ("chip", "chips", "devices", "pods")
+
+
+def make_report(journal: Journal, clock: Clock = time.time) -> Report:
+    """Return the report of a run, as its journal is now."""
+    return report_and_steps(journal, clock)[0]
+
+
+def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report, StepTable]:
+    """Return the report, and the steps of the whole run in order: of each its last attempt."""
+    run = journal.run(clock)
+    steps: dict[int, StepTable] = {}
+    problems = list(journal.spec_problems())
+    for attempt in run.attempts:
+        steps[attempt.number], more = read_table(journal.path, attempt)
+        problems += map(str, more)
+    run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
+    plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
+    return _compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)
+
+
+def _compare_run(
+    run: Run,
+    plan: Plan,
+    steps: dict[int, StepTable],
+    proof: Proof | None = None,
+    deadline: str | None = None,
+) -> Report:
+    """Return the report of a run with these steps, compared with its newest attempt's plan."""
+    whole, plan = plan, plan.stage_of(max(run.steps_done - 1, 0))
+    same_plan = {
+        attempt.number for attempt in run.attempts if attempt.plan_digest == run.plan_digest
+    }
+    every_step, counted = counted_steps(steps), counted_steps(steps, same_plan)
+    measured = _measure(plan, _steps_of(plan, counted) if whole.stages else counted)
+    has_forecast = not run.rehearsal or bool(plan.chip_profile)  # about the devices of the run
+    compared = measured if has_forecast else None
+    stages = [_stage_report(stage, every_step, compared=has_forecast) for stage in whole.stages]
+    step_s = plan.forecast.step_s
+    inside_interval: bool | None = None
+    if compared and step_s.low is not None and step_s.high is not None:
+        inside_interval = step_s.low <= compared.step_s.median <= step_s.high
+    evaluation: values.EvaluationReport | None = None
+    if evaluations := [every_step.evaluations[row] for row in sorted(every_step.evaluations)]:
+        evaluation = values.EvaluationReport(
+            count=len(evaluations),
+            first=evaluations[0],
+            best=min(evaluations, key=lambda evaluation: evaluation.loss),
+            last=evaluations[-1],
+        )
+    known_hbm = _known(counted.peak_hbm_bytes)
+    return Report(
+        **{name: getattr(run, name) for name in _OF_RUN},
+        **{name: getattr(plan, name) for name in _OF_PLAN},
+        schema=_SCHEMA,
+        plan_digest=whole.digest,
+        attempts=len(run.attempts),
+        first_loss=float(counted.loss[0]) if len(counted) else None,
+        last_loss=float(counted.loss[-1]) if len(counted) else None,
+        evaluation=evaluation,
+        forecast=prediction_of(plan),
+        measured=measured,
+        not_compared=None if has_forecast else "cpu_rehearsal",
+        ratios=_ratios(plan, compared) if compared else (),
+        inside_interval=inside_interval,
+        gap=_gap(plan, compared) if compared else None,
+        goodput=_goodput(run, steps),
+        outlook=outlook_of(run, whole, deadline, measured.step_s.median if measured else None),
+        memory=values.MemoryReport(
+            forecast_bytes=plan.forecast.memory_bytes_per_device,
+            compiled_bytes=proof.peak_hbm_bytes_per_device if proof else None,
+            measured_bytes=int(known_hbm.max()) if len(known_hbm) else None,
+            hbm_bytes=None if run.rehearsal else plan.forecast.hbm_bytes_per_device,
+        ),
+        stages=tuple(stages),
+        stage_totals=_stage_totals(stages) if stages else None,
+    )
+
 
 # Measured against predicted step time, and the parts of the difference.
 
@@ -49,26 +111,26 @@ def _reference(plan: Plan) -> tuple[PredictionKind, float]:
     return ("lower", step_s.lower) if step_s.expected is None else ("expected", step_s.expected)
 
 
-def _ratios(plan: Plan, measured: Measurement) -> tuple[Ratio, ...]:
+def _ratios(plan: Plan, measured: Measurement) -> tuple[values.Ratio, ...]:
     """Return the median step over each predicted one."""
     step_s = plan.forecast.step_s
     times: dict[PredictionKind, float | None] = {"lower": step_s.lower, "expected": step_s.expected}
     if step_s.unoverlapped != step_s.expected:
         times["unoverlapped"] = step_s.unoverlapped
     return tuple(
-        Ratio(against=kind, step_s=s, measured_over_predicted=measured.step_s.median / s)
+        values.Ratio(against=kind, step_s=s, measured_over_predicted=measured.step_s.median / s)
         for kind, s in times.items()
         if s is not None
     )
 
 
-def _gap(plan: Plan, measured: Measurement) -> Gap:
+def _gap(plan: Plan, measured: Measurement) -> values.Gap:
     """Return how much longer a step took than predicted, part by part."""
     against, predicted_s = _reference(plan)
     forecast, device_s = plan.forecast, measured.device_s
     usual_s, slow_s = device_times(measured)
     exposed: float | None = None
-    suspects = list[Suspect]()
+    suspects = list[values.Suspect]()
     if not plan.chip_profile:
         # The share of the time that could overlap and did not; None where nothing can.
         overlappable_s = forecast.step_s.unoverlapped - forecast.step_s.lower
@@ -81,18 +143,18 @@ def _gap(plan: Plan, measured: Measurement) -> Gap:
             name = line.resource or ""
             busy_s[name] = busy_s.get(name, 0.0) + line.value
         suspects = [
-            Suspect(resource=name, busy_s=s, rate_if_alone=s / device_s)
+            values.Suspect(resource=name, busy_s=s, rate_if_alone=s / device_s)
             for name, s in sorted(busy_s.items(), key=lambda pair: -pair[1])
             if name != "latency" and device_s > 0
         ]
-    return Gap(
+    return values.Gap(
         against=against,
         s=measured.mean_step_s - predicted_s,
         parts=(
-            GapPart(name="devices", s=usual_s - predicted_s),
-            GapPart(name="slow steps", s=slow_s),
-            GapPart(name="waiting for data", s=measured.mean_data_s),
-            GapPart(name="saving", s=measured.mean_checkpoint_s),
+            values.GapPart(name="devices", s=usual_s - predicted_s),
+            values.GapPart(name="slow steps", s=slow_s),
+            values.GapPart(name="waiting for data", s=measured.mean_data_s),
+            values.GapPart(name="saving", s=measured.mean_checkpoint_s),
         ),
         exposed=exposed,
         suspects=tuple(suspects),
@@ -135,27 +197,27 @@ def _measure(plan: Plan, steps: StepTable) -> Measurement | None:
     )
 
 
-def _known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
+def _known(figures: Floats) -> Floats:
+    return figures[~np.isnan(figures)]
 
 
-def _spread(values: Floats) -> Spread:
+def _spread(figures: Floats) -> values.Spread:
     """Return median, tenth and ninetieth percentile; all the same for a single value."""
-    low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
-    return Spread(median=float(middle), low=float(low), high=float(high))
+    low, middle, high = np.quantile(figures, [0.1, 0.5, 0.9])
+    return values.Spread(median=float(middle), low=float(low), high=float(high))
 
 
 # What each stage of a run took, compared with its forecast.
 
 
-def _of_plan(plan: Plan, steps: StepTable) -> StepTable:
+def _steps_of(plan: Plan, steps: StepTable) -> StepTable:
     """Return the steps of a plan, of those of its whole run."""
     return steps.rows((steps.index >= plan.first_step) & (steps.index < plan.end_step))
 
 
 def _stage_report(stage: Plan, steps: StepTable, *, compared: bool) -> StageReport:
     """Return the report of a stage; `compared` if the forecast is about the run's devices."""
-    own = _of_plan(stage, steps)
+    own = _steps_of(stage, steps)
     measured, predicted_s = _measure(stage, own), stage.forecast.step_s.likeliest
     took_s, price = float(own.step_s.sum()), stage.forecast.dollars_per_chip_hour
     dollars = None
@@ -182,15 +244,12 @@ def _stage_report(stage: Plan, steps: StepTable, *, compared: bool) -> StageRepo
     )
 
 
-def _stage_totals(stages: tuple[StageReport, ...]) -> StageTotals | None:
-    """Return what all stages took together; None for a run without stages."""
-    if not stages:
-        return None
+def _stage_totals(stages: list[StageReport]) -> values.StageTotals:
     predicted = [
         stage.steps_done * s for stage in stages if (s := stage.predicted_step_s) is not None
     ]
     paid = [stage.dollars for stage in stages if stage.dollars is not None]
-    return StageTotals(
+    return values.StageTotals(
         steps_done=sum(stage.steps_done for stage in stages),
         tokens_done=sum(stage.tokens_done for stage in stages),
         steps_s=sum(stage.steps_s for stage in stages),
@@ -202,17 +261,12 @@ def _stage_totals(stages: tuple[StageReport, ...]) -> StageTotals | None:
 # Where the time of a run went.
 
 
-def _goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
+def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
     """Return where the time went; None before the first attempt."""
     if not run.attempts:
         return None
     badput_s: dict[Badput, float] = dict.fromkeys(get_args(Badput), 0.0)
-    goodput_s = 0.0
-
-    def add(cause: Badput, seconds: float) -> None:
-        badput_s[cause] += max(0.0, seconds)
-
-    counted = counted_rows(steps)
+    goodput_s, counted = 0.0, counted_rows(steps)
     # The median step after warm-up; 0 where no attempt did a second step.
     warm = np.concatenate([np.zeros(0), *(table.step_s[1:] for table in steps.values())])
     usual_s = float(np.median(warm)) if len(warm) else 0.0
@@ -220,10 +274,24 @@ def _goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
         table, stopped_s = steps.get(attempt.number), attempt.started_at_s
         if table is not None and len(table):
             stopped_s = float(table.at_s[-1])
-            _add_startups(add, attempt, table, usual_s)
-            goodput_s += _add_steps(add, table, usual_s, counted[attempt.number])
+            # The time before the second step of an attempt, and of each stage that begins in it.
+            for row, startup in table.startups.items():
+                first_s = float(table.step_s[row])
+                if row == 0:
+                    evaluated_s = table.evaluations[0].evaluation_s if 0 in table.evaluations else 0
+                    before_s = float(table.at_s[0]) - evaluated_s - first_s - attempt.started_at_s
+                    opening_s = before_s - startup.state_s - startup.compile_s
+                    badput_s["tpu_initialization"] += max(0.0, opening_s)
+                restores = startup.steps_done > 0
+                cause: Badput = (
+                    "unproductive_checkpoint_restore_time" if restores else "training_prep"
+                )
+                badput_s[cause] += startup.state_s
+                badput_s["program_startup"] += startup.compile_s + max(0.0, first_s - usual_s)
+            goodput_s += _add_steps(badput_s, table, usual_s, counted[attempt.number])
         if later:
-            add("infrastructure_recovery_from_disruption", later.started_at_s - stopped_s)
+            lost_s = max(0.0, later.started_at_s - stopped_s)
+            badput_s["infrastructure_recovery_from_disruption"] += lost_s
 
     # The run ends with its end, or with the last thing known of it.
     started_s, ended_s = run.attempts[0].started_at_s, run.ended_at_s
@@ -236,7 +304,7 @@ def _goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
     counted_s = goodput_s + sum(badput_s.values())
     total_s = max(0.0, ended_s - started_s, counted_s)
     badput_s["other"] = total_s - counted_s
-    return Goodput(
+    return values.Goodput(
         total_s=total_s,
         goodput_s=goodput_s,
         goodput=goodput_s / total_s if total_s else 0.0,
@@ -245,134 +313,20 @@ def _goodput(run: Run, steps: StepsByAttempt) -> Goodput | None:
     )
 
 
-_Add = Callable[[Badput, float], None]
-
-
-def _add_startups(add: _Add, attempt: Attempt, table: StepTable, usual_s: float) -> None:
-    """Add the time before the second step of an attempt, and of each stage that begins in it."""
-    for row, startup in table.startups.items():
-        first_s = float(table.step_s[row])
-        if row == 0:
-            evaluated_s = table.evaluations[0].evaluation_s if 0 in table.evaluations else 0
-            before_s = float(table.at_s[0]) - evaluated_s - first_s - attempt.started_at_s
-            add("tpu_initialization", before_s - startup.state_s - startup.compile_s)
-        restores = startup.steps_done > 0
-        add(
-            "unproductive_checkpoint_restore_time" if restores else "training_prep", startup.state_s
-        )
-        add("program_startup", startup.compile_s + max(0.0, first_s - usual_s))
-
-
-def _add_steps(add: _Add, table: StepTable, usual_s: float, counted: Mask) -> float:
+def _add_steps(
+    badput_s: dict[Badput, float], table: StepTable, usual_s: float, counted: NDArray[np.bool_]
+) -> float:
     """Add the time that steps lost, and return what they trained: of the first step of an attempt
     only as long as a usual one takes.
     """
     step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
-    evaluations = table.evaluations.items()
-    evaluated_s = {
-        whole: sum(value.evaluation_s for row, value in evaluations if bool(counted[row]) is whole)
-        for whole in (False, True)
-    }
-    add("wasted_progress_from_disruption", float(step_s[~counted].sum()))
-    add("wasted_progress_from_disruption", evaluated_s[False])
-    add("evaluation", evaluated_s[True])
+    badput_s["wasted_progress_from_disruption"] += float(step_s[~counted].sum())
+    evaluated_s = {False: 0.0, True: 0.0}
+    for row, evaluation in table.evaluations.items():
+        evaluated_s[bool(counted[row])] += evaluation.evaluation_s
+    badput_s["wasted_progress_from_disruption"] += evaluated_s[False]
+    badput_s["evaluation"] += evaluated_s[True]
     data_s, saving_s = table.data_s[counted], table.checkpoint_s[counted]
-    add("data_loading_sync", float(np.maximum(data_s, 0.0).sum()))
-    add("unproductive_checkpoint_save_time", float(np.maximum(saving_s, 0.0).sum()))
+    badput_s["data_loading_sync"] += float(np.maximum(data_s, 0.0).sum())
+    badput_s["unproductive_checkpoint_save_time"] += float(np.maximum(saving_s, 0.0).sum())
     return float(np.maximum(step_s[counted] - data_s - saving_s, 0.0).sum())
-
-
-_SCHEMA = 5
-
-
-def make_report(journal: Journal, clock: Clock = time.time) -> Report:
-    """Return the report of a run, as its journal is now."""
-    report, _ = report_and_steps(journal, clock)
-    return report
-
-
-def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report, StepTable]:
-    """Return the report, and the steps of the whole run in order: of each its last attempt."""
-    run = journal.run(clock)
-    steps: dict[int, StepTable] = {}
-    problems = list(journal.spec_problems())
-    for attempt in run.attempts:
-        steps[attempt.number], more = read_table(journal.path, attempt)
-        problems += map(str, more)
-    run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
-    plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
-    return _compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)
-
-
-def _compare_run(
-    run: Run,
-    plan: Plan,
-    steps: StepsByAttempt,
-    proof: Proof | None = None,
-    deadline: str | None = None,
-) -> Report:
-    """Return the report of a run with these steps, compared with its newest attempt's plan."""
-    whole, plan = plan, plan.stage_of(max(run.steps_done - 1, 0))
-    same_plan = {
-        attempt.number for attempt in run.attempts if attempt.plan_digest == run.plan_digest
-    }
-    counted = counted_steps(steps, same_plan)
-    measured = _measure(plan, _of_plan(plan, counted) if whole.stages else counted)
-    has_no_forecast = run.rehearsal and not plan.chip_profile
-    not_compared: NotCompared | None = "cpu_rehearsal" if has_no_forecast else None
-    compared = measured if not_compared is None else None
-    every_step, step_s = counted_steps(steps), plan.forecast.step_s
-    stages = tuple(
-        _stage_report(stage, every_step, compared=not_compared is None) for stage in whole.stages
-    )
-    inside_interval: bool | None = None
-    if compared and step_s.low is not None and step_s.high is not None:
-        inside_interval = step_s.low <= compared.step_s.median <= step_s.high
-    evaluations = [every_step.evaluations[row] for row in sorted(every_step.evaluations)]
-    known_hbm = _known(counted.peak_hbm_bytes)
-    return Report(
-        schema=_SCHEMA,
-        run=run.run,
-        id=run.id,
-        name=run.name,
-        state=run.state,
-        reason=run.reason,
-        rehearsal=run.rehearsal,
-        rehearses=run.rehearses,
-        spec_digest=run.spec_digest,
-        plan_digest=whole.digest,
-        chip=plan.chip,
-        chips=plan.chips,
-        devices=plan.devices,
-        pods=plan.pods,
-        steps=run.steps,
-        steps_done=run.steps_done,
-        attempts=len(run.attempts),
-        first_loss=float(counted.loss[0]) if len(counted) else None,
-        last_loss=float(counted.loss[-1]) if len(counted) else None,
-        evaluation=EvaluationReport(
-            count=len(evaluations),
-            first=evaluations[0],
-            best=min(evaluations, key=lambda evaluation: evaluation.loss),
-            last=evaluations[-1],
-        )
-        if evaluations
-        else None,
-        forecast=prediction_of(plan),
-        measured=measured,
-        not_compared=not_compared,
-        ratios=_ratios(plan, compared) if compared else (),
-        inside_interval=inside_interval,
-        gap=_gap(plan, compared) if compared else None,
-        goodput=_goodput(run, steps),
-        outlook=outlook_of(run, whole, deadline, measured.step_s.median if measured else None),
-        memory=MemoryReport(
-            forecast_bytes=plan.forecast.memory_bytes_per_device,
-            compiled_bytes=proof.peak_hbm_bytes_per_device if proof else None,
-            measured_bytes=int(known_hbm.max()) if len(known_hbm) else None,
-            hbm_bytes=None if run.rehearsal else plan.forecast.hbm_bytes_per_device,
-        ),
-        stages=stages,
-        stage_totals=_stage_totals(stages),
-        problems=run.problems,
-    )

@@ -23,15 +23,8 @@ import psutil
 from orchestrator import plugins
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.formatting import GIB
-from orchestrator.planning.calibrated import (
-    STEADY_SPREAD,
-    ChipProfile,
-    Machine,
-    Measurements,
-    Timing,
-    shape_digest,
-    with_profile,
-)
+from orchestrator.planning import calibrated
+from orchestrator.planning.calibrated import ChipProfile, Machine, Measurements, Timing
 from orchestrator.processes import LOOPBACK, emulated_devices, free_port, without_device_settings
 from orchestrator.run.progress import Progress, Stage, silent, task
 from orchestrator.values import codec
@@ -76,13 +69,15 @@ def calibrated_plan(plan: Plan, progress: Progress) -> tuple[Plan, bytes]:
         with task(progress, _TASK):
             progress(Stage(task=_TASK, stage="a step with few layers, about a minute"))
             stored = _measure_plan(plan)
-    return with_profile(plan, stored.profile), codec.to_pretty_json(stored.profile).encode()
+    return calibrated.with_profile(plan, stored.profile), codec.to_pretty_json(
+        stored.profile
+    ).encode()
 
 
 def _stored_profile(plan: Plan) -> _StoredProfile | None:
     """Return the newest profile of this machine, if it has a steady step of this rehearsal."""
     stored = _newest(_this_machine())
-    key = shape_digest(plan), _trainer_source(plan.trainer)
+    key = calibrated.shape_digest(plan), _trainer_source(plan.trainer)
     timings = stored.profile.timings if stored else ()
     latest = next((row for row in reversed(timings) if (row.shape, row.source) == key), None)
     return stored if latest and latest.is_steady else None
@@ -102,9 +97,9 @@ def _measured_timings(plan: Plan) -> tuple[Timing, ...]:
     A step that is unsteady is measured again, once, and the steadier of both counts.
     """
     measured = _measure(plan)
-    if _step_spread(measured) > STEADY_SPREAD:
+    if _step_spread(measured) > calibrated.STEADY_SPREAD:
         measured = min(measured, _measure(plan), key=_step_spread)
-    shape, source = shape_digest(plan), _trainer_source(plan.trainer)
+    shape, source = calibrated.shape_digest(plan), _trainer_source(plan.trainer)
     return tuple(
         replace(row, shape=shape, source=source, others=measured.others)
         if row.operation == "step"

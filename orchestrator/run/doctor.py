@@ -34,14 +34,7 @@ from orchestrator.storage.addresses import folder
 from orchestrator.tracking.destinations import destination
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-from orchestrator.values.run import (
-    Attempt,
-    Destination,
-    FileFinding,
-    Finding,
-    HealthReport,
-    RunHealth,
-)
+from orchestrator.values.run import FileFinding, FileKind, Finding, HealthReport, RunHealth
 from orchestrator.values.run_options import TrackingOptions
 
 _DEVICES_LIMIT_S = 120
@@ -67,8 +60,7 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> HealthR
         _python(), _extras(), _packages(), _devices(), _compiler(), memory(),
         _disk("runs", place, "run.storage of the spec"),
         _disk("temporary", Path(tempfile.gettempdir()), "TMPDIR"),
-        _loopback(), _processes(),
-        _tracking(destination(TrackingOptions(), place, os.environ)),
+        *_local_services(place),
     ]  # fmt: skip
     if named := address or os.environ.get("RAY_ADDRESS"):
         checks.append(_cluster(named))
@@ -92,10 +84,9 @@ def _broken(name: str, detail: str, advice: str) -> Finding:
 
 def _python() -> Finding:
     detail = f"{platform.python_version()} at {sys.executable}"
-    if sys.version_info < _OLDEST_PYTHON:
-        advice = "Python 3.11 or newer: make clean setup PYTHON=python3.12"
-        return _broken("python", detail, advice)
-    return _good("python", detail)
+    if sys.version_info >= _OLDEST_PYTHON:
+        return _good("python", detail)
+    return _broken("python", detail, "Python 3.11 or newer: make clean setup PYTHON=python3.12")
 
 
 def _extras() -> Finding:
@@ -187,34 +178,31 @@ def _disk(name: str, place: Path, setting: str) -> Finding:
     return _good(name, detail)
 
 
-def _loopback() -> Finding:
+def _local_services(storage: Path) -> Iterator[Finding]:
+    """Yield what rehearsals need of the system, and where MLflow stores runs."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=_CONNECT_LIMIT_S).close()
+        yield _good("ports", "127.0.0.1 accepts connections")
     except OSError as error:
-        return _broken("ports", f"127.0.0.1: {error}", "rehearsals need the loopback interface")
-    return _good("ports", "127.0.0.1 accepts connections")
-
-
-def _processes() -> Finding:
+        yield _broken("ports", f"127.0.0.1: {error}", "rehearsals need the loopback interface")
     if Path("/proc/self/environ").exists():
-        return _good("processes", "/proc shows which belong to a run")
-    advice = "rehearse on Linux; plans, proofs and real runs do not need it"
-    return _limited("processes", f"no /proc on {platform.system()}", advice)
-
-
-def _tracking(where: Destination) -> Finding:
-    """Return where MLflow stores runs; a server must accept a connection."""
+        yield _good("processes", "/proc shows which belong to a run")
+    else:
+        advice = "rehearse on Linux; plans, proofs and real runs do not need it"
+        yield _limited("processes", f"no /proc on {platform.system()}", advice)
+    where = destination(TrackingOptions(), storage, os.environ)
     parts = urlsplit(where.uri)
     if parts.scheme not in _PORTS:
-        return _good("MLflow", f"recorded in {where.label}")
-    try:
-        place = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
-        socket.create_connection(place, timeout=_CONNECT_LIMIT_S).close()
+        yield _good("MLflow", f"recorded in {where.label}")
+        return
+    try:  # a server must accept a connection
+        server_place = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        socket.create_connection(server_place, timeout=_CONNECT_LIMIT_S).close()
+        yield _good("MLflow", f"{where.uri} answers")
     except OSError as error:
         detail = f"nothing answers at {where.uri}: {error.strerror or error}"
-        return _broken("MLflow", detail, "runs go on without it; orch sync records them later")
-    return _good("MLflow", f"{where.uri} answers")
+        yield _broken("MLflow", detail, "runs go on without it; orch sync records them later")
 
 
 def _cluster(address: str) -> Finding:
@@ -232,9 +220,7 @@ _PUT_BACK = "put back a copy of it: it cannot be made again"
 
 
 def doctor_run(run: str, storage: str | Path = RUNS, *, repairs: bool = False) -> RunHealth:
-    """Return what is wrong with the files of a run; with `repairs`, after what can be repaired
-    was.
-    """
+    """Return what is wrong with a run's files; with `repairs`, after what can be repaired was."""
     return _run_health(find_run(folder(storage), run), repairs=repairs)
 
 
@@ -253,39 +239,68 @@ def _run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.
     return RunHealth(run=journal.key, findings=tuple(found), repaired=tuple(repaired))
 
 
+def _fault(
+    kind: FileKind,
+    file: str,
+    what: str,
+    advice: str,
+    *,
+    stops: bool = False,
+    repairable: bool = False,
+) -> FileFinding:
+    return FileFinding(
+        kind=kind, file=file, what=what, stops=stops, repairable=repairable, advice=advice
+    )
+
+
 def _findings(journal: Journal) -> Iterator[FileFinding]:
-    state = journal.state()
+    state, paths = journal.state(), journal.paths
     for fault in state.damage:
-        yield FileFinding(
-            kind="event",
-            file=fault.file,
-            what=fault.what,
-            stops=True,
-            repairable=True,
-            advice="the run goes on from the events that are left; what this one said is lost",
-        )
-    yield from _written_once(journal, state)
-    for attempt in state.attempts:
-        yield from _steps(journal, attempt)
-    yield from _checkpoints(journal, state)
-    yield from _proofs(journal)
-
-
-def _written_once(journal: Journal, state: RunState) -> Iterator[FileFinding]:
-    """Check the spec, the plans and the documents, whose sums an event has."""
+        advice = "the run goes on from the events that are left; what this one said is lost"
+        yield _fault("event", fault.file, fault.what, advice, stops=True, repairable=True)
+    # Check the spec, the plans and the documents, whose sums an event has.
     for name, sha256 in journal.sums(state).items():
-        if (what := _difference(journal.paths.root / name, sha256)) is None:
+        if (what := _difference(paths.root / name, sha256)) is None:
             continue
         document = name.startswith("documents/")
         repairable = not document and _remade(journal, state, name) is not None
-        yield FileFinding(
-            kind="document" if document else "plan" if name.startswith("plans/") else "spec",
-            file=name,
-            what=what,
-            stops=not document,
-            repairable=repairable,
-            advice="it is made again from the spec" if repairable else _PUT_BACK,
-        )
+        kind: FileKind = "plan" if name.startswith("plans/") else "spec"
+        advice = "it is made again from the spec" if repairable else _PUT_BACK
+        yield _fault(
+            "document" if document else kind, name, what, advice,
+            stops=not document, repairable=repairable,
+        )  # fmt: skip
+    for attempt in state.attempts:
+        table, problems = read_table(journal.path, attempt)
+        done = int(table.index[-1]) + 1 if len(table) else 0
+        lost = attempt.written.lines - len(table) if attempt.written else 0
+        if len(table) and not attempt.written:
+            lost = done - int(table.index[0]) - len(np.unique(table.index))
+        lost = max(lost, (attempt.saved_steps or 0) - done)
+        if problems or lost > 0:
+            what = problems[0].what if problems else f"ends after step {done:,}"
+            advice = f"reports leave out {lost:,} steps of attempt {attempt.number}"
+            yield _fault("steps", paths.name_of(paths.steps(attempt.number)), what, advice)
+    yield from _checkpoints_and_proofs(journal, state)
+
+
+def _checkpoints_and_proofs(journal: Journal, state: RunState) -> Iterator[FileFinding]:
+    paths = journal.paths
+    # The newest checkpoint: without it the run goes on from an earlier one, if there is.
+    for save in state.saves[-1:]:
+        if what := _difference(paths.checkpoint_sums(save), save.sha256):
+            advice = "put it back: else a resume goes on from an earlier one that is left, or not"
+            advice += " at all, and the spec is to be submitted anew"
+            stops = not any(journal.has_checkpoint(earlier) for earlier in state.saves)
+            name = paths.name_of(paths.checkpoint(save))
+            yield _fault("checkpoint", name, f"its sums: {what}", advice, stops=stops)
+    for name in files.names(paths.proofs):
+        path = paths.proofs / name
+        try:
+            journal.read_proof(path)
+        except JournalUnreadable as error:
+            advice = "remove it, and prove the spec again: orch prove SPEC"
+            yield _fault("proof", paths.name_of(path), error.why, advice)
 
 
 def _difference(path: Path, sha256: str) -> str | None:
@@ -320,57 +335,3 @@ def _plans(journal: Journal, state: RunState) -> Iterator[Plan]:
     first = journal.plan(submission.plan_digest)
     for pods in {attempt.pods for attempt in state.attempts}:
         yield plan_on(spec, first, pods)
-
-
-def _steps(journal: Journal, attempt: Attempt) -> Iterator[FileFinding]:
-    table, problems = read_table(journal.path, attempt)
-    name = journal.paths.name_of(journal.paths.steps(attempt.number))
-    lost = attempt.written.lines - len(table) if attempt.written else 0
-    first = int(table.index[0]) if len(table) else 0
-    if len(table) and not attempt.written:
-        lost = int(table.index[-1]) + 1 - first - len(np.unique(table.index))
-    saved = attempt.saved_steps or 0
-    done = int(table.index[-1]) + 1 if len(table) else 0
-    if not problems and lost <= 0 and (not saved or done >= saved):
-        return
-    yield FileFinding(
-        kind="steps",
-        file=name,
-        what=problems[0].what if problems else f"ends after step {done:,}",
-        stops=False,
-        repairable=False,
-        advice=f"reports leave out {max(lost, saved - done):,} steps of attempt {attempt.number}",
-    )
-
-
-def _checkpoints(journal: Journal, state: RunState) -> Iterator[FileFinding]:
-    """Check the newest checkpoint: without it the run goes on from an earlier one, if there is."""
-    if not state.saves:
-        return
-    saved = state.saves[-1]
-    if what := _difference(journal.paths.checkpoint_sums(saved), saved.sha256):
-        yield FileFinding(
-            kind="checkpoint",
-            file=journal.paths.name_of(journal.paths.checkpoint(saved)),
-            what=f"its sums: {what}",
-            stops=not any(journal.has_checkpoint(save) for save in state.saves),
-            repairable=False,
-            advice="put it back: else a resume goes on from an earlier one that is left, or not at"
-            " all, and the spec is to be submitted anew",
-        )
-
-
-def _proofs(journal: Journal) -> Iterator[FileFinding]:
-    for name in files.names(journal.paths.proofs):
-        path = journal.paths.proofs / name
-        try:
-            journal.read_proof(path)
-        except JournalUnreadable as error:
-            yield FileFinding(
-                kind="proof",
-                file=journal.paths.name_of(path),
-                what=error.why,
-                stops=False,
-                repairable=False,
-                advice="remove it, and prove the spec again: orch prove SPEC",
-            )

@@ -15,21 +15,9 @@ from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.journal.ownership import Writer, request_cancel
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepReader
-from orchestrator.launch.backend import (
-    JOB_ENDED,
-    ClusterClient,
-    ClusterUnusable,
-    LocalCluster,
-    find_backend,
-)
-from orchestrator.run.progress import (
-    Notice,
-    Progress,
-    RunUpdate,
-    TaskEnded,
-    collected_interrupts,
-    interrupt_name,
-)
+from orchestrator.launch import backend
+from orchestrator.run.progress import Notice, Progress, RunUpdate, TaskEnded, interrupt_name
+from orchestrator.run.progress import collected_interrupts as interrupts
 from orchestrator.storage.addresses import address
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import LIVE, Run, StateReason
@@ -70,13 +58,13 @@ def _watch(journal: Journal, task: str, progress: Progress) -> Iterator[_RunWatc
 
 
 def follow(
-    journal: Journal, jobs: ClusterClient, job: str, driver_before: int, progress: Progress
+    journal: Journal, jobs: backend.ClusterClient, job: str, driver_before: int, progress: Progress
 ) -> Run | None:
     """Report a run on a named cluster until it has ended; None when an interrupt came first.
 
     `driver_before` is the claim that the run's driver had before the job was started.
     """
-    with _watch(journal, "run", progress) as watch, collected_interrupts() as signals:
+    with _watch(journal, "run", progress) as watch, interrupts() as signals:
         follower = _ClusterFollower(watch, jobs, job, driver_before)
         while not signals:
             if run := follower.look():
@@ -90,7 +78,7 @@ class _ClusterFollower:
     """Follows a run on a named cluster."""
 
     watch: _RunWatch
-    jobs: ClusterClient
+    jobs: backend.ClusterClient
     job: str
     driver_before: int
     asked_at_s: float = 0.0
@@ -109,30 +97,27 @@ class _ClusterFollower:
                 return run
         if time.monotonic() - self.asked_at_s > _ASK_EVERY_S:
             self.asked_at_s = time.monotonic()
-            return self._ask(driven=driven)
+            # Ask the cluster how the job is; return the run if its job ended without a driver.
+            try:
+                state = self.jobs.state(self.job)
+                why = self.jobs.why(self.job) if state in backend.JOB_ENDED and not driven else None
+            except backend.ClusterUnusable as error:
+                self._report("cluster silent", str(error))
+                return None
+            self._report("cleared")
+            if why is None or self._is_driven():
+                return None
+            self.watch.progress(Notice("trouble", kind="no driver", why=why))
+            journal = self.watch.journal
+            if self.driver_before == 0:  # a run that was to be resumed keeps the end it had
+                with suppress(Superseded):  # a driver came at the last moment
+                    reason = StateReason(code="error", detail=why)
+                    Writer(journal, journal.state()).end_run("failed", reason)
+            return journal.run()
         return None
 
     def _is_driven(self) -> bool:
         return self.watch.journal.state().writer != self.driver_before
-
-    def _ask(self, *, driven: bool) -> Run | None:
-        """Ask the cluster how the job is; return the run if its job ended without a driver."""
-        try:
-            state = self.jobs.state(self.job)
-            why = self.jobs.why(self.job) if state in JOB_ENDED and not driven else None
-        except ClusterUnusable as error:
-            self._report("cluster silent", str(error))
-            return None
-        self._report("cleared")
-        if why is None or self._is_driven():
-            return None
-        self.watch.progress(Notice("trouble", kind="no driver", why=why))
-        journal = self.watch.journal
-        if self.driver_before == 0:  # a run that was to be resumed keeps the end it had
-            with suppress(Superseded):  # a driver came at the last moment
-                reason = StateReason(code="error", detail=why)
-                Writer(journal, journal.state()).end_run("failed", reason)
-        return journal.run()
 
     def _report(self, kind: str, why: str = "") -> None:
         """Report a trouble once, and once that it is over."""
@@ -149,10 +134,11 @@ def drive(
     Return why the run was given up before its end, None where it was not. `signals` are the
     interrupts that came.
     """
-    path, backend = address(journal.path.absolute()), find_backend(journal.spec().cluster.backend)
+    path = address(journal.path.absolute())
+    local = backend.find_backend(journal.spec().cluster.backend)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
     with (
-        backend.emulate(plan, command) as cluster,
+        local.emulate(plan, command) as cluster,
         _watch(journal, "rehearsal", progress) as watch,
     ):
         return _RehearsalFollower(watch, cluster, signals, plan.hosts).follow()
@@ -163,7 +149,7 @@ class _RehearsalFollower:
     """Follows a rehearsal, and passes interrupts on to it."""
 
     watch: _RunWatch
-    cluster: LocalCluster
+    cluster: backend.LocalCluster
     signals: list[int]
     nodes: int
     passed_on: int = 0

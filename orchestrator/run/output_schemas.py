@@ -13,25 +13,10 @@ from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.odds import Offers, PlanWithOdds
 from orchestrator.proving.diff_proofs import ProofDiff
 from orchestrator.reading.schema import schema_text, study_schema_text
+from orchestrator.values import run, study
 from orchestrator.values.proof import Proof
 from orchestrator.values.refusal import ErrorReport
 from orchestrator.values.report import Report
-from orchestrator.values.run import (
-    ExportedWeights,
-    HealthReport,
-    LogLine,
-    Run,
-    RunHealth,
-    Status,
-    SyncResult,
-)
-from orchestrator.values.study import (
-    ScalingForecast,
-    ScalingReport,
-    StudyStatus,
-    SweepForecast,
-    SweepReport,
-)
 
 _Schema = dict[str, Any]
 _DEFS = "#/$defs/"
@@ -40,24 +25,24 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "error": (ErrorReport, "any command with --json that fails"),
     "plan": (PlanWithOdds, "orch plan SPEC --json"),
     "plan-diff": (PlanDiff, "orch plan SPEC OTHER --json"),
-    "scaling": (ScalingForecast, "orch plan STUDY --json, of pods or topologies"),
-    "sweep": (SweepForecast, "orch plan STUDY --json, of a sweep"),
+    "scaling": (study.ScalingForecast, "orch plan STUDY --json, of pods or topologies"),
+    "sweep": (study.SweepForecast, "orch plan STUDY --json, of a sweep"),
     "offers": (Offers, "orch plan SPEC --by WHEN --json"),
     "explanation": (Explanation, "orch explain SPEC --json"),
     "proof": (Proof, "orch prove SPEC --json"),
     "proof-diff": (ProofDiff, "orch prove SPEC OTHER --json"),
     "score": (Score, "orch score --json"),
-    "run": (Run, "orch submit, resume, cancel --json; orch runs --json, each of the list"),
-    "status": (Status, "orch status RUN --json"),
-    "study": (StudyStatus, "orch status STUDY --json"),
-    "log-line": (LogLine, "orch logs RUN --json, each line"),
+    "run": (run.Run, "orch submit, resume, cancel --json; orch runs --json, each of the list"),
+    "status": (run.Status, "orch status RUN --json"),
+    "study": (study.StudyStatus, "orch status STUDY --json"),
+    "log-line": (run.LogLine, "orch logs RUN --json, each line"),
     "report": (Report, "orch report RUN --json; orch compare --json, each of the list"),
-    "scaling-report": (ScalingReport, "orch report STUDY --json, of pods or topologies"),
-    "sweep-report": (SweepReport, "orch report STUDY --json, of a sweep"),
-    "sync": (SyncResult, "orch sync --json, each of the list"),
-    "weights": (ExportedWeights, "orch export huggingface RUN OUT --json"),
-    "health": (HealthReport, "orch doctor --json"),
-    "run-health": (RunHealth, "orch doctor RUN --json"),
+    "scaling-report": (study.ScalingReport, "orch report STUDY --json, of pods or topologies"),
+    "sweep-report": (study.SweepReport, "orch report STUDY --json, of a sweep"),
+    "sync": (run.SyncResult, "orch sync --json, each of the list"),
+    "weights": (run.ExportedWeights, "orch export huggingface RUN OUT --json"),
+    "health": (run.HealthReport, "orch doctor --json"),
+    "run-health": (run.RunHealth, "orch doctor RUN --json"),
     "profile": (ChipProfile, "orch calibrate --json"),
 }
 # Notes of keys that a person writes, which schemas of printed values leave out.

@@ -141,17 +141,6 @@ def interruptible(
 
 
 @contextmanager
-def interruptible_by_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM both interrupt, also where a shell ignores them."""
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handled_by(interrupt):
-        yield
-
-
-@contextmanager
 def collected_interrupts() -> Iterator[list[int]]:
     """Collect Ctrl-C and SIGTERM during a `with` block; they do not end the process.
 
@@ -161,12 +150,13 @@ def collected_interrupts() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield numbers
         return
-    with _handled_by(lambda number, _: numbers.append(number)):
+    with handled_by(lambda number, _: numbers.append(number)):
         yield numbers
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Let a handler get Ctrl-C and SIGTERM for a while, also where a shell ignores them."""
     handled = (signal.SIGINT, signal.SIGTERM)
     earlier = {number: signal.signal(number, handler) for number in handled}
     try:

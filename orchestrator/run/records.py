@@ -14,18 +14,9 @@ from orchestrator.errors import ForeignRun, JournalUnreadable, JournalUnwritable
 from orchestrator.journal.listing import find_run, list_journals, list_runs
 from orchestrator.journal.ownership import check_own, owner_of
 from orchestrator.journal.run_journal import Journal
+from orchestrator.run import progress as events
 from orchestrator.run.next_commands import RUNS, run_command, storage_command
-from orchestrator.run.progress import (
-    Notice,
-    Progress,
-    Stage,
-    TaskEnded,
-    Tracked,
-    UnitsDone,
-    interruptible,
-    interruptible_by_signals,
-    silent,
-)
+from orchestrator.run.progress import Notice, Progress, Stage, TaskEnded, Tracked
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import server
@@ -50,7 +41,7 @@ def sync(
     """
     where, recorder = folder(storage), Recorder(os.environ)
     journals = [find_run(where, run) for run in runs] or _own_runs(where)
-    return [_sync_run(recorder, journal, progress or silent) for journal in journals]
+    return [_sync_run(recorder, journal, progress or events.silent) for journal in journals]
 
 
 def _own_runs(storage: Path) -> list[Journal]:
@@ -72,7 +63,7 @@ def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncR
             progress(Stage(task=key, stage="waiting for another process that records it"))
 
     def counted(steps: int) -> None:
-        progress(UnitsDone(task=key, done=steps, unit="steps recorded"))
+        progress(events.UnitsDone(task=key, done=steps, unit="steps recorded"))
 
     progress(Stage(task=key, stage="asking the tracker what it has"))
     try:
@@ -95,7 +86,7 @@ def tracked_at_end(journal: Journal) -> Tracked:
         where, problem = note.destination, None
     else:
         ended = f"recording {journal.key}", "it has ended, and nothing of it is left running"
-        with interruptible(*ended, run_command("sync", journal.key, storage)):
+        with events.interruptible(*ended, run_command("sync", journal.key, storage)):
             result = Recorder(os.environ).record(journal)
         where, problem = result.destination, result.problem
     if where is None:
@@ -145,7 +136,7 @@ def ui(
 
     Runs that a server records are only shown where that is.
     """
-    where, report = folder(storage), progress or silent
+    where, report = folder(storage), progress or events.silent
     catch_up(where, list_runs(where)[0])
     for uri, places in _places_by_uri(where).items():
         if is_server(places[0]):
@@ -200,7 +191,11 @@ def _serve(
     uri: str, places: list[Destination], log: Path, port: int | None, progress: Progress
 ) -> None:
     """Serve a database until an interrupt ends it, or an error says that it has ended."""
-    with interruptible_by_signals():
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with events.handled_by(interrupt):
         progress(Stage(task=_UI_TASK, stage="starting, which takes up to half a minute"))
         try:
             with server.serving(uri, port, log, lambda: None) as served:
@@ -223,8 +218,7 @@ def _ready(address: str, places: list[Destination], progress: Progress, *, serve
             set_views(store, shipped)
             opened = tuple(links(address, store.experiment, views_with_runs(store, shipped)))
         except NotRecorded as error:
-            message = f"the comparisons are not set up: {error}"
-            progress(Notice("problem", message=message))
+            progress(Notice("problem", message=f"the comparisons are not set up: {error}"))
         experiments.append((place.experiment, opened))
     shown = {"address": address, "place": places[0].label, "experiments": experiments}
     return Notice("ui ready", **shown, served=served)

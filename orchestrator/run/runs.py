@@ -58,9 +58,7 @@ def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | Swe
 
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
-    """Return the reports of several runs, or of those of a study; a run that is named twice has
-    one.
-    """
+    """Return the reports of several runs, or of those of a study, each once."""
     found = [record for run in runs for record in journal.find_runs(folder(storage), run)]
     return [make_report(record) for record in {record.key: record for record in found}.values()]
 
@@ -201,14 +199,17 @@ def remove(
     where = folder(storage)
     record = find_run_or_study(where, run)
     target: Run | StudyStatus
+    check_folder_own(record.path)
     if isinstance(record, StudyJournal):
-        target = _removable_study(record, where)
+        target = record.status()
+        for each in target.runs:
+            check_folder_own(record.storage / each.run)
+        why = f"study {record.key}: a run of it goes on" if target.state == "running" else None
     else:
-        check_folder_own(record.path)
         target = record.run()
-        if target.state in LIVE:
-            cancelling = run_command("cancel", target.run, where)
-            raise RunIsLive(f"run {target.run} is {target.state}", next_command=cancelling)
+        why = f"run {target.run} is {target.state}" if target.state in LIVE else None
+    if why:
+        raise RunIsLive(why, next_command=run_command("cancel", record.key, where))
     if confirm and not confirm(target):
         raise NotConfirmed(f"{record.key}: not confirmed, nothing was removed")
     if isinstance(record, StudyJournal):
@@ -216,15 +217,3 @@ def remove(
     else:
         journal.remove_run(record)
     return target
-
-
-def _removable_study(study: StudyJournal, storage: Path) -> StudyStatus:
-    """Return a study that is the user's own and none of whose runs goes on; refuse another."""
-    found = study.status()
-    check_folder_own(study.path)
-    for run in found.runs:
-        check_folder_own(study.storage / run.run)
-    if found.state == "running":
-        cancelling = run_command("cancel", study.key, storage)
-        raise RunIsLive(f"study {study.key}: a run of it goes on", next_command=cancelling)
-    return found

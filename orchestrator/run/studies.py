@@ -16,20 +16,11 @@ from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan
 from orchestrator.plugins import require
 from orchestrator.reading.load_study import load_study
+from orchestrator.run import submit as runs
 from orchestrator.run.cluster import SUBMITTED, check_cluster, job_name, named_cluster
 from orchestrator.run.progress import Notice, Progress, ProgressEvent, UnitsDone, silent, task
 from orchestrator.run.proofs import prove_before_run
-from orchestrator.run.submit import (
-    NOBODY_ASKED,
-    REHEARSED_STEPS,
-    Confirm,
-    Request,
-    check_confirmed,
-    check_storage,
-    follow_to_end,
-    refuse_rehearsal_options,
-    run_once,
-)
+from orchestrator.run.submit import Confirm, Request, check_confirmed
 from orchestrator.storage.addresses import folder
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import LIVE, Run
@@ -94,13 +85,12 @@ def submit_study(
         raise SpecError("--detach is for one run: a study starts one trial after another")
     study = load_study(path, tuple(overrides))
     first = study.trials[0].spec
-    check_storage(first)
+    runs.check_storage(first)
     cluster = named_cluster(first, options.address)
     address, named_by = cluster or (None, None)
-    refuse_rehearsal_options(options, named_by)
+    runs.refuse_rehearsal_options(options, named_by)
     plans = _plan_trials(study, progress)
-    about = {"name": study.name, "address": address, "named_by": named_by, "study": study}
-    progress(Notice("started", **about))
+    progress(Notice("started", name=study.name, address=address, named_by=named_by, study=study))
     progress(Notice("study planned", forecast=forecast_of(study, plans)))
     feasible = {number: plan for number, plan in plans.items() if isinstance(plan, Plan)}
     complete = len(feasible) == len(plans)
@@ -108,7 +98,7 @@ def submit_study(
         return StudyResult(outcome="infeasible")
     study_request = StudyRequest(
         study=study,
-        steps=options.steps if address else options.steps or REHEARSED_STEPS,
+        steps=options.steps if address else options.steps or runs.REHEARSED_STEPS,
         devices=options.devices_per_pod,
         rehearsal=address is None,
     )
@@ -146,8 +136,8 @@ def _check_cluster(requests: Sequence[Request]) -> ClusterClient | None:
         return None
     options, progress = requests[0].options, requests[0].progress
     if requests[0].confirm is None:
-        raise NotAnswered(NOBODY_ASKED)
-    runs = [(request.plan, _steps(request)) for request in requests]
+        raise NotAnswered(runs.NOBODY_ASKED)
+    asked = [(request.plan, _steps(request)) for request in requests]
     # For each kind of slice the trial that needs the most of them: it needs what others need.
     most: dict[tuple[str, str], Request] = {}
     for request in requests:
@@ -165,8 +155,7 @@ def _check_cluster(requests: Sequence[Request]) -> ClusterClient | None:
             environment=versions(),
             documents=documents,
         )
-        storage = request.storage
-        jobs, ready = check_cluster(run, request.cluster[0], storage, progress, runs)
+        jobs, ready = check_cluster(run, request.cluster[0], request.storage, progress, asked)
         progress(ready)
     if options.prove:
         for request in requests:
@@ -196,28 +185,21 @@ def _carry_out(
         if done := _run_before(study, request):
             request.progress(Notice("trial done before", run=done))
             continue
-        run = _run_trial(request)
-        if run is None or run.state == "cancelled":
+        # Run the trial to its end, or follow a run of it on a cluster that goes on.
+        left: list[Run] = []
+        progress, live = _trial_progress(request.progress, left), _live_run(request)
+        if live and request.jobs:
+            progress(Notice("trial continues", run=live))
+            journal, job = Journal(request.storage / live.run), job_name(live, SUBMITTED)
+            run = runs.follow_to_end(journal, request.jobs, job, 0, progress)
+        else:
+            run = runs.run_once(replace(request, confirm=lambda _: True, progress=progress))
+        if left or run.state == "cancelled":
             return "stopped"
         failed |= not is_settled(study, run)
         if failed and study.after_failure == "stop":
             break
     return "failed" if failed else "succeeded"
-
-
-def _run_trial(request: Request) -> Run | None:
-    """Run a trial to its end, or follow a run of it on a cluster that goes on; return None when it
-    is no longer followed.
-    """
-    left: list[Run] = []
-    progress, live = _trial_progress(request.progress, left), _live_run(request)
-    if live and request.jobs:
-        progress(Notice("trial continues", run=live))
-        journal, job = Journal(request.storage / live.run), job_name(live, SUBMITTED)
-        run = follow_to_end(journal, request.jobs, job, 0, progress)
-    else:
-        run = run_once(replace(request, confirm=lambda _: True, progress=progress))
-    return None if left else run
 
 
 def _trial_progress(progress: Progress, left: list[Run] | None = None) -> Progress:

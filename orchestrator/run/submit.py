@@ -8,29 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, get_args
 
-from orchestrator import tracking
-from orchestrator.errors import (
-    Interrupted,
-    JournalUnwritable,
-    NotAnswered,
-    OrchError,
-    RunExists,
-    RunHasEnded,
-    RunIsLive,
-    SpecError,
-    Superseded,
-)
+from orchestrator import errors, tracking
+from orchestrator.errors import JournalUnwritable, NotAnswered, OrchError, RunExists, SpecError
+from orchestrator.journal import ownership
 from orchestrator.journal.files import check_writable
 from orchestrator.journal.listing import find_run, is_run
-from orchestrator.journal.ownership import (
-    RunRequest,
-    Writer,
-    check_checkpoints,
-    check_key,
-    check_made_by_user,
-    check_whole,
-    create_run,
-)
+from orchestrator.journal.ownership import RunRequest, Writer, create_run
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.journal.study_journal import StudyJournal, start_trial
@@ -41,24 +24,13 @@ from orchestrator.planning.rehearsal import MOST_PODS
 from orchestrator.planning.rehearsal import rehearse as rehearsal_of
 from orchestrator.plugins import require
 from orchestrator.reading.load import absent_objects, load, missing_inputs
+from orchestrator.run import cluster as clusters
 from orchestrator.run.calibrate import PROFILE_DOCUMENT, calibrated_plan
-from orchestrator.run.cluster import (
-    archive_of,
-    check_cluster,
-    end_earlier_jobs,
-    named_cluster,
-    start_driver,
-)
+from orchestrator.run.cluster import check_cluster, start_driver
 from orchestrator.run.follow import drive, follow
 from orchestrator.run.next_commands import RUNS, run_command, spec_command
-from orchestrator.run.progress import (
-    NotConfirmed,
-    Notice,
-    Progress,
-    collected_interrupts,
-    interruptible,
-    silent,
-)
+from orchestrator.run.progress import NotConfirmed, Notice, Progress, interruptible, silent
+from orchestrator.run.progress import collected_interrupts as interrupts
 from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end
 from orchestrator.storage.addresses import folder, is_copy
@@ -117,28 +89,30 @@ def submit(
     it nothing is run that takes chips.
     """
     require("run")
-    path, options, progress = Path(path), options or SubmitOptions(), progress or silent
+    path, options = Path(path), options or SubmitOptions()
     if options.key is not None:
-        check_key(options.key)
+        ownership.check_key(options.key)
     with interruptible("planning"):
         spec = load(path, tuple(overrides))
         plan = make_plan(spec)
     _check_trainable(plan)
     check_storage(spec)
-    cluster = named_cluster(spec, options.address)
     request = Request(
-        path=path, spec=spec, plan=plan, options=options, cluster=cluster, confirm=confirm,
-        progress=progress,
+        path=path, spec=spec, plan=plan, options=options, confirm=confirm,
+        cluster=clusters.named_cluster(spec, options.address), progress=progress or silent,
     )  # fmt: skip
     run = _run_with_key(request)
     if run is None:
         try:
             return run_once(request)
         except RunExists:  # somebody submitted it at the same time, and was first
-            run = _run_with_key_soon(request)
-            if run is None:
-                raise
-    progress(Notice("already submitted", run=run))
+            # Wait for the run that they write: a bucket gets a run object by object.
+            deadline = time.monotonic() + _WRITING_LIMIT_S
+            while (run := _run_with_key(request)) is None:
+                if not is_copy(request.storage) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_WRITING_POLL_S)
+    request.progress(Notice("already submitted", run=run))
     return run
 
 
@@ -168,7 +142,6 @@ def _rehearse(request: Request) -> Run:
         steps=small.steps,
         rehearsal=True,
         rehearses=plan,
-        study=request.trial[0].key if request.trial else None,
     )
     progress(Notice("started", name=plan.name, address=None, named_by=None, study=None))
     proofs = _proofs(request)
@@ -179,19 +152,19 @@ def _rehearse(request: Request) -> Run:
     ready = {"small": new.plan, "steps": small.steps, "changes": small.changes}
     progress(Notice("rehearsal ready", plan=plan, **ready))
     check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=None))
-    with collected_interrupts() as signals:
+    with interrupts() as signals:
         writer = _create(request, new, proofs)
         error = drive(writer.journal, new.plan, signals, progress)
     run = writer.run()
     if run.ended_at_s is None and run.driver is None:  # no driver ever came
         code: ReasonCode = "cancel_requested" if signals else "error"
-        with suppress(Superseded):  # a driver came at the last moment: it is lost, as all can see
+        with suppress(
+            errors.Superseded
+        ):  # a driver came at the last moment: it is lost, as all can see
             reason = StateReason(code=code, detail=error or "")
             writer.end_run("cancelled" if signals else "failed", reason)
         run = writer.run()
-    tracked = tracked_at_end(Journal(folder(run.journal)))
-    progress(Notice("ended", run=run, plan=new.plan, tracked=tracked))
-    return run
+    return _ended(Journal(folder(run.journal)), run, progress)
 
 
 def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
@@ -205,7 +178,6 @@ def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
         new,
         environment={**new.environment, "cluster": address},
         documents={**new.documents, **sent},  # the code travels with the run
-        study=request.trial[0].key if request.trial else None,
     )
     if request.confirm is None:  # before the cluster is contacted, rather than after
         raise NotAnswered(NOBODY_ASKED)
@@ -241,8 +213,10 @@ def _create(request: Request, new: RunRequest, proofs: Sequence[Proof]) -> Write
     """Make the journal of a run. Its key is given, or that of its trial, or made from the plan."""
     storage = request.storage if request.cluster is None else request.storage.absolute()
     where = tracking.destination(new.spec.tracking, storage, os.environ)
-    key = start_trial(*request.trial).run if request.trial else request.options.key
-    writer = create_run(storage, new, key)
+    key, study = request.options.key, None
+    if request.trial:
+        key, study = start_trial(*request.trial).run, request.trial[0].key
+    writer = create_run(storage, replace(new, study=study), key)
     tracking.begin(writer.journal, where)
     for proof in proofs:
         writer.save_proof(proof)
@@ -257,6 +231,11 @@ def follow_to_end(
     if run is None:
         progress(Notice("left running", run=journal.run()))
         return journal.run()
+    return _ended(journal, run, progress)
+
+
+def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
+    """Report that a run has ended, once it is recorded."""
     plan = journal.plan(run.plan_digest)
     progress(Notice("ended", run=run, plan=plan, tracked=tracked_at_end(journal)))
     return run
@@ -320,18 +299,16 @@ def _check_trainable(plan: Plan) -> None:
 
 def _check_inputs(spec: Spec, path: Path) -> None:
     """Refuse a rehearsal whose data or weights cannot be read from this machine."""
-    for key, missing in missing_inputs(spec, path.parent):
-        command = spec_command("submit", path, (f"{key}={_PLACE}",))
-        what = f"{key}: {missing} does not exist on this machine, where the rehearsal reads it"
-        raise SpecError(what, next_command=command)
     try:
-        absent = next(absent_objects(spec), None)
+        absent = [
+            (key, f"{missing} does not exist on this machine, where the rehearsal reads it")
+            for key, missing in missing_inputs(spec, path.parent)
+        ] or [(key, f"{place} is not in its bucket") for key, place in absent_objects(spec)]
     except OSError as error:
         raise SpecError(f"{error.filename}: {error.strerror}") from error
-    if absent:
-        key, address = absent
+    for key, why in absent:
         command = spec_command("submit", path, (f"{key}={_PLACE}",))
-        raise SpecError(f"{key}: {address} is not in its bucket", next_command=command)
+        raise SpecError(f"{key}: {why}", next_command=command)
 
 
 def check_storage(spec: Spec) -> None:
@@ -356,16 +333,6 @@ def _run_with_key(request: Request) -> Run | None:
     return run
 
 
-def _run_with_key_soon(request: Request) -> Run | None:
-    """Wait for the run that another submit writes: a bucket gets a run object by object."""
-    deadline = time.monotonic() + _WRITING_LIMIT_S
-    while (run := _run_with_key(request)) is None:
-        if not is_copy(request.storage) or time.monotonic() > deadline:
-            return None
-        time.sleep(_WRITING_POLL_S)
-    return run
-
-
 # Resume a run that nothing drives any more, from its last checkpoint.
 
 
@@ -383,12 +350,17 @@ def resume(
     require("run")
     where, progress = folder(storage), progress or silent
     journal = find_run(where, run)
-    check_made_by_user(journal)  # its cluster gets this user's secrets and token
+    ownership.check_made_by_user(journal)  # its cluster gets this user's secrets and token
     state = journal.state()  # before the run: what is claimed in between is not lost
     before = journal.run()
-    _check_resumable(before, where)
-    check_whole(journal, state)  # before a cluster is started for what cannot go on
-    check_checkpoints(journal, state)
+    if before.state in LIVE:
+        why = f"run {before.run} is {before.state}: something drives it"
+        raise errors.RunIsLive(why, next_command=run_command("cancel", before.run, where))
+    if before.state == "succeeded":
+        why = f"run {before.run} has succeeded: all its {before.steps:,} steps are done"
+        raise errors.RunHasEnded(why, next_command=run_command("report", before.run, where))
+    ownership.check_whole(journal, state)  # before a cluster is started for what cannot go on
+    ownership.check_checkpoints(journal, state)
     if pods and pods > MOST_PODS and before.rehearsal:
         raise SpecError(f"--pods {pods}: a rehearsal has at most {MOST_PODS} pods")
     spec = journal.spec()
@@ -398,34 +370,17 @@ def resume(
     if before.rehearsal:
         if address or detach:
             raise SpecError(f"{before.run} is a rehearsal: no cluster but its own can resume it")
-        return _resume_rehearsal(journal, before, plan, how, progress)
+        progress(Notice("resumed", run=before, plan=plan))
+        with interrupts() as signals:
+            error = drive(journal, plan, signals, progress, *how)
+        after = _ended(journal, journal.run(), progress)
+        if error and after.attempts == before.attempts:
+            raise (errors.Interrupted if signals else OrchError)(error)
+        return after
     jobs = _look_again(journal, before, plan, address, confirm, progress)
-    end_earlier_jobs(jobs, before, state.writer)
+    clusters.end_earlier_jobs(jobs, before, state.writer)
     job = start_driver(jobs, journal, progress, *how)
     return journal.run() if detach else follow_to_end(journal, jobs, job, state.writer, progress)
-
-
-def _check_resumable(run: Run, storage: Path) -> None:
-    if run.state in LIVE:
-        why = f"run {run.run} is {run.state}: something drives it"
-        raise RunIsLive(why, next_command=run_command("cancel", run.run, storage))
-    if run.state == "succeeded":
-        why = f"run {run.run} has succeeded: all its {run.steps:,} steps are done"
-        raise RunHasEnded(why, next_command=run_command("report", run.run, storage))
-
-
-def _resume_rehearsal(
-    journal: Journal, before: Run, plan: Plan, how: Sequence[str], progress: Progress
-) -> Run:
-    progress(Notice("resumed", run=before, plan=plan))
-    with collected_interrupts() as signals:
-        error = drive(journal, plan, signals, progress, *how)
-    after = journal.run()
-    ran, tracked = journal.plan(after.plan_digest), tracked_at_end(journal)
-    progress(Notice("ended", run=after, plan=ran, tracked=tracked))
-    if error and after.attempts == before.attempts:
-        raise (Interrupted if signals else OrchError)(error)
-    return after
 
 
 def _look_again(
@@ -433,13 +388,13 @@ def _look_again(
     progress: Progress,
 ) -> ClusterClient:  # fmt: skip
     """Look at the cluster that is named now, or that a run was submitted to, and ask."""
-    named = named_cluster(journal.spec(), option)
+    named = clusters.named_cluster(journal.spec(), option)
     address = named[0] if named else run.environment.get("cluster")
     if address is None:
         raise SpecError(f"{journal.key}: its journal names no cluster: name one with --address")
     if confirm is None:
         raise NotAnswered(NOBODY_ASKED)
-    code = archive_of(journal)
+    code = clusters.archive_of(journal)
     rest = RunRequest(
         spec=journal.spec(),
         plan=plan,

@@ -4,31 +4,13 @@ from dataclasses import replace
 from decimal import Decimal
 
 from orchestrator import catalog
-from orchestrator.catalog.published import (
-    BookQuestion,
-    LearnedConstant,
-    PublishedFigure,
-    figures,
-    questions,
-)
+from orchestrator.catalog.published import BookQuestion, LearnedConstant, figures, questions
 from orchestrator.errors import SpecError
+from orchestrator.evidence.explain import formula
 from orchestrator.evidence.explain.book import MFU, mixed_times, vendor_rates
 from orchestrator.evidence.explain.derivation import derive, goodput_section
 from orchestrator.evidence.explain.differences import differences
-from orchestrator.evidence.explain.formula import (
-    Agreement,
-    Citation,
-    ComputedValue,
-    Constant,
-    ExpectedPart,
-    ExpectedStep,
-    Explanation,
-    ExplanationSummary,
-    QuotedFigure,
-    QuotedFigures,
-    Remark,
-    compute,
-)
+from orchestrator.evidence.explain.formula import Explanation, QuotedFigures, compute
 from orchestrator.planning.expected import SOURCE
 from orchestrator.planning.flops import MFU_DEFINITION
 from orchestrator.planning.planner import make_plan
@@ -71,41 +53,39 @@ def _quoted(key: str, question: BookQuestion) -> QuotedFigures:
         ),
     )
     vendor = vendor_rates(chip, spec.experiment.precision.compute)
-    numbers = derive(spec, MFU).numbers | {
-        "C_vendor": vendor.peak_flops_per_s.value,
-        "w_vendor": vendor.link_bytes_per_s.value,
-        "HBM_vendor": vendor.hbm_bytes.value,
-    }
-    chosen = [figure for figure in figures() if key in figure.questions]
-    return QuotedFigures(
-        title=question.title, figures=tuple(_recomputed(figure, numbers) for figure in chosen)
-    )
-
-
-def _recomputed(figure: PublishedFigure, numbers: dict[str, float]) -> QuotedFigure:
-    reproduced = compute(figure.formula, numbers | figure.inputs)
-    exact = figure.inputs | numbers | figure.exact_inputs
-    return QuotedFigure(
-        about=figure.about,
-        printed=figure.printed,
-        unit=figure.unit,
-        source=figure.source,
-        reproduced=reproduced,
-        agreement=_agreement(figure.printed, reproduced.value),
-        exact=compute(figure.exact or figure.formula, exact),
-        asides=tuple(
-            Remark(
+    sheet, _ = derive(spec, MFU)
+    numbers = sheet.numbers | {f"{symbol}_vendor": rate.value for symbol, rate in vendor.items()}
+    quoted = []
+    for figure in figures():
+        if key not in figure.questions:
+            continue
+        reproduced = compute(figure.formula, numbers | figure.inputs)
+        exact = figure.inputs | numbers | figure.exact_inputs
+        asides = [
+            formula.Remark(
                 says=remark.says,
                 unit=figure.unit if remark.unit is None else remark.unit,
                 computed=compute(remark.formula, numbers | remark.inputs),
             )
             for remark in figure.asides
-        ),
-        why=figure.why.strip(),
-    )
+        ]
+        quoted.append(
+            formula.QuotedFigure(
+                about=figure.about,
+                printed=figure.printed,
+                unit=figure.unit,
+                source=figure.source,
+                reproduced=reproduced,
+                agreement=_agreement(figure.printed, reproduced.value),
+                exact=compute(figure.exact or figure.formula, exact),
+                asides=tuple(asides),
+                why=figure.why.strip(),
+            )
+        )
+    return QuotedFigures(title=question.title, figures=tuple(quoted))
 
 
-def _agreement(printed: str, value: float) -> Agreement:
+def _agreement(printed: str, value: float) -> formula.Agreement:
     """Return whether the printed digits are those of the value: rounded, or cut off."""
     figure = Decimal(printed)
     last_digit = Decimal(1).scaleb(int(figure.as_tuple().exponent))
@@ -121,7 +101,8 @@ _SCHEMA = 5
 
 def explain(spec: Spec, mfu: float = MFU) -> Explanation:
     """Return the book's derivation for a spec, figures published about it, and its plan's."""
-    derived = derive(spec, mfu)
+    sheet, sections = derive(spec, mfu)
+    numbers = sheet.numbers
     quotes = tuple(
         _quoted(key, question) for key, question in questions().items() if _is_about(question, spec)
     )
@@ -133,12 +114,20 @@ def explain(spec: Spec, mfu: float = MFU) -> Explanation:
         no_plan = str(error)
     expected = _expectation(plan) if plan else None
     goodput = goodput_section(plan) if plan else None
-    numbers, sections = derived.numbers, (*derived.sections, *([goodput] if goodput else []))
 
-    named = [entry.source for entry in derived.inputs if entry.source is not None]
-    named += [source for section in sections for line in section.lines for source in line.sources]
+    named = [entry.source for entry in sheet.inputs if entry.source is not None]
+    lines = [line for section in sections for line in section.lines]
+    lines += goodput.lines if goodput else ()
+    named += [source for line in lines for source in line.sources]
     named += [figure.source for entry in quotes for figure in entry.figures]
     named += [expected.source] if expected else []
+    # Sources of the catalog; or the text that a chip's own file gives as one.
+    citations = []
+    for key in dict.fromkeys(named):
+        title, where, date = key, "the chip's file", ""
+        if source := catalog.sources().get(key):
+            title, where, date = source.title, source.where, source.date
+        citations.append(formula.Citation(key=key, title=title, where=where, date=date))
     return Explanation(
         schema=_SCHEMA,
         name=spec.name,
@@ -149,16 +138,16 @@ def explain(spec: Spec, mfu: float = MFU) -> Explanation:
         pods=spec.resources.pods.max,
         chips=int(numbers["chips"]),
         mfu_definition=MFU_DEFINITION,
-        inputs=derived.inputs,
-        sections=derived.sections,
+        inputs=sheet.inputs,
+        sections=sections,
         quotes=quotes,
         plan_digest=plan.digest if plan else None,
         differences=differences(spec, plan, numbers) if plan else None,
         expectation=expected,
         goodput=goodput,
         no_plan=no_plan,
-        sources=tuple(map(_citation, dict.fromkeys(named))),
-        summary=ExplanationSummary(
+        sources=tuple(citations),
+        summary=formula.ExplanationSummary(
             days=numbers["days"],
             mfu=numbers["mfu"],
             mixed_times=(
@@ -170,15 +159,7 @@ def explain(spec: Spec, mfu: float = MFU) -> Explanation:
     )
 
 
-def _citation(key: str) -> Citation:
-    """Return a source of the catalog; or the text that a chip's own file gives as one."""
-    source = catalog.sources().get(key)
-    if source is None:
-        return Citation(key=key, title=key, where="the chip's file", date="")
-    return Citation(key=key, title=source.title, where=source.where, date=source.date)
-
-
-def _expectation(plan: Plan) -> ExpectedStep | None:
+def _expectation(plan: Plan) -> formula.ExpectedStep | None:
     """Return the expected step part by part; None for a chip without learned constants."""
     efficiency, step_s = catalog.efficiency(plan.chip), plan.forecast.step_s
     if efficiency is None or step_s.expected is None or step_s.low is None or step_s.high is None:
@@ -191,13 +172,15 @@ def _expectation(plan: Plan) -> ExpectedStep | None:
         "exposed_tensor": {"exposed": efficiency.exposed_tensor},
         "slice_wait": {"wait": efficiency.slice_wait_s, "hop": efficiency.slice_hop_s},
     }
-    return ExpectedStep(
+    return formula.ExpectedStep(
         parts=tuple(
-            ExpectedPart(
+            formula.ExpectedPart(
                 name=line.name,
-                computed=ComputedValue(formula=line.formula, inputs=line.inputs, value=line.value),
+                computed=formula.ComputedValue(
+                    formula=line.formula, inputs=line.inputs, value=line.value
+                ),
                 constants=tuple(
-                    Constant(symbol=symbol, unsure=value.unsure, rows=value.rows)
+                    formula.Constant(symbol=symbol, unsure=value.unsure, rows=value.rows)
                     for symbol, value in learned.get(line.kind, {}).items()
                 ),
             )

@@ -8,14 +8,8 @@ from dataclasses import dataclass, replace
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Quantity, Topology
-from orchestrator.evidence.explain.formula import (
-    DerivationSection,
-    Formula,
-    Input,
-    QuestionCode,
-    Verdict,
-    Worksheet,
-)
+from orchestrator.evidence.explain import formula
+from orchestrator.evidence.explain.formula import DerivationSection, Formula, Verdict, Worksheet
 from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.time import peak
 from orchestrator.values.spec import Spec
@@ -26,14 +20,8 @@ from orchestrator.values.spec import Spec
 MFU = 0.40  # the book's assumption
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """The figures of a chip that the bounds need, by one publisher."""
-
-    peak_flops_per_s: Quantity
-    link_bytes_per_s: Quantity
-    dcn_bytes_per_s: Quantity
-    hbm_bytes: Quantity
+# The figures of a chip that the bounds need, by the book's letters and by one publisher.
+_Rates = dict[str, Quantity]
 
 
 @dataclass(frozen=True)
@@ -52,21 +40,25 @@ class AxisCounts:
         return self.weights if self.shared else self.weights + self.tensor
 
 
+def vendor_rates(chip: Chip, dtype: str) -> _Rates:
+    return {
+        "C": peak(chip, dtype),
+        "w": chip.ici_link_bytes_per_s,
+        "W_dcn": chip.dcn_bytes_per_s,
+        "HBM": chip.hbm_bytes,
+    }
+
+
 def book_rates(chip: Chip, dtype: str) -> _Rates:
     """Return the book's figures, and the vendor's where the book gives nothing."""
+    keys = {
+        "C": f"peak_{dtype}_flops_per_s",
+        "w": "ici_link_bytes_per_s",
+        "W_dcn": "dcn_bytes_per_s",
+        "HBM": "hbm_bytes",
+    }
     vendor = vendor_rates(chip, dtype)
-    return _Rates(
-        chip.book.get(f"peak_{dtype}_flops_per_s", vendor.peak_flops_per_s),
-        chip.book.get("ici_link_bytes_per_s", vendor.link_bytes_per_s),
-        chip.book.get("dcn_bytes_per_s", vendor.dcn_bytes_per_s),
-        chip.book.get("hbm_bytes", vendor.hbm_bytes),
-    )
-
-
-def vendor_rates(chip: Chip, dtype: str) -> _Rates:
-    return _Rates(
-        peak(chip, dtype), chip.ici_link_bytes_per_s, chip.dcn_bytes_per_s, chip.hbm_bytes
-    )
+    return {symbol: chip.book.get(key, vendor[symbol]) for symbol, key in keys.items()}
 
 
 def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
@@ -82,7 +74,7 @@ def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
 
 def all_inputs(
     spec: Spec, chip: Chip, topology: Topology, rates: _Rates, mfu: float
-) -> tuple[Input, ...]:
+) -> tuple[formula.Input, ...]:
     """Return all symbols that a derivation starts from, by the book's letters."""
     experiment, model = spec.experiment, spec.experiment.model
     listed = model.name in catalog.models() and catalog.model(model.name) == model
@@ -114,12 +106,12 @@ def all_inputs(
             ("F_shared", moe.shared_experts * width or None, "d_ff of shared experts"),
         ]
     link = "all links" if chip.switched else "one link"
-    quantities = (
-        ("C", rates.peak_flops_per_s, "peak FLOP/s of a chip"),
-        ("w", rates.link_bytes_per_s, f"bytes/s of {link}, one way"),
-        ("W_dcn", rates.dcn_bytes_per_s, "bytes/s of DCN a chip"),
-        ("HBM", rates.hbm_bytes, "bytes of a chip"),
-    )
+    meanings = {
+        "C": "peak FLOP/s of a chip",
+        "w": f"bytes/s of {link}, one way",
+        "W_dcn": "bytes/s of DCN a chip",
+        "HBM": "bytes of a chip",
+    }
     rows: list[tuple[str, float, str, str | None]] = [
         *((symbol, size, meaning, of_model) for symbol, size, meaning in shape if size is not None),
         ("S", experiment.batch.length, "tokens of a sequence", None),
@@ -128,7 +120,7 @@ def all_inputs(
         ("n", topology.chips, f"chips of a pod, {topology}", None),
         ("pods", spec.resources.pods.max, "slices, joined by DCN", None),
         ("mfu", mfu, "model FLOPs utilization, assumed", None),
-        *((symbol, rate.value, meaning, rate.source) for symbol, rate, meaning in quantities),
+        *((symbol, rate.value, meanings[symbol], rate.source) for symbol, rate in rates.items()),
     ]
     if axes := axes_of(chip, topology):
         half = ", one that is no ring as half" if axes.total % 1 or axes.tensor < 1 else ""
@@ -137,7 +129,7 @@ def all_inputs(
             rows.append(("M_X", axes.weights, "of them for the weights", chip.slices.source))
             rows.append(("M_Y", axes.tensor, "of them for tensor", chip.slices.source))
     return tuple(
-        Input(symbol=symbol, value=value, meaning=meaning, source=source)
+        formula.Input(symbol=symbol, value=value, meaning=meaning, source=source)
         for symbol, value, meaning, source in rows
     )
 
@@ -174,7 +166,7 @@ _MEMORY = (
 _IDLE = (Formula("chips without a sequence", "idle", "max(chips - sequences, 0)", "chips"),)
 # Weights and activations that share one axis take turns: their sum is least where they are equal.
 _MIXED, _MIXED_ON_ONE_AXIS = "alpha**2 / (M_X * M_Y * {F})", "4 * alpha**2 / (M**2 * {F})"
-_MIXED_QUESTIONS: dict[QuestionCode, str] = {
+_MIXED_QUESTIONS: dict[formula.QuestionCode, str] = {
     "mixed_bound": "mixed_least",
     "mixed_bound_by_all_matmuls": "mixed_least_eff",
 }
@@ -195,17 +187,23 @@ def needs(sheet: Worksheet) -> Iterator[DerivationSection]:
     # How long training takes if only arithmetic takes time.
     yield sheet.section("Time", _TIME)
     fits = sheet.section("Memory, the book's way", _MEMORY)
-    verdict = Verdict(
-        question="pod_holds_it",
-        holds=sheet["few_6F"] <= sheet["n"],
-        figures={"by_d": sheet["few"], "by_6f": sheet["few_6F"], "chips": sheet["n"]},
-    )
-    yield replace(fits, verdicts=(verdict,))
+    figures = {"by_d": sheet["few"], "by_6f": sheet["few_6F"], "chips": sheet["n"]}
+    yield _answer(fits, "pod_holds_it", sheet["few_6F"] <= sheet["n"], figures)
     # Without splitting sequences there are no more ways than sequences.
     whole = sheet.section("Pure FSDP, whole sequences", _IDLE)
     figures = {symbol: sheet[symbol] for symbol in ("sequences", "chips", "idle")}
-    verdict = Verdict(question="sequence_for_every_chip", holds=not sheet["idle"], figures=figures)
-    yield replace(whole, verdicts=(verdict,))
+    yield _answer(whole, "sequence_for_every_chip", not sheet["idle"], figures)
+
+
+def _answer(
+    section: DerivationSection,
+    question: formula.QuestionCode,
+    holds: bool,
+    figures: Mapping[str, float],
+) -> DerivationSection:
+    """Return a section with the answer to its question."""
+    verdict = Verdict(question=question, holds=holds, figures={**figures})
+    return replace(section, verdicts=(verdict,))
 
 
 def bounds(
@@ -223,8 +221,7 @@ def bounds(
         Formula("it takes", "fsdp_least", "alpha / M", _TOKENS),
     ]
     section = sheet.section("FSDP over batch and sequence, on every axis", formulas)
-    verdict = _compute_bound(sheet, "fsdp_bound", "fsdp_least")
-    yield replace(section, verdicts=(verdict,))
+    yield replace(section, verdicts=(_compute_bound(sheet, "fsdp_bound", "fsdp_least"),))
 
     # Tensor parallelism has a limit that no batch moves.
     limit = f"{'M' if axes.shared else 'M_Y'} * F / alpha"
@@ -232,8 +229,7 @@ def bounds(
     section = sheet.section("Tensor parallelism", [reach])
     ways = sheet["Y_most"]
     figures = {"below": ways, "power_of_two": power_of_two(ways) if ways >= 2 else 1}
-    verdict = Verdict(question="tensor_reach", holds=ways >= 2, figures=figures)
-    yield replace(section, verdicts=(verdict,))
+    yield _answer(section, "tensor_reach", ways >= 2, figures)
 
     # Both together, by the book's two matmuls of a layer and by all of them.
     least, ratio = (_MIXED_ON_ONE_AXIS, "1") if axes.shared else (_MIXED, "M_X / M_Y")
@@ -255,16 +251,13 @@ def bounds(
         _compute_bound(sheet, question, _deciding(sheet.numbers, symbol))
         for question, symbol in _MIXED_QUESTIONS.items()
     )
-    flips = pays | {"flips": by_all.holds != by_f.holds}
-    verdicts = (
-        replace(by_f, figures=by_f.figures | pays),
-        replace(by_all, figures=by_all.figures | flips),
-    )
-    yield replace(section, verdicts=verdicts)
+    by_f.figures.update(pays)
+    by_all.figures.update(pays | {"flips": by_all.holds != by_f.holds})
+    yield replace(section, verdicts=(by_f, by_all))
 
 
 def _compute_bound(
-    sheet: Worksheet, question: QuestionCode, least: str, tokens: str = "tokens"
+    sheet: Worksheet, question: formula.QuestionCode, least: str, tokens: str = "tokens"
 ) -> Verdict:
     """Return tokens against the least that are compute-bound."""
     times = sheet[tokens] / sheet[least]
@@ -301,13 +294,12 @@ def mlps(sheet: Worksheet, axes: AxisCounts) -> Iterator[DerivationSection]:
     )
     section = sheet.section("One MLP, forward, on X x Y", formulas)
     times = sheet["T_math"] / sheet["T_comms"]
-    verdict = Verdict(question="mlp_bound", holds=times > 1, figures={"times": times})
-    yield replace(section, verdicts=(verdict,))
+    yield _answer(section, "mlp_bound", times > 1, {"times": times})
     yield sheet.section("Bytes of one MLP, forward + backward", _MLP_BYTES)
 
 
 def between_pods(sheet: Worksheet) -> DerivationSection:
     """Return data parallelism over DCN: every chip of a pod brings its own share of the network."""
     section = sheet.section("Between pods", _BETWEEN_PODS)
-    verdict = _compute_bound(sheet, "dcn_bound", "dcn_least", tokens="B_pod")
-    return replace(section, verdicts=(verdict,))
+    bound = _compute_bound(sheet, "dcn_bound", "dcn_least", tokens="B_pod")
+    return replace(section, verdicts=(bound,))

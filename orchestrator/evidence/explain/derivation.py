@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
 
 from orchestrator import catalog
 from orchestrator.evidence.explain import book
@@ -77,20 +76,6 @@ def _parameter_formulas(network: Network) -> list[Formula]:
     ]
 
 
-def _flop_formulas(network: Network) -> list[Formula]:
-    """Return the book's rule of thumb, and the definition that MFU uses here."""
-    attention = _in_all_layers(network, _attention_flops)
-    used = "P_used" if network.mixture_layers else "P"
-    windows = any(block.attention.scores.window for block in network.blocks)
-    return [
-        *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
-        Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
-        Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
-        Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
-        Formula("of all tokens, as MFU counts", "flops_mfu", "f_mfu * T", "FLOP"),
-    ]
-
-
 def _elements(weights: Iterable[Weight], letters: Mapping[str, str] = _LETTERS) -> str:
     """Return the sum of the weights' sizes; equal ones are counted: `2 * D * H + 2 * D * K`."""
     sizes = Counter(
@@ -144,17 +129,10 @@ def _in_all_layers(network: Network, text_of: Callable[[Block], str]) -> str:
 _CHANGED_BY_RATES = ("W", "alpha", "fsdp_least", "Y_most", "mixed_least", "mixed_least_eff")
 
 
-@dataclass(frozen=True)
-class _DerivationResult:
-    """The numbers by symbol, and the sections for the reader."""
-
-    numbers: dict[str, float]
-    inputs: tuple[Input, ...]
-    sections: tuple[DerivationSection, ...]
-
-
-def derive(spec: Spec, mfu: float) -> _DerivationResult:
-    """Return everything by the book's rates, and then the bounds by the vendor's."""
+def derive(spec: Spec, mfu: float) -> tuple[Worksheet, tuple[DerivationSection, ...]]:
+    """Return the numbers by symbol, and sections for the reader: everything by the book's rates,
+    and then the bounds by the vendor's.
+    """
     chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
     precision, network = spec.experiment.precision, decoder(spec.experiment.model)
@@ -167,18 +145,27 @@ def derive(spec: Spec, mfu: float) -> _DerivationResult:
         link = "w" if chip.switched else "2 * w"
         return [*book.bounds(by_rates, counts, link, width, _elements([network.head]))]
 
+    # The book's rule of thumb, and the definition that MFU uses here.
+    attention = _in_all_layers(network, _attention_flops)
+    used = "P_used" if network.mixture_layers else "P"
+    windows = any(block.attention.scores.window for block in network.blocks)
     sections = [
         sheet.section("Parameters", _parameter_formulas(network)),
-        sheet.section("FLOPs", _flop_formulas(network)),
+        sheet.section(
+            "FLOPs",
+            [
+                *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
+                Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
+                Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
+                Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
+                Formula("of all tokens, as MFU counts", "flops_mfu", "f_mfu * T", "FLOP"),
+            ],
+        ),
         *book.needs(sheet),
         *((*bounds(sheet, axes), *book.mlps(sheet, axes)) if axes else ()),
         *([book.between_pods(sheet)] if several else ()),
     ]
-    compared = [
-        (getattr(rates, field.name).value, getattr(vendor, field.name).value)
-        for field in fields(rates)
-    ]
-    if axes and any(by_book != by_vendor for by_book, by_vendor in compared):
+    if axes and any(rate.value != vendor[symbol].value for symbol, rate in rates.items()):
         # The same bounds with the datasheet's rates: the book rounds links down and HBM up.
         by_vendor = Worksheet(all_inputs(spec, chip, topology, vendor, mfu))
         by_vendor.numbers = sheet.numbers | by_vendor.numbers
@@ -189,13 +176,10 @@ def derive(spec: Spec, mfu: float) -> _DerivationResult:
         if several:
             bounded.append(book.between_pods(by_vendor))
             lines += bounded[-1].lines
-        changed = DerivationSection(
-            title="The same by the vendor's figures",
-            lines=tuple(lines),
-            verdicts=tuple(verdict for section in bounded for verdict in section.verdicts),
-        )
-        sections.append(changed)
-    return _DerivationResult(sheet.numbers, sheet.inputs, tuple(sections))
+        verdicts = tuple(verdict for section in bounded for verdict in section.verdicts)
+        title = "The same by the vendor's figures"
+        sections.append(DerivationSection(title=title, lines=tuple(lines), verdicts=verdicts))
+    return sheet, tuple(sections)
 
 
 # The goodput of a plan, worked out from failures and saves as docs/goodput.md has it.

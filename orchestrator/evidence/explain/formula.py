@@ -214,14 +214,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 _FUNCTIONS: dict[str, Callable[..., float]] = {
-    "ceil": ceil,
-    "exp": exp,
-    "floor": floor,
-    "log2": log2,
-    "max": max,
-    "min": min,
-    "round": round,
-    "sqrt": sqrt,
+    function.__name__: function for function in (ceil, exp, floor, log2, max, min, round, sqrt)
 }
 
 

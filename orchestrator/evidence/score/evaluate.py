@@ -10,37 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.catalog.published import (
-    Efficiency,
-    GoodputRun,
-    Wait,
-    campaign,
-    goodput_runs,
-    recovery,
-)
+from orchestrator.catalog import published
+from orchestrator.catalog.published import Efficiency, Wait
 from orchestrator.errors import SpecError
-from orchestrator.evidence.score.learn import (
-    Key,
-    baseline,
-    by_document,
-    by_group,
-    by_software,
-    held_out,
-    learn,
-)
+from orchestrator.evidence.score import learn, samples
 from orchestrator.evidence.score.published_runs import MIXTURES, OTHER_SOFTWARE, PUBLISHED, read
-from orchestrator.evidence.score.samples import (
-    GoodputScore,
-    RecoveryScore,
-    Retention,
-    Sample,
-    Score,
-    ScoredRow,
-    SkippedRow,
-    SoftwareSummary,
-    Summary,
-    samples,
-)
+from orchestrator.evidence.score.samples import Sample, Score, ScoredRow, SkippedRow, Summary
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.losses import Rhythm, with_causes
 from orchestrator.network.mesh_axes import DCN_AXES
@@ -48,26 +23,25 @@ from orchestrator.planning.torus import Floats
 from orchestrator.values.goodput import Uncertain, heartbeat_interval_s, poll_interval_s, settling_s
 
 _HeldOut = Literal["document", "group", "software"]
-_KEYS = {"document": by_document, "group": by_group, "software": by_software}
-_LEARNED_ON = {
-    "document": "without each document in turn",
-    "group": "without each source and chip in turn",
-    "software": "without each software in turn",
+# The key of rows that are held out together, and what the constants are learned on then.
+_HELD_OUT: dict[_HeldOut, tuple[learn.Key, str]] = {
+    "document": (learn.by_document, "without each document in turn"),
+    "group": (learn.by_group, "without each source and chip in turn"),
+    "software": (learn.by_software, "without each software in turn"),
 }
-_OWN = (PUBLISHED, OTHER_SOFTWARE)
 _Runs = tuple[list[Sample], list[SkippedRow]]
 
 
 @cache
 def _published() -> _Runs:
     """Return the project's own files of dense models, from which constants are learned."""
-    return samples([row for path in _OWN for row in read(path)])
+    return samples.samples([*read(PUBLISHED), *read(OTHER_SOFTWARE)])
 
 
 @cache
 def _published_mixtures() -> _Runs:
     """Return the project's file of mixtures of experts. No constant has seen them."""
-    return samples(read(MIXTURES))
+    return samples.samples(read(MIXTURES))
 
 
 def _runs_of(path: Path | None, reason: str, is_known: Callable[[str], object]) -> _Runs:
@@ -75,24 +49,22 @@ def _runs_of(path: Path | None, reason: str, is_known: Callable[[str], object]) 
 
     Runs on other chips are skipped for `reason`.
     """
-    if path:
-        usable, skipped = samples(read(path))
-    else:
-        (dense, without), (mixtures, others) = _published(), _published_mixtures()
-        usable, skipped = [*dense, *mixtures], [*without, *others]
-    unknown = [
-        SkippedRow(id=sample.run.id, reason=reason.format(chip=sample.run.chip))
-        for sample in usable
-        if not is_known(sample.run.chip)
-    ]
-    return [sample for sample in usable if is_known(sample.run.chip)], [*skipped, *unknown]
+    files = [samples.samples(read(path))] if path else [_published(), _published_mixtures()]
+    usable, skipped = [], [row for _, left_out in files for row in left_out]
+    for sample in (sample for scorable, _ in files for sample in scorable):
+        if is_known(sample.run.chip):
+            usable.append(sample)
+        else:
+            why = reason.format(chip=sample.run.chip)
+            skipped.append(SkippedRow(id=sample.run.id, reason=why))
+    return usable, skipped
 
 
 def with_catalog_constants(path: Path | None = None) -> Score:
     """Score every row of a file by the catalog's constants. The baseline knows the same rows."""
     reason = "no run of {chip} was learned from: `expected` is unknown"
     scorable, skipped = _runs_of(path, reason, catalog.efficiency)
-    baseline_s = baseline(_published()[0])
+    baseline_s = learn.baseline(_published()[0])
     rows = []
     for sample in scorable:
         efficiency = catalog.efficiency(sample.run.chip)
@@ -108,34 +80,33 @@ def cross_validated(hold_out: _HeldOut, path: Path | None = None) -> Score:
     """
     reason = "{chip} has no matrix unit to learn about"
     tpus, skipped = _runs_of(path, reason, lambda chip: catalog.chip(chip).matrix_unit)
-    key = _KEYS[hold_out]
+    key, learned_on = _HELD_OUT[hold_out]
     dense = [sample for sample in tpus if not sample.run.model.moe] or tpus
     if len(set(map(key, dense))) < 2:
         raise SpecError(
             f"{path or PUBLISHED}: nothing to learn from: all its runs are of one {hold_out}"
         )
     # Where software is held out, the spread is still learned by document.
-    learned_by = by_group if hold_out == "group" else by_document
+    learned_by = learn.by_group if hold_out == "group" else learn.by_document
     rows: dict[str, ScoredRow] = {}
     for train, test in _folds(tpus, dense, key):
-        constants = learn(train, learned_by)
-        baseline_s = baseline(train)
+        constants, baseline_s = learn.learn(train, learned_by), learn.baseline(train)
         for sample in test:
             efficiency = constants.efficiency(sample.run.chip)
             rows[sample.run.id] = _scored(sample, efficiency, baseline_s(sample))
     in_order = [rows[sample.run.id] for sample in tpus]
-    return _score_of(tpus, in_order, skipped, _LEARNED_ON[hold_out])
+    return _score_of(tpus, in_order, skipped, learned_on)
 
 
 def _folds(
-    every: list[Sample], dense: list[Sample], key: Key
+    every: list[Sample], dense: list[Sample], key: learn.Key
 ) -> Iterator[tuple[list[Sample], list[Sample]]]:
     """Yield the dense rows without a key and all rows with it, for each key; keys that no dense row
     has learn from all dense rows together.
     """
     known = set(map(key, dense))
-    for fold in held_out(dense, key):
-        yield fold.train, [sample for sample in every if key(sample) == fold.key]
+    for name, train, _ in learn.held_out(dense, key):
+        yield train, [sample for sample in every if key(sample) == name]
     if others := [sample for sample in every if key(sample) not in known]:
         yield dense, others
 
@@ -158,22 +129,42 @@ def _scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> Scored
         expected_step_s=expected,
         low_step_s=low,
         high_step_s=high,
-        lower_step_s=sample.laid_out.lower_s,
+        lower_step_s=sample.lower_s,
         baseline_step_s=baseline_s,
         error=expected / sample.measured_s - 1,
         inside_interval=low <= sample.measured_s <= high,
-        below_lower_bound=sample.measured_s < sample.laid_out.lower_s,
+        below_lower_bound=sample.measured_s < sample.lower_s,
     )
 
 
 def _score_of(
-    samples: list[Sample], rows: list[ScoredRow], skipped: list[SkippedRow], learned_on: str
+    scored: list[Sample], rows: list[ScoredRow], skipped: list[SkippedRow], learned_on: str
 ) -> Score:
+    # Rows of several slices against the row of the same job on one slice.
+    def job(sample: Sample) -> tuple[object, ...]:
+        """Return what the rows of one job share: all but the number of slices."""
+        run, mesh = sample.run, sample.layout.mesh
+        inside = tuple(size for axis, size in mesh.items() if axis not in DCN_AXES)
+        per_slice = run.chips // run.slices, run.sequences / run.slices, run.microbatches
+        return run.document, run.software.name, run.model, inside, per_slice, run.length, run.remat
+
+    both = list(zip(scored, rows, strict=True))
+    single = {job(sample): row for sample, row in both if sample.run.slices == 1}
+    retention = [
+        samples.Retention(
+            id=row.id,
+            slices=row.slices,
+            measured=first.measured_step_s / row.measured_step_s,
+            expected=first.expected_step_s / row.expected_step_s,
+        )
+        for sample, row in both
+        if sample.run.slices > 1 and (first := single.get(job(sample)))
+    ]
     return Score(
         learned_on=learned_on,
         rows=tuple(rows),
         left_out=tuple(skipped),
-        retention=tuple(_retentions(samples, rows)),
+        retention=tuple(retention),
         software=tuple(_software_summaries(rows)),
         summary=summary(rows, len(skipped)),
         dense=summary([row for row in rows if not row.mixture], 0),
@@ -181,14 +172,14 @@ def _score_of(
     )
 
 
-def _software_summaries(rows: list[ScoredRow]) -> list[SoftwareSummary]:
+def _software_summaries(rows: list[ScoredRow]) -> list[samples.SoftwareSummary]:
     """Return the figures of each software, those with the most rows first."""
     found = []
     for name, count in Counter(row.software for row in rows).most_common():
         own = [row for row in rows if row.software == name]
         errors = np.array([row.error for row in own])
         found.append(
-            SoftwareSummary(
+            samples.SoftwareSummary(
                 software=name,
                 rows=count,
                 median_error=float(np.median(errors)),
@@ -226,50 +217,25 @@ def _p90(values: Floats) -> Any:
     return np.quantile(values, 0.9)
 
 
-def _retentions(samples: list[Sample], rows: list[ScoredRow]) -> list[Retention]:
-    """Return rows of several slices against the row of the same job on one slice."""
-
-    def job(sample: Sample) -> tuple[object, ...]:
-        """Return what the rows of one job share: all but the number of slices."""
-        run, mesh = sample.run, sample.laid_out.layout.mesh
-        inside = tuple(size for axis, size in mesh.items() if axis not in DCN_AXES)
-        per_slice = run.chips // run.slices, run.sequences / run.slices, run.microbatches
-        return run.document, run.software.name, run.model, inside, per_slice, run.length, run.remat
-
-    both = list(zip(samples, rows, strict=True))
-    single = {job(sample): row for sample, row in both if sample.run.slices == 1}
-    return [
-        Retention(
-            id=row.id,
-            slices=row.slices,
-            measured=first.measured_step_s / row.measured_step_s,
-            expected=first.expected_step_s / row.expected_step_s,
-        )
-        for sample, row in both
-        if sample.run.slices > 1 and (first := single.get(job(sample)))
-    ]
-
-
 # Predicted shares of effective time against published ones; recoveries against the campaign.
 
 
-def goodput_scores() -> tuple[GoodputScore, ...]:
+def goodput_scores() -> tuple[samples.GoodputScore, ...]:
     """Return the goodput of each published run, predicted from its own rates."""
-    causes = ("failures_per_day", "recovery_s", "blocking_s", "write_s")
     scores = []
-    for run in goodput_runs():
+    for run in published.goodput_runs():
         rhythm = _rhythm_of(run)
         interval_s = run.interval_s or rhythm.best_interval_s()
         ends = []  # the share with one number at the low and at the high end of its interval
-        for cause in causes:
+        for cause in ("failures_per_day", "recovery_s", "blocking_s", "write_s"):
             number: Uncertain = getattr(run, cause)
-            moved: list[dict[str, Any]] = [
-                {cause: replace(number, value=value)} for value in (number.low, number.high)
-            ]
-            low, high = (_rhythm_of(replace(run, **change)).share(interval_s) for change in moved)
+            low, high = (
+                _rhythm_of(run, **{cause: replace(number, value=value)}).share(interval_s)
+                for value in (number.low, number.high)
+            )
             ends.append((low, high))
         scores.append(
-            GoodputScore(
+            samples.GoodputScore(
                 id=run.id,
                 source=run.source,
                 predicted=with_causes(rhythm.share(interval_s), ends, 1.0),
@@ -281,7 +247,9 @@ def goodput_scores() -> tuple[GoodputScore, ...]:
     return tuple(scores)
 
 
-def _rhythm_of(run: GoodputRun) -> Rhythm:
+def _rhythm_of(run: published.GoodputRun, **changes: Any) -> Rhythm:
+    """Return the rhythm of failures and saves of a run with these changes."""
+    run = replace(run, **changes)
     return Rhythm(
         between_failures_s=DAY_S / run.failures_per_day.value,
         recovery_s=run.recovery_s.value,
@@ -290,21 +258,21 @@ def _rhythm_of(run: GoodputRun) -> Rhythm:
     )
 
 
-def recovery_scores() -> tuple[RecoveryScore, ...]:
+def recovery_scores() -> tuple[samples.RecoveryScore, ...]:
     """Return for each kind of fault what the driver's constants say it costs, and what it did.
 
     A recovery lasts from a fault until a step is done again, on two ranks.
     """
-    known = campaign()
+    known = published.campaign()
     beat_s = heartbeat_interval_s(2, known.hang_limit_s)
     waits: dict[Wait, float] = {
         "poll": poll_interval_s(beat_s),
         "settling": settling_s(beat_s),
         "hang": known.hang_limit_s,
-        "node_loss": recovery().node_loss_s.low,
+        "node_loss": published.recovery().node_loss_s.low,
     }
     return tuple(
-        RecoveryScore(
+        samples.RecoveryScore(
             id=fault.id,
             faults=fault.faults,
             predicted_s=known.restart_s + sum(waits[name] for name in fault.waits),

@@ -7,10 +7,11 @@ matrix unit of the same size. How far runs stray that nothing was learned from i
 documents, sources or software out, one after another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import expm1, log, log1p, sqrt
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -85,18 +86,15 @@ class _Constants:
     def efficiency(self, chip: str) -> Efficiency:
         """Return the constants of a chip, as plans use them."""
         matmul = self.matmul.get(chip, self.of_unit[_unit_of(chip)])
-        shared = {
-            name: LearnedConstant(value=value, unsure=self.unsure.get(name, 0.0))
-            for name, value in self.shared.items()
-        }
-        software = {name: LearnedConstant(value=value) for name, value in self.software.items()}
+        spreads = {"spread": self.spread, "reference_spread": self.reference_spread}
+        known = self.shared | spreads | {"matmul": matmul}
         return Efficiency(
-            matmul=LearnedConstant(value=matmul),
-            spread=LearnedConstant(value=self.spread),
-            reference_spread=LearnedConstant(value=self.reference_spread),
-            software=software,
+            **{
+                name: LearnedConstant(value=value, unsure=self.unsure.get(name, 0.0))
+                for name, value in known.items()
+            },
+            software={name: LearnedConstant(value=value) for name, value in self.software.items()},
             ranges=self.ranges | ({"chips": self.chips[chip]} if chip in self.chips else {}),
-            **shared,
         )
 
 
@@ -119,8 +117,7 @@ def _fit(samples: list[Sample]) -> _Constants:
         **{unknown.name: unknown for unknown in (*_SHARED, *others)},
         **{f"software.{name}": _DEVIATION for name in software},
     }
-    rows, target = _equations(samples, list(unknowns))
-    x = _robust_least_squares(rows, target, *_priors(unknowns), list(unknowns.values()))
+    x = _robust_least_squares(*_equations(samples, unknowns), len(samples), [*unknowns.values()])
     found = {name: float(value) for name, value in zip(unknowns, x, strict=True)}
     mean = found.get(OTHER, 0.0)
 
@@ -154,18 +151,36 @@ def _is_reference(sample: Sample) -> bool:
     return sample.run.software.name == REFERENCE
 
 
-def _equations(samples: list[Sample], names: list[str]) -> tuple[Floats, Floats]:
-    """Return a row per sample: its work by unknown and the rest of its time, over its error."""
-    rows, target = np.zeros((len(samples), len(names))), np.zeros(len(samples))
+def _equations(samples: list[Sample], unknowns: dict[str, _Unknown]) -> tuple[Floats, Floats]:
+    """Return a row per sample: its work by unknown and the rest of its time, over its error.
+
+    A row per unknown follows: it holds the unknown near its mean, a chip near its matrix unit, and
+    the older kernel near a multiple of the newer.
+    """
+    column = {name: i for i, name in enumerate(unknowns)}
+    rows, target = np.zeros((len(samples), len(column))), np.zeros(len(samples))
     for i, sample in enumerate(samples):
         error = _FIT_ERROR if _is_reference(sample) else _OTHERS_FIT_ERROR
         weight = 1 / (error * sample.measured_s)
         by_unknown, given_s = _seconds_of(sample)
         for name, seconds in by_unknown.items():
-            if name in names:
-                rows[i, names.index(name)] = seconds * weight
+            if name in column:
+                rows[i, column[name]] = seconds * weight
         target[i] = (sample.measured_s - given_s) * weight
-    return rows, target
+
+    priors = np.diag([1 / unknown.deviation for unknown in unknowns.values()])
+    means = np.array([unknown.mean / unknown.deviation for unknown in unknowns.values()])
+    # What is held near a multiple of another unknown: the other, the multiple, the deviation.
+    ties = {_FLASH.name: (_ATTENTION.name, _FLASH_OVER_SPLASH, _FLASH_DEVIATION * _ATTENTION.mean)}
+    for name in unknowns:
+        if name.startswith("matmul."):
+            unit = _unit_of(name.removeprefix("matmul."))
+            ties[name] = f"unit.{unit}", 1.0, _CHIP_DEVIATION
+    for name, (other, ratio, deviation) in ties.items():
+        i = column[name]
+        priors[i] = means[i] = 0.0
+        priors[i, i], priors[i, column[other]] = 1 / deviation, -ratio / deviation
+    return np.concatenate([rows, priors]), np.concatenate([target, means])
 
 
 def _seconds_of(sample: Sample) -> tuple[dict[str, float], float]:
@@ -196,42 +211,20 @@ def _seconds_of(sample: Sample) -> tuple[dict[str, float], float]:
     return {name: float(value) for name, value in seconds.items()}, given_s
 
 
-def _priors(unknowns: dict[str, _Unknown]) -> tuple[Floats, Floats]:
-    """Return equations that hold each unknown near its mean, each chip near its matrix unit, and
-    the older kernel near a multiple of the newer.
-    """
-    names = list(unknowns)
-    rows = np.diag([1 / unknown.deviation for unknown in unknowns.values()])
-    target = np.array([unknown.mean / unknown.deviation for unknown in unknowns.values()])
-
-    def tie(name: str, to: str, ratio: float, deviation: float) -> None:
-        i = names.index(name)
-        rows[i] = target[i] = 0.0
-        rows[i, i], rows[i, names.index(to)] = 1 / deviation, -ratio / deviation
-
-    for name in names:
-        if name.startswith("matmul."):
-            unit = _unit_of(name.removeprefix("matmul."))
-            tie(name, f"unit.{unit}", 1.0, _CHIP_DEVIATION)
-    tie(_FLASH.name, _ATTENTION.name, _FLASH_OVER_SPLASH, _FLASH_DEVIATION * _ATTENTION.mean)
-    return rows, target
-
-
 def _robust_least_squares(
-    rows: Floats, target: Floats, prior: Floats, prior_target: Floats, unknowns: list[_Unknown]
+    matrix: Floats, constant: Floats, samples: int, unknowns: list[_Unknown]
 ) -> Floats:
-    """Return the solution within bounds. Samples have a soft L1 loss, priors the square."""
+    """Return the solution within bounds. Samples, which come first, have a soft L1 loss, priors the
+    square.
+    """
     require("score")
     from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
-
-    matrix = np.concatenate([rows, prior])
-    constant = np.concatenate([target, prior_target])
 
     def loss(squares: Floats) -> Floats:
         """Return the loss and its first two derivatives, as scipy wants them."""
         values = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
-        root = np.sqrt(1 + squares[: len(rows)])
-        values[:, : len(rows)] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        root = np.sqrt(1 + squares[:samples])
+        values[:, :samples] = 2 * (root - 1), 1 / root, -0.5 / root**3
         return values
 
     solution = least_squares(
@@ -257,33 +250,15 @@ _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
 Key = Callable[[Sample], str]
 
 
-def by_group(sample: Sample) -> str:
-    return sample.run.group
+by_group: Key = attrgetter("run.group")
+by_document: Key = attrgetter("run.document")
+by_software: Key = attrgetter("run.software.name")
 
 
-def by_document(sample: Sample) -> str:
-    return sample.run.document
-
-
-def by_software(sample: Sample) -> str:
-    return sample.run.software.name
-
-
-@dataclass(frozen=True)
-class _Fold:
-    """The rows to learn from, and those of the key that is held out."""
-
-    key: str
-    train: list[Sample]
-    test: list[Sample]
-
-
-def held_out(samples: list[Sample], key: Key) -> list[_Fold]:
-    """One fold for each key."""
-    return [
-        _Fold(name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name])
-        for name in sorted(set(map(key, samples)))
-    ]
+def held_out(samples: list[Sample], key: Key) -> Iterator[tuple[str, list[Sample], list[Sample]]]:
+    """Yield each key, the rows of all others, and its own, which are held out."""
+    for name in sorted(set(map(key, samples))):
+        yield name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name]
 
 
 def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
@@ -291,10 +266,10 @@ def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
     those of REFERENCE, and those of other software, which a new software is like.
     """
     constants = _fit(samples)
-    folds = held_out(samples, key)
+    folds = list(held_out(samples, key))
     if len(folds) < 2:
         return replace(constants, spread=_UNKNOWN_SPREAD, reference_spread=_UNKNOWN_SPREAD)
-    without = [_fit(fold.train) for fold in folds]
+    without = [_fit(train) for _, train, _ in folds]
 
     # The jackknife: the standard deviation of each shared constant, over its value.
     unsure = {}
@@ -303,58 +278,44 @@ def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
         unsure[name] = float(np.sqrt(variance) / max(value, _TINY))
     constants = replace(constants, unsure=unsure)
 
-    # The rows of a key weigh as much as those of another, whatever their number.
-    strays = [
-        _Stray(fold.key, _is_reference(sample), _unexplained(sample, fitted, constants),
-               1 / len(fold.test))
-        for fitted, fold in zip(without, folds, strict=True)
-        for sample in fold.test
-    ]  # fmt: skip
-    of_reference = _spread([stray for stray in strays if stray.is_reference])
-    of_others = _spread([stray for stray in strays if not stray.is_reference])
+    # How far each row strays beyond the constants' own uncertainty, as the log of a factor: with
+    # this spread its interval would end at the measured step. The rows of a key weigh as much as
+    # those of another, whatever their number.
+    strays: dict[bool, list[tuple[str, float, float]]] = {True: [], False: []}
+    for fitted, (name, _, test) in zip(without, folds, strict=True):
+        for sample in test:
+            chip = sample.run.chip
+            expected_s = sample.expected_s(fitted.efficiency(chip))
+            strayed = abs(log(sample.measured_s / expected_s))
+            of_constants, unseen = sample.uncertainty(constants.efficiency(chip))
+            beyond = max(expm1(strayed) - unseen, 0.0)
+            left = log1p(sqrt(max(beyond**2 - of_constants**2, 0.0)))
+            strays[_is_reference(sample)].append((name, left, 1 / len(test)))
+    of_reference, of_others = _spread(strays[True]), _spread(strays[False])
     return replace(
         constants, reference_spread=of_reference or of_others, spread=max(of_others, of_reference)
     )
 
 
-class _Stray(NamedTuple):
-    """How far a row strays from what was learned without its key, and its weight."""
-
-    key: str
-    is_reference: bool
-    log_factor: float
-    weight: float
-
-
-def _unexplained(sample: Sample, without: _Constants, constants: _Constants) -> float:
-    """Return how far a row strays beyond the constants' own uncertainty, as the log of a factor:
-    with this spread its interval would end at the measured step.
-    """
-    chip = sample.run.chip
-    strayed = abs(log(sample.measured_s / sample.expected_s(without.efficiency(chip))))
-    of_constants, unseen = sample.uncertainty(constants.efficiency(chip))
-    beyond = max(expm1(strayed) - unseen, 0.0)
-    return log1p(sqrt(max(beyond**2 - of_constants**2, 0.0)))
-
-
-def _spread(strays: list[_Stray]) -> float:
-    """Return the factor within which 80 % of runs predicted from other keys lie, as a log.
+def _spread(strays: list[tuple[str, float, float]]) -> float:
+    """Return the factor within which 80 % of runs predicted from other keys lie, as a log, from the
+    key of each row, how far it strays, and its weight.
 
     A table of one model on more and more slices is one experience. The next run has one more key,
     which n keys cover to (n + 1) / n.
     """
     if not strays:
         return 0.0
-    keys = len({stray.key for stray in strays})
-    weighted = [(stray.log_factor, stray.weight) for stray in strays]
-    return _weighted_quantile(weighted, min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0))
+    keys = len({key for key, _, _ in strays})
+    share = min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0)
+    return _weighted_quantile([(left, weight) for _, left, weight in strays], share)
 
 
 def _weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
     """Return the value below which that share of the weight lies, between the two next to it."""
-    values, weights = np.array(sorted(weighted)).T
+    figures, weights = np.array(sorted(weighted)).T
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
-    return float(np.interp(share, middles, values))
+    return float(np.interp(share, middles, figures))
 
 
 def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
@@ -389,12 +350,13 @@ def _text(samples: list[Sample], constants: _Constants) -> str:
         """Return the rows with at least a percent of such work in their step."""
         return tuple(s.run.id for s in samples if seconds(s) > 0.01 * s.measured_s)
 
+    def is_flash(sample: Sample) -> bool:
+        return sample.run.software.kernel == "flash"
+
     shared = constants.shared
     rows = {
-        "attention": informed(lambda s: s.todo.attention_s * (s.run.software.kernel != "flash")),
-        "flash_attention": informed(
-            lambda s: s.todo.attention_s * (s.run.software.kernel == "flash")
-        ),
+        "attention": informed(lambda s: s.todo.attention_s * (not is_flash(s))),
+        "flash_attention": informed(lambda s: s.todo.attention_s * is_flash(s)),
         "exposed_gathers": informed(lambda s: s.todo.gathers_s + s.todo.dcn_s),
         "exposed_tensor": informed(lambda s: s.todo.tensor_s * (s.run.software.name in IN_PIECES)),
         "slice_wait_s": informed(lambda s: s.todo.reductions * shared["slice_wait_s"]),

@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.errors import SpecError
 from orchestrator.planning import flops
 from orchestrator.values.fields import DType
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
@@ -71,8 +71,7 @@ def _dtype(text: str) -> DType:
 
 def _note(row: Row, pattern: str) -> str | None:
     """Return the first group of a pattern in the notes; None where they do not have it."""
-    match = re.search(pattern, row["notes"])
-    return match[1] if match else None
+    return match[1] if (match := re.search(pattern, row["notes"])) else None
 
 
 # Published runs of mixtures of experts: columns of their own, and the mixture that they
@@ -100,55 +99,10 @@ _MEGABLOX_TILE = 1024
 _GROUPED_ROWS = 512
 
 
-def _translated(row: Row) -> Row:
-    """Return a row of a file of mixtures under the names that all runs have."""
-    cells = row | {_SAME[column]: text for column, text in row.items() if column in _SAME}
-    cells["chip"] = row.get("chip", "").lower()
-    dense = row.get("d_ff_dense", "") not in ("", "0")
-    cells["d_ff"] = row["d_ff_dense"] if dense else row.get("d_ff_expert", "")
-    # After a value there may be in brackets whether it is a default, or assumed.
-    cells["remat_policy"] = row.get("remat", "").partition(" (")[0]
-    stored = row.get("weight_dtype", "").partition(" (")[0]
-    if stored:
-        cells["notes"] = f"{row.get('notes', '')}; weight_dtype {stored}"
-    return cells
-
-
-def _mixture_of(row: Row) -> MixtureOfExperts | None:
-    """Return the mixture of a row; None where its model is dense."""
-    if not row.get("experts"):
-        return None
-    capacity = None
-    if row["routing"].startswith("dropping"):  # choices are dropped
-        if row["capacity_factor"] == "not stated":
-            raise Unscorable("it drops choices, and its capacity factor is not stated")
-        capacity = _positive(row, "capacity_factor")
-    return MixtureOfExperts(
-        experts=_whole(row, "experts"),
-        top_k=_whole(row, "top_k"),
-        d_ff=_whole(row, "d_ff_expert"),
-        shared_experts=int(row["shared_experts"] or 0),
-        dense_layers=int(row["dense_layers"] or 0),
-        capacity_factor=capacity,
-    )
-
-
 _LATENT = re.compile(
     r"MLA: (?:no q lora|q lora (?P<query_rank>\d+)), kv lora (?P<kv_rank>\d+),"
     r" nope (?P<nope_dim>\d+) \+ rope (?P<rope_dim>\d+), v (?P<value_dim>\d+)"
 )
-
-
-def _latent_of(row: Row) -> LatentDimensions | None:
-    """Return the latent attention of a row; None where its heads are plain."""
-    attention = row.get("attention", "")
-    if not attention.startswith("MLA"):
-        return None
-    sizes = _LATENT.match(attention)
-    if sizes is None:
-        raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
-    numbers = {name: int(size) for name, size in sizes.groupdict().items() if size}
-    return LatentDimensions(**numbers)
 
 
 # What a row states of its software, its attention kernel and its figure, and what is assumed.
@@ -198,8 +152,18 @@ _MAXTEXT_FLASH = "flash"
 
 
 def _software_of(row: Row) -> _RunSoftware:
-    """Return the three cells of a row, or what is assumed for them."""
-    stated = {column: _stated_cell(row, column) for column in _SOFTWARE_COLUMNS}
+    """Return the three cells of a row, or what is assumed for them.
+
+    An error names the line, the column and what may be there.
+    """
+    stated = {column: row.get(column, "").lower() for column in _SOFTWARE_COLUMNS}
+    for column, text in stated.items():
+        allowed = {_KERNEL: get_args(_Kernel), _AVERAGES: get_args(_Averages)}.get(column)
+        if text and not (text in allowed if allowed else _NAME.fullmatch(text)):
+            wanted = "a name such as maxtext or pytorch-xla"
+            wanted = f"one of {', '.join(allowed)}" if allowed else wanted
+            why = f"line {row['line']}, column {column}: {text!r} is not {wanted}"
+            raise Unscorable(why, line=int(row["line"]), column=column)
     source = f"{row['source_repo']} {row['source_path']}".lower()
     known = (name for pattern, name in _OF_SOURCE if re.search(pattern, source))
     of_source = next(known, _UNKNOWN_SOFTWARE)
@@ -217,18 +181,6 @@ def _software_of(row: Row) -> _RunSoftware:
         averages=cast(_Averages, stated[_AVERAGES] or ("run" if whole_run else "steps")),
         assumed=tuple(column for column in _SOFTWARE_COLUMNS if not stated[column]),
     )
-
-
-def _stated_cell(row: Row, column: str) -> str:
-    """Return the cell in lower case; an error names the line, the column and what may be there."""
-    text = row.get(column, "").lower()
-    known = {_KERNEL: get_args(_Kernel), _AVERAGES: get_args(_Averages)}.get(column)
-    if not text or (_NAME.fullmatch(text) if known is None else text in known):
-        return text
-    wanted = f"one of {', '.join(known)}" if known else "a name such as maxtext or pytorch-xla"
-    line = row["line"]
-    why = f"line {line}, column {column}: {text!r} is not {wanted}"
-    raise Unscorable(why, line=int(line), column=column)
 
 
 PUBLISHED = FOLDER / "published_runs.csv"
@@ -304,12 +256,8 @@ def read(path: Path) -> list[Row]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restval="")
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            columns = [*table.fieldnames]
-            if "experts" in columns:  # a file of mixtures
-                columns.append("d_ff")
-                rows = [_named(_translated(row), table.line_num) for row in table]
-            else:
-                rows = [_named(row, table.line_num) for row in table]
+            columns = [*table.fieldnames, *(["d_ff"] if "experts" in table.fieldnames else [])]
+            rows = [_known_cells(row, table.line_num) for row in table]
     except OSError as error:
         raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -330,31 +278,40 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def _named(row: Row, line: int) -> Row:
+def _known_cells(row: Row, line: int) -> Row:
     """Return the known columns, with the line, and a name for a row without one."""
-    cells = {column: (row.get(column) or "").strip() for column in _COLUMNS}
-    newer = {column: (row[column] or "").strip() for column in (*_NEWER, *_OWN) if column in row}
-    return cells | newer | {"id": cells["id"] or f"row {line}", "line": str(line)}
+    cells = row
+    if "experts" in row:  # of a file of mixtures: under the names that all runs have
+        cells = row | {_SAME[column]: text for column, text in row.items() if column in _SAME}
+        cells["chip"] = row.get("chip", "").lower()
+        dense = row.get("d_ff_dense", "") not in ("", "0")
+        cells["d_ff"] = row["d_ff_dense"] if dense else row.get("d_ff_expert", "")
+        # After a value there may be in brackets whether it is a default, or assumed.
+        cells["remat_policy"] = row.get("remat", "").partition(" (")[0]
+        if stored := row.get("weight_dtype", "").partition(" (")[0]:
+            cells["notes"] = f"{row.get('notes', '')}; weight_dtype {stored}"
+    always = {column: (cells.get(column) or "").strip() for column in _COLUMNS}
+    others = [column for column in (*_NEWER, *_OWN) if column in cells]
+    newer = {column: (cells[column] or "").strip() for column in others}
+    return always | newer | {"id": always["id"] or f"row {line}", "line": str(line)}
 
 
 def run_of(row: Row) -> PublishedRun:
-    """Return the run of a row. `Unscorable` says why a row describes no run."""
+    """Return the run of a row. An error says why a row describes no run."""
     _refuse_unplannable(row)
     software = _software_of(row)
-    chips, slices = _whole(row, "num_chips"), _whole(row, "num_slices", 1)
-    length = _whole(row, "seq_len")
-    tensor, sequence = _whole(row, "ici_tp", 1), _whole(row, "ici_sp", 1)
+    chips, length = _whole(row, "num_chips"), _whole(row, "seq_len")
     # A second axis that shards weights is the same as more of the first.
     transposed = int(_note(row, r"fsdp_transpose=(\d+)") or 1)
     fsdp = _whole(row, "ici_fsdp") * transposed if row["ici_fsdp"] else None
     # The document in a source path; the rest names a table or settings.
     path = row["source_path"]
     document = path.split(maxsplit=1)[0].rstrip(";") if path else ""
-    model, window = _model_of(row), _window_of(row)
-    try:
-        chip = catalog.chip(row["chip"])
-    except UnknownName as error:
-        raise Unscorable(str(error)) from None
+    chip = catalog.chip(row["chip"])
+    noted = "adafactor" if _note(row, "(?i)(adafactor)") else "adamw"
+    optimizer = row["optimizer"].lower() or noted
+    if optimizer not in (known := get_args(_OptimizerName)):
+        raise Unscorable(f"its optimizer is {optimizer}: rows may have {' or '.join(known)}")
     hfu, routing = _note(row, r"\bHFU (\d+(?:\.\d+)?)"), row.get("routing", "")
     megablox = "megablox" in routing and "megablox False" not in routing
     return PublishedRun(
@@ -363,16 +320,16 @@ def run_of(row: Row) -> PublishedRun:
         document=f"{row['source_repo']} {document} {row['chip']}".strip(),
         chip=row["chip"],
         chips=chips,
-        slices=slices,
+        slices=_whole(row, "num_slices", 1),
         topology=row["topology"],
-        model=model,
-        window=window,
+        model=_model_of(row),
+        window=_window_of(row),
         length=length,
         sequences=_sequences_of(row, chips * chip.devices, length),
         mesh={
             "fsdp": fsdp,
-            "sequence": sequence,
-            "tensor": tensor,
+            "sequence": _whole(row, "ici_sp", 1),
+            "tensor": _whole(row, "ici_tp", 1),
             "fsdp_dcn": _shared_slices(row),
             "expert": _whole(row, "ep", 1) if "ep" in row else 1,
         },
@@ -382,7 +339,7 @@ def run_of(row: Row) -> PublishedRun:
         parallel_block=_note(row, r"(parallel attn)") is not None,
         compute=_dtype(row["compute_dtype"] or "bfloat16"),
         parameters=_dtype(_note(row, r"weight_dtype (\w+)") or "fp32"),
-        optimizer=_optimizer_of(row),
+        optimizer=cast(_OptimizerName, optimizer),
         software=software,
         attention_block=_whole(row, "attention_block") if row["attention_block"] else None,
         dispatch_matmuls="dense matmuls" in routing,
@@ -419,16 +376,6 @@ def _shared_slices(row: Row) -> int:
     return _whole(row, "dcn_fsdp", int(_note(row, r"dcn_fsdp=(\d+)") or 1))
 
 
-def _optimizer_of(row: Row) -> _OptimizerName:
-    """Return the cell, or what the notes name."""
-    noted = "adafactor" if _note(row, "(?i)(adafactor)") else "adamw"
-    stated = row["optimizer"].lower() or noted
-    known = get_args(_OptimizerName)
-    if stated not in known:
-        raise Unscorable(f"its optimizer is {stated}: rows may have {' or '.join(known)}")
-    return cast(_OptimizerName, stated)
-
-
 def _sequences_of(row: Row, devices: int, length: int) -> int:
     """Return sequences of a global step; a tpu7x chip is two devices."""
     if row["global_batch_tokens"]:
@@ -447,16 +394,38 @@ def _model_of(row: Row) -> Model:
     layers, d_model, d_ff, heads, vocab = (
         _whole(row, column) for column in ("layers", "d_model", "d_ff", "n_heads", "vocab")
     )
-    kv_heads = _whole(row, "n_kv_heads", heads)
     head_dim = _whole(row, "head_dim", max(d_model // heads, 1))
-    moe, latent = _mixture_of(row), _latent_of(row)
+    moe: MixtureOfExperts | None = None
+    if row.get("experts"):
+        capacity = None
+        if row["routing"].startswith("dropping"):  # choices are dropped
+            if row["capacity_factor"] == "not stated":
+                raise Unscorable("it drops choices, and its capacity factor is not stated")
+            capacity = _positive(row, "capacity_factor")
+        moe = MixtureOfExperts(
+            experts=_whole(row, "experts"),
+            top_k=_whole(row, "top_k"),
+            d_ff=_whole(row, "d_ff_expert"),
+            shared_experts=int(row["shared_experts"] or 0),
+            dense_layers=int(row["dense_layers"] or 0),
+            capacity_factor=capacity,
+        )
+    attention = row.get("attention", "")
+    latent: LatentDimensions | None = None
+    if attention.startswith("MLA"):
+        sizes = _LATENT.match(attention)
+        if sizes is None:
+            raise Unscorable(f"the sizes of its latent attention are not stated: {attention!r}")
+        latent = LatentDimensions(
+            **{name: int(size) for name, size in sizes.groupdict().items() if size}
+        )
     untied = Model(
         name=row["model"],
         layers=layers,
         d_model=d_model,
         d_ff=d_ff,
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=_whole(row, "n_kv_heads", heads),
         head_dim=head_dim if latent is None else latent.head_dim,
         vocab=vocab,
         gated=row["gated_mlp"] not in {"0", "false", "False"},
@@ -474,15 +443,12 @@ def _model_of(row: Row) -> Model:
 
 def _window_of(row: Row) -> _Window | None:
     """Return the window that the notes state: `5:1 local(1024):global`, `local window 1024`."""
-    pattern = re.search(r"(\d+):1 local\((\d+)\):global", row["notes"])
-    if pattern:
+    if pattern := re.search(r"(\d+):1 local\((\d+)\):global", row["notes"]):
         return _Window(int(pattern[2]), int(pattern[1]) + 1)
     tokens = _note(row, r"window (\d+)")
-    if not tokens:
-        return None
     head, keys = _note(row, r"global head_dim (\d+)"), _note(row, r"global kv heads (\d+)")
-    if not (head or keys):
-        return _Window(int(tokens))
+    if not tokens or not (head or keys):
+        return _Window(int(tokens)) if tokens else None
     # Where only the heads of global layers are named, their number is that of the family.
     return _Window(
         int(tokens), _GEMMA_EVERY, int(head) if head else None, int(keys) if keys else None

@@ -12,29 +12,13 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.catalog.published import OTHER, REFERENCE, Efficiency, LearnedConstant
 from orchestrator.errors import OrchError
+from orchestrator.evidence.score import run_work
 from orchestrator.evidence.score.published_runs import PublishedRun, Row, Unscorable, run_of
-from orchestrator.evidence.score.run_work import (
-    OURS,
-    attention_as_run,
-    check_count,
-    counted_flops_per_token,
-    experts_as_run,
-    extra_parameters_per_layer,
-    measured_step_s,
-    scaled,
-)
 from orchestrator.network import rematerialization
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import NAMED, Policy
+from orchestrator.planning import expected as pricing
 from orchestrator.planning import flops
-from orchestrator.planning.expected import (
-    STANDARD_DEVIATIONS,
-    axis_values,
-    deviation,
-    expected_s,
-    interval,
-    unseen,
-)
 from orchestrator.planning.feasibility import placements, sizes_by_name
 from orchestrator.planning.layout import Training
 from orchestrator.planning.search import SearchRequest, make_layout
@@ -48,33 +32,10 @@ from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, 
 # Lays a published run out as it was run, and prices it with the planner's own functions.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LaidOutRun:
-    """A run's layout and its ledger of seconds."""
-
-    layout: Training
-    lines: list[LedgerLine]
-
-    @property
-    def lower_s(self) -> float:
-        return float(step_time(self.layout, self.lines).lower_s)
-
-
-def _lay_out(run: PublishedRun) -> _LaidOutRun:
-    """Return the run as it was run; `Unscorable` says why it cannot be planned."""
-    try:
-        chip = catalog.chip(run.chip)
-        topology = _topology_of(run, chip)
-        layout = _layout_as_run(run, chip, topology)
-        return _LaidOutRun(layout=layout, lines=_lines_as_run(run, layout))
-    except Unscorable:
-        raise
-    except OrchError as error:
-        raise Unscorable(str(error)) from None
-
-
-def _topology_of(run: PublishedRun, chip: Chip) -> Topology:
-    """Return the slice: the stated shape, or the shape with that many chips."""
+def _lay_out(run: PublishedRun) -> tuple[Training, list[LedgerLine]]:
+    """Return the run as it was run, and its ledger of seconds."""
+    chip = catalog.chip(run.chip)
+    # The slice: the stated shape, or the shape with that many chips.
     if run.chips % run.slices:
         raise Unscorable(f"{run.chips} chips are not {run.slices} slices of equal size")
     chips = run.chips // run.slices
@@ -83,7 +44,17 @@ def _topology_of(run: PublishedRun, chip: Chip) -> Topology:
     topology = catalog.topology(chip, text)
     if topology.chips != chips:
         raise Unscorable(f"{run.topology} is {topology.chips} chips, its row says {chips} a slice")
-    return topology
+    layout = _layout_as_run(run, chip, topology)
+    # The ledger, scaled where the run's block or optimizer differ, with its attention.
+    tensor = layout.devices_along(GROUPS["tensor"])
+    extra = run.model.layers * run_work.extra_parameters_per_layer(run) / tensor
+    wider = 1 + extra / layout.layer_elements
+    factors: dict[LineKind, float] = {"matmul": wider, "matmul_recompute": wider}
+    if run.parallel_block:  # one gather and one scatter serve attention and MLP together
+        factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
+    lines = [run_work.scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
+    lines = run_work.experts_as_run(run, layout, lines)
+    return layout, run_work.attention_as_run(run, layout, lines)
 
 
 def _policy_of(run: PublishedRun) -> Policy:
@@ -115,7 +86,24 @@ def _policy_of(run: PublishedRun) -> Policy:
 def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Training:
     """Return the fastest way to lay the run's mesh on the torus."""
     slice_torus = make_torus(chip, topology)
-    mesh = _mesh_as_run(run, slice_torus.devices)
+    # The run's mesh of one slice: devices that its axes leave are replicas.
+    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
+    expert = run.mesh["expert"] or 1
+    rest, over = divmod(slice_torus.devices, tensor * sequence * expert)
+    fsdp = run.mesh["fsdp"] or rest
+    if over or rest % fsdp:
+        raise Unscorable(
+            f"{slice_torus.devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
+            f" {tensor} and whole replicas"
+        )
+    mesh = MeshRequest(
+        data=rest // fsdp,
+        expert=expert,
+        fsdp=fsdp,
+        sequence=sequence,
+        tensor=tensor,
+        fsdp_dcn=run.mesh["fsdp_dcn"],
+    )
     experiment = Experiment(
         model=run.model,
         tokens=run.sequences * run.length,
@@ -144,39 +132,6 @@ def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Trainin
     best = factors[row : row + 1]
     plain = {axis: prod(best[0, :, column].tolist()) for column, axis in enumerate(ICI_AXES)}
     return laid_out(plain, plain_links(slice_torus, best))
-
-
-def _mesh_as_run(run: PublishedRun, devices: int) -> MeshRequest:
-    """Return the run's mesh of one slice: devices that its axes leave are replicas."""
-    tensor, sequence = run.mesh["tensor"] or 1, run.mesh["sequence"] or 1
-    expert = run.mesh["expert"] or 1
-    rest, over = divmod(devices, tensor * sequence * expert)
-    fsdp = run.mesh["fsdp"] or rest
-    if over or rest % fsdp:
-        raise Unscorable(
-            f"{devices} devices are not fsdp {fsdp} x sequence {sequence} x tensor"
-            f" {tensor} and whole replicas"
-        )
-    return MeshRequest(
-        data=rest // fsdp,
-        expert=expert,
-        fsdp=fsdp,
-        sequence=sequence,
-        tensor=tensor,
-        fsdp_dcn=run.mesh["fsdp_dcn"],
-    )
-
-
-def _lines_as_run(run: PublishedRun, layout: Training) -> list[LedgerLine]:
-    """Return the ledger, scaled where the run's block or optimizer differ, with its attention."""
-    tensor = layout.devices_along(GROUPS["tensor"])
-    extra = run.model.layers * extra_parameters_per_layer(run) / tensor
-    wider = 1 + extra / layout.layer_elements
-    factors: dict[LineKind, float] = {"matmul": wider, "matmul_recompute": wider}
-    if run.parallel_block:  # one gather and one scatter serve attention and MLP together
-        factors |= {"activation_gather": 0.5, "activation_scatter": 0.5}
-    lines = [scaled(line, factors.get(line.kind, 1.0)) for line in time_lines(layout)]
-    return attention_as_run(run, layout, experts_as_run(run, layout, lines))
 
 
 # Exchanges over `tensor` are sent piece by piece, next to matmuls, by software that asks for it.
@@ -334,15 +289,21 @@ class Sample:
 
     run: PublishedRun
     measured_s: float
-    laid_out: _LaidOutRun
+    layout: Training
+    lines: list[LedgerLine]
     todo: StepWork
+
+    @property
+    def lower_s(self) -> float:
+        return float(step_time(self.layout, self.lines).lower_s)
 
     @property
     def mfu(self) -> float:
         """The measured MFU, by the project's one definition; a window counts only what it sees."""
-        run, layout = self.run, self.laid_out.layout
-        step_flops = counted_flops_per_token(run, OURS) * run.sequences * run.length
-        return flops.mfu(step_flops, self.measured_s, int(layout.devices), device_peak(layout))
+        token_flops = run_work.counted_flops_per_token(self.run, run_work.OURS)
+        step_flops = token_flops * self.run.sequences * self.run.length
+        rate = device_peak(self.layout)
+        return flops.mfu(step_flops, self.measured_s, int(self.layout.devices), rate)
 
     @property
     def averages_run(self) -> bool:
@@ -351,25 +312,20 @@ class Sample:
 
     def axis_values(self) -> dict[str, float]:
         """Return where the run lies on each axis of extrapolation."""
-        return axis_values(self.laid_out.layout, self.todo, self.measured_s)
+        return pricing.axis_values(self.layout, self.todo, self.measured_s)
 
     def expected_s(self, efficiency: Efficiency) -> float:
         """Return the steady step, what its software adds, and what a whole run adds on average."""
-        layout, lines, own = (
-            self.laid_out.layout,
-            self.laid_out.lines,
-            _as_run(efficiency, self.run),
-        )
-        steady_s = float(expected_s(layout, lines, step_time(layout, lines), own))
-        return (steady_s + self._overhead_s(efficiency)) / (1 - self._added_share(efficiency))
+        own, time = _as_run(efficiency, self.run), step_time(self.layout, self.lines)
+        steady_s = float(pricing.expected_s(self.layout, self.lines, time, own))
+        overhead_s, _ = self._overhead_s(efficiency)
+        return (steady_s + overhead_s) / (1 - self._added_share(efficiency))
 
-    def _overhead_s(self, efficiency: Efficiency) -> float:
-        return efficiency.run_overhead_s.value if self.averages_run else 0.0
-
-    def _unsure_overhead_s(self, efficiency: Efficiency) -> float:
-        """Return how far the overhead of a whole run may be off, in four of five cases."""
-        unsure = STANDARD_DEVIATIONS * efficiency.run_overhead_s.unsure
-        return unsure * self._overhead_s(efficiency)
+    def _overhead_s(self, efficiency: Efficiency) -> tuple[float, float]:
+        """Return the overhead of a whole run, and how far it may be off in four of five cases."""
+        constant = efficiency.run_overhead_s
+        overhead_s = constant.value if self.averages_run else 0.0
+        return overhead_s, pricing.STANDARD_DEVIATIONS * constant.unsure * overhead_s
 
     def _added_share(self, efficiency: Efficiency) -> float:
         """Return the share that its software adds, and that a whole run does between steps."""
@@ -379,41 +335,35 @@ class Sample:
 
     def interval(self, efficiency: Efficiency) -> tuple[float, float]:
         """Return the interval of the steady step, wider by how unsure a whole run's overhead is."""
-        layout, lines, own = (
-            self.laid_out.layout,
-            self.laid_out.lines,
-            _as_run(efficiency, self.run),
-        )
-        time, unsure_s = step_time(layout, lines), self._unsure_overhead_s(efficiency)
-        low, high = interval(layout, lines, time, own)
-        steady_s = float(expected_s(layout, lines, time, own))
-        below, above = (hypot(end - steady_s, unsure_s) for end in (low, high))
+        own, time = _as_run(efficiency, self.run), step_time(self.layout, self.lines)
+        steady_s = float(pricing.expected_s(self.layout, self.lines, time, own))
+        _, unsure_s = self._overhead_s(efficiency)
+        ends = pricing.interval(self.layout, self.lines, time, own)
+        below, above = (hypot(end - steady_s, unsure_s) for end in ends)
         expected, share = self.expected_s(efficiency), 1 - self._added_share(efficiency)
-        return max(expected - below / share, self.laid_out.lower_s), expected + above / share
+        return max(expected - below / share, self.lower_s), expected + above / share
 
     def uncertainty(self, efficiency: Efficiency) -> tuple[float, float]:
         """Return how far its figure may be off, as shares of it: for its constants, and for what no
         other run shows.
         """
-        own, todo = _as_run(efficiency, self.run), self.todo
-        overhead = self._unsure_overhead_s(efficiency) / self.measured_s
-        return hypot(deviation(todo, own), overhead), unseen(todo, self.axis_values(), own)
+        own, (_, unsure_s) = _as_run(efficiency, self.run), self._overhead_s(efficiency)
+        of_constants = hypot(pricing.deviation(self.todo, own), unsure_s / self.measured_s)
+        return of_constants, pricing.unseen(self.todo, self.axis_values(), own)
 
 
 def _sample_of(row: Row) -> Sample:
-    """Return the sample of a row; `Unscorable` says why it cannot be scored."""
+    """Return the sample of a row; an error says why it cannot be scored."""
     run = run_of(row)
-    try:
-        at_peak = peak(catalog.chip(run.chip), run.compute).value
-    except OrchError as error:
-        raise Unscorable(str(error)) from None
-    check_count(run)
-    laid_out = _lay_out(run)
+    at_peak = peak(catalog.chip(run.chip), run.compute).value
+    run_work.check_count(run)
+    layout, lines = _lay_out(run)
     return Sample(
         run=run,
-        measured_s=measured_step_s(run, at_peak),
-        laid_out=laid_out,
-        todo=step_work(laid_out.layout, laid_out.lines),
+        measured_s=run_work.measured_step_s(run, at_peak),
+        layout=layout,
+        lines=lines,
+        todo=step_work(layout, lines),
     )
 
 
@@ -423,6 +373,6 @@ def samples(rows: Iterable[Row]) -> tuple[list[Sample], list[SkippedRow]]:
     for row in rows:
         try:
             usable.append(_sample_of(row))
-        except Unscorable as reason:
+        except OrchError as reason:
             skipped.append(SkippedRow(id=row["id"], reason=str(reason)))
     return usable, skipped
