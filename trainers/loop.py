@@ -303,7 +303,13 @@ def share_compiled_programs() -> None:
         return
 
     def hash_machine(hashed: Any, _: Any) -> None:
-        hashed.update(_processor().encode())
+        # What this machine's processor can do: a program holds instructions that another may lack.
+        information = Path("/proc/cpuinfo")
+        lines = information.read_text().splitlines() if information.exists() else []
+        known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+        hashed.update(
+            "\n".join((platform.machine(), platform.processor(), *sorted(known))).encode()
+        )
 
     # JAX has no public way to say it.
     cache_key._hash_accelerator_config = hash_machine  # type: ignore[assignment]
@@ -311,11 +317,3 @@ def share_compiled_programs() -> None:
     jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_share_binary_between_hosts", True)
-
-
-def _processor() -> str:
-    """What this machine's processor can do: a program holds instructions that another may lack."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return "\n".join((platform.machine(), platform.processor(), *sorted(known)))

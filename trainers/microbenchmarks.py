@@ -113,25 +113,21 @@ def _compiled(body: _Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
 
 def _work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> _Work:
     if operation == "matmul":
-        return _matmul(dtype, amount)
+        # A product and its backward pass: each multiplies in an order of its own.
+        size = round((amount / 2 / _MATMULS) ** (1 / 3) / 16) * 16
+        square = jnp.full((size, size), _SMALL, dtype)
+
+        def body(arrays: Any) -> Any:
+            x, weight = arrays
+            y = x @ weight
+            return y @ weight.T, x.T @ y
+
+        return body, (square, square), 2.0 * _MATMULS * size**3
     if operation == "attention":
         return _attend(dtype, head_dim, amount)
     # Every number is read and written.
     numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), _SMALL, dtype)
     return lambda arrays: (arrays[0] * dtype(0.5),), (numbers,), 2.0 * numbers.nbytes
-
-
-def _matmul(dtype: Any, amount: float) -> _Work:
-    """A product and its backward pass: each multiplies in an order of its own."""
-    size = round((amount / 2 / _MATMULS) ** (1 / 3) / 16) * 16
-    square = jnp.full((size, size), _SMALL, dtype)
-
-    def body(arrays: Any) -> Any:
-        x, weight = arrays
-        y = x @ weight
-        return y @ weight.T, x.T @ y
-
-    return body, (square, square), 2.0 * _MATMULS * size**3
 
 
 def _attend(dtype: Any, head_dim: int, amount: float) -> _Work:
@@ -155,16 +151,6 @@ def _attend(dtype: Any, head_dim: int, amount: float) -> _Work:
 def _depths(plan: Plan) -> tuple[int, ...]:
     """Return one layer, and three quarters of the layers, at least two."""
     return 1, max(2, plan.model.layers * 3 // 4)
-
-
-def _step_timing(plan: Plan) -> Timing:
-    """Time the step at each depth."""
-    runs: dict[float, Callable[[], float]] = {}
-    for layers in _depths(plan):
-        model = replace(plan.model, layers=layers)
-        model = replace(model, parameters=flops.parameters(model))
-        runs[float(layers)] = _CompiledStep(replace(plan, model=model)).seconds
-    return _in_rounds("step", plan.precision.compute, runs)
 
 
 class _CompiledStep:
@@ -228,7 +214,13 @@ def _rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing
     if process == "0":
         yield _timed("matmul", plan.precision.compute)
     barrier("matmuls are measured")
-    yield _step_timing(plan)
+    # Time the step at each depth.
+    runs: dict[float, Callable[[], float]] = {}
+    for layers in _depths(plan):
+        model = replace(plan.model, layers=layers)
+        model = replace(model, parameters=flops.parameters(model))
+        runs[float(layers)] = _CompiledStep(replace(plan, model=model)).seconds
+    yield _in_rounds("step", plan.precision.compute, runs)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,18 @@ class Checkpoints:
             if self._primary:
                 self._open(identity)
             barrier("checkpoints are open")
-            self._check_identity(identity)
+            try:
+                content = self._steps.read_small(self._identity_file)
+                saved = codec.from_json(content, dict[str, str | int])
+            except (OSError, msgspec.DecodeError) as error:
+                where = f"{self._folder}/{self._identity_file}"
+                raise CheckpointFailed(f"{where}: cannot be read: {error}") from error
+            for name in sorted({*saved, *identity}):
+                was, now = saved.get(name), identity.get(name)
+                if was != now:
+                    raise CheckpointFailed(
+                        f"{self._folder}: holds another run: {name} was {was}, against {now}"
+                    )
 
     def __enter__(self) -> Self:
         return self
@@ -245,20 +256,6 @@ class Checkpoints:
                 self._steps.delete(name)  # its attempt was superseded before it counted
         content = msgspec.json.encode(identity, order="sorted")
         self._steps.create_small(self._identity_file, content)
-
-    def _check_identity(self, identity: _Identity) -> None:
-        try:
-            content = self._steps.read_small(self._identity_file)
-            saved = codec.from_json(content, dict[str, str | int])
-        except (OSError, msgspec.DecodeError) as error:
-            where = f"{self._folder}/{self._identity_file}"
-            raise CheckpointFailed(f"{where}: cannot be read: {error}") from error
-        for name in sorted({*saved, *identity}):
-            was, now = saved.get(name), identity.get(name)
-            if was != now:
-                raise CheckpointFailed(
-                    f"{self._folder}: holds another run: {name} was {was}, against {now}"
-                )
 
     def _newest_whole(self) -> tuple[_RecordedSave | None, dict[str, SkippedCheckpoint]]:
         """The newest checkpoint that counts and is whole, and the later ones by their folders."""

@@ -79,7 +79,19 @@ class _TokenArrays:
     vocab: int
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
-        tokens = _token_array(path, _dtype_of(self))
+        try:
+            if path.suffix == ".npy":
+                tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            elif path.suffix == ".bin":
+                tokens = np.memmap(path, dtype=_dtype_of(self), mode="r")
+            else:
+                raise ValueError("its name ends in neither .npy nor .bin")
+        except (EOFError, OSError, ValueError) as error:
+            raise DataUnusable(f"{path}: not an array of tokens: {error}") from error
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise DataUnusable(
+                f"{path}: {tokens.dtype}{list(tokens.shape)}, against a row of integers"
+            )
         for start in range(0, len(tokens), _PIECE):
             piece = tokens[start : start + _PIECE]
             low, high = int(piece.min()), int(piece.max())
@@ -139,21 +151,6 @@ def _end_of_config(file: Path) -> str | None:
     token = config.get("eos_token") if isinstance(config, dict) else None
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
-
-
-def _token_array(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    try:
-        if path.suffix == ".npy":
-            tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        elif path.suffix == ".bin":
-            tokens = np.memmap(path, dtype=dtype, mode="r")
-        else:
-            raise ValueError("its name ends in neither .npy nor .bin")
-    except (EOFError, OSError, ValueError) as error:
-        raise DataUnusable(f"{path}: not an array of tokens: {error}") from error
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise DataUnusable(f"{path}: {tokens.dtype}{list(tokens.shape)}, against a row of integers")
-    return tokens
 
 
 # The documents of a file: JSON lines and Parquet have one a row, any other file is one

@@ -203,22 +203,19 @@ def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _L
             inside = tuple(axis for axis in axes if axis not in across)
             sums.append(all_reduce(all_reduce(gradient.astype(wire), inside), across))
         if jax.lax.axis_size("data") > 1:
-            sums = _over_replicas(sums)
+            # One message with all gradients: each by itself would be padded to a part for every
+            # chip.
+            message = jnp.concatenate([gradient.reshape(-1) for gradient in sums])
+            quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
+            padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
+            parts = all_reduce(reduce_scatter(padded, "data", 0), SLICE_REPLICAS)
+            total = all_gather(parts, "data", 0).reshape(-1)
+            ends = np.cumsum([gradient.size for gradient in sums])
+            pieces = jnp.split(total[: message.size], ends[:-1])
+            sums = [piece.reshape(like.shape) for piece, like in zip(pieces, sums, strict=True)]
         else:
             sums = [all_reduce(gradient, SLICE_REPLICAS) for gradient in sums]
         return [gradient.astype(jnp.float32) for gradient in sums]
-
-
-def _over_replicas(gradients: _Leaves) -> _Leaves:
-    """One message with all gradients: each by itself would be padded to a part for every chip."""
-    message = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
-    quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
-    padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
-    parts = all_reduce(reduce_scatter(padded, "data", 0), SLICE_REPLICAS)
-    total = all_gather(parts, "data", 0).reshape(-1)
-    ends = np.cumsum([gradient.size for gradient in gradients])
-    pieces = jnp.split(total[: message.size], ends[:-1])
-    return [piece.reshape(like.shape) for piece, like in zip(pieces, gradients, strict=True)]
 
 
 def replicated_axes(sharding: P) -> tuple[str, ...]:

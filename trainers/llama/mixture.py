@@ -62,7 +62,14 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
     preference = scores if bias is None else scores + bias
     preference = jax.lax.stop_gradient(preference)
     if moe.groups > 1:
-        preference = _in_best_groups(moe, preference)
+        # The preference for experts of the best groups; no other is chosen. A group is as good as
+        # its best expert, and with a sigmoid as its two best together.
+        grouped = preference.reshape(*preference.shape[:-1], moe.groups, -1)
+        counted = min(2, grouped.shape[-1]) if moe.router == "sigmoid" else 1
+        best = jax.lax.top_k(grouped, counted)[0].sum(-1)
+        chosen = jax.lax.top_k(best, moe.top_groups)[1]
+        is_chosen = jax.nn.one_hot(chosen, moe.groups, dtype=bool).any(-2)
+        preference = jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(preference.shape)
     experts = jax.lax.top_k(preference, moe.top_k)[1]
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if moe.normalized:
@@ -79,19 +86,6 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
         penalty += _excess_in_backward(bias, load.sum(0))
     share = 1 / jax.lax.axis_size(TENSOR)  # every chip of a tensor group has the same tokens
     return _Routing(experts, moe.scale * weights, share * penalty, share * load.sum(0))
-
-
-def _in_best_groups(moe: MixtureOfExperts, preference: jax.Array) -> jax.Array:
-    """The preference for experts of the best groups; no other is chosen.
-
-    A group is as good as its best expert, and with a sigmoid as its two best together.
-    """
-    grouped = preference.reshape(*preference.shape[:-1], moe.groups, -1)
-    counted = min(2, grouped.shape[-1]) if moe.router == "sigmoid" else 1
-    best = jax.lax.top_k(grouped, counted)[0].sum(-1)
-    chosen = jax.lax.top_k(best, moe.top_groups)[1]
-    is_chosen = jax.nn.one_hot(chosen, moe.groups, dtype=bool).any(-2)
-    return jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(preference.shape)
 
 
 def _balance_penalty(moe: MixtureOfExperts, scores: jax.Array, load: jax.Array) -> jax.Array:
@@ -190,7 +184,19 @@ def _chosen_experts(
     chosen = routing.experts.reshape(-1, moe.top_k)
     with line("expert_gather"):
         experts = jax.lax.all_gather(chosen, EXPERT, tiled=True)
-    rows = _dropless_rows(experts, moe.experts)
+    # A row for each choice of this chip's experts, with room for the most there can be. experts [T,
+    # k]
+    ways = jax.lax.axis_size(EXPERT)
+    own = moe.experts // ways
+    flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
+    is_own = (flat >= 0) & (flat < own)
+    expert = jnp.where(is_own, flat, own)
+    order = jnp.argsort(expert, stable=True)
+    room = experts.shape[0] * min(experts.shape[1], own)
+    sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
+    choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
+    row = jnp.where(is_own, jnp.argsort(order), room)
+    rows = _MixtureRows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
     transform = partial(_own_experts, runtime, kind, layer, rows.sizes)
     out = _through_experts(everyones, all_gather(weights, EXPERT, 0), rows, transform)
     return reduce_scatter(out, EXPERT, 0).reshape(x.shape), jnp.int32(0)
@@ -278,24 +284,6 @@ class _MixtureRows(NamedTuple):
     row: jax.Array  # [T, k] of rows
     sizes: jax.Array | None  # [E] of groups, one expert after another; None where all are equal
     complete: bool  # every choice has a row, and every row a choice
-
-
-def _dropless_rows(experts: jax.Array, count: int) -> _MixtureRows:
-    """A row for each choice of this chip's experts, with room for the most there can be.
-
-    experts [T, k]
-    """
-    ways = jax.lax.axis_size(EXPERT)
-    own = count // ways
-    flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
-    is_own = (flat >= 0) & (flat < own)
-    expert = jnp.where(is_own, flat, own)
-    order = jnp.argsort(expert, stable=True)
-    room = experts.shape[0] * min(experts.shape[1], own)
-    sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
-    choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
-    row = jnp.where(is_own, jnp.argsort(order), room)
-    return _MixtureRows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
 
 
 def _limited_rows(experts: jax.Array, count: int, rows: int) -> _MixtureRows:

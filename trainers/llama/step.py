@@ -158,7 +158,12 @@ def _train_step(
 ) -> tuple[dict[str, _Tree], dict[str, jax.Array]]:
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
     plan = runtime.plan
-    tokens = _predicted_tokens(plan, batch)
+    # Tokens of the whole batch that are predicted: all, except the first of a document.
+    if plan.data.separator is None:
+        tokens = plan.batch.tokens
+    else:
+        own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
+        tokens = all_reduce(own, (*BATCH, SEQUENCE)).astype(jnp.float32)
     (loss, routed), gradients = _accumulate_gradients(runtime, state["parameters"], batch, tokens)
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
@@ -232,11 +237,3 @@ def _accumulate_gradients(
     shapes = jax.eval_shape(differentiate, jax.tree.map(lambda rows: rows[0], cut))
     start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     return jax.lax.scan(step, start, cut)[0]
-
-
-def _predicted_tokens(plan: Plan, batch: _Batch) -> jax.Array | int:
-    """Tokens of the whole batch that are predicted: all, except the first of a document."""
-    if plan.data.separator is None:
-        return plan.batch.tokens
-    own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
-    return all_reduce(own, (*BATCH, SEQUENCE)).astype(jnp.float32)

@@ -238,7 +238,11 @@ class RunExport:
         if run.state not in LIVE and run.steps_done:
             ending = of_ending(make_report(self._journal), _last_seen_at_s(run))
             self._send(self._stored, ending, {})
-        self._set_status(self._stored, run)
+        status = _STATUS.get(run.state, "RUNNING")
+        if self._status != status:
+            ended_at_s = None if status == "RUNNING" else _last_seen_at_s(run)
+            self._store.set_status(self._stored.id, status, ended_at_s)
+            self._status = status
         self._send_files(self._stored, run)
 
     # --- the MLflow run
@@ -315,13 +319,6 @@ class RunExport:
             )
             for steps in reader.in_parts():
                 yield attempt, steps
-
-    def _set_status(self, stored: StoredRun, run: Run) -> None:
-        status = _STATUS.get(run.state, "RUNNING")
-        if self._status != status:
-            ended_at_s = None if status == "RUNNING" else _last_seen_at_s(run)
-            self._store.set_status(stored.id, status, ended_at_s)
-            self._status = status
 
     def _send_files(self, stored: StoredRun, run: Run) -> None:
         files = artifacts(self._journal, run)
