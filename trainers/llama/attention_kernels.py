@@ -335,11 +335,5 @@ def _cudnn(
         return otherwise(q, k, v, sinks, documents)
     window = None if kind.window is None else (kind.window - 1, 0)
     return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        is_causal=True,
-        scale=kind.scale,
-        local_window_size=window,
-        implementation="cudnn",
+        q, k, v, is_causal=True, scale=kind.scale, local_window_size=window, implementation="cudnn"
     )

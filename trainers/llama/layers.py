@@ -43,12 +43,7 @@ from trainers.llama.collectives import (
     together_in_backward,
 )
 from trainers.llama.parameters import DTYPES, Parameters, norm, norm_of_heads
-from trainers.llama.ring import (
-    all_gather_matmul,
-    in_arrival_order,
-    in_order,
-    matmul_reduce_scatter,
-)
+from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
 Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

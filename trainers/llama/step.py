@@ -199,10 +199,7 @@ def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[
 
     entropy, _ = jax.lax.scan(step, jnp.float32(0), _microbatches(runtime.plan, batch))
     own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
-    return {
-        "loss_sum": all_reduce(entropy, MESH),
-        "tokens": all_reduce(own, (*BATCH, SEQUENCE)),
-    }
+    return {"loss_sum": all_reduce(entropy, MESH), "tokens": all_reduce(own, (*BATCH, SEQUENCE))}
 
 
 def _microbatches(plan: Plan, batch: _Batch) -> _Batch:

@@ -71,9 +71,7 @@ def description(journal: Journal, run: Run, parent: str | None) -> _Description:
     if proof:
         points += of_proof(proof, run.submitted_at_s)
     return _Description(
-        params=_params(journal.spec()),
-        tags=_tags(run, parent, newest, proof),
-        points=tuple(points),
+        params=_params(journal.spec()), tags=_tags(run, parent, newest, proof), points=tuple(points)
     )
 
 
