@@ -79,7 +79,7 @@ class Program:
 
     def lowered(self) -> jax.stages.Lowered:
         """Lower the step for its shapes, without a device."""
-        return self.step.lower(self.state, self.batch, *self.rate(0))
+        return self.step.lower(self.state, self.batch, *self.rate(self.plan.first_step))
 
     def rate(self, step: int) -> tuple[np.float32, ...]:
         """Return what a step takes after the state and the batch: its learning rate, or nothing."""

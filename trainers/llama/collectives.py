@@ -138,40 +138,28 @@ def gather_matrix(
     return all_gather(own, inside, dimension)
 
 
-def _matrix_forward(
-    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: _Axes
-) -> tuple[jax.Array, jax.Array]:
-    return gather_matrix(shard, dimension, compute, wire, inside), jnp.empty((0,), shard.dtype)
-
-
-def _matrix_backward(
-    dimension: int, compute: Any, wire: Any, inside: _Axes, like: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array]:
-    return (scatter_matrix(gradient, dimension, wire, inside).astype(like.dtype),)
-
-
 def scatter_matrix(
     gradient: jax.Array, dimension: int, wire: Any, inside: _Axes = WEIGHTS
 ) -> jax.Array:
     """A matrix's gradient as this chip's part of the sum over chips, in the type it travels in."""
-    own = _scatter_rows(gradient.astype(wire), inside, dimension)
+    sent = gradient.astype(wire)
+    if sent.shape[dimension] // jax.lax.axis_size(inside) % TILE[0] == 0:
+        own = reduce_scatter(sent, inside, dimension)
+    else:
+        # XLA would split the operands of the gradient's product instead. Rows are a dimension of
+        # the activations there, and parts of fewer than 128 cost copies of them. With the barrier
+        # it splits the gradient, with its rows first, as the product can write them.
+        first = jax.lax.optimization_barrier(jnp.moveaxis(sent, dimension, 0))
+        own = jnp.moveaxis(reduce_scatter(first, inside, 0), 0, dimension)
     return reduce_scatter(own, WEIGHTS_OVER_DCN, dimension)
 
 
-def _scatter_rows(gradient: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
-    """A matrix's gradient summed over chips, each with its own rows.
-
-    XLA would split the operands of the gradient's product instead. Rows are a dimension of the
-    activations there, and parts of fewer than 128 cost copies of them. With the
-    barrier it splits the gradient, with its rows first, as the product can write them.
-    """
-    if gradient.shape[dimension] // jax.lax.axis_size(axes) % TILE[0] == 0:
-        return reduce_scatter(gradient, axes, dimension)
-    first = jax.lax.optimization_barrier(jnp.moveaxis(gradient, dimension, 0))
-    return jnp.moveaxis(reduce_scatter(first, axes, 0), 0, dimension)
-
-
-gather_matrix.defvjp(_matrix_forward, _matrix_backward)
+gather_matrix.defvjp(
+    lambda shard, *how: (gather_matrix(shard, *how), jnp.empty((0,), shard.dtype)),
+    lambda dimension, _, wire, inside, like, gradient: (
+        scatter_matrix(gradient, dimension, wire, inside).astype(like.dtype),
+    ),
+)
 
 
 def all_to_all(x: jax.Array, axis: str, split: int, concatenated: int) -> jax.Array:
@@ -203,8 +191,7 @@ def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _L
             inside = tuple(axis for axis in axes if axis not in across)
             sums.append(all_reduce(all_reduce(gradient.astype(wire), inside), across))
         if jax.lax.axis_size("data") > 1:
-            # One message with all gradients: each by itself would be padded to a part for every
-            # chip.
+            # One message with all gradients: each by itself would be padded for every chip.
             message = jnp.concatenate([gradient.reshape(-1) for gradient in sums])
             quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
             padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
@@ -231,16 +218,12 @@ def reduce_in_backward(parameters: _Leaves, shardings: _Shardings, wire: Any) ->
     return parameters
 
 
-def _same(parameters: _Leaves, shardings: _Shardings, wire: Any) -> tuple[_Leaves, None]:
-    return parameters, None
-
-
 def _reduce(shardings: _Shardings, wire: Any, _: None, gradients: _Leaves) -> tuple[_Leaves]:
     sums = reduce_gradients(gradients, shardings, wire)
     return ([total.astype(like.dtype) for total, like in zip(sums, gradients, strict=True)],)
 
 
-reduce_in_backward.defvjp(_same, _reduce)
+reduce_in_backward.defvjp(lambda parameters, *_: (parameters, None), _reduce)
 
 
 @jax.custom_vjp

@@ -42,7 +42,7 @@ from trainers.llama.collectives import (
     scatter_matrix,
     together_in_backward,
 )
-from trainers.llama.parameters import DTYPES, Parameters, norm, norm_of_heads
+from trainers.llama.parameters import DTYPES, Parameters, norm
 from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
 Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -204,10 +204,8 @@ def _from_stream(
 
     def turned(norm_kind: Norm | None, x: jax.Array, heads: str) -> jax.Array:
         # Each head is normalized by itself, or all heads together.
-        if norm_kind is not None and len(norm_kind.scale.dimensions) == 2:
-            x = norm_of_heads(norm_kind, layer, x, mesh_axes(heads))
-        else:
-            x = norm(norm_kind, layer, x)
+        together = norm_kind is not None and len(norm_kind.scale.dimensions) == 2
+        x = norm(norm_kind, layer, x, mesh_axes(heads) if together else ())
         return _rotate(kind.rotary, x, positions)
 
     return turned(kind.query_norm, q, "heads"), turned(kind.key_norm, k, "kv_heads"), v

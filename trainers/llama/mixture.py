@@ -38,7 +38,7 @@ from trainers.llama.collectives import (
     line,
     reduce_scatter,
 )
-from trainers.llama.layers import Grouped, Runtime, activate
+from trainers.llama.layers import Runtime, activate
 from trainers.llama.parameters import Parameters
 
 # Which experts a token goes to, with what weights, and what keeps the experts evenly loaded
@@ -75,29 +75,21 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
     if moe.normalized:
         weights = weights / weights.sum(-1, keepdims=True)
     load = jax.nn.one_hot(experts, moe.experts, dtype=jnp.float32).sum((1, 2))  # [b, E]
-    penalty = _balance_penalty(moe, scores, load)
-    # The squared logarithm of the softmax's denominator, summed over tokens.
-    penalty += (
-        moe.z_loss * jnp.sum(jax.nn.logsumexp(logits, axis=-1) ** 2)
-        if moe.z_loss
-        else jnp.float32(0)
-    )
+    penalty = jnp.float32(0)  # summed over tokens
+    if moe.balance_loss:
+        # For each sequence E x the experts' shares of its choices times their mean scores: one
+        # where all are alike.
+        whole = jax.lax.stop_gradient(all_reduce(load, SEQUENCE))  # [b, E]
+        shares = whole / whole.sum(-1, keepdims=True)
+        relative = scores / scores.sum(-1, keepdims=True)
+        penalty += moe.balance_loss * moe.experts * jnp.einsum("be,bse->", shares, relative)
+    if moe.z_loss:
+        # The squared logarithm of the softmax's denominator.
+        penalty += moe.z_loss * jnp.sum(jax.nn.logsumexp(logits, axis=-1) ** 2)
     if bias is not None:
         penalty += _excess_in_backward(bias, load.sum(0))
     share = 1 / jax.lax.axis_size(TENSOR)  # every chip of a tensor group has the same tokens
     return _Routing(experts, moe.scale * weights, share * penalty, share * load.sum(0))
-
-
-def _balance_penalty(moe: MixtureOfExperts, scores: jax.Array, load: jax.Array) -> jax.Array:
-    """For each sequence E x the experts' shares of its choices times their mean scores: one where
-    all are alike. Summed over tokens.
-    """
-    if not moe.balance_loss:
-        return jnp.float32(0)
-    whole = jax.lax.stop_gradient(all_reduce(load, SEQUENCE))  # [b, E]
-    shares = whole / whole.sum(-1, keepdims=True)
-    scores = scores / scores.sum(-1, keepdims=True)
-    return moe.balance_loss * moe.experts * jnp.einsum("be,bse->", shares, scores)
 
 
 @jax.custom_vjp
@@ -140,19 +132,15 @@ def mixture(
     routing = _route(moe, logits, layer.get(BALANCE_BIAS))
     out, dropped = _chosen_experts(runtime, kind, moe, layer, x, routing)
     if kind.shared is not None:
-        out = out + _shared_experts(runtime, kind.shared, layer, x)
+        # The output of the experts that every token goes to.
+        matrices = _gathered_each(runtime.gather_matrix, kind.shared, layer)
+        product = line("matmul")(jnp.matmul)
+        hidden = activate(kind.shared, [product(x, matrix) for matrix in matrices])
+        down = runtime.gather_matrix(layer[kind.shared.output.weight.name], 1)
+        out = out + product(hidden, down)
     share = 1 / jax.lax.axis_size(TENSOR)
     routed = Routed(routing.penalty, routing.load, share * dropped)
     return reduce_scatter(out, TENSOR, 1), routed
-
-
-def _shared_experts(runtime: Runtime, kind: MLP, layer: Parameters, x: jax.Array) -> jax.Array:
-    """The output of the experts that every token goes to."""
-    matrices = _gathered_each(runtime.gather_matrix, kind, layer)
-    product = line("matmul")(jnp.matmul)
-    products = [product(x, matrix) for matrix in matrices]
-    down = runtime.gather_matrix(layer[kind.output.weight.name], 1)
-    return product(activate(kind, products), down)
 
 
 def _gathered_each(
@@ -184,8 +172,7 @@ def _chosen_experts(
     chosen = routing.experts.reshape(-1, moe.top_k)
     with line("expert_gather"):
         experts = jax.lax.all_gather(chosen, EXPERT, tiled=True)
-    # A row for each choice of this chip's experts, with room for the most there can be. experts [T,
-    # k]
+    # A row for each choice [T, k] of this chip's experts, with room for the most there can be.
     ways = jax.lax.axis_size(EXPERT)
     own = moe.experts // ways
     flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
@@ -321,12 +308,10 @@ def _through_experts(
     `transform` is what experts do with rows [rows, D] and their weights [rows, 1]. They multiply
     by the weights before their last matmul, so that the backward pass does not need its result.
     """
-    token = rows.choice // weights.shape[1]
-    row_x = _spread(rows.complete, x, token, rows.row)
-    row_weights = _spread(
-        rows.complete, weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1)
-    )
-    return _collect(rows.complete, transform(row_x, row_weights), token, rows.row)
+    token, complete = rows.choice // weights.shape[1], rows.complete
+    row_x = _spread(complete, x, token, rows.row)
+    row_weights = _spread(complete, weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1))
+    return _collect(complete, transform(row_x, row_weights), token, rows.row)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -370,24 +355,17 @@ _collect.defvjp(
 # Grouped matmuls: rows, expert after expert, each times the weight of its expert
 
 
-def grouped_matmul(platform: str) -> Grouped:
-    """Return the product for a platform.
-
-    On TPU the compiler has a kernel for it and for the gradient of the rows. For the gradient of
-    the weights it multiplies all rows by all experts, so that takes a kernel of Pallas.
-    """
-    return _grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
-
-
 @jax.custom_vjp
-def _grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+def grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    """The compiler has a kernel for it and for the gradient of the rows. For the gradient of the
+    weights it multiplies all rows by all experts, so that takes a kernel of Pallas.
+    """
     return jax.lax.ragged_dot(rows, weights, sizes)
 
 
-_Saved = tuple[jax.Array, jax.Array, jax.Array]
-
-
-def _backward(saved: _Saved, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _backward(
+    saved: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
     rows, weights, sizes = saved
     d_rows = jax.lax.ragged_dot(gradient, weights.swapaxes(1, 2), sizes)
     count, *edges = weights.shape
@@ -397,4 +375,4 @@ def _backward(saved: _Saved, gradient: jax.Array) -> tuple[jax.Array, jax.Array,
     return d_rows, d_weights, None
 
 
-_grouped_on_tpu.defvjp(lambda *operands: (_grouped_on_tpu(*operands), operands), _backward)
+grouped_on_tpu.defvjp(lambda *operands: (grouped_on_tpu(*operands), operands), _backward)

@@ -29,7 +29,7 @@ from trainers.llama.collectives import (
 )
 from trainers.llama.layers import Runtime
 from trainers.llama.loss import NO_WORD, Loss
-from trainers.llama.mixture import Routed, grouped_matmul, router_metrics
+from trainers.llama.mixture import Routed, grouped_on_tpu, router_metrics
 from trainers.llama.model import batch_loss
 from trainers.llama.parameters import DTYPES
 
@@ -99,19 +99,16 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
 
 def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
     """Return a plan with the kernels of the platform of its mesh."""
-    compute, platform = DTYPES[plan.precision.compute], _platform(mesh)
+    # A mesh without devices is traced as a CPU's.
+    platform = "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
+    compute = DTYPES[plan.precision.compute]
     kernels = {
         block.attention.scores: attention_kernels.attention(
             platform, compute, plan.batch.length, plan.mesh[SEQUENCE], block.attention.scores
         )
         for block in decoder(plan.model).blocks
     }
-    return Runtime(plan, kernels, grouped_matmul(platform))
-
-
-def _platform(mesh: Mesh | AbstractMesh) -> str:
-    """The platform of a mesh; one without devices is traced as a CPU's."""
-    return "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
+    return Runtime(plan, kernels, grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot)
 
 
 def _check_precision(plan: Plan) -> None:
