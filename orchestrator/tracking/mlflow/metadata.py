@@ -200,7 +200,17 @@ def _params(spec: Spec) -> dict[str, str]:
 
     A value that is too long for MLflow is replaced by a pointer to the artifact with the spec.
     """
-    return dict(_named(key, value) for key, value in _leaves("", msgspec.to_builtins(spec)))
+    params = {}
+    for key, value in _leaves("", msgspec.to_builtins(spec)):
+        name = NOT_IN_A_NAME.sub("_", key)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if len(name) > _LONGEST_NAME:
+            name = name[: _LONGEST_NAME - 1] + "_"
+            text = f"in artifact {_SPEC_ARTIFACT}: the key is too long"
+        elif len(text) > _LONGEST_VALUE:
+            text = f"in artifact {_SPEC_ARTIFACT}: {len(text):,} characters are too many"
+        params[name] = text
+    return params
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -209,13 +219,3 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}" if key else name, inner)
     else:
         yield key, value
-
-
-def _named(key: str, value: Any) -> tuple[str, str]:
-    name = NOT_IN_A_NAME.sub("_", key)
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    if len(name) > _LONGEST_NAME:
-        return name[: _LONGEST_NAME - 1] + "_", f"in artifact {_SPEC_ARTIFACT}: the key is too long"
-    if len(text) > _LONGEST_VALUE:
-        return name, f"in artifact {_SPEC_ARTIFACT}: {len(text):,} characters are too many"
-    return name, text
