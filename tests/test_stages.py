@@ -290,7 +290,7 @@ def test_a_later_stage_without_warm_up_can_be_lowered(plan: Plan) -> None:
     third = replace(plan.stages[2].optimizer, warmup_steps=0)
     stage = replace(plan.stages[2], trainer="llama", optimizer=third)
     program = build(trainer_of(stage.trainer), stage, jax.devices()[: stage.devices])
-    assert program.lowered()
+    assert program.lowered().as_text()
 
 
 def test_no_stage_repeats_a_token_of_another(tmp_path: Path) -> None:

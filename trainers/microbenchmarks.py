@@ -33,10 +33,7 @@ _ROUNDS = 9
 def _in_rounds(
     operation: Operation, dtype: MatmulType, runs: Mapping[float, Callable[[], float]]
 ) -> Timing:
-    """Time every amount once in each round, so that other programs disturb few runs of each.
-
-    A run does its work once and returns the seconds.
-    """
+    """Time every amount once in each round, so that other programs disturb few runs of each."""
     rounds = [[run() for run in runs.values()] for _ in range(_ROUNDS)]
     quartiles = [statistics.quantiles(seconds, n=4) for seconds in zip(*rounds, strict=True)]
     return Timing(

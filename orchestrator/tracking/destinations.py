@@ -156,10 +156,8 @@ def _id(journal: Journal) -> str:
 
 
 def _choice_path(run_id: str) -> Path:
-    """Return the file of a run's choice, in ~/.local/state/orch or below XDG_STATE_HOME.
-
-    The id comes from a run's folder: it does not become a name.
-    """
+    """Return the file of a run's choice, in ~/.local/state/orch or below XDG_STATE_HOME."""
+    # The id comes from a run's folder: it does not become a name.
     folder = Path(os.path.realpath(platformdirs.user_state_path("orch"))) / "recorded-in"
     return folder / f"{hashlib.sha256(run_id.encode()).hexdigest()}.json"
 
@@ -178,10 +176,8 @@ def begin(journal: Journal, destination: Destination) -> SyncState:
 def read_sync_state(
     journal: Journal, environment: Mapping[str, str] = os.environ
 ) -> SyncState | None:
-    """Return the note; None when no command of this user chose to record the run.
-
-    A note that is damaged, or of another destination than the chosen one, says nothing.
-    """
+    """Return the note; None when no command of this user chose to record the run."""
+    # A note that is damaged, or of another destination than the chosen one, says nothing.
     with suppress(JournalUnreadable):
         where = _chosen(journal, environment)
         if where is None:

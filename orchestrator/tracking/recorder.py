@@ -167,10 +167,7 @@ END_LIMIT_S = 10.0
 
 
 class BackgroundRecorder:
-    """Records a run for as long as a `with` lasts, and restarts its process when that dies.
-
-    It does nothing for a run that is not to be recorded.
-    """
+    """Records a run, if it is to be recorded, while a `with` lasts; restarts a dead process."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal, self._closed = journal, threading.Event()

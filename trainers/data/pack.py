@@ -271,7 +271,7 @@ def _tokenizer_file(name: str) -> Path:
 
 
 def _check_local(path: Path, instead: str) -> None:
-    """Refuse the address of a bucket, which would be a path of this machine here."""
+    """Refuse an address of a bucket: it would be a path of this machine."""
     scheme, *rest = path.parts or ("",)
     if scheme.removesuffix(":") in SCHEMES and scheme.endswith(":"):
         raise DataUnusable(f"{scheme}//{'/'.join(rest)}: is on a bucket; {instead}")
@@ -341,10 +341,8 @@ def _write(folder: Path, inputs: list[Path], encoder: _Encoder, shard_tokens: in
 
 
 def _cut(pieces: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Each piece with the number of its shard; a piece is cut where a shard is full.
-
-    The error stream shows now and then how many tokens there are.
-    """
+    """Each piece with the number of its shard; a piece is cut where a shard is full."""
+    # The error stream shows now and then how many tokens there are.
     count, shown_at_s = 0, time.monotonic()
     for piece in pieces:
         if time.monotonic() - shown_at_s > _SHOW_EVERY_S:

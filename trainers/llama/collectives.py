@@ -98,12 +98,9 @@ def all_gather(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def reduce_scatter(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
-    """Sum the chips' parts; each chip keeps its shard along a dimension.
-
-    The dimension is first reshaped to (chip, rest). Without that XLA pads it on TPU, or uses an
-    all-reduce if the dimensions before it are 1. TPU cannot reduce-scatter over an odd number of
-    chips.
-    """
+    """Sum the chips' parts; each chip keeps its shard along a dimension."""
+    # Reshaped to (chip, rest), or XLA pads the dimension on TPU, or uses an all-reduce if those
+    # before it are 1. TPU cannot reduce-scatter over an odd number of chips.
     ways = jax.lax.axis_size(axes)
     if ways == 1:
         return x
@@ -129,11 +126,8 @@ reduce_scatter.defvjp(
 def gather_matrix(
     shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: _Axes = WEIGHTS
 ) -> jax.Array:
-    """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`.
-
-    Only a chip's own part travels between slices: first of the gather, last of the scatter.
-    `inside` are the axes of a slice.
-    """
+    """A matrix gathered along d_model: in the compute type, and its gradient in `wire`."""
+    # Only a chip's own part travels between slices: first of the gather, last of the scatter.
     own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
     return all_gather(own, inside, dimension)
 

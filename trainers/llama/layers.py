@@ -50,9 +50,7 @@ Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 @dataclass(frozen=True)
 class Runtime:
-    """A plan's model and the kernels of its platform: of attention, by the scores of a block, and
-    of the products of experts.
-    """
+    """A plan's model and the kernels of its platform, those of attention by a block's scores."""
 
     plan: Plan
     kernels: Mapping[Scores, Attend]
@@ -79,9 +77,7 @@ class Runtime:
         return gather_matrix(shard, dimension, *types, axes)
 
     def gather_rows(self, shard: jax.Array, dimension: int) -> jax.Array:
-        """Gather a matrix with d_model first: it is then in one piece as it arrives, and its
-        gradient as it leaves.
-        """
+        """Gather a matrix with d_model first: it is then in one piece, and so is its gradient."""
         return self.gather_matrix(jnp.moveaxis(shard, dimension, 0), 0)
 
     def scatter_rows(self, gradient: jax.Array) -> jax.Array:

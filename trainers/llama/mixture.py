@@ -94,11 +94,9 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
 
 @jax.custom_vjp
 def _excess_in_backward(bias: jax.Array, load: jax.Array) -> jax.Array:
-    """Zero. Its gradient of the bias is each expert's load beyond the mean.
-
-    So the sums over chips and microbatches that gradients go through add up the load; the
-    optimizer takes only the sign.
-    """
+    """Zero. Its gradient of the bias is each expert's load beyond the mean."""
+    # So what sums gradients over chips and microbatches adds up the load; the optimizer takes only
+    # the sign.
     return jnp.float32(0)
 
 
@@ -146,9 +144,7 @@ def mixture(
 def _gathered_each(
     gather: Callable[[jax.Array, int], jax.Array], kind: MLP, layer: Parameters
 ) -> list[jax.Array]:
-    """Matrices [..., D/X, F/Y] with the same input, each gathered by itself: joined, they would be
-    copied to join them, to split them, and to join their gradients.
-    """
+    """Matrices [..., D/X, F/Y] with the same input, each by itself: to join them costs copies."""
     names = [matmul.weight.name for matmul in kind.inputs]
     return [gather(layer[name], layer[name].ndim - 2) for name in names]
 
@@ -274,10 +270,8 @@ class _MixtureRows(NamedTuple):
 
 
 def _limited_rows(experts: jax.Array, count: int, rows: int) -> _MixtureRows:
-    """`rows` rows for each expert and sequence, in the order of expert, sequence, row.
-
-    Choices come in the order of positions; those that an expert has no row for are dropped.
-    """
+    """`rows` rows for each expert and sequence, in the order of expert, sequence, row."""
+    # Choices come in the order of positions; those that an expert has no row for are dropped.
     sequences, length, top_k = experts.shape
     choices = length * top_k
     flat = experts.reshape(sequences, choices)
@@ -316,28 +310,22 @@ def _through_experts(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
-    """A row of x [n, D] for each of `source` [m], zero beyond the last -> [m, D].
-
-    `uses` [n, r] are the results that each row of x goes to: its gradient is the sum of theirs, so
-    nothing is scattered.
-    """
+    """A row of x [n, D] for each of `source` [m], zero beyond the last -> [m, D]."""
+    # The gradient of a row of x is the sum of those of its `uses` [n, r]: nothing is scattered.
     return _rows_at(complete, x, source)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
-    """The way back of `spread`: the sum of the rows [m, D] at the `uses` of each token -> [n, D].
-
-    Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
-    """
+    """The way back of `_spread`: the sum of the rows at the `uses` of each token -> [n, D]."""
+    # Its gradient is `_spread`, so that no gradient is repeated for each choice of a token.
+    # Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
     return _rows_at(complete, rows, uses).sum(1, dtype=jnp.float32).astype(rows.dtype)
 
 
 def _rows_at(complete: bool, x: jax.Array, places: jax.Array) -> jax.Array:
-    """Rows of x at `places`, zero beyond the last. Where all are `complete`, none lies there: to
-    make sure, the compiler would read and write everything once more.
-    """
-    if complete:
+    """Rows of x at `places`, zero beyond the last."""
+    if complete:  # to make sure, the compiler would read and write everything once more
         return x.at[places].get(mode="promise_in_bounds")
     return x.at[places].get(mode="fill", fill_value=0)
 

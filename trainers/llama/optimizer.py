@@ -22,10 +22,8 @@ _Tree = Any
 
 
 def learning_rate(plan: Plan) -> Callable[[int], float]:
-    """The learning rate by step of the run: the first of warm-up has 1 / warmup_steps of the peak.
-
-    A stage may be in a schedule that began before it, or begin one.
-    """
+    """The learning rate by step of the run; warm-up begins with 1 / warmup_steps of the peak."""
+    # A stage may be in a schedule that began before it, or begin one.
     options, (first, steps) = plan.optimizer, plan.schedule_span
     peak, warmup = options.peak_lr, options.warmup_steps
     end = peak if options.decay == "constant" else options.end_lr
@@ -77,10 +75,8 @@ def state_shardings(plan: Plan, state: _Tree) -> _Tree:
 def update(
     plan: Plan, parameters: Parameters, gradients: Parameters, state: _Tree, rate: jax.Array
 ) -> tuple[Parameters, _Tree, jax.Array]:
-    """Parameters and optimizer state after a step, and the gradients' norm before clipping.
-
-    All arithmetic is in fp32; each result keeps the type of what it replaces.
-    """
+    """Parameters and optimizer state after a step, and the gradients' norm before clipping."""
+    # All arithmetic is in fp32; each result keeps the type of what it replaces.
     # Biases of routers have loads of experts in the place of their gradients.
     loads = gradients
     gradients = jax.tree_util.tree_map_with_path(

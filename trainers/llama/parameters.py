@@ -40,9 +40,7 @@ class Parameter:
 
 
 def leaves(model: Model, mesh: Mesh = _UNSPLIT) -> dict[str, Any]:
-    """Return all parameters as stored on a mesh. Those of a stack of blocks are stacked over its
-    layers, to be scanned over.
-    """
+    """Return all parameters as stored on a mesh; layers of a stack are stacked, for a scan."""
 
     def parameter(weight: Weight, *stacked: Dimension) -> Parameter:
         dimensions = (*stacked, *weight.dimensions)
@@ -95,10 +93,8 @@ def start(model: Model, mesh: Mesh, dtype: jnp.dtype, seed: jax.Array) -> Parame
 def norm(
     kind: Norm | None, weights: Parameters, x: jax.Array, heads: tuple[str, ...] = ()
 ) -> jax.Array:
-    """x normalized over its last dimension; unchanged without a norm.
-
-    With `heads`, the mesh axes that split these, x [b, S/s, heads/Y, H] over all heads together.
-    """
+    """x normalized over its last dimension; unchanged without a norm."""
+    # With `heads`, the mesh axes that split these, x [b, S/s, heads/Y, H] over all heads together.
     if kind is None:
         return x
     wide = x.astype(jnp.float32)

@@ -156,9 +156,8 @@ def _train_step(
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
     plan = runtime.plan
     # Tokens of the whole batch that are predicted: all, except the first of a document.
-    if plan.data.separator is None:
-        tokens = plan.batch.tokens
-    else:
+    tokens: jax.Array | int = plan.batch.tokens
+    if plan.data.separator is not None:
         own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
         tokens = all_reduce(own, (*BATCH, SEQUENCE)).astype(jnp.float32)
     (loss, routed), gradients = _accumulate_gradients(runtime, state["parameters"], batch, tokens)
@@ -185,10 +184,8 @@ def _train_step(
 
 
 def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[str, jax.Array]:
-    """Return the cross-entropy of a batch, summed over its predicted tokens, and their number.
-
-    It takes microbatches one after another, as a step does, and keeps nothing for a backward pass.
-    """
+    """Return the cross-entropy of a batch, summed over its predicted tokens, and their number."""
+    # Microbatches follow one another as in a step; nothing stays for a backward pass.
 
     def step(total: jax.Array, micro: _Batch) -> tuple[jax.Array, None]:
         loss, _ = batch_loss(runtime, state["parameters"], micro)

@@ -57,10 +57,8 @@ _PARENT_STATUS: dict[StudyState, Status] = {
 
 
 def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
-    """Return all points of a study as it is measured by now.
-
-    Those of a trial come once no run of it will change them: a server takes no point back.
-    """
+    """Return all points of a study as it is measured by now."""
+    # Those of a trial come once no run of it will change them: a server takes no point back.
     points: list[MetricPoint] = []
     if isinstance(report, SweepReport):
         for trial in report.trials:
@@ -75,10 +73,8 @@ def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[Metr
 
 
 def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint]:
-    """Return measured, expected and roofline of a trial, at its number of pods.
-
-    A rehearsal without a forecast of its own has only the measured line.
-    """
+    """Return measured, expected and roofline of a trial, at its number of pods."""
+    # A rehearsal without a forecast of its own has only the measured line.
     if trial.measured is None or trial.predicted is None:
         return []
     plan, measured = trial.predicted, trial.measured

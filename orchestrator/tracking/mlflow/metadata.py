@@ -53,10 +53,8 @@ class _Description:
 
 
 def description(journal: Journal, run: Run, parent: str | None) -> _Description:
-    """Return the description of a run as it is now. `parent` is the MLflow run of its study.
-
-    A plan or proof that cannot be read is left out.
-    """
+    """Return the description of a run; `parent` is the MLflow run of its study."""
+    # A plan or proof that cannot be read is left out.
     plans = {each.number: _plan_of(journal, each.plan_digest) for each in run.attempts}
     newest = _plan_of(journal, run.plan_digest)
     first = plans[run.attempts[0].number] if run.attempts else newest
@@ -195,11 +193,8 @@ def short_copy(path: Path, copy: Path) -> Path:
     return copy
 
 
-def _params(spec: Spec) -> dict[str, str]:
-    """Return every value of a spec under its dotted key.
-
-    A value that is too long for MLflow is replaced by a pointer to the artifact with the spec.
-    """
+def _params(spec: Spec | Mapping[str, Any]) -> dict[str, str]:
+    """Return every value of a spec under its dotted key; a pointer where it is too long."""
     params = {}
     for key, value in _leaves("", msgspec.to_builtins(spec)):
         name = NOT_IN_A_NAME.sub("_", key)

@@ -75,10 +75,8 @@ def serving(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the server's process end, and then kill what is left of its session.
-
-    That process and its stand-in may be stopped, or gone before the rest.
-    """
+    """Let the server's process end, and then kill what is left of its session."""
+    # That process and its stand-in may be stopped, or gone before the rest.
     assert process.stdin
     process.stdin.close()
     deadline = time.monotonic() + 2 * END_LIMIT_S
@@ -150,11 +148,9 @@ def main(uri: str, port: str) -> int:
 
 
 def app() -> Any:
-    """Return MLflow's own server app, for uvicorn.
-
-    Its page opens without the panel of MLflow's assistant, which covers the charts at the first
-    visit. The panel's button stays.
-    """
+    """Return MLflow's own server app, for uvicorn."""
+    # The panel of MLflow's assistant does not open by itself: it covers the charts. Its button
+    # stays.
     from mlflow.server import app as pages  # noqa: PLC0415  it takes seconds, and only uvicorn needs it
     from mlflow.server.fastapi_app import app as served  # noqa: PLC0415
 
