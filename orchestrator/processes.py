@@ -47,10 +47,8 @@ def free_port(preferred: int | None = None) -> int:
 
 @contextmanager
 def claimed() -> Iterator[Iterator[int]]:
-    """Yield free ports that no other caller of this gets for as long as a `with` lasts.
-
-    The first port of a block is the lock on it: it stays bound, and ends with the process.
-    """
+    """Yield free ports that no other caller of this gets for as long as a `with` lasts."""
+    # The first port of a block is the lock on it: it stays bound, and ends with the process.
     starts = list(range(_BLOCKS.start, _BLOCKS.stop, _BLOCK))
     random.shuffle(starts)
     for start in starts:
@@ -111,9 +109,7 @@ def emulated_devices(environment: Mapping[str, str], count: int) -> dict[str, st
 
 
 def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
-    """Let libtpu compile on larger stacks, unless somebody chose their size. It reads this once,
-    before JAX makes its devices.
-    """
+    """Let libtpu compile on larger stacks. Call this before JAX makes its devices."""
     arguments = environment.get(_LIBTPU_ARGUMENTS, "")
     if _STACK_FLAG not in arguments:
         environment[_LIBTPU_ARGUMENTS] = f"{arguments} {_STACK_FLAG}={_STACK_BYTES}".lstrip()

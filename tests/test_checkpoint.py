@@ -491,7 +491,7 @@ def test_sums_that_were_changed_with_their_files_are_found(tmp_path: Path) -> No
     flip_a_byte(a_data_file(step))
     step_folders._sum_shards(step, 0)
     step_folders._write_checksums(step, 1)
-    assert step_folders.fault(step) is None
+    assert step_folders.StepFolders(step.parent).fault(step.name) is None
     assert Attempt(3, 2, tuple(first.reported)).restored(tmp_path) == 10
 
 

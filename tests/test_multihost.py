@@ -126,7 +126,7 @@ def test_a_shard_without_a_sum_is_no_checkpoint(tmp_path: Path) -> None:
         step_folders._write_checksums(tmp_path, 2)
     late.unlink()
     step_folders._write_checksums(tmp_path, 2)
-    assert step_folders.fault(tmp_path) is None
+    assert step_folders.StepFolders(tmp_path.parent).fault(tmp_path.name) is None
     assert {path.name for path in tmp_path.glob("sha256*")} == {"sha256.json"}
 
 

@@ -188,7 +188,7 @@ def save(storage: Path, ack: Callable[[str], None]) -> None:
 def judge_save(_: Crash, storage: Path) -> Iterator[str]:
     """A step without a fault has every byte that was saved."""
     step_path = storage / "8"
-    if not step_path.is_dir() or step_folders.fault(step_path) is not None:
+    if not step_path.is_dir() or step_folders.StepFolders(storage).fault("8") is not None:
         return
     for name, content in CONTENTS.items():
         if not (step_path / name).is_file() or (step_path / name).read_bytes() != content:

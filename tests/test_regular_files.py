@@ -139,4 +139,4 @@ def test_a_link_to_nothing_is_not_written_over(tmp_path: Path) -> None:
 def test_sums_of_a_checkpoint_are_no_pipe(tmp_path: Path) -> None:
     """A rank, or an export, would wait for ever for who writes it."""
     os.mkfifo(tmp_path / step_folders._CHECKSUMS)
-    assert "cannot be read" in str(step_folders.fault(tmp_path))
+    assert "cannot be read" in str(step_folders.StepFolders(tmp_path.parent).fault(tmp_path.name))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,6 +33,8 @@ from tests.reports import compare, run_of, timed
 from tests.staged import STAGED, TOY_STEPS, staged_plan, staged_spec, toy_stages
 from tests.test_token_sets import counting_set
 from tests.trainer_plans import plan_of
+from trainers.contract import build
+from trainers.contract import load as trainer_of
 from trainers.data.batches import DataProgress, batch_source
 from trainers.llama.optimizer import learning_rate
 from trainers.loop import Assignment, train
@@ -280,6 +283,14 @@ def test_the_learning_rate_goes_on_over_stages(plan: Plan) -> None:
     assert float(second(29)) == pytest.approx(0, abs=1e-6)
     assert float(third(30)) == pytest.approx(3e-3 * 0.9)
     assert float(third(39)) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_later_stage_without_warm_up_can_be_lowered(plan: Plan) -> None:
+    """The rate that a step is lowered with is one of its own stage."""
+    third = replace(plan.stages[2].optimizer, warmup_steps=0)
+    stage = replace(plan.stages[2], trainer="llama", optimizer=third)
+    program = build(trainer_of(stage.trainer), stage, jax.devices()[: stage.devices])
+    assert program.lowered().as_text()
 
 
 def test_no_stage_repeats_a_token_of_another(tmp_path: Path) -> None:

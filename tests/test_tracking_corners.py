@@ -32,9 +32,9 @@ def test_a_reason_is_a_line(length: int, cut: bool) -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_value_or_name_of_the_largest_size_is_sent(more: int) -> None:
-    value = metadata._named("key", "x" * (metadata._LONGEST_VALUE + more))[1]
+    value = metadata._params({"key": "x" * (metadata._LONGEST_VALUE + more)})["key"]
     assert value.startswith("in artifact") is bool(more)
-    name = metadata._named("k" * (metadata._LONGEST_NAME + more), "x")[0]
+    [name] = metadata._params({"k" * (metadata._LONGEST_NAME + more): "x"})
     assert name.endswith("_") is bool(more)
     assert len(name) == metadata._LONGEST_NAME
 

@@ -121,4 +121,4 @@ def test_a_misspelt_key_in_the_file_is_an_error() -> None:
     """A chart that says nothing would be shown as nothing."""
 
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
-        msgspec.json.decode(b'{"views": [{"name": "a", "section": []}]}', type=views._Views)
+        msgspec.json.decode(b'[{"name": "a", "section": []}]', type=list[views._View])

@@ -13,8 +13,8 @@ import statistics
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -104,14 +104,22 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
     steps = options.steps or plan.total_steps
     options.run.mkdir(parents=True, exist_ok=True)
     (options.run / "plan.json").write_bytes(codec.to_json(plan))
+    received: list[int] = []  # signals to stop; a second one kills as usual
+
+    def note(signum: int, _: object) -> None:
+        received.append(signum)
+        signal.signal(signum, signal.SIG_DFL)
+
+    for stopping in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stopping, note)
     number = len(list(options.run.glob("steps-*.jsonl")))  # of this attempt
     with (options.run / f"steps-{number:03d}.jsonl").open("x", encoding="utf-8") as record:
         assignment = Assignment(
             directory=options.run,
             steps=steps,
-            emit=_recorder(record, losses, options.show, last=steps - 1),
+            emit=partial(_emit, record, losses, options.show, steps - 1),
             checkpoint=CheckpointOptions(every=options.every, keep=options.keep),
-            stop=_stop_on_signal(),
+            stop=lambda: bool(received),
             profile_steps=_range(options.profile),
             peak_flops_per_s=options.peak_flops_per_s,
             folder=options.spec.parent,
@@ -137,60 +145,38 @@ def _evaluation(plan: Plan, options: argparse.Namespace) -> EvaluationOptions | 
     )
 
 
-def _recorder(
-    record: TextIO, losses: deque[float], every: int, *, last: int
-) -> Callable[[Step], None]:
-    """What writes every step as a line of the record, remembers losses, and prints some steps."""
-
-    def emit(step: Step) -> None:
-        losses.append(step.loss)
-        record.write(codec.to_json(step).decode() + "\n")
-        record.flush()
-        if startup := step.startup:
-            for skip in startup.skipped:
-                print(f"warning: checkpoint {skip.step} is not whole and was set aside: {skip.why}")
-            done = f"continued after {startup.steps_done:,} steps"
-            print(
-                f"{done if startup.steps_done else 'started'}: compiled in {startup.compile_s:.1f}"
-                f" s, state ready in {startup.state_s:.1f} s, first step {step.step_s:.2f} s"
-            )
-        if step.index % every == 0 or step.index == last:
-            print(_line(step), flush=True)
-        if evaluation := step.own_evaluation:
-            print(
-                f"held-out loss {evaluation.loss:.6f}, perplexity {evaluation.perplexity:.4g},"
-                f" of {evaluation.tokens:,} tokens in {evaluation.evaluation_s:.1f} s",
-                flush=True,
-            )
-
-    return emit
-
-
-def _line(step: Step) -> str:
-    rates = ""
-    if step.tokens_per_s_per_chip and step.model_flops_per_s_per_chip:
-        rates = (
-            f"  {step.tokens_per_s_per_chip:9,.0f} tokens/s/chip"
-            f"  {step.model_flops_per_s_per_chip / 1e12:8.3f} TFLOP/s/chip"
+def _emit(record: TextIO, losses: deque[float], every: int, last: int, step: Step) -> None:
+    """Write every step as a line of the record, remember its loss, and print some steps."""
+    losses.append(step.loss)
+    record.write(codec.to_json(step).decode() + "\n")
+    record.flush()
+    if startup := step.startup:
+        for skip in startup.skipped:
+            print(f"warning: checkpoint {skip.step} is not whole and was set aside: {skip.why}")
+        done = f"continued after {startup.steps_done:,} steps"
+        print(
+            f"{done if startup.steps_done else 'started'}: compiled in {startup.compile_s:.1f}"
+            f" s, state ready in {startup.state_s:.1f} s, first step {step.step_s:.2f} s"
         )
-    mfu = f"  MFU {step.mfu:.1%}" if step.mfu else ""
-    return (
-        f"step {step.index:6d}  loss {step.loss:.6f}  grad {step.grad_norm:8.4f}"
-        f"  lr {step.learning_rate:.2e}  {step.step_s:7.3f} s{rates}{mfu}"
-    )
-
-
-def _stop_on_signal() -> Callable[[], bool]:
-    """A function that returns True once SIGTERM or SIGINT arrived; a second one kills as usual."""
-    received: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        received.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)
-    return lambda: bool(received)
+    if step.index % every == 0 or step.index == last:
+        rates = ""
+        if step.tokens_per_s_per_chip and step.model_flops_per_s_per_chip:
+            rates = (
+                f"  {step.tokens_per_s_per_chip:9,.0f} tokens/s/chip"
+                f"  {step.model_flops_per_s_per_chip / 1e12:8.3f} TFLOP/s/chip"
+            )
+        mfu = f"  MFU {step.mfu:.1%}" if step.mfu else ""
+        print(
+            f"step {step.index:6d}  loss {step.loss:.6f}  grad {step.grad_norm:8.4f}"
+            f"  lr {step.learning_rate:.2e}  {step.step_s:7.3f} s{rates}{mfu}",
+            flush=True,
+        )
+    if evaluation := step.own_evaluation:
+        print(
+            f"held-out loss {evaluation.loss:.6f}, perplexity {evaluation.perplexity:.4g},"
+            f" of {evaluation.tokens:,} tokens in {evaluation.evaluation_s:.1f} s",
+            flush=True,
+        )
 
 
 def _range(text: str | None) -> range:

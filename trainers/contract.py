@@ -79,7 +79,7 @@ class Program:
 
     def lowered(self) -> jax.stages.Lowered:
         """Lower the step for its shapes, without a device."""
-        return self.step.lower(self.state, self.batch, *self.rate(0))
+        return self.step.lower(self.state, self.batch, *self.rate(self.plan.first_step))
 
     def rate(self, step: int) -> tuple[np.float32, ...]:
         """Return what a step takes after the state and the batch: its learning rate, or nothing."""
@@ -87,9 +87,7 @@ class Program:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """The plan's options. On CPU devices, which emulate a TPU's, without those for TPUs: a chip
-        of the catalog may have some, even if the spec does not.
-        """
+        """The plan's options; on CPU devices, which emulate a TPU's, without those for TPUs."""
         assert isinstance(self.mesh, Mesh)
         options: dict[str, Any] = self.plan.compiler_options
         if self.mesh.devices.flat[0].platform != "cpu":

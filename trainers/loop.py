@@ -24,16 +24,9 @@ from orchestrator.values.run import Outcome, Startup, Step
 from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
 from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
 from trainers.contract import Program, build, load, place
-from trainers.data.batches import (
-    BatchSource,
-    DataProgress,
-    Prefetched,
-    ResumedData,
-    batch_source,
-    held_out,
-)
+from trainers.data.batches import DataProgress, Prefetched, ResumedData, batch_source, held_out
 from trainers.huggingface.read import new_state
-from trainers.meter import Evaluator, Meter, compiled_evaluation
+from trainers.meter import Evaluator, Meter
 from trainers.multihost import StopVote, barrier, listen_on_node_address
 
 _State = dict[str, Any]
@@ -112,7 +105,10 @@ def _program(plan: Plan) -> Program:
 def run(program: Program, assignment: Assignment) -> Outcome:
     """Run a program; it ends with a checkpoint."""
     plan, options, folder = program.plan, assignment.checkpoint, assignment.folder
-    original, directory = _original_plan(plan, assignment.data_progress), assignment.directory
+    original, directory, progress = plan, assignment.directory, assignment.data_progress
+    if progress is not None:  # the plan, or its stage, with the batch that the run began with
+        begun_with = progress.original.stage_of(plan.first_step).batch.sequences
+        original = replace(plan, batch=replace(plan.batch, sequences=begun_with))
     verify, evaluation, text = assignment.verify_data, assignment.evaluation, None
     batches = batch_source(original, folder, verify=verify)
     # These decide which tokens each step sees: with others, a resumed run would be another run. So
@@ -139,14 +135,8 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         began, evaluator = _clock(), None
         compiled = _compiled(program)
         if evaluation is not None and text is not None:
-            evaluator = Evaluator(
-                program=program,
-                compiled=compiled_evaluation(program),
-                text=text,
-                every=evaluation.every,
-                last=assignment.steps,
-                progressed=assignment.progressed,
-            )
+            last, progressed = assignment.steps, assignment.progressed
+            evaluator = Evaluator(program, text, evaluation.every, last, progressed)
         compile_s = _clock() - began
         barrier("every process has compiled")
         # The newest whole state, or a new one if none was ever saved.
@@ -164,7 +154,18 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         begun = startup.steps_done
         if begun < plan.first_step:  # the checkpoint between two stages was not whole
             return Outcome(steps_done=begun, stopped=False, startup=startup)
-        batches = _remaining_batches(batches, plan, assignment.data_progress, begun)
+        sequences = plan.batch.sequences
+        if progress or plan.stage:  # batches continue where the steps that are done end
+            seen = (begun - plan.first_step) * sequences
+            batches = ResumedData(
+                source=batches,
+                source_sequences=original.batch.sequences,
+                sequences=sequences,
+                first_step=begun,
+                first_sequence=(
+                    progress.sequences_between(plan.first_step, begun) if progress else seen
+                ),
+            )
 
         def inputs(step: int) -> Any:
             """The batch of a step, and its learning rate if that is an input."""
@@ -234,32 +235,6 @@ class _Loop:
             self.meter.add_wait(checkpoint_s=_clock() - began)
 
 
-def _original_plan(plan: Plan, progress: DataProgress | None) -> Plan:
-    """The plan, or its stage, with the batch that the run began with."""
-    if progress is None:
-        return plan
-    batch = progress.original.stage_of(plan.first_step).batch
-    return replace(plan, batch=replace(plan.batch, sequences=batch.sequences))
-
-
-def _remaining_batches(
-    batches: BatchSource, plan: Plan, progress: DataProgress | None, done: int
-) -> BatchSource:
-    """The batches of this attempt: they continue where the steps of the stage that are done end."""
-    begun, sequences = plan.first_step, plan.batch.sequences
-    if progress is None and plan.stage is None:
-        return batches
-    return ResumedData(
-        source=batches,
-        source_sequences=_original_plan(plan, progress).batch.sequences,
-        sequences=sequences,
-        first_step=done,
-        first_sequence=(
-            progress.sequences_between(begun, done) if progress else (done - begun) * sequences
-        ),
-    )
-
-
 class _XprofTrace:
     """Traces the steps of a range on the primary process, into `folder`."""
 
@@ -303,7 +278,13 @@ def share_compiled_programs() -> None:
         return
 
     def hash_machine(hashed: Any, _: Any) -> None:
-        hashed.update(_processor().encode())
+        # What this machine's processor can do: a program holds instructions that another may lack.
+        information = Path("/proc/cpuinfo")
+        lines = information.read_text().splitlines() if information.exists() else []
+        known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+        hashed.update(
+            "\n".join((platform.machine(), platform.processor(), *sorted(known))).encode()
+        )
 
     # JAX has no public way to say it.
     cache_key._hash_accelerator_config = hash_machine  # type: ignore[assignment]
@@ -311,11 +292,3 @@ def share_compiled_programs() -> None:
     jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_share_binary_between_hosts", True)
-
-
-def _processor() -> str:
-    """What this machine's processor can do: a program holds instructions that another may lack."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return "\n".join((platform.machine(), platform.processor(), *sorted(known)))

@@ -57,22 +57,18 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     between = [axis.size for axis in plan.axes if axis.link == "dcn"]
     for index in np.ndindex(grid.shape):
         pod = np.ravel_multi_index(index[: len(between)], between)
-        place = (slices[pod], *_torus_place(plan, index))
+        # Each span adds its part of the index x its stride.
+        on_torus = dict.fromkeys((*_TORUS_AXES, _DIE_AXIS), 0)
+        for axis, position in zip(plan.axes, index, strict=True):
+            if axis.link == "ici" and axis.size > 1:
+                parts = _ring_parts if axis.name in RING_AXES else _parts
+                for span, part in parts(axis.spans, position):
+                    on_torus[span.torus] += part * span.stride
+        place = (slices[pod], *on_torus.values())
         if place not in by_place:
             raise SpecError(f"no device at {place[1:]}: this slice is not a {plan.topology}")
         grid[index] = by_place[place]
     return grid
-
-
-def _torus_place(plan: Plan, index: tuple[int, ...]) -> tuple[int, ...]:
-    """Where on the torus a mesh index lies: each span adds its part of the index x its stride."""
-    place = dict.fromkeys((*_TORUS_AXES, _DIE_AXIS), 0)
-    for axis, position in zip(plan.axes, index, strict=True):
-        if axis.link == "ici" and axis.size > 1:
-            parts = _ring_parts if axis.name in RING_AXES else _parts
-            for span, part in parts(axis.spans, position):
-                place[span.torus] += part * span.stride
-    return tuple(place.values())
 
 
 def _parts(spans: tuple[TorusSpan, ...], position: int) -> list[tuple[TorusSpan, int]]:
@@ -82,10 +78,8 @@ def _parts(spans: tuple[TorusSpan, ...], position: int) -> list[tuple[TorusSpan,
 
 
 def _ring_parts(spans: tuple[TorusSpan, ...], position: int) -> list[tuple[TorusSpan, int]]:
-    """A position on a ring as positions on its spans: the next one is a step away on one span.
-
-    Both devices of a chip come one after the other, so that only one of them sends to the next.
-    """
+    """A position on a ring as positions on its spans: the next one is a step away on one span."""
+    # Both devices of a chip follow one another, so that only one of them sends to the next.
     dies = [span for span in spans if span.torus == _DIE_AXIS]
     between = [span for span in spans if span.torus != _DIE_AXIS]
     chip, die = divmod(position, prod(span.size for span in dies))

@@ -8,7 +8,7 @@ attempt, and where the loop pauses anyway: after evaluations, before it saves, a
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -129,52 +129,39 @@ class Meter:
 # The loss on held-out text, by the forward pass of a program. The state stays as it is.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluator:
     """Evaluates after each `every` steps and the last; calls `progressed` after each batch."""
 
-    program: Program
-    compiled: jax.stages.Compiled
-    text: HeldOut
-    every: int
-    last: int
-    progressed: Callable[[], None]
+    def __init__(
+        self, program: Program, text: HeldOut, every: int, last: int, progressed: Callable[[], None]
+    ) -> None:
+        if program.evaluate is None:
+            trainer = program.plan.trainer
+            raise SpecError(f"run.evaluation: trainer {trainer} has no evaluation; leave it out")
+        self._program, self._text, self._progressed = program, text, progressed
+        self._every, self._last = every, last
+        lowered = program.evaluate.lower(program.state, program.batch)
+        self._compiled = lowered.compile(compiler_options=program.compiler_options or None)
 
     def is_due(self, done: int) -> bool:
-        return done % self.every == 0 or done == self.last
+        return done % self._every == 0 or done == self._last
 
     def evaluate(self, state: _State, done: int) -> Evaluation:
-        """Return the mean loss over all predicted tokens.
-
-        A batch is placed while the one before it is on the device.
-        """
+        """Return the mean loss over all predicted tokens."""
         began, loss, tokens = clock(), 0.0, 0
-        pending: dict[str, jax.Array] | None = None
-
-        def add(sums: dict[str, jax.Array]) -> None:
-            nonlocal loss, tokens
-            self.progressed()
-            loss, tokens = loss + float(sums["loss_sum"]), tokens + int(sums["tokens"])
-
-        for number in range(self.text.batches):
-            batch = self._batch(number)
-            if pending is not None:
-                add(pending)
-            pending = self.compiled(state, batch)
-        assert pending is not None
-        add(pending)
+        pending: list[dict[str, jax.Array]] = []
+        for number in range(self._text.batches + 1):
+            # A batch is placed while the one before it is on the device.
+            batch = self._batch(number) if number < self._text.batches else None
+            for sums in pending:
+                self._progressed()
+                loss, tokens = loss + float(sums["loss_sum"]), tokens + int(sums["tokens"])
+            pending = [] if batch is None else [self._compiled(state, batch)]
         return Evaluation(
             steps_done=done, loss=loss / tokens, tokens=tokens, evaluation_s=clock() - began
         )
 
     def _batch(self, number: int) -> Any:
-        return place(self.program, lambda start, stop: self.text.batch(number, range(start, stop)))
-
-
-def compiled_evaluation(program: Program) -> jax.stages.Compiled:
-    """Return the forward pass of a program, compiled ahead of time with the plan's options."""
-    if program.evaluate is None:
-        trainer = program.plan.trainer
-        raise SpecError(f"run.evaluation: trainer {trainer} has no evaluation; leave it out")
-    lowered = program.evaluate.lower(program.state, program.batch)
-    return lowered.compile(compiler_options=program.compiler_options or None)
+        return place(
+            self._program, lambda start, stop: self._text.batch(number, range(start, stop))
+        )

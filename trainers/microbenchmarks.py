@@ -33,10 +33,7 @@ _ROUNDS = 9
 def _in_rounds(
     operation: Operation, dtype: MatmulType, runs: Mapping[float, Callable[[], float]]
 ) -> Timing:
-    """Time every amount once in each round, so that other programs disturb few runs of each.
-
-    A run does its work once and returns the seconds.
-    """
+    """Time every amount once in each round, so that other programs disturb few runs of each."""
     rounds = [[run() for run in runs.values()] for _ in range(_ROUNDS)]
     quartiles = [statistics.quantiles(seconds, n=4) for seconds in zip(*rounds, strict=True)]
     return Timing(
@@ -74,15 +71,8 @@ _Body = Callable[[Any], Any]  # of arrays: the same shapes again
 _Work = tuple[_Body, tuple[jax.Array, ...], float]  # a body, what it begins with, and its amount
 
 
-def _device_timings() -> Iterator[Timing]:
-    """Time all operations in all types, on the first device."""
-    for operation, head_dim in _OPERATIONS:
-        for dtype in get_args(DType):
-            yield _timed(operation, dtype, head_dim)
-
-
 def _timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing:
-    """Time an operation at each size."""
+    """Time an operation at each size, on the first device."""
     amount, most = _AMOUNTS[operation]
     runs: dict[float, Callable[[], float]] = {}
     with jax.default_device(jax.local_devices()[0]):
@@ -113,40 +103,32 @@ def _compiled(body: _Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
 
 def _work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> _Work:
     if operation == "matmul":
-        return _matmul(dtype, amount)
+        # A product and its backward pass: each multiplies in an order of its own.
+        size = round((amount / 2 / _MATMULS) ** (1 / 3) / 16) * 16
+        square = jnp.full((size, size), _SMALL, dtype)
+
+        def body(arrays: Any) -> Any:
+            x, weight = arrays
+            y = x @ weight
+            return y @ weight.T, x.T @ y
+
+        return body, (square, square), 2.0 * _MATMULS * size**3
     if operation == "attention":
-        return _attend(dtype, head_dim, amount)
+        # The trainer's attention of one sequence with many heads, forward and backward.
+        head_flops = 4 * _ATTENTION_PASSES * head_dim * _LENGTH**2
+        heads = max(1, round(amount / head_flops))
+        scores = Scores(scale=head_dim**-0.5)
+        kernel = attention(jax.local_devices()[0].platform, dtype, _LENGTH, 1, scores)
+        tensor = jnp.full((1, _LENGTH, heads, head_dim), _SMALL, dtype)
+
+        def attend(arrays: Any) -> Any:
+            y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None, None), *arrays)
+            return jax.tree.map(lambda x, dx: x + _SMALL * dx, arrays, backward(y))
+
+        return attend, (tensor,) * 3, heads * head_flops
     # Every number is read and written.
     numbers = jnp.full(int(amount / 2 / dtype.dtype.itemsize), _SMALL, dtype)
     return lambda arrays: (arrays[0] * dtype(0.5),), (numbers,), 2.0 * numbers.nbytes
-
-
-def _matmul(dtype: Any, amount: float) -> _Work:
-    """A product and its backward pass: each multiplies in an order of its own."""
-    size = round((amount / 2 / _MATMULS) ** (1 / 3) / 16) * 16
-    square = jnp.full((size, size), _SMALL, dtype)
-
-    def body(arrays: Any) -> Any:
-        x, weight = arrays
-        y = x @ weight
-        return y @ weight.T, x.T @ y
-
-    return body, (square, square), 2.0 * _MATMULS * size**3
-
-
-def _attend(dtype: Any, head_dim: int, amount: float) -> _Work:
-    """The trainer's attention of one sequence with many heads, forward and backward."""
-    head_flops = 4 * _ATTENTION_PASSES * head_dim * _LENGTH**2
-    heads = max(1, round(amount / head_flops))
-    scores = Scores(scale=head_dim**-0.5)
-    kernel = attention(jax.local_devices()[0].platform, dtype, _LENGTH, 1, scores)
-    tensor = jnp.full((1, _LENGTH, heads, head_dim), _SMALL, dtype)
-
-    def body(arrays: Any) -> Any:
-        y, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, None, None), *arrays)
-        return jax.tree.map(lambda x, dx: x + _SMALL * dx, arrays, backward(y))
-
-    return body, (tensor,) * 3, heads * head_flops
 
 
 # The step of a plan's trainer, timed with fewer layers than the plan has
@@ -157,35 +139,25 @@ def _depths(plan: Plan) -> tuple[int, ...]:
     return 1, max(2, plan.model.layers * 3 // 4)
 
 
-def _step_timing(plan: Plan) -> Timing:
-    """Time the step at each depth."""
-    runs: dict[float, Callable[[], float]] = {}
-    for layers in _depths(plan):
-        model = replace(plan.model, layers=layers)
-        model = replace(model, parameters=flops.parameters(model))
-        runs[float(layers)] = _CompiledStep(replace(plan, model=model)).seconds
-    return _in_rounds("step", plan.precision.compute, runs)
+def _compiled_step(plan: Plan) -> Callable[[], float]:
+    """What does the next step of a plan, and returns its seconds; the first is done."""
+    program = build(load(plan.trainer), plan, jax.devices())
+    step = program.lowered().compile()
+    barrier(f"a step of {plan.model.layers} layers is compiled")
+    state = jax.block_until_ready(program.init(plan.seed))
+    data = Synthetic(plan.model.vocab, plan.batch.length, plan.seed)
+    batch = place(program, lambda start, stop: data.batch(0, range(start, stop)))
+    rate = program.rate(plan.first_step)
 
-
-class _CompiledStep:
-    """The step of a plan with a state and a batch; the devices have done it once."""
-
-    def __init__(self, plan: Plan) -> None:
-        program = build(load(plan.trainer), plan, jax.devices())
-        self.step = program.lowered().compile()
-        barrier(f"a step of {plan.model.layers} layers is compiled")
-        self.state = jax.block_until_ready(program.init(plan.seed))
-        data = Synthetic(plan.model.vocab, plan.batch.length, plan.seed)
-        self.batch = place(program, lambda start, stop: data.batch(0, range(start, stop)))
-        self.rate = program.rate(0)
-        self.seconds()
-
-    def seconds(self) -> float:
-        """Do the next step, and return its seconds."""
+    def seconds() -> float:
+        nonlocal state
         begin = time.perf_counter()
-        self.state, metrics = self.step(self.state, self.batch, *self.rate)
-        jax.block_until_ready((self.state, metrics))
+        state, metrics = step(state, batch, *rate)
+        jax.block_until_ready((state, metrics))
         return time.perf_counter() - begin
+
+    seconds()
+    return seconds
 
 
 # One of the processes that measure a machine
@@ -207,12 +179,18 @@ def main() -> None:
 
 def _measure(result: str, *how: str) -> None:
     """Time one device's operations, or a plan's step."""
-    timings = tuple(_rehearsal_timings(*how) if how else _device_timings())
+    if how:
+        timings = tuple(_rehearsal_timings(*how))
+    else:
+        timings = tuple(
+            _timed(operation, dtype, head_dim)
+            for operation, head_dim in _OPERATIONS
+            for dtype in get_args(DType)
+        )
     if jax.process_index() == 0:
         device = jax.local_devices()[0]
-        measured = Measurements(
-            platform=device.platform, device_kind=device.device_kind, timings=timings
-        )
+        kind = device.device_kind
+        measured = Measurements(platform=device.platform, device_kind=kind, timings=timings)
         Path(result).write_bytes(codec.to_json(measured))
     barrier("the machine is measured")
 
@@ -228,7 +206,13 @@ def _rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing
     if process == "0":
         yield _timed("matmul", plan.precision.compute)
     barrier("matmuls are measured")
-    yield _step_timing(plan)
+    # Time the step at each depth.
+    runs: dict[float, Callable[[], float]] = {}
+    for layers in _depths(plan):
+        model = replace(plan.model, layers=layers)
+        model = replace(model, parameters=flops.parameters(model))
+        runs[float(layers)] = _compiled_step(replace(plan, model=model))
+    yield _in_rounds("step", plan.precision.compute, runs)
 
 
 if __name__ == "__main__":

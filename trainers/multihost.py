@@ -31,20 +31,16 @@ def listen_on_node_address() -> None:
 
 
 def join_processes() -> None:
-    """Meet the other processes of the run, where the environment says how many there are.
-
-    Ray Train has done so already for its workers.
-    """
+    """Meet the other processes of the run, where the environment says how many there are."""
+    # Ray Train has done so already for its workers.
     count = int(os.environ.get("ORCH_PROCESSES", "1"))
     if count > 1:  # JAX reads the coordinator's address from the environment
         jax.distributed.initialize(num_processes=count, process_id=int(os.environ["ORCH_PROCESS"]))
 
 
 def barrier(name: str, *, timeout_s: float = _BARRIER_S) -> None:
-    """Wait until every process calls this.
-
-    The devices take no part: collectives on CPU give up after 30 s, and a peer may still compile.
-    """
+    """Wait until every process calls this."""
+    # The devices take no part: collectives on CPU give up after 30 s, and a peer may still compile.
     multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(timeout_s * 1000))
 
 

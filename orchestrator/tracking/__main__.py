@@ -50,20 +50,16 @@ def _follow(journal: Journal) -> None:
             last_problem = result.problem
         if result.recorded and result.recorded.state not in LIVE:
             return
-        if deadline is None and _input_ended(wait_s):
-            deadline = time.monotonic() + _LAST_LIMIT_S
-        elif deadline is not None:
+        if deadline is not None:
             time.sleep(_POLL_S / 4)
-
-
-def _input_ended(limit_s: float) -> bool:
-    """Return whether the starter of this process closed its input, or ended, within `limit_s`."""
-    readable, _, _ = select.select([sys.stdin], [], [], limit_s)
-    return bool(readable) and not os.read(sys.stdin.fileno(), 4096)
+            continue
+        # The input ends when the starter of this process closes it, or ends.
+        readable, _, _ = select.select([sys.stdin], [], [], wait_s)
+        if readable and not os.read(sys.stdin.fileno(), 4096):
+            deadline = time.monotonic() + _LAST_LIMIT_S
 
 
 def _log(problem: str | None) -> None:
-    """Write a line with the time, if there is a problem."""
     if problem:
         print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), problem, flush=True)
 

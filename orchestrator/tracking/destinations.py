@@ -87,8 +87,8 @@ class _Choice:
 
 def remember(journal: Journal, destination: Destination) -> None:
     """Note the choice of a command. Without a state directory later commands ask for it again."""
-    path = _choice_path(_id(journal))
-    choice = _Choice(id=_id(journal), destination=_relative(destination, journal))
+    path, where = _choice_path(_id(journal)), _with_addresses(destination, relative_uri, journal)
+    choice = _Choice(id=_id(journal), destination=where)
     with suppress(JournalUnwritable, FileExistsError):
         files.make_folder(path.parent)
         files.replace(path, codec.to_json(choice))
@@ -98,12 +98,13 @@ def _chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> De
     """Return where a command of this user chose to record a run; None where none did."""
     run_id = _id(journal)
     if (passed := _passed_on(environment)) and passed.id == run_id:
-        return _absolute(passed.destination, journal)
+        return _with_addresses(passed.destination, absolute_uri, journal)
     path = _choice_path(run_id)
     with suppress(OSError, msgspec.DecodeError):
         choice = codec.from_json(boundary.read_bytes(path), _Choice)
         boundary.check_own(path)
-        return _absolute(choice.destination, journal) if choice.id == run_id else None
+        if choice.id == run_id:
+            return _with_addresses(choice.destination, absolute_uri, journal)
     return None
 
 
@@ -118,7 +119,7 @@ def passed_on(journal: Journal) -> str | None:
     where = _chosen(journal)
     if where is None:
         return None
-    choice = _Choice(id=_id(journal), destination=_relative(where, journal))
+    choice = _Choice(id=_id(journal), destination=_with_addresses(where, relative_uri, journal))
     return codec.to_json(choice).decode()
 
 
@@ -128,18 +129,10 @@ def _passed_on(environment: Mapping[str, str]) -> _Choice | None:
     return None
 
 
-def _relative(where: Destination, journal: Journal) -> Destination:
-    """Return a destination as it is stored: a copy of the storage then means its own files."""
-    return _with_addresses(where, relative_uri, journal)
-
-
-def _absolute(stored: Destination, journal: Journal) -> Destination:
-    return _with_addresses(stored, absolute_uri, journal)
-
-
 def _with_addresses(
     where: Destination, change: Callable[[str, Path], str], journal: Journal
 ) -> Destination:
+    """Return a destination as it is stored, or used: a copy of the storage means its own files."""
     storage = journal.path.absolute().parent
     artifacts = None if where.artifacts is None else change(where.artifacts, storage)
     return replace(where, uri=change(where.uri, storage), artifacts=artifacts)
@@ -163,10 +156,8 @@ def _id(journal: Journal) -> str:
 
 
 def _choice_path(run_id: str) -> Path:
-    """Return the file of a run's choice, in ~/.local/state/orch or below XDG_STATE_HOME.
-
-    The id comes from a run's folder: it does not become a name.
-    """
+    """Return the file of a run's choice, in ~/.local/state/orch or below XDG_STATE_HOME."""
+    # The id comes from a run's folder: it does not become a name.
     folder = Path(os.path.realpath(platformdirs.user_state_path("orch"))) / "recorded-in"
     return folder / f"{hashlib.sha256(run_id.encode()).hexdigest()}.json"
 
@@ -185,17 +176,15 @@ def begin(journal: Journal, destination: Destination) -> SyncState:
 def read_sync_state(
     journal: Journal, environment: Mapping[str, str] = os.environ
 ) -> SyncState | None:
-    """Return the note; None when no command of this user chose to record the run.
-
-    A note that is damaged, or of another destination than the chosen one, says nothing.
-    """
+    """Return the note; None when no command of this user chose to record the run."""
+    # A note that is damaged, or of another destination than the chosen one, says nothing.
     with suppress(JournalUnreadable):
         where = _chosen(journal, environment)
         if where is None:
             return None
         with suppress(OSError, msgspec.DecodeError):
             noted = codec.from_json(boundary.read_bytes(journal.paths.sync_state), SyncState)
-            if _absolute(noted.destination, journal) == where:
+            if _with_addresses(noted.destination, absolute_uri, journal) == where:
                 return replace(noted, destination=where)
         return SyncState(destination=where)
     return None
@@ -222,5 +211,5 @@ def is_behind(run: Run, state: SyncState) -> bool:
 
 
 def _write(journal: Journal, state: SyncState) -> None:
-    stored = replace(state, destination=_relative(state.destination, journal))
+    stored = replace(state, destination=_with_addresses(state.destination, relative_uri, journal))
     files.replace(journal.paths.sync_state, codec.to_json(stored) + os.linesep.encode())

@@ -75,7 +75,14 @@ class Recorder:
         recorded, problem = None, None
         try:
             with _only_one(journal, limit_s, on_wait):
-                recorded = self._sync(journal, state.destination, on_steps)
+                where = state.destination
+                if where in self.failures:
+                    raise self.failures[where]
+                if where.tracker not in self.trackers:
+                    self.trackers[where.tracker] = find_tracker(where.tracker)
+                run = journal.run()
+                self.trackers[where.tracker].sync(journal, run, where, on_steps)
+                recorded = destinations.progress_of(run)
         except NotRecorded as error:
             if isinstance(error, RecordedElsewhere) and journal.run().state in LIVE:
                 # The driver records the run, and notes its own progress.
@@ -107,17 +114,6 @@ class Recorder:
         where = destination(options, journal.path.parent, self.environment)
         destinations.remember(journal, where)
         return SyncState(destination=where)
-
-    def _sync(
-        self, journal: Journal, where: Destination, on_steps: Callable[[int], None]
-    ) -> SyncProgress:
-        if where in self.failures:
-            raise self.failures[where]
-        if where.tracker not in self.trackers:
-            self.trackers[where.tracker] = find_tracker(where.tracker)
-        run = journal.run()
-        self.trackers[where.tracker].sync(journal, run, where, on_steps)
-        return destinations.progress_of(run)
 
 
 def _result(
@@ -171,10 +167,7 @@ END_LIMIT_S = 10.0
 
 
 class BackgroundRecorder:
-    """Records a run for as long as a `with` lasts, and restarts its process when that dies.
-
-    It does nothing for a run that is not to be recorded.
-    """
+    """Records a run, if it is to be recorded, while a `with` lasts; restarts a dead process."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal, self._closed = journal, threading.Event()

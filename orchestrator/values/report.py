@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.values.goodput import Outlook
-from orchestrator.values.run import Evaluation, Prediction, State, StateReason
+from orchestrator.values.run import Evaluation, Prediction, RunIdentity
 
 PredictionKind = Literal["lower", "expected", "unoverlapped"]
 
@@ -167,7 +167,7 @@ class StageTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(RunIdentity):
     """The results of a run compared with its forecast.
 
     `forecast` and `measured` belong to the newest attempt's plan, `plan_digest`; steps of earlier
@@ -179,15 +179,6 @@ class Report:
     """
 
     schema: int
-    run: str
-    id: str
-    name: str
-    state: State
-    reason: StateReason | None
-    rehearsal: bool
-    rehearses: str | None
-    spec_digest: str
-    plan_digest: str
     chip: str
     chips: int
     devices: int
@@ -210,8 +201,3 @@ class Report:
     stages: tuple[StageReport, ...] = ()
     stage_totals: StageTotals | None = None
     problems: tuple[str, ...] = ()
-
-    @property
-    def detail(self) -> str:
-        """The details of `reason`; empty where the state needs none."""
-        return self.reason.detail if self.reason else ""

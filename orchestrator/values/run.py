@@ -257,14 +257,8 @@ class RecentSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run at `read_at_s`, derived from its journal.
-
-    `pods` and `plan_digest` are those of the newest attempt; `steps_done` and `last_step` those of
-    the newest attempt that did a step; `evaluation` is the newest. `resumed_at` is the number of
-    the first attempt since somebody last resumed the run. `problems` lists damaged or unexpected
-    files of the journal.
-    """
+class RunIdentity:
+    """Which run it is, and its state."""
 
     run: str
     id: str
@@ -275,6 +269,23 @@ class Run:
     rehearses: str | None
     spec_digest: str
     plan_digest: str
+
+    @property
+    def detail(self) -> str:
+        """The details of `reason`; empty where the state needs none."""
+        return self.reason.detail if self.reason else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(RunIdentity):
+    """A run at `read_at_s`, derived from its journal.
+
+    `pods` and `plan_digest` are those of the newest attempt; `steps_done` and `last_step` those of
+    the newest attempt that did a step; `evaluation` is the newest. `resumed_at` is the number of
+    the first attempt since somebody last resumed the run. `problems` lists damaged or unexpected
+    files of the journal.
+    """
+
     journal: str
     tracking: TrackedRun | None
     submitted_at_s: float
@@ -297,11 +308,6 @@ class Run:
     profile: tuple[int, int] | None
     study: str | None
     problems: tuple[str, ...]
-
-    @property
-    def detail(self) -> str:
-        """The details of `reason`; empty where the state needs none."""
-        return self.reason.detail if self.reason else ""
 
 
 @dataclass(frozen=True, kw_only=True)

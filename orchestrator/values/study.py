@@ -110,12 +110,8 @@ ScalingKind = Literal["scaling"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedTrial:
-    """The plan of a trial in figures.
-
-    `efficiency` is its tokens per second per chip over those of the smallest trial of its series:
-    of the trials that differ only in their number of chips. `warnings` are the plan's.
-    """
+class PlanFigures:
+    """What the plans of all trials have."""
 
     plan_digest: str
     pods: int
@@ -124,12 +120,22 @@ class PlannedTrial:
     mesh: dict[str, int]
     step_s: Estimate
     mfu: Estimate
-    tokens_per_s_per_chip: Estimate
-    efficiency: Estimate
     bound: str
     days: Estimate
     dollars: Estimate | None
     warnings: tuple[PlanWarning, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrial(PlanFigures):
+    """The plan of a trial in figures.
+
+    `efficiency` is its tokens per second per chip over those of the smallest trial of its series:
+    of the trials that differ only in their number of chips. `warnings` are the plan's.
+    """
+
+    tokens_per_s_per_chip: Estimate
+    efficiency: Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,21 +239,10 @@ SweepKind = Literal["sweep"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedSweepTrial:
+class PlannedSweepTrial(PlanFigures):
     """The plan of a trial in figures. `days` and `dollars` are those of its `steps`."""
 
-    plan_digest: str
-    pods: int
-    chips: int
-    sequences: int
-    mesh: dict[str, int]
     steps: int
-    step_s: Estimate
-    mfu: Estimate
-    bound: str
-    days: Estimate
-    dollars: Estimate | None
-    warnings: tuple[PlanWarning, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import msgspec
 from orchestrator.errors import CheckpointFailed
 from orchestrator.storage.addresses import address
 from orchestrator.values import codec
-from orchestrator.values.run import SkippedCheckpoint
+from orchestrator.values.run import SavedCheckpoint, SkippedCheckpoint
 from trainers.checkpoint.objects import ObjectSaver, StepObjects, step_objects
 from trainers.checkpoint.step_folders import (
     NO_TABLES,
@@ -35,21 +35,18 @@ _Identity = Mapping[str, str | int]
 _ADVICE = "; put one back that is whole, or submit the run anew"
 
 
-class _RecordedSave(Protocol):
-    """A checkpoint that counts. `sha256` is that of its sums, None where nobody recorded it."""
+class _ListedSave(NamedTuple):
+    """A checkpoint that counts, of which nobody recorded the sum of its sums."""
 
-    @property
-    def step(self) -> int: ...
-    @property
-    def folder(self) -> str: ...
-    @property
-    def sha256(self) -> str | None: ...
+    step: int
+    folder: str
+    sha256: None = None
 
 
 class SaveLog(Protocol):
     """The checkpoints of a run, for one of its attempts."""
 
-    def recorded(self) -> Sequence[_RecordedSave]:
+    def recorded(self) -> Sequence[SavedCheckpoint | _ListedSave]:
         """Return the newest checkpoints that count, the newest last."""
         ...
 
@@ -66,19 +63,13 @@ class SaveLog(Protocol):
         ...
 
 
-class _ListedSave(NamedTuple):
-    step: int
-    folder: str
-    sha256: None = None
-
-
 @dataclass(frozen=True)
 class _ListedSaves:
     """Every checkpoint in a folder counts: one attempt at a time uses it, and nobody records."""
 
     steps: StepFolders | StepObjects
 
-    def recorded(self) -> Sequence[_RecordedSave]:
+    def recorded(self) -> Sequence[_ListedSave]:
         return [_ListedSave(int(name), name) for name in self.steps.names() if name.isdecimal()]
 
     def folder(self, step: int) -> str:
@@ -113,9 +104,7 @@ class _Restored:
 
 
 class Checkpoints:
-    """The last `keep` states of a run. `identity` is what must stay the same when it resumes, for
-    each stage of its own.
-    """
+    """The last `keep` states of a run. `identity` must stay the same when a stage resumes."""
 
     def __init__(
         self,
@@ -144,7 +133,18 @@ class Checkpoints:
             if self._primary:
                 self._open(identity)
             barrier("checkpoints are open")
-            self._check_identity(identity)
+            try:
+                content = self._steps.read_small(self._identity_file)
+                saved = codec.from_json(content, dict[str, str | int])
+            except (OSError, msgspec.DecodeError) as error:
+                where = f"{self._folder}/{self._identity_file}"
+                raise CheckpointFailed(f"{where}: cannot be read: {error}") from error
+            for name in sorted({*saved, *identity}):
+                was, now = saved.get(name), identity.get(name)
+                if was != now:
+                    raise CheckpointFailed(
+                        f"{self._folder}: holds another run: {name} was {was}, against {now}"
+                    )
 
     def __enter__(self) -> Self:
         return self
@@ -170,9 +170,21 @@ class Checkpoints:
         A step that is not whole is skipped, and set aside once an earlier one is restored.
         """
         with self._errors_as("cannot be restored"):
-            save, faults = self._newest_whole()
-            if save is None:
-                return None
+            faults: dict[str, SkippedCheckpoint] = {}  # newer than the whole one
+            for save in reversed(self._saves.recorded()):
+                # Each process verifies its share; all get the result.
+                mine, readers = jax.process_index(), jax.process_count()
+                fault = self._steps.fault(save.folder, sha256=save.sha256, share=mine, of=readers)
+                if (why := first_message(fault)) is None:
+                    break
+                faults[save.folder] = SkippedCheckpoint(step=save.step, why=why)
+            else:
+                if not faults:
+                    return None
+                reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
+                raise CheckpointFailed(
+                    f"{self._folder}: no checkpoint is whole: {reasons}{_ADVICE}"
+                )
             saved = self._saver.shapes(save.folder)
             if differs := difference(saved, shapes_of(target), table_rows):
                 where = f"{self._folder}/{save.folder}"
@@ -224,10 +236,9 @@ class Checkpoints:
             self._reported = step
 
     def _prune(self) -> None:
-        """Delete what no later attempt can need: steps before the newest recorded ones.
-
-        Steps of others that are not known to be recorded stay: another attempt may have taken over.
-        """
+        """Delete what no later attempt can need: steps before the newest recorded ones."""
+        # Steps of others that are not known to be recorded stay: another attempt may have taken
+        # over.
         recorded = self._saves.recorded()
         old = {save.folder for save in recorded[: -self._keep]}
         mine = [save.step for save in recorded if owner_of(save.folder) == self._owner]
@@ -245,35 +256,6 @@ class Checkpoints:
                 self._steps.delete(name)  # its attempt was superseded before it counted
         content = msgspec.json.encode(identity, order="sorted")
         self._steps.create_small(self._identity_file, content)
-
-    def _check_identity(self, identity: _Identity) -> None:
-        try:
-            content = self._steps.read_small(self._identity_file)
-            saved = codec.from_json(content, dict[str, str | int])
-        except (OSError, msgspec.DecodeError) as error:
-            where = f"{self._folder}/{self._identity_file}"
-            raise CheckpointFailed(f"{where}: cannot be read: {error}") from error
-        for name in sorted({*saved, *identity}):
-            was, now = saved.get(name), identity.get(name)
-            if was != now:
-                raise CheckpointFailed(
-                    f"{self._folder}: holds another run: {name} was {was}, against {now}"
-                )
-
-    def _newest_whole(self) -> tuple[_RecordedSave | None, dict[str, SkippedCheckpoint]]:
-        """The newest checkpoint that counts and is whole, and the later ones by their folders."""
-        faults: dict[str, SkippedCheckpoint] = {}
-        for save in reversed(self._saves.recorded()):
-            # Each process verifies its share; all get the result.
-            mine, readers = jax.process_index(), jax.process_count()
-            fault = self._steps.fault(save.folder, sha256=save.sha256, share=mine, of=readers)
-            if (why := first_message(fault)) is None:
-                return save, faults
-            faults[save.folder] = SkippedCheckpoint(step=save.step, why=why)
-        if not faults:
-            return None, faults
-        reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
-        raise CheckpointFailed(f"{self._folder}: no checkpoint is whole: {reasons}{_ADVICE}")
 
     @contextmanager
     def _writing(self, step: int | None) -> Iterator[None]:

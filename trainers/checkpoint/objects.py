@@ -8,7 +8,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -230,24 +230,21 @@ class ObjectSaver:
             self._steps.note_written(name, self._process, str(error) or type(error).__name__)
             raise
         self._steps.note_written(name, self._process)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self._all_wrote(name):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name}: not every process has written after {TIMEOUT_S} s")
+            time.sleep(POLL_S)
         if self._process == 0:
-            self._await(lambda: self._all_wrote(name), name)
             self._steps.write_manifest(name, leaves)
-        else:
-            self._await(lambda: self._steps.is_whole(name), name)
 
     def _all_wrote(self, name: str) -> bool:
+        if self._process:
+            return self._steps.is_whole(name)
         notes = self._steps.notes(name)
         if failed := next(filter(None, notes), None):
             raise OSError(f"a process could not write its shards: {failed}")
         return len(notes) == jax.process_count()
-
-    def _await(self, done: Callable[[], bool], name: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not done():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{name}: not every process has written after {TIMEOUT_S} s")
-            time.sleep(POLL_S)
 
     def wait(self) -> None:
         """Wait until the last save has ended; raise what failed."""
@@ -262,8 +259,7 @@ class ObjectSaver:
         if error is not None:
             raise error
 
-    def close(self) -> None:
-        self.wait()
+    close = wait
 
     def shapes(self, name: str) -> Shapes:
         """Return the type and shape of each leaf of a step."""

@@ -77,12 +77,31 @@ class StepFolders:
         return (self.folder / name / _CHECKSUMS).exists()
 
     def sums_digest(self, name: str) -> str:
-        return _sums_digest(self.folder / name)
+        return file_digest(self.folder / name / _CHECKSUMS)
 
     def fault(
         self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
     ) -> str | None:
-        return fault(self.folder / name, sha256=sha256, share=share, of=of)
+        """Return what is wrong with a step, or None. Each of several readers verifies its share of
+        files. `sha256` is that of the sums, as they were recorded.
+        """
+        step = self.folder / name
+        try:
+            expected = _read_sums(step / _CHECKSUMS)
+        except FileNotFoundError:
+            return f"{_CHECKSUMS} is missing"
+        except (OSError, msgspec.DecodeError) as error:
+            return f"{_CHECKSUMS} cannot be read: {error}"
+        if sha256 is not None and self.sums_digest(name) != sha256:
+            return f"{_CHECKSUMS} is not the one that was recorded"
+        if unexpected := set(_files(step)) - set(expected):
+            return f"{min(unexpected)} is not in {_CHECKSUMS}"
+        mine = sorted(expected.items())[share::of]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            checked = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
+            found = zip(mine, checked, strict=True)
+            faults = [f"{file} {what}" for (file, _), what in found if what]
+        return faults[0] if faults else None
 
     def delete(self, name: str) -> None:
         """Remove a step: one rename takes it out of the folder, and then its files are deleted."""
@@ -94,9 +113,7 @@ class StepFolders:
             self._move(name, _DAMAGED)
 
     def sweep(self, owner: Owner) -> None:
-        """Remove the half-written and half-deleted steps of killed processes, of an owner and of
-        those before it: later ones may live.
-        """
+        """Remove half-written and half-deleted steps of killed processes up to this owner."""
         for path in [*self.folder.glob(_UNFINISHED), *self.folder.glob(f"{_DELETED}/*")]:
             if owner_of(path.name) <= owner:
                 shutil.rmtree(path, ignore_errors=True)  # its writer may still be at it
@@ -132,11 +149,8 @@ def _sum_shards(step: Path, process: int) -> None:
 
 
 def _write_checksums(step: Path, processes: int) -> None:
-    """Write the manifest of a step, which appears whole or not at all.
-
-    It has the sums that the processes made of their shards, and those of the other files, which are
-    small: descriptions and indices.
-    """
+    """Write the manifest of a step, which appears whole or not at all."""
+    # It has the sums of the shards, and those of other files, which are small.
     sums: dict[str, str] = {}
     for process in range(processes):
         # By name: a shared file system may list the files of other hosts a minute later.
@@ -171,31 +185,6 @@ def _write_sums(path: Path, sums: dict[str, str]) -> None:
 
 def _read_sums(path: Path) -> dict[str, str]:
     return codec.from_json(read_regular(path), dict[str, str])
-
-
-def fault(step: Path, *, sha256: str | None = None, share: int = 0, of: int = 1) -> str | None:
-    """Return what is wrong with a step, or None. Each of several readers verifies its share of
-    files. `sha256` is that of the sums, as they were recorded.
-    """
-    try:
-        expected = _read_sums(step / _CHECKSUMS)
-    except FileNotFoundError:
-        return f"{_CHECKSUMS} is missing"
-    except (OSError, msgspec.DecodeError) as error:
-        return f"{_CHECKSUMS} cannot be read: {error}"
-    if sha256 is not None and _sums_digest(step) != sha256:
-        return f"{_CHECKSUMS} is not the one that was recorded"
-    if unexpected := set(_files(step)) - set(expected):
-        return f"{min(unexpected)} is not in {_CHECKSUMS}"
-    mine = sorted(expected.items())[share::of]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        checked = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
-        faults = [f"{name} {what}" for (name, _), what in zip(mine, checked, strict=True) if what]
-    return faults[0] if faults else None
-
-
-def _sums_digest(step: Path) -> str:
-    return file_digest(step / _CHECKSUMS)
 
 
 def _files(step: Path) -> list[str]:
@@ -310,10 +299,7 @@ def shapes_of(tree: _Tree) -> Shapes:
 
 
 def difference(saved: Shapes, expected: Shapes, table_rows: Rows = NO_TABLES) -> str | None:
-    """Return the first leaf that differs, as text; None if all are the same.
-
-    Leaves of `table_rows` may differ in the rows beyond these.
-    """
+    """Return the first leaf that differs, as text, except in rows beyond those of `table_rows`."""
 
     def filled(name: str, shape: _Shape | None) -> _Shape | None:
         rows = table_rows.get(name.rpartition(".")[2])

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full, Queue
@@ -70,10 +71,8 @@ class BatchSource(Protocol):
 
 
 def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> BatchSource:
-    """Return the batches of a plan's data; `verify` first reads a token set through.
-
-    A relative path begins at `folder`, the spec's, so a plan is the same in every checkout.
-    """
+    """Return the batches of a plan's data; `verify` first reads a token set through."""
+    # A relative path begins at the spec's folder, so a plan is the same in every checkout.
     stage = plan.stage
     if plan.data.kind == "synthetic":
         number = stage.number - 1 if stage else 0
@@ -139,10 +138,7 @@ POLL_S = 0.1
 
 
 class Prefetched(Generic[T]):
-    """Calls `make(step)` for each step in order, in one thread, at most `ahead` of the reader.
-
-    What `make` raises, `take` raises.
-    """
+    """Calls `make(step)` step by step in a thread, `ahead` of `take`, which raises its errors."""
 
     def __init__(self, make: Callable[[int], T], steps: range, *, ahead: int = 2) -> None:
         self._make, self._steps = make, steps
@@ -177,18 +173,12 @@ class Prefetched(Generic[T]):
                 result: T | BaseException = self._make(step)
             except BaseException as error:  # noqa: BLE001 - the reader raises it
                 result = error
-            if not self._put(result) or isinstance(result, BaseException):
+            while not self._closing.is_set():  # the reader is there: wait until the queue has space
+                with suppress(Full):
+                    self._ready.put(result, timeout=POLL_S)
+                    break
+            if self._closing.is_set() or isinstance(result, BaseException):
                 return
-
-    def _put(self, result: T | BaseException) -> bool:
-        """Wait until the queue has space; return False if the reader is gone."""
-        while not self._closing.is_set():
-            try:
-                self._ready.put(result, timeout=POLL_S)
-            except Full:
-                continue
-            return True
-        return False
 
 
 # Held-out sequences: the first of a token set of its own, the same at each evaluation

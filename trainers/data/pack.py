@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -40,10 +40,8 @@ _ARRAYS = (".npy", ".bin")
 class _Encoder(Protocol):
     """Makes tokens of a file. `name` and `vocab` go into the manifest of the set."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def vocab(self) -> int: ...
+    name: str
+    vocab: int
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
         """The tokens of a file, a bounded number at a time."""
@@ -55,12 +53,11 @@ def _dtype_of(encoder: _Encoder) -> np.dtype[Any]:
     return np.dtype("<u2" if encoder.vocab <= 1 << 16 else "<u4")
 
 
-@dataclass(frozen=True)
 class _Bytes:
     """A token is a byte, and 256 ends a document. Every file is one."""
 
-    name: str = "bytes"
-    vocab: int = 257
+    name = "bytes"
+    vocab = 257
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
         if path.suffix in _ARRAYS:
@@ -71,7 +68,7 @@ class _Bytes:
         yield np.array([_END_OF_TEXT])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _TokenArrays:
     """Files are arrays of the tokens of that tokenizer."""
 
@@ -79,7 +76,19 @@ class _TokenArrays:
     vocab: int
 
     def pieces(self, path: Path) -> Iterator[np.ndarray]:
-        tokens = _token_array(path, _dtype_of(self))
+        try:
+            if path.suffix == ".npy":
+                tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            elif path.suffix == ".bin":
+                tokens = np.memmap(path, dtype=_dtype_of(self), mode="r")
+            else:
+                raise ValueError("its name ends in neither .npy nor .bin")
+        except (EOFError, OSError, ValueError) as error:
+            raise DataUnusable(f"{path}: not an array of tokens: {error}") from error
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise DataUnusable(
+                f"{path}: {tokens.dtype}{list(tokens.shape)}, against a row of integers"
+            )
         for start in range(0, len(tokens), _PIECE):
             piece = tokens[start : start + _PIECE]
             low, high = int(piece.min()), int(piece.max())
@@ -108,7 +117,14 @@ class _HuggingFaceTokenizer:
         self._field = field
         self.name = file.absolute().parent.name if file.name == "tokenizer.json" else file.name
         self.vocab = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        end = end or _end_of_config(file)
+        if not end:
+            try:
+                config = json.loads(read_regular(file.parent / "tokenizer_config.json"))
+            except (OSError, ValueError, RecursionError):
+                config = None
+            named = config.get("eos_token") if isinstance(config, dict) else None
+            named = named.get("content") if isinstance(named, dict) else named
+            end = named if isinstance(named, str) else None
         token = None if end is None else self._tokenizer.token_to_id(end)
         if token is None:
             reason = "no token ends a document" if end is None else f"it has no token {end!r}"
@@ -130,32 +146,6 @@ class _HuggingFaceTokenizer:
             yield np.concatenate(list(tokens))
 
 
-def _end_of_config(file: Path) -> str | None:
-    """The end of text that the config of a tokenizer names."""
-    try:
-        config = json.loads(read_regular(file.parent / "tokenizer_config.json"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    token = config.get("eos_token") if isinstance(config, dict) else None
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
-
-
-def _token_array(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    try:
-        if path.suffix == ".npy":
-            tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        elif path.suffix == ".bin":
-            tokens = np.memmap(path, dtype=dtype, mode="r")
-        else:
-            raise ValueError("its name ends in neither .npy nor .bin")
-    except (EOFError, OSError, ValueError) as error:
-        raise DataUnusable(f"{path}: not an array of tokens: {error}") from error
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise DataUnusable(f"{path}: {tokens.dtype}{list(tokens.shape)}, against a row of integers")
-    return tokens
-
-
 # The documents of a file: JSON lines and Parquet have one a row, any other file is one
 
 _LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".json.gz")
@@ -163,7 +153,7 @@ _PARQUET = ".parquet"
 _ROWS = 1024  # of a Parquet file in memory
 
 
-def _documents(path: Path, field: str = _FIELD) -> Iterator[str]:
+def _documents(path: Path, field: str) -> Iterator[str]:
     """The texts of a file, one after another."""
     try:
         if path.name.endswith(_LINES):
@@ -179,7 +169,8 @@ def _documents(path: Path, field: str = _FIELD) -> Iterator[str]:
 
 
 def _of_lines(path: Path, field: str) -> Iterator[str]:
-    with _opened(path) as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -192,12 +183,6 @@ def _of_lines(path: Path, field: str) -> Iterator[str]:
                 known = ", ".join(row) if isinstance(row, dict) else "no keys"
                 raise DataUnusable(f"{path}:{number}: has no text in {field!r}, but {known}")
             yield text
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
 
 
 def _of_parquet(path: Path, field: str) -> Iterator[str]:
@@ -286,7 +271,7 @@ def _tokenizer_file(name: str) -> Path:
 
 
 def _check_local(path: Path, instead: str) -> None:
-    """Refuse the address of a bucket, which would be a path of this machine here."""
+    """Refuse an address of a bucket: it would be a path of this machine."""
     scheme, *rest = path.parts or ("",)
     if scheme.removesuffix(":") in SCHEMES and scheme.endswith(":"):
         raise DataUnusable(f"{scheme}//{'/'.join(rest)}: is on a bucket; {instead}")
@@ -330,67 +315,45 @@ def pack(
 
 
 def _write(folder: Path, inputs: list[Path], encoder: _Encoder, shard_tokens: int) -> Manifest:
-    dtype = _dtype_of(encoder)
-    pieces = _counted(piece for path in inputs for piece in encoder.pieces(path))
-    shards = tuple(
-        _write_shard(folder / f"tokens-{number:05d}.bin", (part for _, part in parts), dtype)
-        for number, parts in groupby(_cut(pieces, shard_tokens), key=itemgetter(0))
-    )
+    dtype, shards = _dtype_of(encoder), list[Shard]()
+    pieces = (piece for path in inputs for piece in encoder.pieces(path))
+    for number, parts in groupby(_cut(pieces, shard_tokens), key=itemgetter(0)):
+        path, digest, tokens = folder / f"tokens-{number:05d}.bin", hashlib.sha256(), 0
+        with path.open("wb") as file:
+            for _, part in parts:
+                data = part.astype(dtype).tobytes()
+                file.write(data)
+                digest.update(data)
+                tokens += len(part)
+            file.flush()
+            os.fsync(file.fileno())
+        shards.append(Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest()))
     if not shards:
         raise DataUnusable(f"no token in {', '.join(map(str, inputs))}")
     manifest = Manifest(
         tokenizer=encoder.name,
         vocab=encoder.vocab,
         dtype="uint16" if dtype.itemsize == 2 else "uint32",
-        shards=shards,
+        shards=tuple(shards),
     )
     (folder / FILE_NAME).write_text(codec.to_pretty_json(manifest))
     return manifest
 
 
-def _counted(pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the pieces; print on the error stream, now and then, how many tokens they have."""
-    tokens, shown_at_s = 0, time.monotonic()
-    for piece in pieces:
-        tokens += len(piece)
-        if time.monotonic() - shown_at_s > _SHOW_EVERY_S:
-            print(f"packing: {tokens:,} tokens", file=sys.stderr, flush=True)
-            shown_at_s = time.monotonic()
-        yield piece
-
-
 def _cut(pieces: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int, np.ndarray]]:
     """Each piece with the number of its shard; a piece is cut where a shard is full."""
-    count = 0
+    # The error stream shows now and then how many tokens there are.
+    count, shown_at_s = 0, time.monotonic()
     for piece in pieces:
+        if time.monotonic() - shown_at_s > _SHOW_EVERY_S:
+            print(f"packing: {count + len(piece):,} tokens", file=sys.stderr, flush=True)
+            shown_at_s = time.monotonic()
         rest = piece
         while len(rest):
             number, used = divmod(count, shard_tokens)
             part, rest = np.split(rest, [shard_tokens - used])
             yield number, part
             count += len(part)
-
-
-def _write_shard(path: Path, parts: Iterator[np.ndarray], dtype: np.dtype[Any]) -> Shard:
-    digest, tokens = hashlib.sha256(), 0
-    with path.open("wb") as file:
-        for part in parts:
-            data = part.astype(dtype).tobytes()
-            file.write(data)
-            digest.update(data)
-            tokens += len(part)
-        file.flush()
-        os.fsync(file.fileno())
-    return Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest())
-
-
-def _encoder(options: argparse.Namespace) -> _Encoder:
-    if options.vocab is not None:
-        return _TokenArrays(name=options.tokenizer, vocab=options.vocab)
-    if options.tokenizer == _BYTES.name:
-        return _BYTES
-    file = _tokenizer_file(options.tokenizer)
-    return _HuggingFaceTokenizer(file, options.end, options.field)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -423,7 +386,12 @@ def main(argv: list[str]) -> int:
     """Pack, and print what there is and how a spec names it."""
     try:
         options = _arguments(argv)
-        encoder = _encoder(options)
+        encoder: _Encoder = _BYTES
+        if options.vocab is not None:
+            encoder = _TokenArrays(name=options.tokenizer, vocab=options.vocab)
+        elif options.tokenizer != _BYTES.name:
+            file = _tokenizer_file(options.tokenizer)
+            encoder = _HuggingFaceTokenizer(file, options.end, options.field)
         inputs = _files_of(options.inputs, options.glob)
         manifest = pack(options.out, inputs, encoder, shard_tokens=options.shard_tokens)
     except OrchError as error:

@@ -172,10 +172,7 @@ def open_for(vocab: int, path: Path, *, verify: bool = False) -> _TokenSet:
 
 @dataclass(frozen=True)
 class ShuffledWindows:
-    """Batches of `sequences` windows of a token set, from `first_token` on.
-
-    An epoch has at most `most_windows` windows.
-    """
+    """Windows of a token set from `first_token` on; an epoch has at most `most_windows`."""
 
     source: _TokenSet
     sequences: int
@@ -236,14 +233,11 @@ def _network(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
-        left, right = right, left ^ (_hashed(right ^ key) & mask)
+        # A 64-bit hash of each value: every bit of the input moves every bit of the output.
+        hashed = right ^ key
+        for _ in range(2):
+            hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+        hashed ^= hashed >> np.uint64(32)
+        left, right = right, left ^ (hashed & mask)
     joined: np.ndarray = (left << shift) | right
     return joined
-
-
-def _hashed(values: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each value: every bit of the input moves every bit of the output."""
-    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    hashed: np.ndarray = values ^ (values >> np.uint64(32))
-    return hashed

@@ -16,13 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from orchestrator.errors import DataUnusable, SpecError
 from orchestrator.network.published import PublishedWeight
-from orchestrator.storage.addresses import (
-    StoredInput,
-    address,
-    has_input,
-    input_path,
-    stored_input,
-)
+from orchestrator.storage.addresses import StoredInput, address, has_input, input_path, stored_input
 from trainers.contract import Program
 from trainers.files import check_regular, read_regular
 
@@ -31,6 +25,7 @@ Shape = tuple[int, ...]
 _Ranges = tuple[range, ...]  # of a shard, in each dimension
 # Arrays that no network has, by the ends of their names: caches that old releases stored.
 _CACHES = (".rotary_emb.inv_freq", ".masked_bias", ".attention.bias")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHOWN = 3  # names in a message
 
 
@@ -83,7 +78,11 @@ def _weights_of(program: Program, folder: "_WeightFolder") -> Sequence[Published
         raise DataUnusable(f"{where}: the model has weights that it lacks: {_shown(absent)}")
     others = sorted(folder.names() - expected.keys())
     unknown = [name for name in others if not name.endswith(_CACHES)]
-    if unknown and not _is_tied_head(unknown, expected, folder):
+    if unknown == [_HEAD] and folder.shape(_HEAD) == expected[_EMBEDDING]:
+        # Some writers store a tied head a second time.
+        same = np.array_equal(folder.read(_HEAD), folder.read(_EMBEDDING))
+        unknown = [] if same else unknown
+    if unknown:
         raise DataUnusable(f"{where}: weights that the model lacks: {_shown(unknown)}")
     for name, shape in expected.items():
         if folder.shape(name) != shape:
@@ -96,14 +95,6 @@ def _weights_of(program: Program, folder: "_WeightFolder") -> Sequence[Published
 def _shown(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _is_tied_head(names: list[str], expected: Mapping[str, Any], folder: "_WeightFolder") -> bool:
-    """Whether the only other weight is a head that some writers store a second time."""
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    if names != [head] or folder.shape(head) != expected[embedding]:
-        return False
-    return bool(np.array_equal(folder.read(head), folder.read(embedding)))
 
 
 def _with_published(
@@ -124,10 +115,8 @@ def _with_published(
 def _array(
     leaf: jax.ShapeDtypeStruct, weight: PublishedWeight, folder: "_WeightFolder"
 ) -> jax.Array:
-    """A leaf of the tree. What it has beyond the weight's rows is zero.
-
-    Each array of the files is read for all devices of this process before the next one is.
-    """
+    """A leaf of the tree. What it has beyond the weight's rows is zero."""
+    # Each array of the files is read for all devices of this process before the next one is.
 
     def ranges_of(index: tuple[slice, ...] | None) -> _Ranges:
         assert index is not None  # only keys of random numbers have none

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from orchestrator.storage.addresses import address
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import WeightsRequest, WeightsResult
-from trainers.checkpoint import step_folders
 from trainers.checkpoint.objects import step_objects, stored_array
+from trainers.checkpoint.step_folders import StepFolders
 from trainers.contract import load
 from trainers.huggingface.read import (
     CONFIG,
@@ -49,13 +49,8 @@ _MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
 def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
     """Make the folder, whole or not at all."""
     out, checkpoint = Path(request.out), Path(request.checkpoint)
-    objects = step_objects(checkpoint.parent)
-    fault = (
-        objects.fault(checkpoint.name, sha256=request.sha256)
-        if objects
-        else step_folders.fault(checkpoint, sha256=request.sha256)
-    )
-    if fault:
+    steps = step_objects(checkpoint.parent) or StepFolders(checkpoint.parent)
+    if fault := steps.fault(checkpoint.name, sha256=request.sha256):
         raise CheckpointFailed(f"{address(checkpoint)}: not whole: {fault}")
     if out.exists():
         raise SpecError(f"{out}: already exists; weights are never overwritten")
@@ -114,22 +109,16 @@ def _saved_array(checkpoint: Path, path: tuple[str, ...]) -> Any:
         raise CheckpointFailed(f"{where}: {name} cannot be read: {reason}") from error
 
 
-def _pieces(array: Any) -> Iterator[tuple[_Region, np.ndarray]]:
-    """The parts of an array as they were written: each part of each host once."""
-    chunk, shape = array.chunk_layout.read_chunk.shape, array.shape
-    counts = [-(-size // part) for size, part in zip(shape, chunk, strict=True)]
-    for place in np.ndindex(*counts):
+def _copy(source: Any, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]) -> None:
+    """Copy a parameter, without rows that no token has, in the parts that were written."""
+    depth, chunk = len(weight.stacked), source.chunk_layout.read_chunk.shape
+    counts = [-(-size // part) for size, part in zip(source.shape, chunk, strict=True)]
+    for number in np.ndindex(*counts):
         region = tuple(
             slice(at * part, min((at + 1) * part, size))
-            for at, part, size in zip(place, chunk, shape, strict=True)
+            for at, part, size in zip(number, chunk, source.shape, strict=True)
         )
-        yield region, array[region].read().result()
-
-
-def _copy(source: Any, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]) -> None:
-    """Copy a parameter, without the rows that no token has."""
-    depth = len(weight.stacked)
-    for region, piece in _pieces(source):
+        piece = source[region].read().result()
         inner = tuple(
             slice(min(part.start, size), min(part.stop, size))
             for part, size in zip(region[depth:], weight.shape, strict=True)
@@ -183,9 +172,7 @@ def _new_files(
 
 
 def _new_arrays(path: Path, shapes: Mapping[str, Shape], dtype: Any) -> dict[str, np.ndarray]:
-    """A file of arrays that are all zero, in the order of their names; what is written to these is
-    in the file.
-    """
+    """A file of zeros as arrays, by name; what is written to these is in the file."""
     type_, header, end = np.dtype(dtype), dict[str, Any](_FORMAT), 0
     places = {}
     for name in sorted(shapes):

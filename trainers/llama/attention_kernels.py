@@ -48,11 +48,7 @@ def _blockwise(
     documents: Documents | None,
     kind: Scores,
 ) -> jax.Array:
-    """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H].
-
-    `sinks` [N] are scores of a place without a value. `documents` are the numbers of the documents
-    of queries [b, T] and keys [b, S], which then see only their own.
-    """
+    """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H]."""
     return _forward(q, k, v, positions, sinks, documents, kind)[0]
 
 
@@ -149,9 +145,7 @@ def _scores(
     theirs: jax.Array | None,
     kind: Scores,
 ) -> tuple[jax.Array, jax.Array | float]:
-    """Scores [b, K, G, T, B], minus infinity where the query does not see the key; and how much
-    they change with the product of query and key.
-    """
+    """Scores [b, K, G, T, B], -inf for unseen keys, and their slope in the product of q and k."""
     scores = _dot("btkgh,bskh->bkgts", grouped, keys) * kind.scale
     slope: jax.Array | float = kind.scale
     if kind.cap is not None:
@@ -173,9 +167,7 @@ def _grouped(x: jax.Array, kv_heads: int) -> jax.Array:
 
 
 def _blocks(k: jax.Array, v: jax.Array, documents: Documents | None) -> _Blocks:
-    """Keys, values [S/B, b, B, K, H], places [S/B, B] and documents [S/B, b, B], block after
-    block.
-    """
+    """Keys, values [S/B, b, B, K, H], places [S/B, B] and documents [S/B, b, B] by blocks."""
     b, length, *_ = k.shape
     size = max(n for n in range(1, min(length, MOST_KEYS) + 1) if length % n == 0)
 
@@ -335,11 +327,5 @@ def _cudnn(
         return otherwise(q, k, v, sinks, documents)
     window = None if kind.window is None else (kind.window - 1, 0)
     return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        is_causal=True,
-        scale=kind.scale,
-        local_window_size=window,
-        implementation="cudnn",
+        q, k, v, is_causal=True, scale=kind.scale, local_window_size=window, implementation="cudnn"
     )

@@ -98,12 +98,9 @@ def all_gather(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def reduce_scatter(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
-    """Sum the chips' parts; each chip keeps its shard along a dimension.
-
-    The dimension is first reshaped to (chip, rest). Without that XLA pads it on TPU, or uses an
-    all-reduce if the dimensions before it are 1. TPU cannot reduce-scatter over an odd number of
-    chips.
-    """
+    """Sum the chips' parts; each chip keeps its shard along a dimension."""
+    # Reshaped to (chip, rest), or XLA pads the dimension on TPU, or uses an all-reduce if those
+    # before it are 1. TPU cannot reduce-scatter over an odd number of chips.
     ways = jax.lax.axis_size(axes)
     if ways == 1:
         return x
@@ -129,49 +126,34 @@ reduce_scatter.defvjp(
 def gather_matrix(
     shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: _Axes = WEIGHTS
 ) -> jax.Array:
-    """A matrix gathered along d_model. It travels in the compute type, its gradient in `wire`.
-
-    Only a chip's own part travels between slices: first of the gather, last of the scatter.
-    `inside` are the axes of a slice.
-    """
+    """A matrix gathered along d_model: in the compute type, and its gradient in `wire`."""
+    # Only a chip's own part travels between slices: first of the gather, last of the scatter.
     own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
     return all_gather(own, inside, dimension)
-
-
-def _matrix_forward(
-    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: _Axes
-) -> tuple[jax.Array, jax.Array]:
-    return gather_matrix(shard, dimension, compute, wire, inside), jnp.empty((0,), shard.dtype)
-
-
-def _matrix_backward(
-    dimension: int, compute: Any, wire: Any, inside: _Axes, like: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array]:
-    return (scatter_matrix(gradient, dimension, wire, inside).astype(like.dtype),)
 
 
 def scatter_matrix(
     gradient: jax.Array, dimension: int, wire: Any, inside: _Axes = WEIGHTS
 ) -> jax.Array:
     """A matrix's gradient as this chip's part of the sum over chips, in the type it travels in."""
-    own = _scatter_rows(gradient.astype(wire), inside, dimension)
+    sent = gradient.astype(wire)
+    if sent.shape[dimension] // jax.lax.axis_size(inside) % TILE[0] == 0:
+        own = reduce_scatter(sent, inside, dimension)
+    else:
+        # XLA would split the operands of the gradient's product instead. Rows are a dimension of
+        # the activations there, and parts of fewer than 128 cost copies of them. With the barrier
+        # it splits the gradient, with its rows first, as the product can write them.
+        first = jax.lax.optimization_barrier(jnp.moveaxis(sent, dimension, 0))
+        own = jnp.moveaxis(reduce_scatter(first, inside, 0), 0, dimension)
     return reduce_scatter(own, WEIGHTS_OVER_DCN, dimension)
 
 
-def _scatter_rows(gradient: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
-    """A matrix's gradient summed over chips, each with its own rows.
-
-    XLA would split the operands of the gradient's product instead. Rows are a dimension of the
-    activations there, and parts of fewer than 128 cost copies of them. With the
-    barrier it splits the gradient, with its rows first, as the product can write them.
-    """
-    if gradient.shape[dimension] // jax.lax.axis_size(axes) % TILE[0] == 0:
-        return reduce_scatter(gradient, axes, dimension)
-    first = jax.lax.optimization_barrier(jnp.moveaxis(gradient, dimension, 0))
-    return jnp.moveaxis(reduce_scatter(first, axes, 0), 0, dimension)
-
-
-gather_matrix.defvjp(_matrix_forward, _matrix_backward)
+gather_matrix.defvjp(
+    lambda shard, *how: (gather_matrix(shard, *how), jnp.empty((0,), shard.dtype)),
+    lambda dimension, _, wire, inside, like, gradient: (
+        scatter_matrix(gradient, dimension, wire, inside).astype(like.dtype),
+    ),
+)
 
 
 def all_to_all(x: jax.Array, axis: str, split: int, concatenated: int) -> jax.Array:
@@ -203,22 +185,18 @@ def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _L
             inside = tuple(axis for axis in axes if axis not in across)
             sums.append(all_reduce(all_reduce(gradient.astype(wire), inside), across))
         if jax.lax.axis_size("data") > 1:
-            sums = _over_replicas(sums)
+            # One message with all gradients: each by itself would be padded for every chip.
+            message = jnp.concatenate([gradient.reshape(-1) for gradient in sums])
+            quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
+            padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
+            parts = all_reduce(reduce_scatter(padded, "data", 0), SLICE_REPLICAS)
+            total = all_gather(parts, "data", 0).reshape(-1)
+            ends = np.cumsum([gradient.size for gradient in sums])
+            pieces = jnp.split(total[: message.size], ends[:-1])
+            sums = [piece.reshape(like.shape) for piece, like in zip(pieces, sums, strict=True)]
         else:
             sums = [all_reduce(gradient, SLICE_REPLICAS) for gradient in sums]
         return [gradient.astype(jnp.float32) for gradient in sums]
-
-
-def _over_replicas(gradients: _Leaves) -> _Leaves:
-    """One message with all gradients: each by itself would be padded to a part for every chip."""
-    message = jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
-    quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
-    padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
-    parts = all_reduce(reduce_scatter(padded, "data", 0), SLICE_REPLICAS)
-    total = all_gather(parts, "data", 0).reshape(-1)
-    ends = np.cumsum([gradient.size for gradient in gradients])
-    pieces = jnp.split(total[: message.size], ends[:-1])
-    return [piece.reshape(like.shape) for piece, like in zip(pieces, gradients, strict=True)]
 
 
 def replicated_axes(sharding: P) -> tuple[str, ...]:
@@ -234,16 +212,12 @@ def reduce_in_backward(parameters: _Leaves, shardings: _Shardings, wire: Any) ->
     return parameters
 
 
-def _same(parameters: _Leaves, shardings: _Shardings, wire: Any) -> tuple[_Leaves, None]:
-    return parameters, None
-
-
 def _reduce(shardings: _Shardings, wire: Any, _: None, gradients: _Leaves) -> tuple[_Leaves]:
     sums = reduce_gradients(gradients, shardings, wire)
     return ([total.astype(like.dtype) for total, like in zip(sums, gradients, strict=True)],)
 
 
-reduce_in_backward.defvjp(_same, _reduce)
+reduce_in_backward.defvjp(lambda parameters, *_: (parameters, None), _reduce)
 
 
 @jax.custom_vjp

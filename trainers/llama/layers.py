@@ -42,22 +42,15 @@ from trainers.llama.collectives import (
     scatter_matrix,
     together_in_backward,
 )
-from trainers.llama.parameters import DTYPES, Parameters, norm, norm_of_heads
-from trainers.llama.ring import (
-    all_gather_matmul,
-    in_arrival_order,
-    in_order,
-    matmul_reduce_scatter,
-)
+from trainers.llama.parameters import DTYPES, Parameters, norm
+from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
 Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A plan's model and the kernels of its platform: of attention, by the scores of a block, and
-    of the products of experts.
-    """
+    """A plan's model and the kernels of its platform, those of attention by a block's scores."""
 
     plan: Plan
     kernels: Mapping[Scores, Attend]
@@ -84,9 +77,7 @@ class Runtime:
         return gather_matrix(shard, dimension, *types, axes)
 
     def gather_rows(self, shard: jax.Array, dimension: int) -> jax.Array:
-        """Gather a matrix with d_model first: it is then in one piece as it arrives, and its
-        gradient as it leaves.
-        """
+        """Gather a matrix with d_model first: it is then in one piece, and so is its gradient."""
         return self.gather_matrix(jnp.moveaxis(shard, dimension, 0), 0)
 
     def scatter_rows(self, gradient: jax.Array) -> jax.Array:
@@ -209,10 +200,8 @@ def _from_stream(
 
     def turned(norm_kind: Norm | None, x: jax.Array, heads: str) -> jax.Array:
         # Each head is normalized by itself, or all heads together.
-        if norm_kind is not None and len(norm_kind.scale.dimensions) == 2:
-            x = norm_of_heads(norm_kind, layer, x, mesh_axes(heads))
-        else:
-            x = norm(norm_kind, layer, x)
+        together = norm_kind is not None and len(norm_kind.scale.dimensions) == 2
+        x = norm(norm_kind, layer, x, mesh_axes(heads) if together else ())
         return _rotate(kind.rotary, x, positions)
 
     return turned(kind.query_norm, q, "heads"), turned(kind.key_norm, k, "kv_heads"), v

@@ -88,17 +88,29 @@ def _forward(
         if words * jax.lax.axis_size(TENSOR) > how.vocab:
             logits = jnp.where(own_words < how.vocab, logits, -jnp.inf)
         hit = targets[:, None] == own_words
-        log_sum, target = _of_group(logits, hit)
+        # Log-sum-exp over all words and the target's logit, both [C], in one small exchange.
+        mine = jnp.stack([jax.nn.logsumexp(logits, axis=1), jnp.where(hit, logits, 0).sum(1)])
+        log_sums, target_logits = all_gather(mine[:, None], TENSOR, 1)  # [2, Y, C]
+        log_sum, target = jax.nn.logsumexp(log_sums, axis=0), target_logits.sum(0)
         slope = 1 + 2 * how.z_loss * log_sum[:, None]
         d_logits = jnp.exp(logits - log_sum[:, None]) * slope - hit
         d_logits = d_logits * slope_of_cap if how.cap else d_logits
         if how.some_predict_nothing:
             predicts = targets != NO_WORD
             d_logits = jnp.where(predicts[:, None], d_logits, 0)
-            log_sum, target = (jnp.where(predicts, one, 0) for one in (log_sum, target))
+            log_sum, target = (jnp.where(predicts, logit, 0) for logit in (log_sum, target))
         d_logits = d_logits.astype(x.dtype)
         dx = jnp.einsum("cv,dv->cd", d_logits, table)
-        d_table += _table_gradient(x, d_logits, how.split)
+        # In fp32: of the whole table, or of this chip's rows.
+        product = partial(jnp.einsum, "cd,cv->dv", preferred_element_type=jnp.float32)
+        if how.split is None:
+            d_table += product(x, d_logits)
+        else:
+            rows = [
+                how.split.scatter(product(x, d_logits[:, first:end]))
+                for first, end in _parts(words)
+            ]
+            d_table += jnp.concatenate(rows, axis=1).astype(jnp.float32)
         sums = entropy + (log_sum - target).sum(), penalty + (how.z_loss * log_sum**2).sum()
         return (d_table, *sums), dx  # of this chunk [C, D]
 
@@ -122,27 +134,8 @@ def _backward(
 token_loss.defvjp(_forward, _backward)
 
 
-def _table_gradient(x: jax.Array, d_logits: jax.Array, split: SplitTable | None) -> jax.Array:
-    """What a chunk adds to the table's gradient, in fp32: of the whole table, or of this chip's
-    rows.
-    """
-    product = partial(jnp.einsum, "cd,cv->dv", preferred_element_type=jnp.float32)
-    if split is None:
-        return product(x, d_logits)
-    words = _parts(d_logits.shape[1])
-    sums = [split.scatter(product(x, d_logits[:, first:end])) for first, end in words]
-    return jnp.concatenate(sums, axis=1).astype(jnp.float32)
-
-
 def _parts(words: int) -> list[tuple[int, int]]:
     """First and end of parts with about equally many words, in whole tiles except the last."""
     tiles = -(-words // TILE[1])
     ends = [min(tiles * part // _PARTS * TILE[1], words) for part in range(_PARTS + 1)]
     return [(first, end) for first, end in pairwise(ends) if end > first]
-
-
-def _of_group(logits: jax.Array, hit: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Log-sum-exp over all words and the target's logit, both [C], in one small exchange."""
-    mine = jnp.stack([jax.nn.logsumexp(logits, axis=1), jnp.where(hit, logits, 0).sum(1)])
-    log_sums, targets = all_gather(mine[:, None], TENSOR, 1)  # [2, Y, C]
-    return jax.nn.logsumexp(log_sums, axis=0), targets.sum(0)

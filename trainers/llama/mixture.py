@@ -38,7 +38,7 @@ from trainers.llama.collectives import (
     line,
     reduce_scatter,
 )
-from trainers.llama.layers import Grouped, Runtime, activate
+from trainers.llama.layers import Runtime, activate
 from trainers.llama.parameters import Parameters
 
 # Which experts a token goes to, with what weights, and what keeps the experts evenly loaded
@@ -62,57 +62,41 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
     preference = scores if bias is None else scores + bias
     preference = jax.lax.stop_gradient(preference)
     if moe.groups > 1:
-        preference = _in_best_groups(moe, preference)
+        # The preference for experts of the best groups; no other is chosen. A group is as good as
+        # its best expert, and with a sigmoid as its two best together.
+        grouped = preference.reshape(*preference.shape[:-1], moe.groups, -1)
+        counted = min(2, grouped.shape[-1]) if moe.router == "sigmoid" else 1
+        best = jax.lax.top_k(grouped, counted)[0].sum(-1)
+        chosen = jax.lax.top_k(best, moe.top_groups)[1]
+        is_chosen = jax.nn.one_hot(chosen, moe.groups, dtype=bool).any(-2)
+        preference = jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(preference.shape)
     experts = jax.lax.top_k(preference, moe.top_k)[1]
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if moe.normalized:
         weights = weights / weights.sum(-1, keepdims=True)
     load = jax.nn.one_hot(experts, moe.experts, dtype=jnp.float32).sum((1, 2))  # [b, E]
-    penalty = _balance_penalty(moe, scores, load)
-    # The squared logarithm of the softmax's denominator, summed over tokens.
-    penalty += (
-        moe.z_loss * jnp.sum(jax.nn.logsumexp(logits, axis=-1) ** 2)
-        if moe.z_loss
-        else jnp.float32(0)
-    )
+    penalty = jnp.float32(0)  # summed over tokens
+    if moe.balance_loss:
+        # For each sequence E x the experts' shares of its choices times their mean scores: one
+        # where all are alike.
+        whole = jax.lax.stop_gradient(all_reduce(load, SEQUENCE))  # [b, E]
+        shares = whole / whole.sum(-1, keepdims=True)
+        relative = scores / scores.sum(-1, keepdims=True)
+        penalty += moe.balance_loss * moe.experts * jnp.einsum("be,bse->", shares, relative)
+    if moe.z_loss:
+        # The squared logarithm of the softmax's denominator.
+        penalty += moe.z_loss * jnp.sum(jax.nn.logsumexp(logits, axis=-1) ** 2)
     if bias is not None:
         penalty += _excess_in_backward(bias, load.sum(0))
     share = 1 / jax.lax.axis_size(TENSOR)  # every chip of a tensor group has the same tokens
     return _Routing(experts, moe.scale * weights, share * penalty, share * load.sum(0))
 
 
-def _in_best_groups(moe: MixtureOfExperts, preference: jax.Array) -> jax.Array:
-    """The preference for experts of the best groups; no other is chosen.
-
-    A group is as good as its best expert, and with a sigmoid as its two best together.
-    """
-    grouped = preference.reshape(*preference.shape[:-1], moe.groups, -1)
-    counted = min(2, grouped.shape[-1]) if moe.router == "sigmoid" else 1
-    best = jax.lax.top_k(grouped, counted)[0].sum(-1)
-    chosen = jax.lax.top_k(best, moe.top_groups)[1]
-    is_chosen = jax.nn.one_hot(chosen, moe.groups, dtype=bool).any(-2)
-    return jnp.where(is_chosen[..., None], grouped, -jnp.inf).reshape(preference.shape)
-
-
-def _balance_penalty(moe: MixtureOfExperts, scores: jax.Array, load: jax.Array) -> jax.Array:
-    """For each sequence E x the experts' shares of its choices times their mean scores: one where
-    all are alike. Summed over tokens.
-    """
-    if not moe.balance_loss:
-        return jnp.float32(0)
-    whole = jax.lax.stop_gradient(all_reduce(load, SEQUENCE))  # [b, E]
-    shares = whole / whole.sum(-1, keepdims=True)
-    scores = scores / scores.sum(-1, keepdims=True)
-    return moe.balance_loss * moe.experts * jnp.einsum("be,bse->", shares, scores)
-
-
 @jax.custom_vjp
 def _excess_in_backward(bias: jax.Array, load: jax.Array) -> jax.Array:
-    """Zero. Its gradient of the bias is each expert's load beyond the mean.
-
-    So the sums over chips and microbatches that gradients go through add up the load; the
-    optimizer takes only the sign.
-    """
+    """Zero. Its gradient of the bias is each expert's load beyond the mean."""
+    # So what sums gradients over chips and microbatches adds up the load; the optimizer takes only
+    # the sign.
     return jnp.float32(0)
 
 
@@ -146,27 +130,21 @@ def mixture(
     routing = _route(moe, logits, layer.get(BALANCE_BIAS))
     out, dropped = _chosen_experts(runtime, kind, moe, layer, x, routing)
     if kind.shared is not None:
-        out = out + _shared_experts(runtime, kind.shared, layer, x)
+        # The output of the experts that every token goes to.
+        matrices = _gathered_each(runtime.gather_matrix, kind.shared, layer)
+        product = line("matmul")(jnp.matmul)
+        hidden = activate(kind.shared, [product(x, matrix) for matrix in matrices])
+        down = runtime.gather_matrix(layer[kind.shared.output.weight.name], 1)
+        out = out + product(hidden, down)
     share = 1 / jax.lax.axis_size(TENSOR)
     routed = Routed(routing.penalty, routing.load, share * dropped)
     return reduce_scatter(out, TENSOR, 1), routed
 
 
-def _shared_experts(runtime: Runtime, kind: MLP, layer: Parameters, x: jax.Array) -> jax.Array:
-    """The output of the experts that every token goes to."""
-    matrices = _gathered_each(runtime.gather_matrix, kind, layer)
-    product = line("matmul")(jnp.matmul)
-    products = [product(x, matrix) for matrix in matrices]
-    down = runtime.gather_matrix(layer[kind.output.weight.name], 1)
-    return product(activate(kind, products), down)
-
-
 def _gathered_each(
     gather: Callable[[jax.Array, int], jax.Array], kind: MLP, layer: Parameters
 ) -> list[jax.Array]:
-    """Matrices [..., D/X, F/Y] with the same input, each gathered by itself: joined, they would be
-    copied to join them, to split them, and to join their gradients.
-    """
+    """Matrices [..., D/X, F/Y] with the same input, each by itself: to join them costs copies."""
     names = [matmul.weight.name for matmul in kind.inputs]
     return [gather(layer[name], layer[name].ndim - 2) for name in names]
 
@@ -190,7 +168,18 @@ def _chosen_experts(
     chosen = routing.experts.reshape(-1, moe.top_k)
     with line("expert_gather"):
         experts = jax.lax.all_gather(chosen, EXPERT, tiled=True)
-    rows = _dropless_rows(experts, moe.experts)
+    # A row for each choice [T, k] of this chip's experts, with room for the most there can be.
+    ways = jax.lax.axis_size(EXPERT)
+    own = moe.experts // ways
+    flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
+    is_own = (flat >= 0) & (flat < own)
+    expert = jnp.where(is_own, flat, own)
+    order = jnp.argsort(expert, stable=True)
+    room = experts.shape[0] * min(experts.shape[1], own)
+    sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
+    choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
+    row = jnp.where(is_own, jnp.argsort(order), room)
+    rows = _MixtureRows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
     transform = partial(_own_experts, runtime, kind, layer, rows.sizes)
     out = _through_experts(everyones, all_gather(weights, EXPERT, 0), rows, transform)
     return reduce_scatter(out, EXPERT, 0).reshape(x.shape), jnp.int32(0)
@@ -280,29 +269,9 @@ class _MixtureRows(NamedTuple):
     complete: bool  # every choice has a row, and every row a choice
 
 
-def _dropless_rows(experts: jax.Array, count: int) -> _MixtureRows:
-    """A row for each choice of this chip's experts, with room for the most there can be.
-
-    experts [T, k]
-    """
-    ways = jax.lax.axis_size(EXPERT)
-    own = count // ways
-    flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
-    is_own = (flat >= 0) & (flat < own)
-    expert = jnp.where(is_own, flat, own)
-    order = jnp.argsort(expert, stable=True)
-    room = experts.shape[0] * min(experts.shape[1], own)
-    sizes = jnp.bincount(expert, length=own + 1)[:own].astype(jnp.int32)
-    choice = jnp.where(jnp.arange(room) < sizes.sum(), order[:room], flat.size)
-    row = jnp.where(is_own, jnp.argsort(order), room)
-    return _MixtureRows(choice, row.reshape(experts.shape), sizes, complete=ways == 1)
-
-
 def _limited_rows(experts: jax.Array, count: int, rows: int) -> _MixtureRows:
-    """`rows` rows for each expert and sequence, in the order of expert, sequence, row.
-
-    Choices come in the order of positions; those that an expert has no row for are dropped.
-    """
+    """`rows` rows for each expert and sequence, in the order of expert, sequence, row."""
+    # Choices come in the order of positions; those that an expert has no row for are dropped.
     sequences, length, top_k = experts.shape
     choices = length * top_k
     flat = experts.reshape(sequences, choices)
@@ -333,38 +302,30 @@ def _through_experts(
     `transform` is what experts do with rows [rows, D] and their weights [rows, 1]. They multiply
     by the weights before their last matmul, so that the backward pass does not need its result.
     """
-    token = rows.choice // weights.shape[1]
-    row_x = _spread(rows.complete, x, token, rows.row)
-    row_weights = _spread(
-        rows.complete, weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1)
-    )
-    return _collect(rows.complete, transform(row_x, row_weights), token, rows.row)
+    token, complete = rows.choice // weights.shape[1], rows.complete
+    row_x = _spread(complete, x, token, rows.row)
+    row_weights = _spread(complete, weights.reshape(-1, 1), rows.choice, rows.row.reshape(-1, 1))
+    return _collect(complete, transform(row_x, row_weights), token, rows.row)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
-    """A row of x [n, D] for each of `source` [m], zero beyond the last -> [m, D].
-
-    `uses` [n, r] are the results that each row of x goes to: its gradient is the sum of theirs, so
-    nothing is scattered.
-    """
+    """A row of x [n, D] for each of `source` [m], zero beyond the last -> [m, D]."""
+    # The gradient of a row of x is the sum of those of its `uses` [n, r]: nothing is scattered.
     return _rows_at(complete, x, source)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
-    """The way back of `spread`: the sum of the rows [m, D] at the `uses` of each token -> [n, D].
-
-    Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
-    """
+    """The way back of `_spread`: the sum of the rows at the `uses` of each token -> [n, D]."""
+    # Its gradient is `_spread`, so that no gradient is repeated for each choice of a token.
+    # Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
     return _rows_at(complete, rows, uses).sum(1, dtype=jnp.float32).astype(rows.dtype)
 
 
 def _rows_at(complete: bool, x: jax.Array, places: jax.Array) -> jax.Array:
-    """Rows of x at `places`, zero beyond the last. Where all are `complete`, none lies there: to
-    make sure, the compiler would read and write everything once more.
-    """
-    if complete:
+    """Rows of x at `places`, zero beyond the last."""
+    if complete:  # to make sure, the compiler would read and write everything once more
         return x.at[places].get(mode="promise_in_bounds")
     return x.at[places].get(mode="fill", fill_value=0)
 
@@ -382,24 +343,17 @@ _collect.defvjp(
 # Grouped matmuls: rows, expert after expert, each times the weight of its expert
 
 
-def grouped_matmul(platform: str) -> Grouped:
-    """Return the product for a platform.
-
-    On TPU the compiler has a kernel for it and for the gradient of the rows. For the gradient of
-    the weights it multiplies all rows by all experts, so that takes a kernel of Pallas.
-    """
-    return _grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
-
-
 @jax.custom_vjp
-def _grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+def grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    """The compiler has a kernel for it and for the gradient of the rows. For the gradient of the
+    weights it multiplies all rows by all experts, so that takes a kernel of Pallas.
+    """
     return jax.lax.ragged_dot(rows, weights, sizes)
 
 
-_Saved = tuple[jax.Array, jax.Array, jax.Array]
-
-
-def _backward(saved: _Saved, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _backward(
+    saved: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
     rows, weights, sizes = saved
     d_rows = jax.lax.ragged_dot(gradient, weights.swapaxes(1, 2), sizes)
     count, *edges = weights.shape
@@ -409,4 +363,4 @@ def _backward(saved: _Saved, gradient: jax.Array) -> tuple[jax.Array, jax.Array,
     return d_rows, d_weights, None
 
 
-_grouped_on_tpu.defvjp(lambda *operands: (_grouped_on_tpu(*operands), operands), _backward)
+grouped_on_tpu.defvjp(lambda *operands: (grouped_on_tpu(*operands), operands), _backward)

@@ -6,7 +6,6 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from jax.ad_checkpoint import checkpoint_name
 from orchestrator.network import rematerialization
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.description import Mixture, Segment, Stack
-from orchestrator.values.spec import Remat
 from trainers.llama import attention_kernels
 from trainers.llama.collectives import (
     TENSOR,
@@ -37,10 +35,7 @@ from trainers.llama.parameters import DTYPES, Parameters, norm, shardings
 
 @jax.custom_vjp
 def _lookup(table: jax.Array, words: jax.Array) -> jax.Array:
-    """Vectors [b, T, D] of words [b, T] from this chip's table [V/Y, D]; zero for others' words.
-
-    Its gradient is summed in fp32, because a frequent word gets many small parts.
-    """
+    """Vectors [b, T, D] of words [b, T] from this chip's table [V/Y, D]; zero for others' words."""
     row, is_own = _own_rows(table, words)
     return jnp.where(is_own[..., None], table[row], 0)
 
@@ -50,6 +45,7 @@ def _lookup_backward(
 ) -> tuple[jax.Array, None]:
     table, words = saved
     row, is_own = _own_rows(table, words)
+    # Summed in fp32, because a frequent word gets many small parts.
     parts = jnp.where(is_own[..., None], gradient, 0).astype(jnp.float32)
     return jnp.zeros(table.shape, jnp.float32).at[row].add(parts).astype(table.dtype), None
 
@@ -67,24 +63,6 @@ def _own_rows(table: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]
 _ATTENTION = "attention"
 # The forward pass of cuDNN attention: the log-sum-exp among its results cannot be named.
 _CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
-
-
-def _checkpoint_policy(remat: Remat) -> Callable[..., Any]:
-    """Which tensors of a block stay for its backward pass, in HBM or on the host."""
-    plan = rematerialization.policy(remat)
-    by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[*plan.keep],
-        names_which_can_be_offloaded=[*plan.offload],
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
-
-    def decide(primitive: Any, *operands: Any, **parameters: Any) -> Any:
-        if primitive.name == _CUDNN_FORWARD:
-            return not plan.recomputes(_ATTENTION)
-        return by_name(primitive, *operands, **parameters)
-
-    return decide
 
 
 def batch_loss(
@@ -153,12 +131,25 @@ def _pattern_of_blocks(
     # Otherwise the compiler recomputes all layers of a pattern at once and holds the results. Where
     # slices share weights, it recomputes a layer while the loss is computed.
     waits = len(segment.stacks) > 1 or jax.lax.axis_size(WEIGHTS_OVER_DCN) > 1
+    # Which tensors of a block stay for its backward pass, in HBM or on the host.
+    remat = rematerialization.policy(runtime.plan.remat)
+    by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[*remat.keep],
+        names_which_can_be_offloaded=[*remat.offload],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def stays(primitive: Any, *operands: Any, **options: Any) -> Any:
+        if primitive.name == _CUDNN_FORWARD:
+            return not remat.recomputes(_ATTENTION)
+        return by_name(primitive, *operands, **options)
 
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
         routed_layers = []
         for stack, layer in zip(segment.stacks, repeat, strict=True):
-            block, remat = partial(_block, runtime, stack), _checkpoint_policy(runtime.plan.remat)
-            x, routed = jax.checkpoint(block, prevent_cse=waits, policy=remat)(x, layer)
+            block = jax.checkpoint(partial(_block, runtime, stack), prevent_cse=waits, policy=stays)
+            x, routed = block(x, layer)
             routed_layers += [routed] if routed else []
         return x, routed_layers
 
@@ -184,9 +175,7 @@ def _block(
 
 
 def _reduced_in_backward(runtime: Runtime, parameters: Parameters, specs: Parameters) -> Parameters:
-    """The parameters; if the plan reduces per layer, the backward pass reduces their gradients
-    together.
-    """
+    """The parameters. If the plan reduces per layer, the backward pass reduces their gradients."""
     if runtime.plan.gradient_reduction != "per_layer":
         return parameters
     wire = DTYPES[runtime.plan.precision.gradients]

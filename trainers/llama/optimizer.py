@@ -22,10 +22,8 @@ _Tree = Any
 
 
 def learning_rate(plan: Plan) -> Callable[[int], float]:
-    """The learning rate by step of the run: the first of warm-up has 1 / warmup_steps of the peak.
-
-    A stage may be in a schedule that began before it, or begin one.
-    """
+    """The learning rate by step of the run; warm-up begins with 1 / warmup_steps of the peak."""
+    # A stage may be in a schedule that began before it, or begin one.
     options, (first, steps) = plan.optimizer, plan.schedule_span
     peak, warmup = options.peak_lr, options.warmup_steps
     end = peak if options.decay == "constant" else options.end_lr
@@ -44,14 +42,27 @@ def learning_rate(plan: Plan) -> Callable[[int], float]:
 def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> _Tree:
     """The state before the first step: moments of AdamW in `dtype`, or the first in its own."""
     if plan.optimizer.name == "adafactor":
-        return _adafactor_start(plan)
+
+        def zeros(shape: Callable[[_Shape], tuple[int, ...]]) -> Parameters:
+            return _over(plan, lambda leaf: jnp.zeros(shape(leaf), jnp.float32))
+
+        return _Moments(
+            jnp.int32(0),
+            zeros(lambda shape: shape.without(shape.columns if shape.leaf.is_matrix else ())),
+            zeros(lambda shape: shape.without(shape.row) if shape.leaf.is_matrix else ()),
+        )
     return _adamw(plan, 0.0).init(jax.tree.map(lambda p: p.astype(dtype), parameters))
 
 
 def state_shardings(plan: Plan, state: _Tree) -> _Tree:
     """Moments lie as their parameters do; counts are everywhere."""
     if plan.optimizer.name == "adafactor":
-        return _adafactor_shardings(plan)
+        # Means lie as what is left of their parameters' dimensions.
+        return _Moments(
+            P(),
+            _over(plan, lambda s: s.sharding_without(s.columns if s.leaf.is_matrix else ())),
+            _over(plan, lambda s: s.sharding_without(s.row) if s.leaf.is_matrix else P()),
+        )
     return optax.tree.map_params(
         _adamw(plan, 0.0),
         lambda _, sharding: sharding,
@@ -64,16 +75,20 @@ def state_shardings(plan: Plan, state: _Tree) -> _Tree:
 def update(
     plan: Plan, parameters: Parameters, gradients: Parameters, state: _Tree, rate: jax.Array
 ) -> tuple[Parameters, _Tree, jax.Array]:
-    """Parameters and optimizer state after a step, and the gradients' norm before clipping.
-
-    All arithmetic is in fp32; each result keeps the type of what it replaces.
-    """
+    """Parameters and optimizer state after a step, and the gradients' norm before clipping."""
+    # All arithmetic is in fp32; each result keeps the type of what it replaces.
     # Biases of routers have loads of experts in the place of their gradients.
     loads = gradients
     gradients = jax.tree_util.tree_map_with_path(
         lambda path, g: jnp.zeros_like(g) if _is_balance_bias(path) else g, gradients
     )
-    size = _global_norm(gradients, shardings(plan.model))
+
+    # The norm of all gradients. Chips that repeat a parameter each count a fraction of it.
+    def squares(gradient: jax.Array, sharding: P) -> jax.Array:
+        return jnp.sum(gradient**2) / jax.lax.axis_size(replicated_axes(sharding))
+
+    parts = jax.tree.leaves(jax.tree.map(squares, gradients, shardings(plan.model)))
+    size = jnp.sqrt(all_reduce(jnp.sum(jnp.stack(parts)), COPY))
     if plan.optimizer.clip_norm > 0:
         shrink = jnp.minimum(1.0, plan.optimizer.clip_norm / jnp.maximum(size, 1e-30))
         gradients = jax.tree.map(lambda g: g * shrink, gradients)
@@ -99,16 +114,6 @@ def _is_balance_bias(path: Any) -> bool:
 
 def _typed(tree: _Tree, like: _Tree) -> _Tree:
     return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)
-
-
-def _global_norm(gradients: Parameters, specs: Parameters) -> jax.Array:
-    """The norm of all gradients. Chips that repeat a parameter each count a fraction of it."""
-
-    def squares(gradient: jax.Array, sharding: P) -> jax.Array:
-        return jnp.sum(gradient**2) / jax.lax.axis_size(replicated_axes(sharding))
-
-    parts = jax.tree.leaves(jax.tree.map(squares, gradients, specs))
-    return jnp.sqrt(all_reduce(jnp.sum(jnp.stack(parts)), COPY))
 
 
 def _adamw(plan: Plan, rate: jax.Array | float) -> optax.GradientTransformation:
@@ -175,26 +180,6 @@ def _shape_of(leaf: Parameter) -> _Shape:
 def _over(plan: Plan, made: Callable[[_Shape], Any]) -> Parameters:
     """Apply a function to the shape of every parameter."""
     return jax.tree.map(lambda leaf: made(_shape_of(leaf)), leaves(plan.model, plan.mesh))
-
-
-def _adafactor_start(plan: Plan) -> _Moments:
-    def zeros(shape: Callable[[_Shape], tuple[int, ...]]) -> Parameters:
-        return _over(plan, lambda leaf: jnp.zeros(shape(leaf), jnp.float32))
-
-    return _Moments(
-        jnp.int32(0),
-        zeros(lambda shape: shape.without(shape.columns if shape.leaf.is_matrix else ())),
-        zeros(lambda shape: shape.without(shape.row) if shape.leaf.is_matrix else ()),
-    )
-
-
-def _adafactor_shardings(plan: Plan) -> _Moments:
-    """Means lie as what is left of their parameters' dimensions."""
-    return _Moments(
-        P(),
-        _over(plan, lambda s: s.sharding_without(s.columns if s.leaf.is_matrix else ())),
-        _over(plan, lambda s: s.sharding_without(s.row) if s.leaf.is_matrix else P()),
-    )
 
 
 def _adafactor_changes(

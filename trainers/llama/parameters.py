@@ -40,20 +40,20 @@ class Parameter:
 
 
 def leaves(model: Model, mesh: Mesh = _UNSPLIT) -> dict[str, Any]:
-    """Return all parameters as stored on a mesh. Those of a stack of blocks are stacked over its
-    layers, to be scanned over.
-    """
+    """Return all parameters as stored on a mesh; layers of a stack are stacked, for a scan."""
 
     def parameter(weight: Weight, *stacked: Dimension) -> Parameter:
         dimensions = (*stacked, *weight.dimensions)
-        return Parameter(
-            tuple(_stored_size(mesh, dimension) for dimension in dimensions),
-            tuple(dimension.size for dimension in dimensions),
-            P(*(_partition(dimension) for dimension in dimensions)),
-            weight.deviation,
-            weight.start,
-            tuple(dimension.axis for dimension in dimensions),
+        sizes = tuple(dimension.size for dimension in dimensions)
+        axes = tuple(dimension.axis for dimension in dimensions)
+        # A vocabulary that the mesh does not divide is padded.
+        stored = tuple(
+            int(padded(size, ways(mesh, PADDED))) if axis == PADDED else size
+            for size, axis in zip(sizes, axes, strict=True)
         )
+        splits = [mesh_axes(axis) for axis in axes]
+        sharding = P(*(split[0] if len(split) == 1 else split or None for split in splits))
+        return Parameter(stored, sizes, sharding, weight.deviation, weight.start, axes)
 
     network = decoder(model)
     tree: dict[str, Any] = {table.name: parameter(table) for table in network.tables}
@@ -61,19 +61,6 @@ def leaves(model: Model, mesh: Mesh = _UNSPLIT) -> dict[str, Any]:
         layers = Dimension("layers", len(stack.layers))
         tree[stack.name] = {w.name: parameter(w, layers) for w in stack.block.weights}
     return tree | {weight.name: parameter(weight) for weight in network.norm.weights}
-
-
-def _stored_size(mesh: Mesh, dimension: Dimension) -> int:
-    """The size of a dimension as stored: a vocabulary that the mesh does not divide is padded."""
-    if dimension.axis != PADDED:
-        return dimension.size
-    return int(padded(dimension.size, ways(mesh, PADDED)))
-
-
-def _partition(dimension: Dimension) -> str | tuple[str, ...] | None:
-    """The entry of a dimension in a PartitionSpec."""
-    axes = mesh_axes(dimension.axis)
-    return axes[0] if len(axes) == 1 else axes or None
 
 
 def shardings(model: Model) -> Parameters:
@@ -103,29 +90,22 @@ def start(model: Model, mesh: Mesh, dtype: jnp.dtype, seed: jax.Array) -> Parame
 # RMSNorm and LayerNorm, in fp32
 
 
-def norm(kind: Norm | None, weights: Parameters, x: jax.Array) -> jax.Array:
+def norm(
+    kind: Norm | None, weights: Parameters, x: jax.Array, heads: tuple[str, ...] = ()
+) -> jax.Array:
     """x normalized over its last dimension; unchanged without a norm."""
+    # With `heads`, the mesh axes that split these, x [b, S/s, heads/Y, H] over all heads together.
     if kind is None:
         return x
     wide = x.astype(jnp.float32)
     if kind.bias is not None:
         wide -= jnp.mean(wide, axis=-1, keepdims=True)
-    mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
-    return _scaled(kind, weights, wide, mean_square).astype(x.dtype)
-
-
-def norm_of_heads(
-    kind: Norm, weights: Parameters, x: jax.Array, axes: tuple[str, ...]
-) -> jax.Array:
-    """x [b, S/s, heads/Y, H] normalized over all heads together, which these mesh axes split."""
-    wide = x.astype(jnp.float32)
-    own = jnp.mean(wide**2, axis=(-2, -1), keepdims=True)
-    mean_square = jax.lax.pmean(own, axes)
-    return _scaled(kind, weights, wide, mean_square).astype(x.dtype)
-
-
-def _scaled(kind: Norm, weights: Parameters, wide: jax.Array, mean_square: jax.Array) -> jax.Array:
+    mean_square = jnp.mean(wide**2, axis=(-2, -1) if heads else -1, keepdims=True)
+    if heads:
+        mean_square = jax.lax.pmean(mean_square, heads)
     normed = wide * jax.lax.rsqrt(mean_square + kind.epsilon)
     scale = weights[kind.scale.name]
     normed = normed * (scale + kind.offset if kind.offset else scale)
-    return normed if kind.bias is None else normed + weights[kind.bias.name]
+    if kind.bias is not None:
+        normed = normed + weights[kind.bias.name]
+    return normed.astype(x.dtype)

@@ -120,10 +120,8 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
 
 @line("activation_scatter")
 def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """The sum of all chips' products for this chip: the farthest are sent first. x [Y, b, t, F]
-
-    A partial sum travels while the next product is computed.
-    """
+    """The sum of all chips' products for this chip: the farthest are sent first. x [Y, b, t, F]"""
+    # A partial sum travels while the next product is computed.
     ways = jax.lax.axis_size(TENSOR)
     hops = (ways - 1) // 2
 

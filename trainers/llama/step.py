@@ -29,7 +29,7 @@ from trainers.llama.collectives import (
 )
 from trainers.llama.layers import Runtime
 from trainers.llama.loss import NO_WORD, Loss
-from trainers.llama.mixture import Routed, grouped_matmul, router_metrics
+from trainers.llama.mixture import Routed, grouped_on_tpu, router_metrics
 from trainers.llama.model import batch_loss
 from trainers.llama.parameters import DTYPES
 
@@ -99,19 +99,16 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
 
 def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
     """Return a plan with the kernels of the platform of its mesh."""
-    compute, platform = DTYPES[plan.precision.compute], _platform(mesh)
+    # A mesh without devices is traced as a CPU's.
+    platform = "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
+    compute = DTYPES[plan.precision.compute]
     kernels = {
         block.attention.scores: attention_kernels.attention(
             platform, compute, plan.batch.length, plan.mesh[SEQUENCE], block.attention.scores
         )
         for block in decoder(plan.model).blocks
     }
-    return Runtime(plan, kernels, grouped_matmul(platform))
-
-
-def _platform(mesh: Mesh | AbstractMesh) -> str:
-    """The platform of a mesh; one without devices is traced as a CPU's."""
-    return "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
+    return Runtime(plan, kernels, grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot)
 
 
 def _check_precision(plan: Plan) -> None:
@@ -158,7 +155,11 @@ def _train_step(
 ) -> tuple[dict[str, _Tree], dict[str, jax.Array]]:
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
     plan = runtime.plan
-    tokens = _predicted_tokens(plan, batch)
+    # Tokens of the whole batch that are predicted: all, except the first of a document.
+    tokens: jax.Array | int = plan.batch.tokens
+    if plan.data.separator is not None:
+        own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
+        tokens = all_reduce(own, (*BATCH, SEQUENCE)).astype(jnp.float32)
     (loss, routed), gradients = _accumulate_gradients(runtime, state["parameters"], batch, tokens)
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
@@ -183,10 +184,8 @@ def _train_step(
 
 
 def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[str, jax.Array]:
-    """Return the cross-entropy of a batch, summed over its predicted tokens, and their number.
-
-    It takes microbatches one after another, as a step does, and keeps nothing for a backward pass.
-    """
+    """Return the cross-entropy of a batch, summed over its predicted tokens, and their number."""
+    # Microbatches follow one another as in a step; nothing stays for a backward pass.
 
     def step(total: jax.Array, micro: _Batch) -> tuple[jax.Array, None]:
         loss, _ = batch_loss(runtime, state["parameters"], micro)
@@ -194,10 +193,7 @@ def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[
 
     entropy, _ = jax.lax.scan(step, jnp.float32(0), _microbatches(runtime.plan, batch))
     own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
-    return {
-        "loss_sum": all_reduce(entropy, MESH),
-        "tokens": all_reduce(own, (*BATCH, SEQUENCE)),
-    }
+    return {"loss_sum": all_reduce(entropy, MESH), "tokens": all_reduce(own, (*BATCH, SEQUENCE))}
 
 
 def _microbatches(plan: Plan, batch: _Batch) -> _Batch:
@@ -232,11 +228,3 @@ def _accumulate_gradients(
     shapes = jax.eval_shape(differentiate, jax.tree.map(lambda rows: rows[0], cut))
     start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     return jax.lax.scan(step, start, cut)[0]
-
-
-def _predicted_tokens(plan: Plan, batch: _Batch) -> jax.Array | int:
-    """Tokens of the whole batch that are predicted: all, except the first of a document."""
-    if plan.data.separator is None:
-        return plan.batch.tokens
-    own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
-    return all_reduce(own, (*BATCH, SEQUENCE)).astype(jnp.float32)

@@ -25,11 +25,7 @@ class MLflowTracker:
         return store.destination(options, storage, environment)
 
     def sync(
-        self,
-        journal: Journal,
-        run: Run,
-        destination: Destination,
-        on_steps: Callable[[int], None],
+        self, journal: Journal, run: Run, destination: Destination, on_steps: Callable[[int], None]
     ) -> None:
         """Send what MLflow lacks of a run. Each step is read once, however often this is called."""
         with deadline(destination, SYNC_LIMIT_S, "the sync"):

@@ -18,31 +18,8 @@ from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepReader
 from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.tracking.destinations import RunNotRecorded
-from orchestrator.tracking.mlflow.metadata import (
-    ARTIFACTS,
-    DESCRIBED,
-    NOTE,
-    REHEARSAL,
-    REPORT,
-    RUN_ID,
-    STEPS_RECORDED,
-    artifacts,
-    description,
-    short_copy,
-    version_of,
-    yes_or_no,
-)
-from orchestrator.tracking.mlflow.metrics import (
-    NOT_IN_A_NAME,
-    OF_PODS,
-    SPEED_OF_PODS,
-    SWEEP_LOSS,
-    MetricPoint,
-    finite,
-    first_done,
-    of_ending,
-    of_step,
-)
+from orchestrator.tracking.mlflow import metadata, metrics
+from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.tracking.mlflow.store import (
     MOST_PARAMS,
     MOST_POINTS,
@@ -80,14 +57,12 @@ _PARENT_STATUS: dict[StudyState, Status] = {
 
 
 def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
-    """Return all points of a study as it is measured by now.
-
-    Those of a trial come once no run of it will change them: a server takes no point back.
-    """
+    """Return all points of a study as it is measured by now."""
+    # Those of a trial come once no run of it will change them: a server takes no point back.
     points: list[MetricPoint] = []
     if isinstance(report, SweepReport):
         for trial in report.trials:
-            points += finite({SWEEP_LOSS: trial.loss}, at_s, trial.number)
+            points += metrics.finite({metrics.SWEEP_LOSS: trial.loss}, at_s, trial.number)
         return points
     several = len({tuple(trial.series.items()) for trial in report.trials}) > 1
     for measured in report.trials:
@@ -98,30 +73,23 @@ def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[Metr
 
 
 def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint]:
-    """Return measured, expected and roofline of a trial, at its number of pods.
-
-    A rehearsal without a forecast of its own has only the measured line.
-    """
+    """Return measured, expected and roofline of a trial, at its number of pods."""
+    # A rehearsal without a forecast of its own has only the measured line.
     if trial.measured is None or trial.predicted is None:
         return []
-    plan, compared = trial.predicted, trial.not_compared is None
-    chips = trial.chips
-    mfu = {"measured": trial.measured.mfu.median if trial.measured.mfu else None}
-    speed: dict[str, float | None] = {
-        "measured": trial.measured.tokens_per_s_per_chip.median * chips
-    }
-    if compared:
+    plan, measured = trial.predicted, trial.measured
+    mfu = {"measured": measured.mfu.median if measured.mfu else None}
+    speed: dict[str, float | None] = {"measured": measured.tokens_per_s_per_chip.median}
+    if trial.not_compared is None:
         rate = plan.tokens_per_s_per_chip
         mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
-        speed |= {
-            "expected": None if rate.expected is None else rate.expected * chips,
-            "roofline": rate.lower * chips,
-        }
+        speed |= {"expected": rate.expected, "roofline": rate.lower}
     series = ", ".join(f"{key} {text}" for key, text in trial.series.items())
-    suffix = NOT_IN_A_NAME.sub("_", f" {series}") if named else ""
-    values = {OF_PODS[what] + suffix: value for what, value in mfu.items()}
-    values |= {SPEED_OF_PODS[what] + suffix: value for what, value in speed.items()}
-    return finite(values, at_s, plan.pods)
+    suffix = metrics.NOT_IN_A_NAME.sub("_", f" {series}") if named else ""
+    values = {metrics.OF_PODS[what] + suffix: value for what, value in mfu.items()}
+    for what, value in speed.items():
+        values[metrics.SPEED_OF_PODS[what] + suffix] = value and value * trial.chips
+    return metrics.finite(values, at_s, plan.pods)
 
 
 # --- the MLflow run of a study, whose children are the runs of its trials
@@ -144,11 +112,13 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     status = _PARENT_STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
-    page = study.path / REPORT
-    if page.exists() and parent.tags.get(ARTIFACTS) != (version := version_of({REPORT: page})):
+    page = study.path / metadata.REPORT
+    version = metadata.version_of({metadata.REPORT: page}) if page.exists() else None
+    if version and parent.tags.get(metadata.ARTIFACTS) != version:
         with tempfile.TemporaryDirectory() as folder:
-            store.log_file(parent.id, short_copy(page, Path(folder) / REPORT), None)
-        store.log(parent.id, tags={ARTIFACTS: version})
+            copy = metadata.short_copy(page, Path(folder) / metadata.REPORT)
+            store.log_file(parent.id, copy, None)
+        store.log(parent.id, tags={metadata.ARTIFACTS: version})
     if run.state not in LIVE:
         _send_points(study, parent, store)
     return parent.id
@@ -177,7 +147,7 @@ def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) 
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:
         return stored
-    tagged = [found for found in store.tagged(RUN_ID, opened.id) if not found.deleted]
+    tagged = [found for found in store.tagged(metadata.RUN_ID, opened.id) if not found.deleted]
     if tagged:
         stored = tagged[0]
     else:
@@ -186,13 +156,13 @@ def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) 
         trials = f"{len(config.trials)} trials over {varied}, {repeats}"
         about = f"**{study.key}**: {kind_text(config.scaling)}, {trials}."
         tags = {
-            RUN_ID: opened.id,
+            metadata.RUN_ID: opened.id,
             "orch.kind": "study",
             "orch.study": study.key,
-            REHEARSAL: yes_or_no(opened.rehearsal),
+            metadata.REHEARSAL: metadata.yes_or_no(opened.rehearsal),
             "orch.study_kind": config.kind,
             "orch.scaling": config.scaling or "",
-            NOTE: f"{about}\n\nJournal: `{study.path}`",
+            metadata.NOTE: f"{about}\n\nJournal: `{study.path}`",
         }
         tags = {name: text for name, text in tags.items() if text}
         stored = store.create(study.key, opened.at_s, tags)
@@ -220,26 +190,27 @@ class RunExport:
     def catch_up(self, run: Run, on_steps: Callable[[int], None]) -> None:
         """Send what MLflow lacks of a run."""
         try:
-            self._catch_up(run, on_steps)
+            if self._stored is None:
+                self._stored = self._find_or_create(run)
+                self._tags, self._status = dict(self._stored.tags), self._stored.status
+                self._steps = int(self._tags.get(metadata.STEPS_RECORDED, 0))
+            self._send_description(self._stored, run)
+            for points, steps in self._batches(run):
+                self._send(self._stored, points, {metadata.STEPS_RECORDED: str(steps)})
+                self._steps = steps
+                on_steps(steps)
+            if run.state not in LIVE and run.steps_done:
+                ending = metrics.of_ending(make_report(self._journal), _last_seen_at_s(run))
+                self._send(self._stored, ending, {})
+            status = _STATUS.get(run.state, "RUNNING")
+            if self._status != status:
+                ended_at_s = None if status == "RUNNING" else _last_seen_at_s(run)
+                self._store.set_status(self._stored.id, status, ended_at_s)
+                self._status = status
+            self._send_files(self._stored, run)
         except BaseException:
             self._forget()
             raise
-
-    def _catch_up(self, run: Run, on_steps: Callable[[int], None]) -> None:
-        if self._stored is None:
-            self._stored = self._find_or_create(run)
-            self._tags, self._status = dict(self._stored.tags), self._stored.status
-            self._steps = int(self._tags.get(STEPS_RECORDED, 0))
-        self._send_description(self._stored, run)
-        for points, steps in self._batches(run):
-            self._send(self._stored, points, {STEPS_RECORDED: str(steps)})
-            self._steps = steps
-            on_steps(steps)
-        if run.state not in LIVE and run.steps_done:
-            ending = of_ending(make_report(self._journal), _last_seen_at_s(run))
-            self._send(self._stored, ending, {})
-        self._set_status(self._stored, run)
-        self._send_files(self._stored, run)
 
     # --- the MLflow run
 
@@ -249,10 +220,17 @@ class RunExport:
         MLflow may have created a run although its answer was lost. A run that carries the same tag
         and is not the noted one is such a ghost, and is deleted.
         """
-        noted = self._noted(run)
-        tagged = [found for found in self._store.tagged(RUN_ID, run.id) if not found.deleted]
+        noted, tag = None, metadata.RUN_ID
+        if run.tracking and run.tracking.uri == self._store.where.uri:
+            noted = self._store.run(run.tracking.run_id)
+        if noted and noted.deleted:
+            raise RunNotRecorded(
+                f"{self._store.where.label}: the MLflow run {noted.id} was deleted there; restore"
+                f" it, or remove {self._journal.paths.tracking} to record the run anew"
+            )
+        tagged = [found for found in self._store.tagged(tag, run.id) if not found.deleted]
         stored = noted or (tagged[0] if tagged else None)
-        stored = stored or self._store.create(run.run, run.submitted_at_s, {RUN_ID: run.id})
+        stored = stored or self._store.create(run.run, run.submitted_at_s, {tag: run.id})
         tracking = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
         for ghost in tagged:
@@ -260,28 +238,16 @@ class RunExport:
                 self._store.delete(ghost.id)
         return stored
 
-    def _noted(self, run: Run) -> StoredRun | None:
-        """Return the MLflow run that the journal names, if this MLflow has it."""
-        if run.tracking is None or run.tracking.uri != self._store.where.uri:
-            return None
-        stored = self._store.run(run.tracking.run_id)
-        if stored and stored.deleted:
-            raise RunNotRecorded(
-                f"{self._store.where.label}: the MLflow run {stored.id} was deleted there; restore"
-                f" it, or remove {self._journal.paths.tracking} to record the run anew"
-            )
-        return stored
-
     def _send_description(self, stored: StoredRun, run: Run) -> None:
         tracked = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
         run = replace(run, tracking=tracked)
-        new = description(self._journal, run, _parent_of(self._journal, run, self._store))
-        if self._tags.get(DESCRIBED) == new.digest:
+        new = metadata.description(self._journal, run, _parent_of(self._journal, run, self._store))
+        if self._tags.get(metadata.DESCRIBED) == new.digest:
             return
         missing = [item for item in new.params.items() if item[0] not in stored.params]
         for at in range(0, len(missing), MOST_PARAMS):
             self._store.log(stored.id, params=dict(missing[at : at + MOST_PARAMS]))
-        self._send(stored, new.points, {**new.tags, DESCRIBED: new.digest})
+        self._send(stored, new.points, {**new.tags, metadata.DESCRIBED: new.digest})
 
     def _send(self, stored: StoredRun, points: Sequence[MetricPoint], tags: dict[str, str]) -> None:
         """Send points, and after them the tags that count them."""
@@ -296,10 +262,9 @@ class RunExport:
         """Yield batches of points of new steps that MLflow takes, and the steps done by then."""
         batch: list[MetricPoint] = []
         steps = self._steps
-        for attempt, timed in first_done(self._new_steps(run), self._steps):
-            points = of_step(
-                timed, self._journal.plan(attempt.plan_digest).stage_of(timed.step.index)
-            )
+        for attempt, timed in metrics.first_done(self._new_steps(run), self._steps):
+            stage = self._journal.plan(attempt.plan_digest).stage_of(timed.step.index)
+            points = metrics.of_step(timed, stage)
             if batch and len(batch) + len(points) >= MOST_POINTS:
                 yield batch, steps
                 batch = []
@@ -310,30 +275,21 @@ class RunExport:
 
     def _new_steps(self, run: Run) -> Iterator[tuple[Attempt, list[TimedStep]]]:
         for attempt in run.attempts:
-            reader = self._readers.setdefault(
-                attempt.number, StepReader(self._journal.path, attempt.number)
-            )
-            for steps in reader.in_parts():
+            reader = StepReader(self._journal.path, attempt.number)
+            for steps in self._readers.setdefault(attempt.number, reader).in_parts():
                 yield attempt, steps
 
-    def _set_status(self, stored: StoredRun, run: Run) -> None:
-        status = _STATUS.get(run.state, "RUNNING")
-        if self._status != status:
-            ended_at_s = None if status == "RUNNING" else _last_seen_at_s(run)
-            self._store.set_status(stored.id, status, ended_at_s)
-            self._status = status
-
     def _send_files(self, stored: StoredRun, run: Run) -> None:
-        files = artifacts(self._journal, run)
-        version = version_of(files)
-        if self._tags.get(ARTIFACTS) == version:
+        files = metadata.artifacts(self._journal, run)
+        version = metadata.version_of(files)
+        if self._tags.get(metadata.ARTIFACTS) == version:
             return
         with tempfile.TemporaryDirectory() as folder:
             for name, path in files.items():
                 inside, _, _ = name.rpartition("/")
-                copy = short_copy(path, Path(folder) / name)
+                copy = metadata.short_copy(path, Path(folder) / name)
                 self._store.log_file(stored.id, copy, inside or None)
-        self._send(stored, [], {ARTIFACTS: version})
+        self._send(stored, [], {metadata.ARTIFACTS: version})
 
 
 def _last_seen_at_s(run: Run) -> float:

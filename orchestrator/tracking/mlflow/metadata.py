@@ -53,10 +53,8 @@ class _Description:
 
 
 def description(journal: Journal, run: Run, parent: str | None) -> _Description:
-    """Return the description of a run as it is now. `parent` is the MLflow run of its study.
-
-    A plan or proof that cannot be read is left out.
-    """
+    """Return the description of a run; `parent` is the MLflow run of its study."""
+    # A plan or proof that cannot be read is left out.
     plans = {each.number: _plan_of(journal, each.plan_digest) for each in run.attempts}
     newest = _plan_of(journal, run.plan_digest)
     first = plans[run.attempts[0].number] if run.attempts else newest
@@ -71,9 +69,7 @@ def description(journal: Journal, run: Run, parent: str | None) -> _Description:
     if proof:
         points += of_proof(proof, run.submitted_at_s)
     return _Description(
-        params=_params(journal.spec()),
-        tags=_tags(run, parent, newest, proof),
-        points=tuple(points),
+        params=_params(journal.spec()), tags=_tags(run, parent, newest, proof), points=tuple(points)
     )
 
 
@@ -197,12 +193,19 @@ def short_copy(path: Path, copy: Path) -> Path:
     return copy
 
 
-def _params(spec: Spec) -> dict[str, str]:
-    """Return every value of a spec under its dotted key.
-
-    A value that is too long for MLflow is replaced by a pointer to the artifact with the spec.
-    """
-    return dict(_named(key, value) for key, value in _leaves("", msgspec.to_builtins(spec)))
+def _params(spec: Spec | Mapping[str, Any]) -> dict[str, str]:
+    """Return every value of a spec under its dotted key; a pointer where it is too long."""
+    params = {}
+    for key, value in _leaves("", msgspec.to_builtins(spec)):
+        name = NOT_IN_A_NAME.sub("_", key)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if len(name) > _LONGEST_NAME:
+            name = name[: _LONGEST_NAME - 1] + "_"
+            text = f"in artifact {_SPEC_ARTIFACT}: the key is too long"
+        elif len(text) > _LONGEST_VALUE:
+            text = f"in artifact {_SPEC_ARTIFACT}: {len(text):,} characters are too many"
+        params[name] = text
+    return params
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -211,13 +214,3 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}" if key else name, inner)
     else:
         yield key, value
-
-
-def _named(key: str, value: Any) -> tuple[str, str]:
-    name = NOT_IN_A_NAME.sub("_", key)
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    if len(name) > _LONGEST_NAME:
-        return name[: _LONGEST_NAME - 1] + "_", f"in artifact {_SPEC_ARTIFACT}: the key is too long"
-    if len(text) > _LONGEST_VALUE:
-        return name, f"in artifact {_SPEC_ARTIFACT}: {len(text):,} characters are too many"
-    return name, text

@@ -67,45 +67,31 @@ def serving(
             program, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
         )
     try:
-        address = f"http://{LOOPBACK}:{chosen}"
-        _wait_for(address, process, log, waiting)
+        address, start_limit_s = f"http://{LOOPBACK}:{chosen}", time.monotonic() + _START_LIMIT_S
+        while not _answers(address):
+            has_ended = _has_ended(process)
+            if has_ended or time.monotonic() > start_limit_s:
+                why = _last_line(log) if has_ended else f"no answer in {_START_LIMIT_S:,.0f} s"
+                raise NoServer(f"the MLflow UI did not start: {why}\nits log: {log}")
+            waiting()
+            time.sleep(_POLL_S)
         yield _Served(address, process, log)
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the server's process end, and then kill what is left of its session.
-
-    That process and its stand-in may be stopped, or gone before the rest.
-    """
-    assert process.stdin
-    process.stdin.close()
-    deadline = time.monotonic() + 2 * END_LIMIT_S
-    while not _has_ended(process) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        # Let the server's process end, and then kill what is left of its session: that process and
+        # its stand-in may be stopped, or gone before the rest.
+        assert process.stdin
+        process.stdin.close()
+        end_limit_s = time.monotonic() + 2 * END_LIMIT_S
+        while not _has_ended(process) and time.monotonic() < end_limit_s:
+            time.sleep(_POLL_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Return whether it has ended. Unreaped it keeps its number, that of its session."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _wait_for(
-    address: str, process: subprocess.Popen[bytes], log: Path, waiting: Callable[[], None]
-) -> None:
-    deadline = time.monotonic() + _START_LIMIT_S
-    while not _answers(address):
-        if _has_ended(process):
-            raise NoServer(f"the MLflow UI did not start: {_last_line(log)}\nits log: {log}")
-        if time.monotonic() > deadline:
-            why = f"no answer in {_START_LIMIT_S:,.0f} s"
-            raise NoServer(f"the MLflow UI did not start: {why}\nits log: {log}")
-        waiting()
-        time.sleep(_POLL_S)
 
 
 def _last_line(log: Path) -> str:
@@ -150,11 +136,9 @@ def main(uri: str, port: str) -> int:
 
 
 def app() -> Any:
-    """Return MLflow's own server app, for uvicorn.
-
-    Its page opens without the panel of MLflow's assistant, which covers the charts at the first
-    visit. The panel's button stays.
-    """
+    """Return MLflow's own server app, for uvicorn."""
+    # The panel of MLflow's assistant does not open by itself: it covers the charts. Its button
+    # stays.
     from mlflow.server import app as pages  # noqa: PLC0415  it takes seconds, and only uvicorn needs it
     from mlflow.server.fastapi_app import app as served  # noqa: PLC0415
 

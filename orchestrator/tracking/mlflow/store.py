@@ -289,10 +289,8 @@ class Store:
 
 @contextmanager
 def in_plain_words(where: Destination, limit_s: float = _CALL_LIMIT_S) -> Iterator[None]:
-    """Turn any error of a call to MLflow into one plain sentence, and silence its warnings.
-
-    A call to a server has a time limit, however the server spends it.
-    """
+    """Turn any error of a call to MLflow into one plain sentence, and silence its warnings."""
+    # A call to a server has a time limit, however the server spends it.
     limit = deadline(where, limit_s, "a call") if is_server(where) else nullcontext()
     try:
         with warnings.catch_warnings(), limit:
@@ -344,11 +342,9 @@ def _ms(at_s: float) -> int:
 
 
 def _check_own_beside(where: Destination) -> None:
-    """Refuse a database in the storage that is a link or another user's.
-
-    It says where artifacts go, so whoever writes it decides who gets them. A database that the
-    user names is the user's choice.
-    """
+    """Refuse a database in the storage that is a link or another user's."""
+    # Whoever writes it decides who gets the artifacts. One that the user names is the user's
+    # choice.
     if not _is_beside(where):
         return
     database = Path(where.uri.removeprefix(_SQLITE))
@@ -363,10 +359,8 @@ def _check_own_beside(where: Destination) -> None:
 
 
 def _check_not_moved(where: Destination, stored: str) -> None:
-    """Refuse a database in the storage that came from another folder.
-
-    MLflow stores absolute addresses of artifacts: a copy's would be written where it came from.
-    """
+    """Refuse a database in the storage that came from another folder."""
+    # MLflow stores absolute addresses of artifacts: a copy's would be written where it came from.
     if not _is_beside(where) or stored == where.artifacts:
         return
     here = Path(where.uri.removeprefix(_SQLITE)).parent

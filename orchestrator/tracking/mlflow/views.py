@@ -102,8 +102,7 @@ class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"tags.`{REHEARSAL}` = '{yes_or_no(self.rehearsals)}'"
 
     @property
-    def key(self) -> str:
-        """The view's name in links."""
+    def key(self) -> str:  # its name in links
         return "orch-" + re.sub("[^a-z]+", "-", self.name.lower()).strip("-")
 
     @property
@@ -111,15 +110,9 @@ class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [chart for section in self.sections for chart in section.charts]
 
 
-class _Views(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `views.json`."""
-
-    views: list[_View]
-
-
 def views() -> list[_View]:
     """Return the views that this project ships, for runs on chips and then for rehearsals."""
-    shipped = msgspec.json.decode(_SHIPPED.read_bytes(), type=_Views).views
+    shipped = msgspec.json.decode(_SHIPPED.read_bytes(), type=dict[str, list[_View]])["views"]
     replaced = msgspec.structs.replace
     rehearsed = [replaced(v, name=f"{v.name} (rehearsals)", rehearsals=True) for v in shipped]
     return [*shipped, *rehearsed]
