@@ -32,7 +32,6 @@ from orchestrator.planning.layout import (
     gathered_axis,
     is_of_experts,
 )
-from orchestrator.planning.optimizers import ORTHOGONAL_BYTES
 from orchestrator.values.fields import DType
 from orchestrator.values.plan import Collective, CollectiveKind, LineKind
 
@@ -45,6 +44,7 @@ REDUCE: CollectiveKind = "all-reduce"
 ALL_TO_ALL: CollectiveKind = "all-to-all"
 
 _OVER_DCN = " over dcn"
+_ORTHOGONAL_BYTES = 2  # matrices that Muon makes orthogonal are in bf16
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,16 @@ def _gradient_exchanges(layout: Training) -> list[Exchange]:
         return Exchange("gradient_reduction", name, kind, axes, formula, ways, 1, parts,
                         layout.precision.gradients)  # fmt: skip
 
+    # Gradients of projections whose kv heads are copied to several devices.
+    size = layout.gradient_bytes / layout.ways(GATHERED)
     return [
         exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
-                 _copied_gradients(layout), layout.copies),
+                 tuple(
+        _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
+        for stack in layout.network.stacks
+        for layers, times in [_reduced_at_a_time(layout, stack)]
+        for matmul in copied_matmuls(stack.block)
+    ), layout.copies),
         *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers, latents", whole)
           for whole in [_unsplit_gradients(layout)] if whole),
         exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
@@ -159,17 +166,6 @@ def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
 def per_layer(layout: Training) -> Number:
     """Whether each layer's gradients are reduced as soon as the backward pass has them."""
     return (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) > 1)
-
-
-def _copied_gradients(layout: Training) -> tuple[_Part, ...]:
-    """Gradients of projections whose kv heads are copied to several devices."""
-    size = layout.gradient_bytes / layout.ways(GATHERED)
-    return tuple(
-        _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
-        for stack in layout.network.stacks
-        for layers, times in [_reduced_at_a_time(layout, stack)]
-        for matmul in copied_matmuls(stack.block)
-    )
 
 
 def _is_repeated(weight: Weight) -> bool:
@@ -507,7 +503,7 @@ def _moment_exchanges(layout: Training) -> list[Exchange]:
     """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
     if layout.optimizer.name != "muon":
         return []
-    volume = ORTHOGONAL_BYTES * layout.stored_layer_elements
+    volume = _ORTHOGONAL_BYTES * layout.stored_layer_elements
     part = (_Part(volume, 2, serial=2),)
     return [
         Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",

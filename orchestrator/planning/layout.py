@@ -70,13 +70,6 @@ def _tiled(second: Number, minor: Number, tile: tuple[int, int]) -> Number:
     return np.where(second < tile[0], fewer, whole(second, tile[0])) * whole(minor, tile[1])
 
 
-def _elements_in_order(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
-    """The elements that an array takes with its last dimension as the minor one."""
-    if len(sizes) < 2:
-        return prod(sizes)
-    return prod(sizes[:-2]) * _tiled(sizes[-2], sizes[-1], tile)
-
-
 def _fewest_elements(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
     """The elements that an array takes in the order of its dimensions that pads least."""
     if len(sizes) < 2 or tile == _NO_TILE:
@@ -303,7 +296,11 @@ class Layout:
 
     def elements_in_order(self, weight: Weight) -> Number:
         """Elements that its part of a weight takes where its dimensions stay in their order."""
-        return _elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
+        # The elements that an array takes with its last dimension as the minor one.
+        sizes = [self.stored_size(one) for one in weight.dimensions]
+        if len(sizes) < 2:
+            return prod(sizes)
+        return prod(sizes[:-2]) * _tiled(sizes[-2], sizes[-1], self.tile)
 
     @cached_property
     def stored_layer_elements(self) -> Number:
