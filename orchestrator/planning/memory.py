@@ -308,7 +308,7 @@ def _late_gradients(layout: Training, block: Block) -> Number:
 
 
 def _wide_statistics(layout: Training, block: Block) -> Number:
-    """Bytes of recomputed attention's log-sum-exp as its kernel writes it, a whole row of fp32 lanes
+    """Bytes of recomputed attention's log-sum-exp as its kernel writes it, a row of fp32 lanes
     for each query and head; zero where sums overlap products, which make it narrow at once.
     """
     result = block.attention.result
