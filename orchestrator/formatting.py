@@ -1,5 +1,9 @@
 """Format numbers for people: counts, bytes, seconds, money, shares and intervals."""
 
+from collections.abc import Callable
+from string import Formatter
+from typing import Any
+
 _MIB, GIB = 2**20, 2**30
 DAY_S, HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 _SHORT_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -172,3 +176,28 @@ def off(measured_s: float, expected_s: float, than: str) -> str:
     if not 0.5 <= times <= 2:
         return f"{to_digits(times, 2)} times {than}"
     return f"{percent(abs(times - 1))} {'more' if times > 1 else 'less'} than {than}"
+
+
+class _Filler(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        show = _SHOWN_BY.get(format_spec)
+        return show(value) if show else str(super().format_field(value, format_spec))
+
+
+# What a field may have in place of a format: `{step_s:seconds}`.
+_SHOWN_BY: dict[str, Callable[[Any], str]] = {
+    "GiB": lambda value: f"{value / GIB:,.2f} GiB",
+    "whole GiB": lambda value: f"{value / GIB:,.0f} GiB",
+    "memory": in_memory,
+    "percent": percent,
+    "rate": lambda value: with_unit(value, "B/s"),
+    "seconds": seconds,
+    "size": lambda value: with_unit(value, "B"),
+    "steps": lambda value: counted(value, "step"),
+    "whole percent": whole_percent,
+}
+
+
+def fill(text: str, /, **figures: Any) -> str:
+    """Return the text with its fields filled in; a field may name one of the ways to show it."""
+    return _Filler().vformat(text, (), figures)

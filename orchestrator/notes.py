@@ -9,10 +9,13 @@ the code that finds it and whose name is the code:
 
     few_steps(steps=12)         # PlanWarning(code="few_steps", figures={"steps": 12})
     few_steps(steps=12).text    # "all tokens are used up in 12 steps"
+
+Sentences that only show their figures are texts with fields, in a table (`sentences`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 _Figures = dict[str, int | float | str]
@@ -49,3 +52,9 @@ def sentence(kind: type[_NoteT]) -> Callable[[Callable[_P, str]], Callable[_P, _
         return make
 
     return decorate
+
+
+def sentences(kind: type[Note], texts: dict[str, str], fill: Callable[..., str]) -> None:
+    """Say notes with these codes by texts, whose fields `fill(text, **figures)` fills in."""
+    for code, text in texts.items():
+        _sentences[kind, code] = partial(fill, text)

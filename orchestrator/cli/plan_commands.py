@@ -21,7 +21,7 @@ from orchestrator.cli.arguments import (
 )
 from orchestrator.errors import SpecError, refuse_options
 from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
-from orchestrator.planning.plan_warnings import input_missing
+from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.next_commands import offer_command, spec_command, stage_option
 from orchestrator.run.progress import interruptible
@@ -111,7 +111,7 @@ def _plans(
     made = orch.plans(spec, 1 + more, profile=profile, stage=stage)
     # Files that the plans need and this machine lacks.
     missing = missing_inputs(spec, path.parent)
-    warned = tuple(input_missing(key=key, path=name) for key, name in missing)
+    warned = tuple(make_warning("input_missing", key=key, path=name) for key, name in missing)
     plans = [replace(plan, warnings=(*plan.warnings, *warned)) for plan in made]
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
     odds = [None if stage else orch.deadline_odds(spec, plan) for plan in plans]

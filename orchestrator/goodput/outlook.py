@@ -62,7 +62,16 @@ def outlook(
     `forecast`: whether the plan's is about the devices that the run is on.
     """
     stage = plan.stage_of(max(so_far.measured_steps - 1, 0))
-    step = _step_belief(stage, so_far, forecast=forecast)
+    # The seconds of the steps that are left.
+    beliefs = []
+    known = stage.forecast.step_s
+    if forecast and known.expected is not None and known.low and known.high:
+        beliefs.append(_Belief.between(known.expected, known.low, known.high))
+    if so_far.median_step_s:
+        steps = max(so_far.measured_steps - stage.first_step, 1)
+        unsure = hypot(_LASTING, _SINGLE_STEP / sqrt(steps))
+        beliefs.append(_Belief(log(so_far.median_step_s), unsure))
+    step = _combined(beliefs) if beliefs else None
     if step is None or so_far.ended:
         return None
     left = max(so_far.steps - so_far.steps_done, 0)
@@ -93,19 +102,6 @@ def outlook(
         deadline_at_s=deadline_at_s,
         odds=None if deadline_at_s is None else _odds(left_s, left, deadline_at_s - so_far.now_s),
     )
-
-
-def _step_belief(plan: Plan, so_far: SoFar, *, forecast: bool) -> _Belief | None:
-    """Return the seconds of the steps that are left."""
-    beliefs = []
-    known = plan.forecast.step_s
-    if forecast and known.expected is not None and known.low and known.high:
-        beliefs.append(_Belief.between(known.expected, known.low, known.high))
-    if so_far.median_step_s:
-        steps = max(so_far.measured_steps - plan.first_step, 1)
-        unsure = hypot(_LASTING, _SINGLE_STEP / sqrt(steps))
-        beliefs.append(_Belief(log(so_far.median_step_s), unsure))
-    return _combined(beliefs) if beliefs else None
 
 
 def _goodput_belief(forecast: GoodputForecast, so_far: SoFar, done_s: float) -> _Belief:

@@ -1,13 +1,12 @@
 """The decoder-only transformer of a model."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
 from orchestrator.network.attention import grouped_query_attention, latent_attention
 from orchestrator.network.description import (
-    Attention,
     Block,
     Dimension,
     Network,
@@ -43,20 +42,16 @@ def _patterns(kinds: Sequence[Hashable]) -> list[_Pattern]:
     """The patterns that make up a row of layers, each as long as it goes, of few layers each."""
     found: list[_Pattern] = []
     while (first := found[-1].end if found else 0) < len(kinds):
-        found.append(_longest_pattern(kinds, first))
+        # The pattern that goes farthest from a layer; of several, the one of the fewest layers.
+        best = _repeated(kinds, first, 1)
+        for length in range(2, min(_LONGEST, (len(kinds) - first) // 2) + 1):
+            if best.end == len(kinds):
+                break
+            longer = _repeated(kinds, first, length)
+            if longer.repeats > 1 and longer.end > best.end:
+                best = longer
+        found.append(best)
     return found
-
-
-def _longest_pattern(kinds: Sequence[Hashable], first: int) -> _Pattern:
-    """The pattern that goes farthest from a layer; of several, the one of the fewest layers."""
-    best = _repeated(kinds, first, 1)
-    for length in range(2, min(_LONGEST, (len(kinds) - first) // 2) + 1):
-        if best.end == len(kinds):
-            break
-        longer = _repeated(kinds, first, length)
-        if longer.repeats > 1 and longer.end > best.end:
-            best = longer
-    return best
 
 
 def _repeated(kinds: Sequence[Hashable], first: int, length: int) -> _Pattern:
@@ -123,33 +118,27 @@ def _block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block
     """A block. The stream adds up 2 L outputs, so their initial weights are smaller."""
     stream = Tensor(BLOCK_INPUT, "residual_length", (Dimension("residual", model.d_model),))
     residual_scale = (2 * model.layers) ** -0.5
+    # The kind of attention of a model.
+    # The name of a block in a network of several kinds.
+    words = []
+    if model.window is not None and len(set(model.window_pattern)) > 1:
+        words.append("global" if window is None else "local")
+    if len({is_mixture(model, layer) for layer in range(model.layers)}) > 1:
+        words.append("mixture" if has_experts else "dense")
     return Block(
         input=stream,
-        attention=_attention_of(model)(model, residual_scale, window),
+        attention=(grouped_query_attention if model.latent is None else latent_attention)(
+            model, residual_scale, window
+        ),
         mlp=(mixture if has_experts else mlp)(model, stream, residual_scale),
-        kind=_kind_of(model, window, has_experts),
+        kind=" ".join(words),
     )
-
-
-def _attention_of(model: Model) -> Callable[[Model, float, int | None], Attention]:
-    """The kind of attention of a model."""
-    return grouped_query_attention if model.latent is None else latent_attention
 
 
 def _window_of(model: Model, layer: int) -> int | None:
     """The window of a layer's attention; None where it sees every position before."""
     pattern = model.window_pattern
     return model.window if pattern[layer % len(pattern)] == LOCAL else None
-
-
-def _kind_of(model: Model, window: int | None, has_experts: bool) -> str:
-    """The name of a block in a network of several kinds."""
-    words = []
-    if model.window is not None and len(set(model.window_pattern)) > 1:
-        words.append("global" if window is None else "local")
-    if len({is_mixture(model, layer) for layer in range(model.layers)}) > 1:
-        words.append("mixture" if has_experts else "dense")
-    return " ".join(words)
 
 
 def segments(blocks: list[Block]) -> tuple[Segment, ...]:

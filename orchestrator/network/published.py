@@ -168,7 +168,14 @@ def _stack(naming: _Naming, stack: Stack) -> Iterator[PublishedWeight]:
         path = (stack.name, weight.name)
         name = _full_name(PUBLISHED_LAYER + naming.other.get(weight.published, weight.published))
         if weight.dimensions[0].axis == EXPERTS and naming.stacks_experts:
-            yield _all_experts(path, weight, name, stack.layers)
+            # A weight of all experts in one array, with its inputs before its outputs. Where that
+            # has their gates too, gates and other inputs take turns.
+            shape = tuple(dimension.size for dimension in weight.dimensions)
+            axes = [_axis_of(shape, (place,)) for place in range(len(shape))]
+            if "gate_up" in name:
+                first, width = int("gate" not in weight.name), 2 * shape[-1]
+                axes[-1] = replace(axes[-1], size=width, order=range(first, width, 2))
+            yield PublishedWeight(path, name, shape, tuple(axes), stack.layers)
         elif weight not in outputs:
             yield _vector(path, weight, name, stack.layers)
         else:
@@ -189,20 +196,6 @@ def _matrix(
     places = tuple(range(len(shape)))
     axes = _axis_of(shape, places[-outputs:]), _axis_of(shape, places[:-outputs])
     return PublishedWeight(path, name, shape, axes, layers, experts)
-
-
-def _all_experts(
-    path: tuple[str, ...], weight: Weight, name: str, layers: range
-) -> PublishedWeight:
-    """A weight of all experts in one array, with its inputs before its outputs. Where that has
-    their gates too, gates and other inputs take turns.
-    """
-    shape = tuple(dimension.size for dimension in weight.dimensions)
-    axes = [_axis_of(shape, (place,)) for place in range(len(shape))]
-    if "gate_up" in name:
-        first, width = int("gate" not in weight.name), 2 * shape[-1]
-        axes[-1] = replace(axes[-1], size=width, order=range(first, width, 2))
-    return PublishedWeight(path, name, shape, tuple(axes), layers)
 
 
 def _of_latents(attention: LatentAttention, weight: PublishedWeight) -> PublishedWeight:

@@ -19,9 +19,9 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.plan_warnings import (
     forecast_warnings,
     goodput_warnings,
+    make_warning,
     too_long,
     unknown_rates,
-    unsteady_profile,
 )
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
@@ -142,7 +142,7 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
     if not profile.emulated:
         warnings += goodput_warnings(calibrated)
     elif not (step := _timing_of(profile, "step", plan)).is_steady:
-        warnings.append(unsteady_profile(spread=step.spread, others=step.others))
+        warnings.append(make_warning("unsteady_profile", spread=step.spread, others=step.others))
     return replace(calibrated, digest=plan_digest(calibrated), warnings=tuple(warnings))
 
 

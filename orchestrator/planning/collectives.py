@@ -1,11 +1,7 @@
-"""Every collective of a step.
-
-The ledger of seconds has a line for each exchange.
-"""
+"""Every collective of a step; the ledger of seconds has a line for each exchange."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -13,6 +9,7 @@ from orchestrator.network.description import Block, LatentAttention, Stack, Weig
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
+    GATHERED_AXES,
     GROUPS,
     LOGICAL_AXES,
     REPLICA_AXES,
@@ -23,28 +20,18 @@ from orchestrator.network.mesh_axes import (
 )
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.planning.kernels import TILE
-from orchestrator.planning.layout import (
-    DTYPE_BYTES,
-    Layout,
-    Number,
-    Training,
-    copied_matmuls,
-    gathered_axis,
-    is_of_experts,
-)
-from orchestrator.planning.optimizers import ORTHOGONAL_BYTES
+from orchestrator.planning.layout import DTYPE_BYTES, Number, Training, is_of_experts
+from orchestrator.planning.memory import stream_bytes
 from orchestrator.values.fields import DType
 from orchestrator.values.plan import Collective, CollectiveKind, LineKind
-
-# A collective of a step: what one device exchanges, with which others, how often.
-
 
 _GATHER: CollectiveKind = "all-gather"
 _SCATTER: CollectiveKind = "reduce-scatter"
 REDUCE: CollectiveKind = "all-reduce"
 ALL_TO_ALL: CollectiveKind = "all-to-all"
-
 _OVER_DCN = " over dcn"
+_Passed = list[tuple[Number, Number]]  # elements that travel as one, and how often a step does it
+_ORTHOGONAL_BYTES = 2  # matrices that Muon makes orthogonal are in bf16
 
 
 @dataclass(frozen=True)
@@ -108,7 +95,7 @@ class Exchange:
         )
 
 
-# The collectives of gradients: over all devices that hold a parameter.
+# --- gradients, over all devices that hold a parameter
 
 
 def _gradient_exchanges(layout: Training) -> list[Exchange]:
@@ -117,33 +104,64 @@ def _gradient_exchanges(layout: Training) -> list[Exchange]:
     `data`, reduce over `pods`, gather back.
     """
     wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
-    buckets = _gradient_buckets(layout)
-    whole = tuple(replace(one, bytes=one.bytes * wire) for one in buckets)
-    shares = tuple(replace(one, bytes=one.bytes / data) for one in whole)
-    payload = "owned gradient"
+    whole = tuple(replace(part, bytes=part.bytes * wire) for part in _gradient_buckets(layout))
+    shares = tuple(replace(part, bytes=part.bytes / data) for part in whole)
 
     def exchange(
         name: str, kind: CollectiveKind, axes: tuple[str, ...], formula: str,
         parts: tuple[_Part, ...], ways: Number | None = None,
     ) -> Exchange:  # fmt: skip
         ways = layout.devices_along(axes) if ways is None else ways
-        return Exchange("gradient_reduction", name, kind, axes, formula, ways, 1, parts,
-                        layout.precision.gradients)  # fmt: skip
+        dtype = layout.precision.gradients
+        return Exchange("gradient_reduction", name, kind, axes, formula, ways, 1, parts, dtype)
 
+    def matrices(chosen: Callable[[Weight], bool]) -> tuple[_Part, ...]:
+        size = wire / layout.ways(GATHERED)
+        return tuple(
+            _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
+            for stack in layout.network.stacks
+            for layers, times in [_reduced_at_a_time(layout, stack)]
+            for matmul in stack.block.matmuls
+            if chosen(matmul.weight)
+        )
+
+    # Projections whose kv heads are copied to several devices. Then what every device of a `tensor`
+    # group holds: matrices of routers, and those that make latents.
+    tensor, norms = GROUPS["tensor"], _vector_gradients(layout, _is_repeated)
+    unsplit = matrices(lambda weight: not _is_split_over_tensor(weight))
+    found = [
+        exchange("kv weight copies", REDUCE, tensor, "wk, wv", matrices(_is_copied), layout.copies),
+        *([exchange("router gradients", REDUCE, tensor, "routers, latents", unsplit)]
+          if unsplit else []),
+        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norms),
+        exchange(f"norm gradients{_OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms", norms),
+    ]  # fmt: skip
+    # Norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are copied, over
+    # the copies too. Those of experts lie where their experts do, with a bias in each device of a
+    # `tensor` group or only in one.
+    inside, apart, outer = (GROUPS[name] for name in ("weights", "experts", "expert_replicas"))
+    ways = layout.devices_along(inside)
+    for name, chosen, group, of_slice in (
+        ("bias gradients", _is_split, inside, ways),
+        ("kv bias gradients", _is_copied, inside, ways * layout.copies),
+        ("expert bias gradients",
+         lambda weight: _is_bias_of_experts(weight) and _is_split_over_tensor(weight), apart, None),
+        ("expert output bias gradients",
+         lambda weight: _is_bias_of_experts(weight) and not _is_split_over_tensor(weight), outer,
+         None),
+    ):  # fmt: skip
+        if parts := _vector_gradients(layout, chosen):
+            found += [
+                exchange(name, REDUCE, group, "biases", parts, of_slice),
+                exchange(f"{name}{_OVER_DCN}", REDUCE, SHARED_OVER_DCN, "biases", parts),
+            ]
+    payload = "owned gradient"
     return [
-        exchange("kv weight copies", REDUCE, GROUPS["tensor"], "wk, wv",
-                 _copied_gradients(layout), layout.copies),
-        *(exchange("router gradients", REDUCE, GROUPS["tensor"], "routers, latents", whole)
-          for whole in [_unsplit_gradients(layout)] if whole),
-        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms",
-                 _vector_gradients(layout, _is_repeated)),
-        exchange(f"norm gradients{_OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms",
-                 _vector_gradients(layout, _is_repeated)),
-        *_split_vector_exchanges(layout, exchange),
+        *found,
         exchange("data scatter", _SCATTER, GROUPS["data"], payload, whole),
         exchange("data gather", _GATHER, GROUPS["data"], payload, whole),
         exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
-    ]  # fmt: skip
+    ]
 
 
 def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
@@ -161,17 +179,6 @@ def per_layer(layout: Training) -> Number:
     return (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) > 1)
 
 
-def _copied_gradients(layout: Training) -> tuple[_Part, ...]:
-    """Gradients of projections whose kv heads are copied to several devices."""
-    size = layout.gradient_bytes / layout.ways(GATHERED)
-    return tuple(
-        _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
-        for stack in layout.network.stacks
-        for layers, times in [_reduced_at_a_time(layout, stack)]
-        for matmul in copied_matmuls(stack.block)
-    )
-
-
 def _is_repeated(weight: Weight) -> bool:
     """Whether every device of a slice has all of it."""
     return not any(LOGICAL_AXES[dimension.axis] for dimension in weight.dimensions)
@@ -185,33 +192,9 @@ def _is_bias_of_experts(weight: Weight) -> bool:
     return weight.dimensions[0].axis == EXPERTS
 
 
-def _is_inner_bias(weight: Weight) -> bool:
-    """A bias of experts that `tensor` splits."""
-    return _is_bias_of_experts(weight) and _is_split_over_tensor(weight)
-
-
-def _is_outer_bias(weight: Weight) -> bool:
-    """A bias of experts that every device of a `tensor` group holds."""
-    return _is_bias_of_experts(weight) and not _is_split_over_tensor(weight)
-
-
 def _is_copied(weight: Weight) -> bool:
     """Whether it belongs to kv heads."""
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
-
-
-def _unsplit_gradients(layout: Training) -> tuple[_Part, ...]:
-    """Gradients of matrices that every device of a `tensor` group holds: of routers, and those that
-    make latents.
-    """
-    size = layout.gradient_bytes / layout.ways(GATHERED)
-    return tuple(
-        _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
-        for stack in layout.network.stacks
-        for layers, times in [_reduced_at_a_time(layout, stack)]
-        for matmul in stack.block.matmuls
-        if not _is_split_over_tensor(matmul.weight)
-    )
 
 
 def _is_split_over_tensor(weight: Weight) -> bool:
@@ -221,7 +204,7 @@ def _is_split_over_tensor(weight: Weight) -> bool:
 def _vector_gradients(layout: Training, chosen: Callable[[Weight], bool]) -> tuple[_Part, ...]:
     """Gradients of those norms and biases that are chosen."""
     wire, network = layout.gradient_bytes, layout.network
-    of_blocks = tuple(
+    blocks = tuple(
         _Part(layers * layout.elements(vector) * wire, times, serial=1)
         for stack in network.stacks
         for layers, times in [_reduced_at_a_time(layout, stack)]
@@ -231,29 +214,7 @@ def _vector_gradients(layout: Training, chosen: Callable[[Weight], bool]) -> tup
         _Part(layout.elements(vector) * wire, 1, serial=1 - per_layer(layout))
         for vector in filter(chosen, network.norm.weights)
     )
-    return (*of_blocks, *ends)
-
-
-def _split_vector_exchanges(layout: Training, exchange: Callable[..., Exchange]) -> list[Exchange]:
-    """Gradients of norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are
-    copied, over the copies too. Those of experts lie where their experts do.
-    """
-    inside, apart, outer = (GROUPS[name] for name in ("weights", "experts", "expert_replicas"))
-    ways, copies = layout.devices_along(inside), layout.copies
-    return [
-        exchange(f"{name}{suffix}", REDUCE, axes, "biases", parts, devices)
-        for name, chosen, group, of_slice in (
-            ("bias gradients", _is_split, inside, ways),
-            ("kv bias gradients", _is_copied, inside, ways * copies),
-            ("expert bias gradients", _is_inner_bias, apart, layout.devices_along(apart)),
-            ("expert output bias gradients", _is_outer_bias, outer, layout.devices_along(outer)),
-        )
-        for suffix, axes, devices in (
-            ("", group, of_slice),
-            (_OVER_DCN, SHARED_OVER_DCN, layout.devices_along(SHARED_OVER_DCN)),
-        )
-        if (parts := _vector_gradients(layout, chosen))
-    ]
+    return (*blocks, *ends)
 
 
 def _gradient_buckets(layout: Training) -> list[_Part]:
@@ -263,35 +224,32 @@ def _gradient_buckets(layout: Training) -> list[_Part]:
     elsewhere each is one, and none waits for another. The first layer and the embedding come after
     the last backward pass, and where gradients accumulate all come there.
     """
-    network, ways = layout.network, layout.ways(GATHERED)
-    data = layout.devices_along(GROUPS["data"])
-    embedding, *ends = [layout.elements(table) / ways for table in network.tables]
-    ends += [layout.elements(vector) for vector in network.norm.weights]
+    network, data = layout.network, layout.devices_along(GROUPS["data"])
     early = per_layer(layout)
-    return [
-        *(part for stack in network.stacks for part in _stack_buckets(layout, stack, data)),
-        _Part(_whole_tiles(embedding, data), 1, serial=1),
-        *(_Part(_whole_tiles(one, data), 1, serial=1 - early) for one in ends),
-    ]
+    joined = early & (data > 1)
+    single, quantum = 1 - joined, data * TILE[0] * TILE[1]
+
+    def part(elements: Number, calls: Number, serial: Number) -> _Part:
+        """Elements filled up to whole tiles for every device that reduces them."""
+        filled = np.where(data > 1, np.ceil(elements / quantum) * quantum, elements)
+        return _Part(filled, calls, serial)
+
+    buckets = []
+    for stack in network.stacks:
+        layers, times = _reduced_at_a_time(layout, stack)
+        sizes: list[Number] = []
+        for weight in (matmul.weight for matmul in stack.block.matmuls):
+            [axis] = [one.axis for one in weight.dimensions if one.axis in GATHERED_AXES]
+            sizes.append(layout.elements(weight) / layout.ways(axis))
+        sizes += [layout.elements(vector) for vector in stack.block.vectors]
+        buckets.append(part(sum(sizes), times * joined, 1 * joined))
+        buckets += [part(layers * size, times * single, single) for size in sizes]
+    embedding, *ends = [layout.elements(one) / layout.ways(GATHERED) for one in network.tables]
+    ends += [layout.elements(vector) for vector in network.norm.weights]
+    return [*buckets, part(embedding, 1, 1), *(part(size, 1, 1 - early) for size in ends)]
 
 
-def _stack_buckets(layout: Training, stack: Stack, data: Number) -> list[_Part]:
-    """Those of a stack: what is joined where `data` reduces layer by layer, and each weight."""
-    layers, times = _reduced_at_a_time(layout, stack)
-    joined = per_layer(layout) & (data > 1)
-    matrices, alone = [one.weight for one in stack.block.matmuls], 1 - joined
-    weights = [layout.elements(one) / layout.ways(gathered_axis(one)) for one in matrices]
-    weights += [layout.elements(vector) for vector in stack.block.vectors]
-    return [
-        _Part(_whole_tiles(sum(weights), data), times * joined, serial=1 * joined),
-        *(_Part(_whole_tiles(layers * one, data), times * alone, serial=alone) for one in weights),
-    ]
-
-
-def _whole_tiles(elements: Number, ways: Number) -> Number:
-    """Elements filled up to whole tiles for every device that reduces them."""
-    quantum = ways * TILE[0] * TILE[1]
-    return np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)
+# --- activations, weights and moments
 
 
 # Attention and MLP each gather their input over `tensor` and scatter their output; backward they
@@ -327,23 +285,22 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
     """
     axes, d_model = GROUPS["tensor"], layout.model.d_model
 
-    def kept(block: Block) -> Number:
+    def not_again(block: Block) -> Number:
         """Inputs that the backward pass does not gather again, over the width of the stream."""
         attention = block.attention
         if not isinstance(attention, LatentAttention):
             return 0
         return (1 - layout.recomputed(attention.keys)) * attention.turned_width / d_model
 
-    def again(block: Block) -> Number:
-        return sum(layout.repeats_output(part) for part in block.sublayers)
-
-    def entering(block: Block) -> float:
-        """Inputs of the block, over the width of the stream."""
-        return sum(part.entering_width for part in block.sublayers) / d_model
-
     sublayers = layout.over_layers(lambda block: len(block.sublayers))
-    repeated, inputs = layout.over_layers(again), layout.over_layers(entering)
-    stream = layout.tokens * d_model * layout.compute_bytes
+    repeated = layout.over_layers(
+        lambda block: sum(layout.repeats_output(part) for part in block.sublayers)
+    )
+    # Inputs of the blocks, over the width of the stream.
+    inputs = layout.over_layers(
+        lambda block: sum(part.entering_width for part in block.sublayers) / d_model
+    )
+    stream = stream_bytes(layout)
 
     def exchange(
         line: LineKind, name: str, kind: CollectiveKind, of_inputs: int, of_outputs: Number,
@@ -359,7 +316,7 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
     scatters = _OUTPUT_SCATTERS * sublayers + repeated
     return [
         exchange("activation_gather", "residual gather", _GATHER, _INPUT_GATHERS,
-                 _OUTPUT_GATHERS * sublayers, layout.over_layers(kept)),
+                 _OUTPUT_GATHERS * sublayers, layout.over_layers(not_again)),
         exchange("activation_scatter", "residual scatter", _SCATTER, _INPUT_SCATTERS, scatters),
     ]  # fmt: skip
 
@@ -374,31 +331,56 @@ def _weight_exchanges(layout: Training) -> list[Exchange]:
     as often. Nothing hides the first gathers, of the embedding and of the first matmuls,
     nor the scatters of their gradients, which come last.
     """
-    types, passes = layout.precision, layout.microbatches
-    blocks, experts = (_block_weights(layout, of_experts=one) for one in (False, True))
-    table = _Weights(((layout.table_elements, passes),), passes)
-    gather = partial(_weight_exchange, layout, "weight_gather", _GATHER, layout.activation_type)
-    scatter = partial(_weight_exchange, layout, "gradient_scatter", _SCATTER, types.gradients)
-    of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
-    of_experts = "experts / expert / tensor"
-    inside, apart, sums = GROUPS["weights"], GROUPS["experts"], 1 + layout.table_sums
-    every = [
-        exchange
-        for axes, suffix in ((inside, ""), (SHARED_OVER_DCN, _OVER_DCN))
-        for exchange in (
-            gather(axes, f"weight gather{suffix}", of_block, blocks, _WEIGHT_GATHERS, inside),
-            gather(axes, f"table gather{suffix}", of_table, table, ENDS, inside),
-            scatter(axes, f"gradient scatter{suffix}", of_block, blocks, 1, inside),
-            scatter(axes, f"table gradient scatter{suffix}", of_table, table, sums, inside),
+    network, passes = layout.network, layout.microbatches
+    found: list[Exchange] = []
+
+    def exchange(
+        name: str, formula: str, parts: _Passed, step_passes: Number, times: Number,
+        inside: tuple[str, ...], axes: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        """Parts that travel in parallel, `times` each time that a step passes them. `inside` are
+        the axes of a slice that split them.
+        """
+        gathers = name.endswith("gather")
+        dtype = layout.activation_type if gathers else layout.precision.gradients
+        parts_elsewhere: Number = 1
+        if axes == SHARED_OVER_DCN:
+            name, formula = f"{name}{_OVER_DCN}", f"{formula} / fsdp / sequence"
+            parts_elsewhere = layout.devices_along(inside)
+        size = DTYPE_BYTES[dtype] / parts_elsewhere
+        line: LineKind = "weight_gather" if gathers else "gradient_scatter"
+        sent = tuple(
+            _Part(elements * size, times * often, serial=int(i == 0))
+            for i, (elements, often) in enumerate(parts)
         )
-    ]
-    for axes, suffix in ((apart, ""), (SHARED_OVER_DCN, _OVER_DCN)) if experts.parts else ():
-        every += [
-            gather(axes, f"expert gather{suffix}", of_experts, experts, _WEIGHT_GATHERS,
-                   apart),
-            scatter(axes, f"expert scatter{suffix}", of_experts, experts, 1, apart),
-        ]  # fmt: skip
-    return every
+        ways, kind = layout.devices_along(axes), _GATHER if gathers else _SCATTER
+        calls = times * step_passes
+        found.append(Exchange(line, name, kind, axes, formula, ways, calls, sent, dtype))
+
+    def of_blocks(*, experts: bool) -> _Passed:
+        return [
+            (layout.total_elements(matmuls), layers * passes)
+            for block, layers in network.kinds
+            for part in block.sublayers
+            for matmuls in part.parallel
+            if is_of_experts(matmuls[0]) == experts
+        ]
+
+    blocks, experts = of_blocks(experts=False), of_blocks(experts=True)
+    block_passes, expert_passes = network.layers * passes, network.mixture_layers * passes
+    table = [(layout.table_elements, passes)]
+    of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
+    inside, apart, sums = GROUPS["weights"], GROUPS["experts"], 1 + layout.table_sums
+    for axes in (inside, SHARED_OVER_DCN):
+        exchange("weight gather", of_block, blocks, block_passes, _WEIGHT_GATHERS, inside, axes)
+        exchange("table gather", of_table, table, passes, ENDS, inside, axes)
+        exchange("gradient scatter", of_block, blocks, block_passes, 1, inside, axes)
+        exchange("table gradient scatter", of_table, table, passes, sums, inside, axes)
+    for axes in (apart, SHARED_OVER_DCN) if experts else ():
+        formula = "experts / expert / tensor"
+        exchange("expert gather", formula, experts, expert_passes, _WEIGHT_GATHERS, apart, axes)
+        exchange("expert scatter", formula, experts, expert_passes, 1, apart, axes)
+    return found
 
 
 def _expert_exchanges(layout: Training) -> list[Exchange]:
@@ -409,19 +391,21 @@ def _expert_exchanges(layout: Training) -> list[Exchange]:
     if moe is None:
         return []
     passes = layout.network.mixture_layers * layout.microbatches
-    ways = layout.devices_along(axes)
-    tokens = layout.tokens * layout.model.d_model * layout.compute_bytes
+    ways, tokens = layout.devices_along(axes), stream_bytes(layout)
 
     def exchange(
         line: LineKind, name: str, kind: CollectiveKind, formula: str, volume: Number, calls: int
     ) -> Exchange:
-        return Exchange(line, name, kind, axes, formula, ways, calls * passes,
-                        (_Part(volume, calls * passes),), layout.activation_type)  # fmt: skip
+        parts = (_Part(volume, calls * passes),)
+        dtype = layout.activation_type
+        return Exchange(line, name, kind, axes, formula, ways, calls * passes, parts, dtype)
 
     if moe.capacity_factor is not None:
-        volume = tokens * layout.rows_of_token
-        return [exchange("expert_exchange", "tokens to experts", ALL_TO_ALL,
-                         "tokens x rows x d_model", volume, _ROW_EXCHANGES)]  # fmt: skip
+        formula, volume = "tokens x rows x d_model", tokens * layout.rows_of_token
+        return [
+            exchange("expert_exchange", "tokens to experts", ALL_TO_ALL, formula, volume,
+                     _ROW_EXCHANGES)
+        ]  # fmt: skip
     formula, volume = "tokens x expert x d_model", tokens * ways
     return [
         exchange("expert_gather", "token gather", _GATHER, formula, volume, _STREAM_GATHERS),
@@ -429,72 +413,18 @@ def _expert_exchanges(layout: Training) -> list[Exchange]:
     ]
 
 
-def _block_weights(layout: Training, *, of_experts: bool) -> "_Weights":
-    """The weights of all layers: those of experts, or all others."""
-    passes = layout.microbatches
-    parts = [
-        (layout.total_elements(matmuls), layers * passes, layers)
-        for block, layers in layout.network.kinds
-        for part in block.sublayers
-        for matmuls in part.parallel
-        if is_of_experts(matmuls[0]) == of_experts
-    ]
-    layers = layout.network.mixture_layers if of_experts else layout.network.layers
-    return _Weights(tuple(one[:2] for one in parts), layers * passes)
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """What travels as one: its elements, and how often a step passes it. `passes` are those of
-    whole blocks, whose parts travel in parallel.
-    """
-
-    parts: tuple[tuple[Number, Number], ...]
-    passes: Number
-
-
-def _weight_exchange(
-    layout: Layout,
-    line: LineKind,
-    kind: CollectiveKind,
-    dtype: DType,
-    axes: tuple[str, ...],
-    name: str,
-    formula: str,
-    weights: _Weights,
-    times: Number,
-    inside: tuple[str, ...],
-) -> Exchange:
-    """One exchange of weights or their gradients over the axes of one link: so many `times` each
-    time that a step passes the weights. `inside` are the axes of a slice that split them.
-    """
-    parts_elsewhere, ways = 1, layout.devices_along(axes)
-    if link_of(axes) == "dcn":
-        formula += " / fsdp / sequence"
-        parts_elsewhere = layout.devices_along(inside)
-    size = DTYPE_BYTES[dtype] / parts_elsewhere
-    parts = tuple(
-        _Part(elements * size, times * often, serial=int(i == 0))
-        for i, (elements, often) in enumerate(weights.parts)
-    )
-    calls = times * weights.passes
-    return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
-
-
 def _key_value_exchanges(layout: Training) -> list[Exchange]:
     """Keys and values of whole sequences, gathered forward and backward; their gradients back."""
     ways, compute = layout.ways("length"), layout.activation_type
     parts = [
-        _Part(
-            layout.tensor_elements(one) * ways * layout.compute_bytes, layers * layout.microbatches
-        )
+        (layout.tensor_elements(tensor) * ways * layout.compute_bytes, layers * layout.microbatches)
         for block, layers in layout.network.kinds
-        for one in block.attention.whole
+        for tensor in block.attention.whole
     ]
 
     def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
-        sent = tuple(replace(one, calls=times * one.calls) for one in parts)
-        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(one.calls for one in sent)
+        sent = tuple(_Part(size, times * calls) for size, calls in parts)
+        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(part.calls for part in sent)
         return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
 
     return [
@@ -507,8 +437,7 @@ def _moment_exchanges(layout: Training) -> list[Exchange]:
     """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
     if layout.optimizer.name != "muon":
         return []
-    volume = ORTHOGONAL_BYTES * layout.stored_layer_elements
-    part = (_Part(volume, 2, serial=2),)
+    part = (_Part(_ORTHOGONAL_BYTES * layout.stored_layer_elements, 2, serial=2),)
     return [
         Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
                  layout.devices_along(axes), 2, part, "bf16")

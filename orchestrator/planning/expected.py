@@ -49,11 +49,15 @@ def _step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number
     """Seconds of each kind of work, as real runs take them."""
     own = _own_step_parts(work, efficiency)
     own_s = sum(own.values())
+    # What slices wait for each other before they reduce gradients.
+    full_s = (
+        work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
+    )
     return own | {
         "exposed_gathers": _exposed_gathers_s(work, own_s, efficiency),
         "exposed_tensor": work.tensor_s * efficiency.exposed_tensor.value,
         "serial_collectives": work.serial_s,
-        "slice_wait": _slice_wait_s(work, own_s, efficiency),
+        "slice_wait": (full_s * skew_share(work, own_s)),
     }
 
 
@@ -82,14 +86,6 @@ def _exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) ->
     """
     share_s = (work.gathers_s + work.dcn_s) * efficiency.exposed_gathers.value
     return np.maximum(share_s, np.maximum(work.gathers_s, work.dcn_s) - own_s)
-
-
-def _slice_wait_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
-    """What slices wait for each other before they reduce gradients."""
-    full_s = (
-        work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
-    )
-    return full_s * skew_share(work, own_s)
 
 
 def skew_share(work: StepWork, own_s: Number) -> Number:

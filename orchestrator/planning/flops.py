@@ -13,6 +13,8 @@ import numpy as np
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
+from orchestrator.network.mesh_axes import GATHERED_AXES, PARAMETER_AXES
+from orchestrator.network.mlp import EXPERTS
 from orchestrator.planning.kernels import (
     LANES,
     attention_block,
@@ -44,6 +46,9 @@ class _Products(NamedTuple):
 # Where one kernel makes those of queries and another the others, both make the scores.
 _FORWARD, AT_ONCE = _Products(1, 1), _Products(3, 2)
 OF_QUERIES, OF_KEYS_AND_VALUES = _Products(2, 1), _Products(2, 2)
+# Muon makes a matrix orthogonal by five steps of Newton and Schulz (kellerjordan.github.io/posts/
+# muon), each of three products: X X', its square, and that times X.
+_MUON_STEPS, _LARGE_PRODUCTS, _SQUARE_PRODUCTS = 5, 2, 1
 
 
 # --- of the model
@@ -308,3 +313,20 @@ def unembedding_forward_flops(layout: Layout) -> Number:
 def padding_forward_flops(layout: Layout) -> Number:
     """Logits of the rows that pad the vocabulary."""
     return matmul_flops(layout, layout.table_padding_elements)
+
+
+def orthogonalization_flops(layout: Training) -> Number:
+    """FLOPs of one device by which Muon makes matrices orthogonal: each is whole on one of the
+    devices that share a copy, and multiplied along its shorter side.
+    """
+    if layout.optimizer.name != "muon":
+        return 0.0
+    devices, total = layout.devices_along(PARAMETER_AXES), 0
+    for block, layers in layout.network.kinds:
+        for weight in (matmul.weight for matmul in block.matmuls):
+            experts = prod(one.size for one in weight.dimensions if one.axis == EXPERTS)
+            rows = prod(one.size for one in weight.dimensions if one.axis in GATHERED_AXES)
+            short, long = sorted((rows, weight.elements // rows // experts))
+            products = _LARGE_PRODUCTS * short**2 * long + _SQUARE_PRODUCTS * short**3
+            total = total + np.ceil(layers * experts / devices) * (2.0 * _MUON_STEPS * products)
+    return total

@@ -54,6 +54,19 @@ def forecast(layout: Training, spec: Spec) -> Forecast:
     time = step_time(layout, lines)
     step_s = step_bounds(layout, lines, time)
     price = price_of(layout.chip, resources)
+    # The resource that sets the lower bound, and by what fraction it exceeds the next.
+    names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
+    busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
+    most_sent = max(DCN_AXES, key=lambda axis: float(time.busy_s.get(axis, 0.0)))
+    busy[f"dcn {most_sent}"] = float(time.dcn_s)
+    slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
+    uses = layout.links.uses
+    on_axis = {g: time.busy_s[g] for g in uses if uses[g][slowest] and g in time.busy_s}
+    if on_axis:
+        most = max(on_axis, key=lambda group: float(on_axis[group]))
+        busy[f"ici {most}"] = float(time.torus_axis_s[slowest])
+    ordered = sorted(busy, key=lambda name: -busy[name])
+    first, second = busy[ordered[0]], busy[ordered[1]]
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
@@ -61,7 +74,7 @@ def forecast(layout: Training, spec: Spec) -> Forecast:
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_s,
         hidden_s=plain(transfers(layout).hidden_s()),
-        bottleneck=_binding_resource(layout, time),
+        bottleneck=(ordered[0], first / second - 1 if second else 0.0),
         expected_time=_expected_ledger(layout, lines, time),
         extrapolated=extrapolated(layout, lines, step_s),
     )
@@ -251,23 +264,6 @@ def plain_line(line: LedgerLine) -> LedgerLine:
 def _plain_phase(phase: MemoryPhase) -> MemoryPhase:
     lines = tuple(plain_line(line) for line in phase.lines if line.value > 0)
     return replace(phase, lines=lines, bytes=plain(phase.bytes))
-
-
-def _binding_resource(layout: Training, time: StepTime) -> tuple[str, float]:
-    """The resource that sets the lower bound, and by what fraction it exceeds the next."""
-    names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
-    busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
-    most_sent = max(DCN_AXES, key=lambda axis: float(time.busy_s.get(axis, 0.0)))
-    busy[f"dcn {most_sent}"] = float(time.dcn_s)
-    slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
-    uses = layout.links.uses
-    on_axis = {g: time.busy_s[g] for g in uses if uses[g][slowest] and g in time.busy_s}
-    if on_axis:
-        most = max(on_axis, key=lambda group: float(on_axis[group]))
-        busy[f"ici {most}"] = float(time.torus_axis_s[slowest])
-    ordered = sorted(busy, key=lambda name: -busy[name])
-    first, second = busy[ordered[0]], busy[ordered[1]]
-    return ordered[0], first / second - 1 if second else 0.0
 
 
 def scale(values: Estimate, factor: float) -> Estimate:

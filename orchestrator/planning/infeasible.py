@@ -9,12 +9,21 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
-from orchestrator.formatting import GIB, change_by, dollars, in_memory, lasting, percent, seconds
+from orchestrator.formatting import (
+    GIB,
+    change_by,
+    dollars,
+    fill,
+    in_memory,
+    lasting,
+    percent,
+    seconds,
+)
 from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.network.rematerialization import summary_of
-from orchestrator.notes import sentence
+from orchestrator.notes import sentence, sentences
 from orchestrator.planning.feasibility import (
     batch_range,
     model_rules,
@@ -28,8 +37,52 @@ from orchestrator.planning.search import SearchRequest, SearchResult, multiple_o
 from orchestrator.planning.spec_changes import state_bytes
 from orchestrator.planning.step_work import host_limit_bytes
 from orchestrator.planning.torus import Ints
-from orchestrator.values.refusal import Reason, Suggestion
+from orchestrator.values.refusal import Reason, ReasonCode, Suggestion
 from orchestrator.values.spec import MeshRequest, Spec
+
+_TEXTS = {
+    "stage": "stage {number} of {of} has none on these slices:",
+    "pods_not_divisible": "{pods:,} pods are not divisible by {axis} {ways:,}",
+    "memory": (
+        "memory: each of {placements:,} placements needs {needed_bytes:GiB} a device or more;"
+        " {chip} has {usable_bytes:GiB}"
+    ),
+    "host_memory": (
+        "host: what is offloaded takes {needed_bytes:GiB} per chip or more; hosts of {chip} have"
+        " {usable_bytes:GiB} a chip"
+    ),
+    "more_chips_needed": (
+        "a slice needs at least {times:.2f} times as many chips to hold the model"
+    ),
+    "largest_slice": (
+        "no slice of {chip} has more than {most:,} chips; each slice holds the whole model, unless"
+        " slices share weights (resources.mesh.fsdp_dcn)"
+    ),
+    "largest_domain": (
+        "GPU clusters are not served yet: runs are launched on TPUs, and clusters of {chip} are"
+        " planned only as NVLink domains of {most:,} GPUs that each hold the whole model or share"
+        " weights over the network (resources.mesh.fsdp_dcn)"
+    ),
+    "nothing_near": (
+        "no other mesh, policy, batch, precision, slice or chip of the catalog that is near has a"
+        " plan either"
+    ),
+    "beyond_all_chips": (
+        "no chip of the catalog can serve: parameters and optimizer state take"
+        " {needed_bytes:whole GiB}, the largest slice that can be rented ({chips:,} {chip} chips)"
+        " has {usable_bytes:whole GiB}"
+    ),
+    "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
+    "sequences_not_whole": (
+        "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
+    ),
+    "no_mesh": "no mesh of that many devices divides what its axes split",
+}
+sentences(Reason, _TEXTS, fill)
+
+
+def _reason(code: ReasonCode, **figures: int | float | str) -> Reason:
+    return Reason(code=code, figures=figures)
 
 
 class Infeasible(SpecError):
@@ -44,9 +97,8 @@ class Infeasible(SpecError):
 
     def of_stage(self, number: int, count: int) -> "Infeasible":
         """Return the error of a stage. It suggests nothing: that would have to suit all stages."""
-        return Infeasible(
-            self.spec, (_stage(number=number, of=count), *self.reasons), suggests=False
-        )
+        stage = _reason("stage", number=number, of=count)
+        return Infeasible(self.spec, (stage, *self.reasons), suggests=False)
 
     @property
     def message(self) -> str:
@@ -63,7 +115,17 @@ class Infeasible(SpecError):
         """Return the reasons, and where there are no suggestions the reason for that."""
         if not self.suggests or self.suggestions():
             return self.reasons
-        return (*self.reasons, _why_nothing_is_near(self.spec))
+        # No slice has that much memory, or other rules forbid.
+        needed, usable = state_bytes(self.spec.experiment), {}
+        for chip in map(catalog.chip, catalog.chips()):
+            devices = prod(chip.largest_slice) * chip.devices
+            usable[chip.name] = devices * chip.hbm_usable_bytes.value
+        roomiest = max(usable, key=lambda name: usable[name])
+        if needed <= usable[roomiest]:
+            return (*self.reasons, _reason("nothing_near"))
+        most = int(catalog.chip(roomiest).pod_chips.value)
+        memory = {"needed_bytes": needed, "usable_bytes": usable[roomiest]}
+        return (*self.reasons, _reason("beyond_all_chips", chip=roomiest, chips=most, **memory))
 
     def full_text(self) -> str:
         """Return the message with suggestions, and the command to type next."""
@@ -117,7 +179,7 @@ def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infe
 
 def _reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
     undivided = [
-        _pods_not_divisible(pods=request.pods, axis=axis, ways=ways)
+        _reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
         for axis, ways in sharing(request.mesh).items()
         if request.pods % ways
     ]
@@ -132,113 +194,25 @@ def _reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
         yield from _mesh_reasons(request)
     else:
         yield _factors_of_slice(request)
-        yield _no_mesh()
-
-
-@sentence(Reason)
-def _stage(number: int, of: int) -> str:
-    return f"stage {number} of {of} has none on these slices:"
-
-
-@sentence(Reason)
-def _pods_not_divisible(pods: int, axis: str, ways: int) -> str:
-    return f"{pods:,} pods are not divisible by {axis} {ways:,}"
-
-
-# --- memory
+        yield _reason("no_mesh")
 
 
 def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
     """Yield why every placement needs more memory than a device has, or its host."""
     chip, needed = request.chip, result.smallest_bytes
-    usable = chip.hbm_usable_bytes.value
+    usable, most = chip.hbm_usable_bytes.value, int(chip.pod_chips.value)
     if needed <= usable:
-        yield _host_memory(
-            needed_bytes=result.smallest_host_bytes,
-            usable_bytes=host_limit_bytes(chip),
-            chip=chip.name,
-        )
+        host = {"needed_bytes": result.smallest_host_bytes, "usable_bytes": host_limit_bytes(chip)}
+        yield _reason("host_memory", **host, chip=chip.name)
         return
-    yield _memory(
-        placements=result.realizable, needed_bytes=needed, usable_bytes=usable, chip=chip.name
-    )
-    if request.topology.chips * needed <= chip.pod_chips.value * usable:
-        yield _more_chips_needed(times=needed / usable)
+    memory = {"needed_bytes": needed, "usable_bytes": usable}
+    yield _reason("memory", placements=result.realizable, **memory, chip=chip.name)
+    if request.topology.chips * needed <= most * usable:
+        yield _reason("more_chips_needed", times=needed / usable)
+    elif chip.switched:
+        yield _reason("largest_domain", chip=chip.name, most=most)
     else:
-        largest = _largest_domain if chip.switched else _largest_slice
-        yield largest(chip=chip.name, most=int(chip.pod_chips.value))
-
-
-@sentence(Reason)
-def _memory(placements: int, needed_bytes: float, usable_bytes: float, chip: str) -> str:
-    return (
-        f"memory: each of {placements:,} placements needs {needed_bytes / GIB:,.2f} GiB a device or"
-        f" more; {chip} has {usable_bytes / GIB:,.2f} GiB"
-    )
-
-
-@sentence(Reason)
-def _host_memory(needed_bytes: float, usable_bytes: float, chip: str) -> str:
-    return (
-        f"host: what is offloaded takes {needed_bytes / GIB:,.2f} GiB per chip or more; hosts of"
-        f" {chip} have {usable_bytes / GIB:,.2f} GiB a chip"
-    )
-
-
-@sentence(Reason)
-def _more_chips_needed(times: float) -> str:
-    return f"a slice needs at least {times:.2f} times as many chips to hold the model"
-
-
-@sentence(Reason)
-def _largest_slice(chip: str, most: int) -> str:
-    return (
-        f"no slice of {chip} has more than {most:,} chips; each slice holds the whole model, unless"
-        " slices share weights (resources.mesh.fsdp_dcn)"
-    )
-
-
-@sentence(Reason)
-def _largest_domain(chip: str, most: int) -> str:
-    return (
-        f"GPU clusters are not served yet: runs are launched on TPUs, and clusters of {chip} are"
-        f" planned only as NVLink domains of {most:,} GPUs that each hold the whole model or share"
-        " weights over the network (resources.mesh.fsdp_dcn)"
-    )
-
-
-def _why_nothing_is_near(spec: Spec) -> Reason:
-    """Return why there is no suggestion: no slice has that much memory, or other rules forbid."""
-    needed = state_bytes(spec.experiment)
-    chips = map(catalog.chip, catalog.chips())
-    usable = {
-        chip.name: prod(chip.largest_slice) * chip.devices * chip.hbm_usable_bytes.value
-        for chip in chips
-    }
-    roomiest = max(usable, key=lambda name: usable[name])
-    if needed <= usable[roomiest]:
-        return _nothing_near()
-    most = int(catalog.chip(roomiest).pod_chips.value)
-    return _beyond_all_chips(
-        chip=roomiest, chips=most, needed_bytes=needed, usable_bytes=usable[roomiest]
-    )
-
-
-@sentence(Reason)
-def _nothing_near() -> str:
-    return (
-        "no other mesh, policy, batch, precision, slice or chip of the catalog that is near has a"
-        " plan either"
-    )
-
-
-@sentence(Reason)
-def _beyond_all_chips(chip: str, chips: int, needed_bytes: float, usable_bytes: float) -> str:
-    return (
-        "no chip of the catalog can serve: parameters and optimizer state take"
-        f" {needed_bytes / GIB:,.0f} GiB, the largest slice that can be rented ({chips:,} {chip}"
-        f" chips) has {usable_bytes / GIB:,.0f} GiB"
-    )
+        yield _reason("largest_slice", chip=chip.name, most=most)
 
 
 # --- the batch
@@ -324,29 +298,21 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
     by_name = sizes_by_name(np.array(row, np.int64))
     for rule in model_rules(request.experiment.model, request.experiment.batch.length):
         if not realizable([rule], request.mesh, by_name)[0]:
-            say = _sequences_not_whole if rule.is_whole else _dimension_not_divisible
-            broken.append(say(name=rule.name, total=rule.total, ways=rule.ways))
+            code: ReasonCode = "dimension_not_divisible"
+            if rule.is_whole:
+                code = "sequences_not_whole"
+            broken.append(_reason(code, name=rule.name, total=rule.total, ways=rule.ways))
     devices, ways = request.torus.devices, prod(sizes.values())
     every_axis = len(sizes) >= len(usable_axes(request.experiment.model))
     if devices % ways or (every_axis and devices != ways):
         topology = str(request.topology)
         broken.append(_mesh_size(ways=ways, devices=devices, topology=topology, **sizes))
-    yield from broken or [_factors_of_slice(request), _no_mesh()]
+    yield from broken or [_factors_of_slice(request), _reason("no_mesh")]
 
 
 @sentence(Reason)
 def _requested_mesh(**sizes: int) -> str:
     return f"mesh {_sizes_text(sizes)}"
-
-
-@sentence(Reason)
-def _dimension_not_divisible(name: str, total: int, ways: str) -> str:
-    return f"{name} {total:,} is not divisible by {ways}"
-
-
-@sentence(Reason)
-def _sequences_not_whole(name: str, total: int, ways: str) -> str:  # noqa: ARG001
-    return f"{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
 
 
 @sentence(Reason)
@@ -356,8 +322,3 @@ def _mesh_size(ways: int, devices: int, topology: str, **sizes: int) -> str:
 
 def _sizes_text(sizes: Mapping[str, Any]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-
-
-@sentence(Reason)
-def _no_mesh() -> str:
-    return "no mesh of that many devices divides what its axes split"

@@ -48,8 +48,6 @@ from orchestrator.values.spec import Optimizer, Precision
 Number = Any  # a plain number, or a numpy array of them
 
 # What arrays take in memory. A TPU stores an array in tiles of its two minor dimensions.
-
-
 _TPU_TILE = (8, 128)  # sublanes and lanes; openxla.org/xla/tiled_layout
 _NO_TILE = (1, 1)
 
@@ -68,13 +66,6 @@ def _tiled(second: Number, minor: Number, tile: tuple[int, int]) -> Number:
         return second * minor
     fewer = 2 ** np.ceil(np.log2(second))
     return np.where(second < tile[0], fewer, whole(second, tile[0])) * whole(minor, tile[1])
-
-
-def _elements_in_order(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
-    """The elements that an array takes with its last dimension as the minor one."""
-    if len(sizes) < 2:
-        return prod(sizes)
-    return prod(sizes[:-2]) * _tiled(sizes[-2], sizes[-1], tile)
 
 
 def _fewest_elements(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
@@ -302,8 +293,11 @@ class Layout:
         return _fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
 
     def elements_in_order(self, weight: Weight) -> Number:
-        """Elements that its part of a weight takes where its dimensions stay in their order."""
-        return _elements_in_order([self.stored_size(one) for one in weight.dimensions], self.tile)
+        """Elements that its part of a weight takes with its last dimension as the minor one."""
+        sizes = [self.stored_size(one) for one in weight.dimensions]
+        if len(sizes) < 2:
+            return prod(sizes)
+        return prod(sizes[:-2]) * _tiled(sizes[-2], sizes[-1], self.tile)
 
     @cached_property
     def stored_layer_elements(self) -> Number:
@@ -342,17 +336,16 @@ class Layout:
         heads = Dimension(COPIED, self.model.kv_heads)
         return self.size(heads) - heads.size / self.ways(COPIED)
 
-    def elements_of_a_head(self, weight: Weight) -> Number:
-        """Elements that belong to one head of a copied weight."""
-        others = (dimension for dimension in weight.dimensions if dimension.axis != COPIED)
-        return prod(self.size(dimension) for dimension in others)
-
     @cached_property
     def layer_elements_of_a_head(self) -> Number:
         """Elements of all layers that belong to one replicated KV head."""
-        return self.over_layers(
-            lambda block: sum(self.elements_of_a_head(one.weight) for one in copied_matmuls(block))
-        )
+
+        def elements(block: Block) -> Number:
+            weights = [matmul.weight.dimensions for matmul in block.matmuls]
+            copied = [each for each in weights if any(size.axis == COPIED for size in each)]
+            return sum(prod(self.size(d) for d in each if d.axis != COPIED) for each in copied)
+
+        return self.over_layers(elements)
 
     @cached_property
     def copied_elements(self) -> Number:
@@ -461,21 +454,6 @@ class Training(Layout):
         return bool(option) & (apart | bool(option and option.between_slices))
 
 
-def gathered_axis(weight: Weight) -> str:
-    """The logical axis along which a matrix is gathered."""
-    [axis] = [one.axis for one in weight.dimensions if one.axis in GATHERED_AXES]
-    return axis
-
-
 def is_of_experts(matmul: Matmul) -> bool:
     """Whether its weight is that of experts."""
     return matmul.weight.dimensions[0].axis == EXPERTS
-
-
-def copied_matmuls(block: Block) -> tuple[Matmul, ...]:
-    """Matmuls whose weight is copied with its heads."""
-    return tuple(
-        matmul
-        for matmul in block.matmuls
-        if any(dimension.axis == COPIED for dimension in matmul.weight.dimensions)
-    )

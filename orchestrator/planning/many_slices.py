@@ -266,7 +266,11 @@ class _SlicesSearch:
         links = rows_of_links(self.table.best_links, self.table.mesh[open_keys])
         self.bounds[open_keys] = self.cost_bounds(open_keys, fewest, links)
         for most in _MOST_KEYS:
-            now = _likeliest(self.table.slice, self.bounds, open_keys, most)
+            # Return, for each slice, the `most` meshes with the lowest bound.
+            order = open_keys[np.lexsort((self.bounds[open_keys], self.table.slice[open_keys]))]
+            ordered = self.table.slice[order]
+            place_in_slice = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+            now = np.sort(order[place_in_slice < most])
             self.bound_rows(now, fewest)
             self.price(keys, microbatches, self.within_reach(now))
             open_keys = self.within_reach(np.setdiff1d(open_keys, now))
@@ -373,14 +377,6 @@ class _SlicesSearch:
             (candidates.remat, candidates.microbatches, self.table.order[rows], slices)
         )
         return _PricedRows(candidates.rows(order), slices[order], rows[order])
-
-
-def _likeliest(slices: Ints, bounds: Floats, keys: Ints, most: int) -> Ints:
-    """Return, for each slice, the `most` meshes with the lowest bound."""
-    order = keys[np.lexsort((bounds[keys], slices[keys]))]
-    ordered = slices[order]
-    place_in_slice = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    return np.sort(order[place_in_slice < most])
 
 
 def _in_chunks(keys: Ints, microbatches: Ints) -> Iterator[tuple[Ints, Ints]]:

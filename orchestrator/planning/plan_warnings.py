@@ -6,19 +6,17 @@ from typing import Any
 from orchestrator import catalog
 from orchestrator.formatting import (
     count,
-    counted,
-    in_memory,
-    percent,
+    fill,
     scaled,
     seconds,
     whole_percent,
     with_unit,
 )
-from orchestrator.notes import sentence
+from orchestrator.notes import sentence, sentences
 from orchestrator.planning.kernels import TILE
 from orchestrator.planning.ranking import accumulates_faster
 from orchestrator.planning.search import SearchRequest, SearchResult
-from orchestrator.values.plan import Plan, PlanWarning
+from orchestrator.values.plan import Plan, PlanWarning, WarningCode
 from orchestrator.values.spec import Spec
 
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
@@ -37,91 +35,112 @@ _CRITICAL_SOURCE = "zhang-critical-batch"
 _LARGE_BATCH = 2.35
 
 
+_TEXTS: dict[str, str] = {
+    "other_trainer": (
+        "memory, time and cost of trainer {trainer} are unknown: all figures of them describe"
+        " trainer {ledger}"
+    ),
+    "host_memory_unknown": (
+        "{offloaded_bytes:memory} a chip go to the host, and no source has the memory of hosts of"
+        " {chip}: nothing checks that they fit"
+    ),
+    "mtp_left_out": (
+        "the model has {layers} layer(s) that predict further tokens (multi-token prediction): the"
+        " plan leaves them out, and so does the trainer"
+    ),
+    "no_memory_margin": "no plan leaves 5 % of HBM free: this one uses that margin",
+    "bf16_parameters": (
+        "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
+        " this way, but few runs train this way"
+    ),
+    "accumulation_faster": (
+        "{microbatches} microbatches are expected to take {expected_s:seconds} a step instead of"
+        " {step_s:seconds}: slices wait for each other once a step and not in each layer. The"
+        " ranking leaves out waits, and no published run on several slices shows it: --set"
+        " experiment.batch.microbatches={microbatches}"
+    ),
+    "attention_positions": (
+        "the trainer's attention takes {positions} positions at a time on TPUs, and a chip has"
+        " {length:,} / {sequence}: this runs only in a rehearsal"
+    ),
+    "few_steps": (
+        "all tokens are used up in {steps:steps}, too few to train a model: ask for more tokens or"
+        " a smaller batch"
+    ),
+    "many_years": "the run would take {years:,.0f} years: ask for more chips or fewer tokens",
+    "no_expected": (
+        "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
+        " take longer"
+    ),
+    "failures_unknown": (
+        "how often {chip} fails is unknown here: days and dollars are those of a run in which"
+        " nothing fails; resources.failures has room for rates"
+    ),
+    "mostly_recovering": (
+        "with {failures_per_day:,.0f} failures a day the run spends most of its time on recovering:"
+        " {goodput:whole percent} of it trains at best"
+    ),
+    "storage_too_slow": (
+        "a save of {bytes:size} every {every:steps} needs a storage that takes"
+        " {needed_bytes_per_s:rate}, and it takes {storage_bytes_per_s:rate}: steps wait for the"
+        " save before"
+    ),
+    "checkpoint_interval": (
+        "with a save every {best_every:,} steps instead of {every:,} the goodput is"
+        " {best_goodput:percent} instead of {goodput:percent}: --set run.checkpoint.every=auto"
+    ),
+    # What others find out.
+    "unsteady_profile": (
+        "this machine was busy while it was measured (other programs had {others:whole percent} of"
+        " its cores, repeats of a step differ by {spread:whole percent}): the next rehearsal"
+        " measures it again"
+    ),
+    "input_missing": (
+        "{key}: {path} does not exist on this machine; every host that trains must have it"
+    ),
+}
+sentences(PlanWarning, _TEXTS, fill)
+
+
+def make_warning(code: WarningCode, **figures: int | float | str) -> PlanWarning:
+    return PlanWarning(code=code, figures=figures)
+
+
 def all_warnings(
     plan: Plan, spec: Spec, request: SearchRequest, result: SearchResult
 ) -> Iterator[PlanWarning]:
     """Yield the warnings of a plan and of the search that found it."""
     if not plan.ledger_describes_trainer:
-        yield _other_trainer(ledger=LEDGER_TRAINER, trainer=plan.trainer)
+        yield make_warning("other_trainer", ledger=LEDGER_TRAINER, trainer=plan.trainer)
     offloaded = plan.forecast.host_memory_bytes_per_chip
     if offloaded and plan.forecast.host_bytes_per_chip is None:
-        yield _host_memory_unknown(chip=plan.chip, offloaded_bytes=offloaded)
+        yield make_warning("host_memory_unknown", chip=plan.chip, offloaded_bytes=offloaded)
     if plan.model.mtp_layers:
-        yield _mtp_left_out(layers=plan.model.mtp_layers)
+        yield make_warning("mtp_left_out", layers=plan.model.mtp_layers)
     yield from catalog.rental_warnings(request.chip, request.topology, request.pods)
     if spec.experiment.remat == "auto" and result.margin == 0:
-        yield _no_memory_margin()
+        yield make_warning("no_memory_margin")
     if spec.experiment.precision.parameters == "bf16":
-        yield _bf16_parameters()
+        yield make_warning("bf16_parameters")
     # Accumulating gradients saves waits for slices, which the ranking does not see.
     step_s, tokens = plan.forecast.step_s.expected, plan.batch.tokens
     if step_s is not None and plan.batch.microbatches == 1:
         faster = accumulates_faster(request, result.candidates, step_s / tokens)
         if faster:
-            yield _accumulation_faster(
-                microbatches=faster[0], expected_s=faster[1] * tokens, step_s=step_s
+            yield make_warning(
+                "accumulation_faster",
+                microbatches=faster[0],
+                expected_s=faster[1] * tokens,
+                step_s=step_s,
             )
     length, sequence = plan.batch.length, plan.mesh["sequence"]
     on_tpu = plan.trainer == LEDGER_TRAINER and not request.chip.switched
     if on_tpu and (length % _LANES or length // sequence % _LANES):
-        yield _attention_positions(length=length, sequence=sequence, positions=_LANES)
+        yield make_warning(
+            "attention_positions", length=length, sequence=sequence, positions=_LANES
+        )
     yield from _recipe_warnings(plan)
     yield from forecast_warnings(plan)
-
-
-@sentence(PlanWarning)
-def _other_trainer(ledger: str, trainer: str) -> str:
-    return (
-        f"memory, time and cost of trainer {trainer} are unknown: all figures of them describe"
-        f" trainer {ledger}"
-    )
-
-
-@sentence(PlanWarning)
-def _host_memory_unknown(chip: str, offloaded_bytes: float) -> str:
-    return (
-        f"{in_memory(offloaded_bytes)} a chip go to the host, and no source has the memory of"
-        f" hosts of {chip}: nothing checks that they fit"
-    )
-
-
-@sentence(PlanWarning)
-def _mtp_left_out(layers: int) -> str:
-    return (
-        f"the model has {layers} layer(s) that predict further tokens (multi-token prediction): the"
-        " plan leaves them out, and so does the trainer"
-    )
-
-
-@sentence(PlanWarning)
-def _no_memory_margin() -> str:
-    return "no plan leaves 5 % of HBM free: this one uses that margin"
-
-
-@sentence(PlanWarning)
-def _bf16_parameters() -> str:
-    return (
-        "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
-        " this way, but few runs train this way"
-    )
-
-
-@sentence(PlanWarning)
-def _accumulation_faster(microbatches: int, expected_s: float, step_s: float) -> str:
-    return (
-        f"{microbatches} microbatches are expected to take {seconds(expected_s)} a step instead of"
-        f" {seconds(step_s)}: slices wait for each other once a step and not in each layer. The"
-        " ranking leaves out waits, and no published run on several slices shows it: --set"
-        f" experiment.batch.microbatches={microbatches}"
-    )
-
-
-@sentence(PlanWarning)
-def _attention_positions(length: int, sequence: int, positions: int) -> str:
-    return (
-        f"the trainer's attention takes {positions} positions at a time on TPUs, and a chip has"
-        f" {length:,} / {sequence}: this runs only in a rehearsal"
-    )
 
 
 # --- the run as a whole: its stages lack these warnings
@@ -134,7 +153,7 @@ def run_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
 def _recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """Yield warnings of steps, warm-up and batch, which may be mistyped."""
     if plan.total_steps < _FEW_STEPS:
-        yield _few_steps(steps=plan.total_steps)
+        yield make_warning("few_steps", steps=plan.total_steps)
     for stage in plan.each_stage:
         steps, warmup = stage.schedule_span[1], stage.optimizer.warmup_steps
         if warmup > steps:
@@ -163,14 +182,6 @@ def critical_batch_tokens(tokens: int) -> float:
     """
     sequences: float = _CRITICAL_SEQUENCES * (tokens / 1e6) ** _CRITICAL_EXPONENT
     return _CRITICAL_LENGTH * sequences
-
-
-@sentence(PlanWarning)
-def _few_steps(steps: int) -> str:
-    return (
-        f"all tokens are used up in {counted(steps, 'step')}, too few to train a model: ask for"
-        " more tokens or a smaller batch"
-    )
 
 
 @sentence(PlanWarning)
@@ -210,7 +221,7 @@ def too_long(plan: Plan) -> Iterator[PlanWarning]:
     """Warn of a run that takes longer than anybody waits."""
     years = plan.forecast.days.likeliest / _DAYS_OF_YEAR
     if years >= _MANY_YEARS:
-        yield _many_years(years=years)
+        yield make_warning("many_years", years=years)
 
 
 def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
@@ -218,7 +229,7 @@ def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
     if plan.forecast.step_s.expected is None:
         compute = plan.precision.compute
         narrow = f" in {compute}" if compute in ("int8", "fp8") else ""
-        yield _no_expected(chip=plan.chip + narrow)
+        yield make_warning("no_expected", chip=plan.chip + narrow)
 
 
 def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
@@ -230,13 +241,16 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
     if not _losses_matter(plan):
         return
     if not goodput.inputs.failures_known:
-        yield _failures_unknown(chip=plan.chip)
+        yield make_warning("failures_unknown", chip=plan.chip)
     if goodput.best < _MOSTLY:
-        yield _mostly_recovering(
-            goodput=goodput.best, failures_per_day=goodput.inputs.failures_per_day.value
+        yield make_warning(
+            "mostly_recovering",
+            goodput=goodput.best,
+            failures_per_day=goodput.inputs.failures_per_day.value,
         )
     if save.write_s.value > goodput.every_s:
-        yield _storage_too_slow(
+        yield make_warning(
+            "storage_too_slow",
             bytes=save.bytes,
             every=goodput.every_steps,
             needed_bytes_per_s=goodput.needed_bytes_per_s,
@@ -255,7 +269,8 @@ def interval_warnings(plan: Plan) -> Iterator[PlanWarning]:
     """Warn if another interval between saves is worth a change."""
     goodput = plan.forecast.goodput
     if _losses_matter(plan) and goodput.best - goodput.expected > _WORTH_CHANGING:
-        yield _checkpoint_interval(
+        yield make_warning(
+            "checkpoint_interval",
             every=goodput.every_steps,
             best_every=goodput.best_every_steps,
             goodput=goodput.expected,
@@ -270,79 +285,11 @@ def _losses_matter(plan: Plan) -> bool:
 
 
 @sentence(PlanWarning)
-def _many_years(years: float) -> str:
-    return f"the run would take {years:,.0f} years: ask for more chips or fewer tokens"
-
-
-@sentence(PlanWarning)
-def _no_expected(chip: str) -> str:
-    return (
-        f"what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
-        " take longer"
-    )
-
-
-@sentence(PlanWarning)
-def _failures_unknown(chip: str) -> str:
-    return (
-        f"how often {chip} fails is unknown here: days and dollars are those of a run in which"
-        " nothing fails; resources.failures has room for rates"
-    )
-
-
-@sentence(PlanWarning)
-def _mostly_recovering(goodput: float, failures_per_day: float) -> str:
-    return (
-        f"with {failures_per_day:,.0f} failures a day the run spends most of its time on"
-        f" recovering: {whole_percent(goodput)} of it trains at best"
-    )
-
-
-@sentence(PlanWarning)
-def _storage_too_slow(
-    bytes: float,  # noqa: A002
-    every: int,
-    needed_bytes_per_s: float,
-    storage_bytes_per_s: float,
-) -> str:
-    return (
-        f"a save of {with_unit(bytes, 'B')} every {counted(every, 'step')} needs a storage that"
-        f" takes {with_unit(needed_bytes_per_s, 'B/s')}, and it takes"
-        f" {with_unit(storage_bytes_per_s, 'B/s')}: steps wait for the save before"
-    )
-
-
-@sentence(PlanWarning)
 def _saves_block(blocking_s: float, every_s: float, bytes: float) -> str:  # noqa: A002
     return (
         f"steps wait {seconds(blocking_s)} for each save, {whole_percent(blocking_s / every_s)} of"
         f" the time between two: a chip sends {with_unit(bytes, 'B')} to its host"
     )
-
-
-@sentence(PlanWarning)
-def _checkpoint_interval(every: int, best_every: int, goodput: float, best_goodput: float) -> str:
-    return (
-        f"with a save every {best_every:,} steps instead of {every:,} the goodput is"
-        f" {percent(best_goodput)} instead of {percent(goodput)}: --set run.checkpoint.every=auto"
-    )
-
-
-# --- what others find out
-
-
-@sentence(PlanWarning)
-def unsteady_profile(spread: float, others: float) -> str:
-    return (
-        f"this machine was busy while it was measured (other programs had {whole_percent(others)}"
-        f" of its cores, repeats of a step differ by {whole_percent(spread)}): the next rehearsal"
-        " measures it again"
-    )
-
-
-@sentence(PlanWarning)
-def input_missing(key: str, path: str) -> str:
-    return f"{key}: {path} does not exist on this machine; every host that trains must have it"
 
 
 # --- where a plan lies outside the published runs

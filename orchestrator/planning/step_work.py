@@ -140,9 +140,15 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     attention_s = _total(line.value for line in lines if line.kind in ATTENTION_LINES)
     links = [line for line in lines if line.resource not in _ALONE]
     hidden = [line for line in links if line.kind not in (*_TENSOR, *_WHOLE)]
+    # The share of the attention kernel's products that is not padding of heads to whole lanes.
+    widths = [
+        one.dimensions[-1].size
+        for block in layout.network.blocks[:1]
+        for one in (block.attention.queries, block.attention.result)
+    ]
     return StepWork(
         matmul_s=_total(line.value for line in lines if line.resource == "mxu") - attention_s,
-        attention_s=attention_s / _filled_lanes(layout),
+        attention_s=attention_s / float(sum(widths) / sum(whole(one, _LANES) for one in widths)),
         hbm_s=_total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
         host=transfers(layout),
@@ -156,16 +162,6 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
         reductions_by_layer=layout.network.layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
     )
-
-
-def _filled_lanes(layout: Layout) -> float:
-    """The share of the attention kernel's products that is not padding of heads to whole lanes."""
-    widths = [
-        one.dimensions[-1].size
-        for block in layout.network.blocks[:1]
-        for one in (block.attention.queries, block.attention.result)
-    ]
-    return float(sum(widths) / sum(whole(one, _LANES) for one in widths))
 
 
 def _total(seconds: Iterable[Number]) -> Number:

@@ -17,7 +17,6 @@ from orchestrator.planning import flops
 from orchestrator.planning.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
 from orchestrator.planning.layout import Layout, Number, Training
 from orchestrator.planning.memory import ACCUMULATION_BYTES, activation_bytes
-from orchestrator.planning.optimizers import GRADIENT_READS, orthogonalization_flops
 from orchestrator.planning.torus import HOP_SOURCE
 from orchestrator.values.plan import LedgerLine, LineKind
 
@@ -51,6 +50,8 @@ def activation_peak(layout: Layout) -> float:
     return peak(layout.chip, layout.activation_type).value / layout.chip.devices
 
 
+# fp32 reads of each gradient: Adafactor needs its means before it can scale it.
+_GRADIENT_READS = {"adamw": 1, "adafactor": 2, "muon": 1}
 # What multiplies in the compute type.
 _OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "expert_imbalance",
                                   "matmul_recompute")  # fmt: skip
@@ -88,7 +89,7 @@ def math_lines(layout: Training) -> list[LedgerLine]:
         line("attention_recompute", "attention recompute", "forward",
              flops.attention_recompute_flops(layout)),
         line("orthogonalization", "orthogonalization", "5 steps of Newton and Schulz",
-             orthogonalization_flops(layout)),
+             flops.orthogonalization_flops(layout)),
     ]  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def _hbm_lines(layout: Training) -> list[LedgerLine]:
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
     # The update reads and writes parameters and moments, and reads the fp32 gradient.
-    reads = GRADIENT_READS[layout.optimizer.name] * ACCUMULATION_BYTES
+    reads = _GRADIENT_READS[layout.optimizer.name] * ACCUMULATION_BYTES
     update = 2 * (layout.parameter_bytes + layout.moment_bytes) + reads
 
     def line(kind: LineKind, name: str, formula: str, moved: Number) -> LedgerLine:

@@ -216,11 +216,6 @@ def _group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Fl
     return np.asarray(hops.astype(float))
 
 
-def _group_uses(factors: Ints, group: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Which torus axes a group keeps busy: rows x torus axes."""
-    return _group_spans(factors, group)[0] > 1
-
-
 @dataclass(frozen=True)
 class Links:
     """What joins the devices of each group: a domain inside the slice (a torus, or a switch), and
@@ -253,13 +248,14 @@ NO_LINKS = Links({}, {}, {}, {})
 def find_links(slice_torus: Torus, factors: Ints) -> Links:
     """The links of each placement, an array an entry."""
     groups = GROUPS.items()
+    # Which torus axes a group keeps busy: rows x torus axes.
     return Links(
         rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
         exchange_rates={
             name: _exchange_rate(slice_torus, factors, GROUPS[name]) for name in _EXCHANGING
         },
         hops={name: _group_hops(slice_torus, factors, axes) for name, axes in groups},
-        uses={name: _group_uses(factors, axes) for name, axes in groups},
+        uses={name: (_group_spans(factors, axes)[0] > 1) for name, axes in groups},
         cluster_bytes_per_s=slice_torus.cluster_bytes_per_s,
     )
 

@@ -7,17 +7,19 @@ from orchestrator.notes import Note
 from orchestrator.values.plan import Estimate
 from orchestrator.values.spec import Remat
 
+ReasonCode = Literal[
+    "stage", "memory", "host_memory", "more_chips_needed", "largest_slice", "largest_domain",
+    "slice_factors", "batch_not_divisible", "dimension_not_divisible", "sequences_not_whole",
+    "requested_mesh", "mesh_size", "pods_not_divisible", "no_mesh", "beyond_all_chips",
+    "nothing_near",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reason(Note):
     """One reason: a code, and its figures."""
 
-    code: Literal[
-        "stage", "memory", "host_memory", "more_chips_needed", "largest_slice", "largest_domain",
-        "slice_factors", "batch_not_divisible", "dimension_not_divisible", "sequences_not_whole",
-        "requested_mesh", "mesh_size", "pods_not_divisible", "no_mesh", "beyond_all_chips",
-        "nothing_near",
-    ]  # fmt: skip
+    code: ReasonCode
 
 
 @dataclass(frozen=True, kw_only=True)
