@@ -65,10 +65,8 @@ class _Watch:
         now = time.monotonic()
         for state in self._meeting.hosts():
             before = self._seen.get(state.host)
-            if before is None:
-                self._seen[state.host] = _Seen(state, now, proven=False)
-            elif before.state.beat != state.beat:
-                self._seen[state.host] = _Seen(state, now, proven=True)
+            if before is None or before.state.beat != state.beat:
+                self._seen[state.host] = _Seen(state, now, proven=before is not None)
         return {
             name: seen.state
             for name, seen in self._seen.items()
@@ -84,11 +82,6 @@ class _Watch:
 
     def is_suspect(self, host: HostName) -> bool:
         return time.monotonic() - self._seen[host].changed_s > self._suspect_s
-
-
-def _death(rank: int, name: HostName, host: str, how: str) -> backend.AttemptEvent:
-    dead = backend.DeadRank(rank=rank, host=host, slice_name=name.slice_name, how=how)
-    return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
 
 
 class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
@@ -204,14 +197,15 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             return backend.AttemptEvent(ended=True, error=_TAKEN)
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
-            state = hosts.get(name)
-            if state is None:
-                return _death(rank, name, str(name), "is gone with its host")
-            if state.order == order.number and state.code:
-                return _death(
-                    rank, name, f"{name} at {state.address}", backend.describe_exit(state.code)
-                )
-            done += state.order == order.number and state.code == 0
+            state, where = hosts.get(name), str(name)
+            if state and (state.order != order.number or not state.code):
+                done += state.order == order.number and state.code == 0
+                continue
+            how = "is gone with its host"
+            if state and state.code:
+                where, how = f"{name} at {state.address}", backend.describe_exit(state.code)
+            dead = backend.DeadRank(rank=rank, host=where, slice_name=name.slice_name, how=how)
+            return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
         return backend.AttemptEvent(ended=True) if done == len(order.ranks) else None
 
     def _is_superseded(self) -> bool:
