@@ -51,10 +51,7 @@ class _SliceRequest:
 def _select(
     slices: Sequence[Slice], request: _SliceRequest, previous: Sequence[str], waited_s: float
 ) -> tuple[str, ...]:
-    """The slices to take, previous ones first; none when the run should wait.
-
-    `SpecError` when waiting cannot help.
-    """
+    """The slices to take, previous ones first; none to wait; `SpecError` if that is no help."""
     free = [shown.name for shown in slices if shown.whole and shown.free and shown.settled]
     ranked = sorted(free, key=lambda name: (name not in previous, name))
     if len(free) >= request.pods.max:

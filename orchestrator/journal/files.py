@@ -282,10 +282,7 @@ def sweep(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Try what a journal needs in a folder, or in its nearest parent that exists.
-
-    `JournalUnwritable` names the folder as the caller gave it.
-    """
+    """Try what a journal needs in a folder or its nearest parent; an error names the folder."""
     try:
         if copies.check_writable(folder):
             return
@@ -371,10 +368,7 @@ def first_line(path: Path) -> bytes | None:
 
 
 def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
-    """Return at least that many whole lines from the end of a file, or all, and where they end.
-
-    Only the end of the file is read. An incomplete last line is left out.
-    """
+    """Return at least that many whole lines from the end of a file, or all, and where they end."""
     with reading(path), boundary.reading_file(path) as file:
         size, window = file.seek(0, os.SEEK_END), _TAIL_BYTES
         while True:
@@ -390,10 +384,7 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
 
 
 def whole_lines(path: Path, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
-    """Yield the whole lines of a file after `offset`, or in its next `size` bytes, in parts.
-
-    An incomplete last line is left out. Memory does not grow with the file.
-    """
+    """Yield the whole lines of a file after `offset`, or in its next `size` bytes, in parts."""
     with reading(path), boundary.reading_file(path) as file:
         if os.fstat(file.fileno()).st_size > _MAX_LINES_BYTES:
             raise OSError(errno.EFBIG, f"is larger than {_MAX_LINES_BYTES:,} bytes")

@@ -281,10 +281,7 @@ class HeartbeatMonitor:
         return min(dead, key=lambda heartbeat: (heartbeat.at_s, heartbeat.rank), default=None)
 
     def find_hang(self, limit_s: float, now_s: float) -> tuple[str, int | None] | None:
-        """Return what has made no progress within the limit; None while everything goes on.
-
-        It is told in words, with the rank that is likely to blame, if that is known.
-        """
+        """Return in words what made no progress in the limit, and the rank to blame if known."""
         running = self._running()
         ages = [(rank.unchanged_since_s, rank.heartbeat.rank) for rank in running]
         oldest_s, oldest = min(ages, default=(now_s, None))

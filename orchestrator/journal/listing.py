@@ -110,10 +110,7 @@ def _some(keys: list[str]) -> list[str]:
 def check_silence(
     journal: Journal, state: RunState, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Refuse a run whose driver, on another machine, gives a sign of life while it is watched.
-
-    It looks abandoned: watch it before it is taken over or removed.
-    """
+    """Watch a run that looks abandoned; refuse it if its driver, elsewhere, shows that it lives."""
     claim = state.claim
     if state.ended or claim is None or liveness.is_known(claim.driver):
         return
@@ -130,10 +127,7 @@ def check_silence(
 
 
 def remove_run(journal: Journal, clock: Clock = time.time) -> None:
-    """Remove a run with all its files: hide it in one rename, then delete it.
-
-    `RunIsLive` while something drives it, or may start to.
-    """
+    """Remove a run with all its files; `RunIsLive` while something drives it, or may start to."""
     key, path = journal.key, journal.path.absolute()
     state = journal.state()
     advice = "cancel it first, and wait until it has ended"

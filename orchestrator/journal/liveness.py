@@ -45,10 +45,7 @@ def is_known(process: ProcessIdentity) -> bool:
 
 
 def uptime_s() -> float:
-    """Return the seconds since this machine started, without those asleep.
-
-    Processes of the machine may compare them: adjusting the clock changes none.
-    """
+    """Return the seconds that this machine has been awake: setting a clock does not change it."""
     return time.monotonic()
 
 
@@ -142,11 +139,8 @@ def retire(path: Path) -> None:
 
 
 def read(path: Path) -> DriverHeartbeat | None:
-    """Return the last heartbeat; None before the first.
-
-    Opening the file makes a shared file system ask its server instead of its cache.
-    """
-    try:
+    """Return the last heartbeat; None before the first."""
+    try:  # opening the file makes a shared file system ask its server instead of its cache
         with files.reading(path), boundary.reading_file(path) as file:
             content = file.read(64)
             at_s = os.fstat(file.fileno()).st_mtime

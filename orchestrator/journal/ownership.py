@@ -79,10 +79,7 @@ class Writer:
         return number
 
     def record_checkpoint(self, step: int, sha256: str) -> bool:
-        """Record that the attempt saved a checkpoint after `step` steps; return whether it was new.
-
-        One that is not newer than the last writes nothing.
-        """
+        """Record a checkpoint after `step` steps if it is newer than the last; whether it is."""
         self._check_owner()
         attempt = self._state.open_attempt
         if attempt is None or step <= (attempt.saved_steps or 0):
@@ -230,10 +227,7 @@ def check_key(key: str) -> None:
 def create_run(
     storage: Path, request: RunRequest, key: str | None = None, clock: Clock = time.time
 ) -> Writer:
-    """Create the journal of a run, whole or not at all; `RunExists` when the key is taken.
-
-    By default the key is built from the spec's name, the plan and the next free number.
-    """
+    """Create the journal of a run, whole or not at all; `RunExists` when the key is taken."""
     if key is not None:
         check_key(key)
     number = 0

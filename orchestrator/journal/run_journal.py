@@ -292,10 +292,7 @@ class Journal:
         return self._requested(settled)[0]
 
     def _requested(self, settled: int) -> tuple[CancelRequest | None, list[str]]:
-        """Return the request that counts, and what is wrong with others.
-
-        It is the oldest request to stop at once, or else the oldest.
-        """
+        """Return the request that counts, the first at once or else the first, and faults."""
         folder = self.paths.requests
         log = event_log.read(folder)
         records = event_log.decoded(
@@ -384,10 +381,7 @@ class LogTail:
 
 
 def list_logs(path: Path, run: values.Run, *, attempt: int | None) -> list[Log]:
-    """Return the logs of an attempt, by default the newest.
-
-    The rank that died first comes first, then the other ranks by number, then the newest driver.
-    """
+    """Return the logs of an attempt: of the rank that died first, of the others, of the driver."""
     paths = RunPaths(path)
     number = attempt or len(run.attempts)
     first_dead = next(

@@ -105,10 +105,7 @@ class StepReader:
 
 
 def summarize_steps(run: Path, attempt: values.Attempt) -> tuple[StepSummary, list[FileFault]]:
-    """Return the first and last steps of an attempt, and what is wrong there.
-
-    The cost does not depend on the number of steps.
-    """
+    """Return the first and last steps of an attempt, and what is wrong there, at a fixed cost."""
     path = RunPaths(run).steps(attempt.number)
     summary, end = StepSummary(), 0
     problems: list[FileFault] = []

@@ -85,10 +85,7 @@ class AttemptSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerArgs:
-    """The arguments of every worker of an attempt, which serves a claim.
-
-    `saves` are the newest checkpoints that count.
-    """
+    """The arguments of every worker of an attempt; `saves` are the newest saves that count."""
 
     run: str
     claim: int
@@ -201,10 +198,7 @@ class Backend(Protocol):
     """Starts, watches and stops the processes of a run."""
 
     def emulate(self, plan: Plan, command: str) -> AbstractContextManager[LocalCluster]:
-        """A cluster on this machine with the plan's slices, which runs a command.
-
-        Nothing of it is left when the `with` ends.
-        """
+        """A cluster on this machine with the plan's slices that runs a command in a `with`."""
 
     def connect(self, address: str) -> ClusterClient: ...
 

@@ -243,10 +243,7 @@ def set_aside(place: Place, suffix: str) -> None:
 
 @_on_bucket
 def check_writable(place: Place) -> None:
-    """Try what a journal needs of a bucket: an object that is there is not created again.
-
-    `OSError` says what fails.
-    """
+    """Try what a journal needs: an object that is there is not created again, or `OSError`."""
     trial = place / f"{_TRIAL}-{uuid.uuid4().hex}"
     place.bucket.create(trial.name, b"first")
     try:

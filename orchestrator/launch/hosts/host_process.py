@@ -90,12 +90,9 @@ class _Host:
         self.meeting.join(self.state)
 
     def start(self, order: Order, rank: int) -> None:
-        """Start the process of a rank.
-
-        Where devices are emulated, it does not get a shell's settings of real ones.
-        """
+        """Start the process of a rank."""
         inherited = dict(os.environ)
-        if self.devices is not None:
+        if self.devices is not None:  # without a shell's settings of real devices
             inherited = emulated_devices(os.environ, self.devices)
         words = ("--rank", order.worker, codec.to_json(order.args).decode(), str(rank))
         self.process = subprocess.Popen(

@@ -121,10 +121,7 @@ class Meeting:
         files.replace(self.folder / f"host-{state.host}.json", codec.to_json(state))
 
     def hosts(self) -> tuple[HostState, ...]:
-        """The last state of every host, in order; one that cannot be read now is left out.
-
-        A look into the folder reads those of a bucket that have changed.
-        """
+        """The last state of every host, in order; one that cannot be read now is left out."""
         try:
             paths = [path for path in files.entries(self.folder) if path.name.startswith("host-")]
         except (FileNotFoundError, JournalUnreadable):

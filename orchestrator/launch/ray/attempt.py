@@ -52,10 +52,7 @@ def join_cluster(address: str) -> None:
 
 
 def main(address: str, spec: AttemptSpec) -> None:
-    """Show slices of the run's kind until the driver chooses, then run the workers on them.
-
-    This ends with its input: the driver closes it, or is gone.
-    """
+    """Show slices until the driver chooses, then run the workers there; end with the input."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
     commands: _Commands = queue.SimpleQueue()
@@ -226,10 +223,7 @@ def _on_worker(config: dict[str, Any]) -> None:
 
 
 def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
-    """The ranks whose processes Ray Train saw die, and where they were.
-
-    What only raised an exception has told it itself.
-    """
+    """The ranks whose processes Ray Train saw die. What raised an exception told it itself."""
     dead = []
     failures = getattr(error, "worker_failures", None) or {}
     for rank, failure in sorted(failures.items()):

@@ -32,10 +32,7 @@ def live_jobs() -> set[str]:
 
 
 def process_of_actor(actor_id: str | None) -> tuple[str, int] | None:
-    """Return the node id and the process id of an actor; None where Ray does not know the actor.
-
-    The process may have ended.
-    """
+    """Return the node id and the process id of an actor that Ray knows; it may have ended."""
     from ray._private.state import actors  # noqa: PLC0415
 
     found = actors(actor_id) if actor_id else {}
