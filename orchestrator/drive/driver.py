@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from orchestrator import tracking
+from orchestrator import errors, tracking
 from orchestrator.drive.monitor import Clock, Monitor, ReadHeartbeats, end_ranks, evict
 from orchestrator.drive.worker import redirect_output
-from orchestrator.errors import (
-    JournalUnreadable,
-    JournalUnwritable,
-    OrchError,
-    SpecError,
-    Superseded,
-)
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.ownership import Writer, claim_run
 from orchestrator.journal.run_journal import Journal
@@ -59,7 +52,7 @@ def _select(
     settled = all(shown.settled for shown in slices)
     whole = sum(shown.whole for shown in slices)
     if request.private and settled and whole < request.pods.min:
-        raise SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
+        raise errors.SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
     fewer = len(free) // request.sharing * request.sharing
     enough = (request.started or nothing_comes) and fewer >= request.pods.min
@@ -97,11 +90,11 @@ _MORE_SAVES = 2
 FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
-class Cancelled(OrchError):
+class Cancelled(errors.OrchError):
     """Somebody cancelled the run while it waited for slices."""
 
 
-class AttemptLost(OrchError):
+class AttemptLost(errors.OrchError):
     """The processes that were to carry out an attempt ended before it began."""
 
 
@@ -131,10 +124,10 @@ def run_to_end(driver: "Driver") -> int:
         detail = f"{cancelled}, while it waited for slices"
         writer.end_run("cancelled", StateReason(code="cancel_requested", detail=detail))
         return 0
-    except (JournalUnreadable, JournalUnwritable, Superseded) as error:
+    except (errors.JournalUnreadable, errors.JournalUnwritable, errors.Superseded) as error:
         print(error, file=sys.stderr)  # the journal cannot take it
         return error.exit_code
-    except OrchError as error:
+    except errors.OrchError as error:
         print(error, file=sys.stderr)
         writer.end_run("failed", StateReason(code="error", detail=str(error)))
         return error.exit_code
@@ -248,7 +241,7 @@ class Driver:
             self._check_not_cancelled()
             if event := attempt.next_event(POLL_S):
                 if event.ended:
-                    kind = OrchError if event.repeats else AttemptLost
+                    kind = errors.OrchError if event.repeats else AttemptLost
                     raise kind(f"the cluster cannot be joined: {event.error}")
                 slices, ahead = event.slices, event.ahead
             if slices is None:
