@@ -12,10 +12,9 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from orchestrator import storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
@@ -318,7 +317,7 @@ _TAIL_BYTES = 1 << 15
 _PART_BYTES = 1 << 22
 
 
-class LineWriter:
+class LineWriter(AbstractContextManager["LineWriter"]):
     """A new file of one writer, to which whole lines are appended."""
 
     def __init__(self, path: Path) -> None:
@@ -326,9 +325,6 @@ class LineWriter:
         with writing(path):
             self._target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._named = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Sync and close the file; an error of the `with` block takes precedence."""
@@ -358,13 +354,6 @@ class LineWriter:
             if not self._named:
                 _sync_folder(self._path.parent)
                 self._named = True
-
-
-def first_line(path: Path) -> bytes | None:
-    """Return the first line of a file; None until it is whole."""
-    with reading(path), boundary.reading_file(path) as file:
-        line = file.readline(MAX_LINE_BYTES)
-    return line[:-1] if line.endswith(b"\n") else None
 
 
 def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:

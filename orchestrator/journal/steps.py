@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -110,8 +111,9 @@ def summarize_steps(run: Path, attempt: values.Attempt) -> tuple[StepSummary, li
     summary, end = StepSummary(), 0
     problems: list[FileFault] = []
     with suppress(FileNotFoundError):
-        first, (last, end) = files.first_line(path), files.last_lines(path, _RECENT_STEPS)
-        opening, problems = _decode(path, [first] if first is not None else [])
+        first, (last, end) = files.lines_from(path, 0), files.last_lines(path, _RECENT_STEPS)
+        whole = [line[:-1] for line in islice(first, 1) if line.endswith(b"\n")]
+        opening, problems = _decode(path, whole)
         steps, more_problems = _decode(path, last[-_RECENT_STEPS:])
         problems += more_problems
         by_index = {timed.step.index: timed for timed in steps}

@@ -184,16 +184,12 @@ class _RayJobs:
         except ClusterUnusable:
             raise
         except Exception as error:  # RuntimeError, Ray's own errors, and its HTTP client's
-            raise ClusterUnusable(f"{self.address}: {what}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """One line of an error. A refused token has a line of its own."""
-    if type(error).__name__ == "AuthenticationError":
-        return f"it asks for a token: {_TOKEN}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[-1] if "Traceback" in str(error) else next(iter(lines), "")
-    return reason or type(error).__name__
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            why = lines[-1] if "Traceback" in str(error) else next(iter(lines), "")
+            if type(error).__name__ == "AuthenticationError":
+                why = f"it asks for a token: {_TOKEN}"
+            why = why or type(error).__name__
+            raise ClusterUnusable(f"{self.address}: {what}: {why}") from error
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
