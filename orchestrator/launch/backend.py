@@ -179,10 +179,7 @@ class ClusterClient(Protocol):
     def start(
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
-        """Start `python ARGUMENTS` as a job and return its id. The archive of code travels with it.
-
-        Without an archive the job runs the code of the cluster's own installation.
-        """
+        """Start `python ARGUMENTS` as a job, in the archive's code or the cluster's own; its id."""
 
     def state(self, job: str) -> str: ...
 

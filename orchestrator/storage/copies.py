@@ -65,10 +65,7 @@ def refresh_file(path: Path) -> None:
 
 
 def names_in(path: Path) -> list[str] | None:
-    """Return the names in a folder and update its small files; None for a path of no bucket.
-
-    Files in parts and folders appear empty, until they are read.
-    """
+    """Return the names in a folder and update its small files; None for a path of no bucket."""
     place = place_of(path)
     if place is None:
         return None

@@ -2,8 +2,7 @@
 
     python -m orchestrator.launch.ray.attempt SPEC    # started by the driver, not by hand
 
-SPEC is an `AttemptSpec` as JSON. The driver sends commands and receives events, one line of JSON
-each.
+SPEC is an `AttemptSpec` as JSON. The driver sends commands and gets events, a line of JSON each.
 """
 
 import logging

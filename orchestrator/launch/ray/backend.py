@@ -34,10 +34,7 @@ POLL_S = 0.2
 
 @dataclass
 class Patience:
-    """How long questions may fail: `limit_s` since the last answer.
-
-    While `needless` says that the job lives without an answer, they may fail for ever.
-    """
+    """How long questions may fail: `limit_s` since an answer, for ever while `needless` says so."""
 
     limit_s: float = _SILENCE_LIMIT_S
     clock: Callable[[], float] = time.monotonic

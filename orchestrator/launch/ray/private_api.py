@@ -85,11 +85,7 @@ def jax_trainer(*, private: bool) -> Any:
 
 
 def allow_slow_start() -> None:
-    """Let nodes take their time to start. Ray gives a node 30 s and its agents 15 s.
-
-    A node is also told every port of its agents, so that it need not wait for them to write theirs
-    into a file.
-    """
+    """Let nodes take their time to start. Ray gives a node 30 s and its agents 15 s."""
     from ray import _raylet  # noqa: PLC0415
     from ray._private import services  # noqa: PLC0415
 
