@@ -244,11 +244,8 @@ class StepTable:
 
 def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:
     """Return what some rows of a table have, by their places among these rows."""
-    if not by_row or not len(numbers):
-        return {}
-    places = np.full(max(int(numbers.max()), *by_row) + 1, -1)
-    places[numbers] = np.arange(len(numbers))
-    return {int(places[row]): value for row, value in by_row.items() if places[row] >= 0}
+    places = np.flatnonzero(np.isin(numbers, list(by_row)))
+    return {int(place): by_row[int(numbers[place])] for place in places}
 
 
 _BY_ROW = ("startups", "evaluations")
