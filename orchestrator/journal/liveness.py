@@ -5,7 +5,6 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -78,15 +77,9 @@ _LEAST_S = 1.0  # between two heartbeats on a bucket, which takes one for an obj
 _renewed: dict[Path, float] = {}
 
 
-@dataclass(frozen=True)
-class DriverHeartbeat:
-    """A heartbeat: when by the file system's clock, and when since its machine started.
-
-    `uptime_s` is None where a full disk took no more than the time of the file.
-    """
-
-    at_s: float
-    uptime_s: float | None
+# When by the file system's clock, and when since its machine started: None where a full disk took
+# no more than the time of the file.
+DriverHeartbeat = tuple[float, float | None]
 
 
 def send(path: Path) -> None:
@@ -149,4 +142,4 @@ def read(path: Path) -> DriverHeartbeat | None:
     uptime_s = None
     with suppress(ValueError):
         uptime_s = float(content)
-    return DriverHeartbeat(at_s=at_s, uptime_s=uptime_s)
+    return at_s, uptime_s

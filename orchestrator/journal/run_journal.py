@@ -121,12 +121,13 @@ class Journal:
             problems.append(f"{Path(str(error.args[0])).name}: {error.why}")
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
-        heartbeat = liveness.read(self.paths.driver_heartbeat(state.writer))
+        heartbeat = self.paths.driver_heartbeat(state.writer)
+        heartbeat_at_s, beat_s = liveness.read(heartbeat) or (None, None)
         silent_s = None
-        if claim and heartbeat and heartbeat.uptime_s is not None and liveness.is_known(writer):
-            silent_s = liveness.uptime_s() - heartbeat.uptime_s
+        if claim and beat_s is not None and liveness.is_known(writer):
+            silent_s = liveness.uptime_s() - beat_s
         observed = run_state.Observation(
-            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
+            heartbeat_at_s=heartbeat_at_s,
             silent_s=silent_s,
             writer_is_gone=not state.ended and liveness.is_gone(writer),
             writer_is_alive=not state.ended and liveness.is_alive(writer),
