@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from orchestrator import errors
@@ -230,11 +231,9 @@ def create_run(
     """Create the journal of a run, whole or not at all; `RunExists` when the key is taken."""
     if key is not None:
         check_key(key)
-    number = 0
     with files.building(storage) as prepared:
         state = _fill(RunPaths(prepared), request, clock)
-        while True:
-            number += 1
+        for number in count(1):
             name = key or f"{request.spec.name}-{codec.short(request.plan.digest)}-{number}"
             try:
                 files.publish(prepared, storage / name, FIRST_EVENT)
@@ -248,7 +247,8 @@ def create_run(
 
 def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunState:
     """Write everything that a run starts from; return the state of the new run."""
-    for folder in paths.folders:
+    driving = (paths.events, paths.requests, paths.driver_heartbeats, paths.driver_logs)
+    for folder in (*driving, paths.plans, paths.proofs, paths.documents, paths.attempts):
         files.make_folder(folder)
     plans = [request.plan, *([request.rehearses] if request.rehearses else [])]
     contents = {paths.plan(plan.digest): codec.to_pretty_json(plan).encode() for plan in plans}
