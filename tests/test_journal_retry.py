@@ -79,7 +79,7 @@ LOST, HANG = End("lost", 5), End("hang", 5, "rank 3 hung")
 )
 def test_progress_resets_both_budgets(ends: list[End], retry: bool) -> None:
     """One is for failures and hangs, one for preemptions."""
-    assert (decide_retry(run_after(*ends), TWO).code == "retried") is retry
+    assert decide_retry(run_after(*ends), TWO).retry is retry
 
 
 def test_an_error_of_every_attempt_ends_the_run_at_once() -> None:
@@ -87,8 +87,8 @@ def test_an_error_of_every_attempt_ends_the_run_at_once() -> None:
     generous = RetryLimits(failures=100, preemptions=100)
     one = run_after(End("failure", 0, "ProgramFailed: program() of trainer mine raised"))
     decision = decide_retry(one, generous, repeats=True)
-    assert decision.code == "repeated_error"
-    assert decide_retry(one, generous).code == "retried"
+    assert (decision.retry, decision.reason.code) == (False, "repeated_error")
+    assert decide_retry(one, generous).retry
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,12 @@ def test_the_same_error_at_the_same_step_ends_the_run(first: End, second: End) -
     """Whatever the budgets are; numbers and addresses may differ."""
     generous = RetryLimits(failures=100, preemptions=100)
     decision = decide_retry(run_after(first, second), generous)
+    assert not decision.retry
     assert second.error is not None
-    assert decision.code == "repeated_error"
-    assert second.error in decision.detail
+    assert decision.reason.code == "repeated_error"
+    assert second.error in decision.reason.detail
     between = [first, *preemptions(7), End("lost"), second]
-    assert decide_retry(run_after(*between), generous).code != "retried"
+    assert not decide_retry(run_after(*between), generous).retry
 
 
 @pytest.mark.parametrize(
@@ -124,31 +125,32 @@ def test_the_same_error_at_the_same_step_ends_the_run(first: End, second: End) -
 )
 def test_another_error_or_step_is_retried(first: End, second: End) -> None:
     """Also two unexplained deaths, and two preemptions."""
-    assert decide_retry(run_after(first, second), TWO).code == "retried"
+    assert decide_retry(run_after(first, second), TWO).retry
 
 
 def test_a_cancelled_run_is_not_retried() -> None:
     run = run_after(End("preemption", 5, "slice 0 is gone"), cancel_at_s=1.0)
     decision = decide_retry(run, TWO)
-    assert decision.code == "cancel_requested"
+    assert not decision.retry
+    assert decision.reason.code == "cancel_requested"
 
 
 def test_resuming_restarts_the_budgets() -> None:
     """Earlier attempts do not count, but what they reached is no progress."""
     spent = failures(5, 5, 5)
     later = [End("failure", 5, "x"), End("failure", 4, "y")]
-    assert decide_retry(run_after(*spent, *later, resumed_at=4), TWO).code == "retried"
+    assert decide_retry(run_after(*spent, *later, resumed_at=4), TWO).retry
     third = [*later, End("failure", 3, "z")]
-    assert decide_retry(run_after(*spent, *third, resumed_at=4), TWO).code != "retried"
+    assert not decide_retry(run_after(*spent, *third, resumed_at=4), TWO).retry
 
 
 def test_the_reason_names_the_budget() -> None:
     decision = decide_retry(run_after(*failures(5, 5)), TWO)
-    assert decision.code == "retried"
-    assert decision.detail == (
+    assert decision.reason.code == "retried"
+    assert decision.reason.detail == (
         "attempt 2 failed: error b (failure 2 without progress; the limit is 2)"
     )
-    assert decide_retry(run_after(*failures(5, 5, 5)), TWO).code == "retries_exhausted"
+    assert decide_retry(run_after(*failures(5, 5, 5)), TWO).reason.code == "retries_exhausted"
 
 
 @pytest.mark.parametrize("ends", [[], [End("failure"), End(None)]])
@@ -173,7 +175,7 @@ def test_retries_without_progress_end(ends: list[End], failures: int, preemption
         newest = ends[count - 1]
         stuck = 0 if newest.steps_done > farthest else stuck + 1
         farthest = max(farthest, newest.steps_done)
-        if decide_retry(run_after(*ends[:count]), retries).code != "retried":
+        if not decide_retry(run_after(*ends[:count]), retries).retry:
             break
         assert stuck <= failures + preemptions
 
@@ -182,10 +184,10 @@ def test_two_failures_in_a_row_before_the_first_step_end_no_run_that_has_started
     """On many chips machines fail during restarts too; a start that never worked is not retried."""
     started, twice = End("failure", 7, "gone"), [End("failure", 0, "lost a rank")] * 2
     generous = RetryLimits(failures=100)
-    assert decide_retry(run_after(started, *twice), generous).code == "retried"
-    assert decide_retry(run_after(*twice), generous).code != "retried"
+    assert decide_retry(run_after(started, *twice), generous).retry
+    assert not decide_retry(run_after(*twice), generous).retry
     again = [End("failure", 7, "bad batch"), End("failure", 7, "bad batch")]
-    assert decide_retry(run_after(started, *again), generous).code != "retried"
+    assert not decide_retry(run_after(started, *again), generous).retry
 
 
 def test_retries_are_decided_from_the_journal(tmp_path: Path) -> None:
@@ -194,10 +196,10 @@ def test_retries_are_decided_from_the_journal(tmp_path: Path) -> None:
         assert writer.start_attempt(tiny_plan()) == attempt
         write_steps(writer.journal.path, attempt, range(2 + attempt))
         writer.end_attempt("failure", error="ValueError: no")
-        assert decide_retry(writer.run(), RetryLimits(failures=1)).code == "retried"
+        assert decide_retry(writer.run(), RetryLimits(failures=1)).retry
     writer.start_attempt(tiny_plan())
     write_steps(writer.journal.path, 4, range(5))
     writer.end_attempt("failure", error="ValueError: no")
     decision = decide_retry(writer.run(), TWO)
-    assert decision.code == "repeated_error"
-    assert "attempts 3 and 4 both failed after step 5" in decision.detail
+    assert decision.reason.code == "repeated_error"
+    assert "attempts 3 and 4 both failed after step 5" in decision.reason.detail

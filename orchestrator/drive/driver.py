@@ -12,7 +12,7 @@ from orchestrator.drive.worker import redirect_output
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.ownership import Writer, claim_run
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_state import cancel_reason, decide_retry
+from orchestrator.journal.run_state import Decision, cancel_reason, decide_retry
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Slice, WorkerArgs
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.planning.planner import plan_on
@@ -161,7 +161,7 @@ class Driver:
                 evict(self.journal, self.writer.before)
             while True:
                 try:
-                    reason = self._run_attempt()
+                    decision = self._run_attempt()
                 except AttemptLost as lost:
                     losses += 1
                     # Wait before the next try, unless too many were lost in a row.
@@ -177,15 +177,15 @@ class Driver:
                         self.clock.sleep(POLL_S)
                     continue
                 losses = 0
-                if reason.code != "retried":
-                    return self._end_run(reason)
+                if not decision.retry:
+                    return self._end_run(decision.reason)
 
     def _check_not_cancelled(self) -> None:
         if cancel := self.writer.heartbeat():
             raise Cancelled(cancel.source)
 
-    def _run_attempt(self) -> StateReason:
-        """Make an attempt, from its slices to its last process, and say whether it is retried."""
+    def _run_attempt(self) -> Decision:
+        """Make an attempt, from its slices to the end of its last process."""
         path, claim = address(self.journal.path), self.writer.number
         spec = AttemptSpec(run=path, claim=claim, worker=self.worker)
         with self.backend.attempt(spec) as attempt:

@@ -381,10 +381,16 @@ def _reason(code: values.ReasonCode, detail: str) -> values.StateReason:
 # --- whether to start another attempt
 
 
-def decide_retry(
-    run: values.Run, retries: RetryLimits, *, repeats: bool = False
-) -> values.StateReason:
-    """Return why another attempt follows the newest, which has ended (`retried`), or why none does.
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Whether to start another attempt, and why."""
+
+    retry: bool
+    reason: values.StateReason
+
+
+def decide_retry(run: values.Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
+    """Decide what to do after the newest attempt, which has ended.
 
     `repeats` means that every attempt would end with its error: the run ends.
 
@@ -427,7 +433,7 @@ def decide_retry(
         kind = "preemption" if preempted else "failure"
         detail = f"{ending} ({kind} {used} without progress; the limit is {budget})"
         code = "retried" if used <= budget else "retries_exhausted"
-    return _reason(code, detail)
+    return Decision(retry=code == "retried", reason=_reason(code, detail))
 
 
 def _previous_occurrence(attempts: Sequence[values.Attempt]) -> values.Attempt | None:
