@@ -44,7 +44,7 @@ class _SliceRequest:
 def _select(
     slices: Sequence[Slice], request: _SliceRequest, previous: Sequence[str], waited_s: float
 ) -> tuple[str, ...]:
-    """The slices to take, previous ones first; none to wait; `SpecError` if that is no help."""
+    """The slices to take, previous ones first; none to wait. `SpecError`: waiting cannot help."""
     free = [shown.name for shown in slices if shown.whole and shown.free and shown.settled]
     ranked = sorted(free, key=lambda name: (name not in previous, name))
     if len(free) >= request.pods.max:

@@ -281,7 +281,7 @@ def sweep(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Try what a journal needs in a folder or its nearest parent; an error names the folder."""
+    """Try what a journal needs in a folder, or in its nearest parent that exists."""
     try:
         if copies.check_writable(folder):
             return

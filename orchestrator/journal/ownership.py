@@ -80,7 +80,7 @@ class Writer:
         return number
 
     def record_checkpoint(self, step: int, sha256: str) -> bool:
-        """Record a checkpoint after `step` steps if it is newer than the last; whether it is."""
+        """Record a checkpoint after `step` steps; return False if it is not newer than the last."""
         self._check_owner()
         attempt = self._state.open_attempt
         if attempt is None or step <= (attempt.saved_steps or 0):
@@ -410,14 +410,13 @@ def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
     requests are left out; so are checkpoints and traces, which are never sent.
     """
     paths = journal.paths
-    for path in (paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock):
-        check_folder_own(path, trusted)
+    checked = [paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock]
     for folder in (paths.events, paths.plans, paths.proofs, paths.documents):
-        for path in _with_entries(folder):
-            check_folder_own(path, trusted)
+        checked += _with_entries(folder)
     for attempt in _with_entries(paths.attempts):
-        for path in (attempt, attempt / "steps.jsonl", attempt / "logs"):
-            check_folder_own(path, trusted)
+        checked += (attempt, attempt / "steps.jsonl", attempt / "logs")
+    for path in checked:
+        check_folder_own(path, trusted)
 
 
 def _with_entries(folder: Path) -> Iterator[Path]:

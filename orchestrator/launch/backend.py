@@ -85,7 +85,7 @@ class AttemptSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerArgs:
-    """The arguments of every worker of an attempt; `saves` are the newest saves that count."""
+    """The arguments of every worker of an attempt; `saves` are the newest that count."""
 
     run: str
     claim: int
@@ -160,7 +160,7 @@ class RunNeeds:
 
 
 class LocalCluster(Protocol):
-    """A cluster on this machine that runs one command; no news in the timeout is None."""
+    """A cluster on this machine that runs one command; its events are None after a timeout."""
 
     def next_event(self, timeout_s: float) -> ClusterEvent | None: ...
 
@@ -179,7 +179,7 @@ class ClusterClient(Protocol):
     def start(
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
-        """Start `python ARGUMENTS` as a job, in the archive's code or the cluster's own; its id."""
+        """Start `python ARGUMENTS` in the archive's code or the cluster's own; return a job id."""
 
     def state(self, job: str) -> str: ...
 
@@ -195,7 +195,7 @@ class Backend(Protocol):
     """Starts, watches and stops the processes of a run."""
 
     def emulate(self, plan: Plan, command: str) -> AbstractContextManager[LocalCluster]:
-        """A cluster on this machine with the plan's slices that runs a command in a `with`."""
+        """A cluster on this machine with the plan's slices; nothing of it outlives the `with`."""
 
     def connect(self, address: str) -> ClusterClient: ...
 

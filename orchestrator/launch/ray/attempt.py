@@ -51,7 +51,7 @@ def join_cluster(address: str) -> None:
 
 
 def main(address: str, spec: AttemptSpec) -> None:
-    """Show slices until the driver chooses, then run the workers there; end with the input."""
+    """Show slices until the driver chooses, then run the workers there. It ends with its input."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
     commands: _Commands = queue.SimpleQueue()
