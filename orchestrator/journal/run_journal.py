@@ -284,7 +284,7 @@ class Journal:
         return self._requested(settled)[0]
 
     def _requested(self, settled: int) -> tuple[CancelRequest | None, list[str]]:
-        """Return the first request to stop at once, else the first, and what is wrong with others."""
+        """Return the first request to stop at once, else the first, and what others have wrong."""
         folder = self.paths.requests
         log = event_log.read(folder)
         records = event_log.decoded(
