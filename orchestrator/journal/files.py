@@ -282,21 +282,18 @@ def sweep(folder: Path) -> None:
 
 def check_writable(folder: Path) -> None:
     """Try what a journal needs in a folder, or in its nearest parent that exists."""
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
+    trial, where = parent / f".{uuid.uuid4().hex}{PARTIAL}", ""
     try:
         if copies.check_writable(folder):
             return
-    except OSError as error:
-        why = f"runs cannot be stored there: {_cause(error)}"
-        raise JournalUnwritable(f"{storage.address(folder)}: {why}") from error
-    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
-    trial = parent / f".{uuid.uuid4().hex}{PARTIAL}"
-    try:
+        where = f"{parent} is not writable: "
         trial.mkdir()
         _write_whole(trial / "written", b"")
         _link(trial / "written", trial / "linked")
     except OSError as error:
-        why = f"runs cannot be stored there: {parent} is not writable: {_cause(error)}"
-        raise JournalUnwritable(f"{folder}: {why}") from error
+        why = f"{storage.address(folder)}: runs cannot be stored there: {where}{_cause(error)}"
+        raise JournalUnwritable(why) from error
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 

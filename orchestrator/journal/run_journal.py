@@ -270,11 +270,10 @@ class Journal:
     def _submitted(self, events: Mapping[int, event_log.AnyEvent | Fault]) -> Submitted:
         """Return the first event."""
         first = events.get(1, event_log.fault(self.paths.events, 1, "is missing"))
+        if not isinstance(first, Submitted | Fault):
+            first = event_log.fault(self.paths.events, 1, "is not a submission")
         if isinstance(first, Fault):
             raise JournalUnreadable(self.path, str(first))
-        if not isinstance(first, Submitted):
-            why = str(event_log.fault(self.paths.events, 1, "is not a submission"))
-            raise JournalUnreadable(self.path, why)
         if first.schema != event_log.SCHEMA:
             raise OtherVersion(self.path, "journal", written=first.schema, read=event_log.SCHEMA)
         return first
