@@ -127,8 +127,8 @@ def test_one_that_is_stopped_before_it_begins_is_lost(monkeypatch: pytest.Monkey
     """It holds up the run no longer than the limit. One that only says nothing new is not lost."""
     monkeypatch.setattr(attempt_process, "_SILENT_LIMIT_S", 60.0)
     with one_that_shows_life() as (running, process):
-        began = running._heard_s
-        eventually(lambda: running._heard_s > began, 30)  # its imports take a while
+        began = running.heard_s
+        eventually(lambda: running.heard_s > began, 30)  # its imports take a while
         monkeypatch.setattr(attempt_process, "_SILENT_LIMIT_S", 1.5)
         assert silence(running, 3.0) is None
         os.kill(process, signal.SIGSTOP)

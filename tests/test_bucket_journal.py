@@ -151,7 +151,7 @@ def test_a_heartbeat_has_the_time_of_the_bucket(
     bucket_server.objects[name].generation += 1
     beat = read_heartbeat(path)
     assert beat is not None
-    assert abs(beat.at_s - bucket_server.objects[name].at_s) < 1.0
+    assert abs(beat[0] - bucket_server.objects[name].at_s) < 1.0
 
 
 def test_removing_a_run_leaves_nothing_and_no_driver(

@@ -190,7 +190,7 @@ def test_a_private_cluster_is_private() -> None:
     spec = spec_of(TINY, chip="v5e", topology="1x1", pods=1, sequences=8, length=64)
     with private_cluster(emulated_hosts(make_plan(spec)), 1, "sleep 600") as cluster:
         eventually(lambda: is_running(cluster), LIMIT_S)
-        supervisor, mark = cluster.supervisor.pid, cluster.mark
+        supervisor, mark = cluster.process.pid, cluster.mark
         eventually(lambda: descendants(supervisor) <= set(attempt_process.marked(mark)), LIMIT_S)
         found = listening(attempt_process.marked(mark))
         assert len(found) > 4
@@ -203,7 +203,7 @@ def test_a_private_cluster_is_private() -> None:
     assert attempt_process.marked(cluster.mark) == []
     assert not cluster.folder.exists()
     with pytest.raises(ProcessLookupError):
-        os.kill(cluster.supervisor.pid, 0)
+        os.kill(cluster.process.pid, 0)
 
 
 @contextmanager

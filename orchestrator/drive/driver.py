@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from orchestrator import tracking
+from orchestrator import errors, tracking
 from orchestrator.drive.monitor import Clock, Monitor, ReadHeartbeats, end_ranks, evict
 from orchestrator.drive.worker import redirect_output
-from orchestrator.errors import (
-    JournalUnreadable,
-    JournalUnwritable,
-    OrchError,
-    SpecError,
-    Superseded,
-)
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.ownership import Writer, claim_run
 from orchestrator.journal.run_journal import Journal
@@ -51,10 +44,7 @@ class _SliceRequest:
 def _select(
     slices: Sequence[Slice], request: _SliceRequest, previous: Sequence[str], waited_s: float
 ) -> tuple[str, ...]:
-    """The slices to take, previous ones first; none when the run should wait.
-
-    `SpecError` when waiting cannot help.
-    """
+    """The slices to take, previous ones first; none to wait. `SpecError`: waiting cannot help."""
     free = [shown.name for shown in slices if shown.whole and shown.free and shown.settled]
     ranked = sorted(free, key=lambda name: (name not in previous, name))
     if len(free) >= request.pods.max:
@@ -62,7 +52,7 @@ def _select(
     settled = all(shown.settled for shown in slices)
     whole = sum(shown.whole for shown in slices)
     if request.private and settled and whole < request.pods.min:
-        raise SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
+        raise errors.SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
     fewer = len(free) // request.sharing * request.sharing
     enough = (request.started or nothing_comes) and fewer >= request.pods.min
@@ -100,11 +90,11 @@ _MORE_SAVES = 2
 FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
-class Cancelled(OrchError):
+class Cancelled(errors.OrchError):
     """Somebody cancelled the run while it waited for slices."""
 
 
-class AttemptLost(OrchError):
+class AttemptLost(errors.OrchError):
     """The processes that were to carry out an attempt ended before it began."""
 
 
@@ -134,10 +124,10 @@ def run_to_end(driver: "Driver") -> int:
         detail = f"{cancelled}, while it waited for slices"
         writer.end_run("cancelled", StateReason(code="cancel_requested", detail=detail))
         return 0
-    except (JournalUnreadable, JournalUnwritable, Superseded) as error:
+    except (errors.JournalUnreadable, errors.JournalUnwritable, errors.Superseded) as error:
         print(error, file=sys.stderr)  # the journal cannot take it
         return error.exit_code
-    except OrchError as error:
+    except errors.OrchError as error:
         print(error, file=sys.stderr)
         writer.end_run("failed", StateReason(code="error", detail=str(error)))
         return error.exit_code
@@ -195,7 +185,7 @@ class Driver:
             raise Cancelled(cancel.source)
 
     def _run_attempt(self) -> Decision:
-        """One attempt, from its slices to the end of its last process."""
+        """Make an attempt, from its slices to the end of its last process."""
         path, claim = address(self.journal.path), self.writer.number
         spec = AttemptSpec(run=path, claim=claim, worker=self.worker)
         with self.backend.attempt(spec) as attempt:
@@ -251,7 +241,7 @@ class Driver:
             self._check_not_cancelled()
             if event := attempt.next_event(POLL_S):
                 if event.ended:
-                    kind = OrchError if event.repeats else AttemptLost
+                    kind = errors.OrchError if event.repeats else AttemptLost
                     raise kind(f"the cluster cannot be joined: {event.error}")
                 slices, ahead = event.slices, event.ahead
             if slices is None:

@@ -106,11 +106,7 @@ class Monitor:
         return sum(mine) >= self.most_pods
 
     def _must_stop(self) -> bool:
-        """Whether a cancelled attempt must end now.
-
-        It must when the request says at once, or when no step is done and nothing would be saved.
-        Otherwise its ranks see the request too, and stop after a last checkpoint.
-        """
+        """Whether a cancelled attempt must end now, not after a last checkpoint of its ranks."""
         cancel = self.writer.heartbeat()
         if cancel is None:
             return False

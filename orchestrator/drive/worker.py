@@ -27,10 +27,7 @@ POLL_S = 0.05
 
 
 class _RunSaves:
-    """The checkpoints of a run that count, for its trainer: those that its drivers have recorded.
-
-    It reports whole checkpoints with the heartbeats of a rank.
-    """
+    """The checkpoints of a run, for its trainer: reports whole ones, sees which are recorded."""
 
     def __init__(self, args: WorkerArgs, beats: HeartbeatWriter, watch: ClaimWatch) -> None:
         self._args, self._beats, self._watch = args, beats, watch

@@ -12,10 +12,9 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from orchestrator import storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
@@ -282,25 +281,19 @@ def sweep(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Try what a journal needs in a folder, or in its nearest parent that exists.
-
-    `JournalUnwritable` names the folder as the caller gave it.
-    """
+    """Try what a journal needs in a folder, or in its nearest parent that exists."""
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
+    trial, where = parent / f".{uuid.uuid4().hex}{PARTIAL}", ""
     try:
         if copies.check_writable(folder):
             return
-    except OSError as error:
-        why = f"runs cannot be stored there: {_cause(error)}"
-        raise JournalUnwritable(f"{storage.address(folder)}: {why}") from error
-    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
-    trial = parent / f".{uuid.uuid4().hex}{PARTIAL}"
-    try:
+        where = f"{parent} is not writable: "
         trial.mkdir()
         _write_whole(trial / "written", b"")
         _link(trial / "written", trial / "linked")
     except OSError as error:
-        why = f"runs cannot be stored there: {parent} is not writable: {_cause(error)}"
-        raise JournalUnwritable(f"{folder}: {why}") from error
+        why = f"{storage.address(folder)}: runs cannot be stored there: {where}{_cause(error)}"
+        raise JournalUnwritable(why) from error
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 
@@ -321,7 +314,7 @@ _TAIL_BYTES = 1 << 15
 _PART_BYTES = 1 << 22
 
 
-class LineWriter:
+class LineWriter(AbstractContextManager["LineWriter"]):
     """A new file of one writer, to which whole lines are appended."""
 
     def __init__(self, path: Path) -> None:
@@ -329,9 +322,6 @@ class LineWriter:
         with writing(path):
             self._target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._named = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Sync and close the file; an error of the `with` block takes precedence."""
@@ -363,18 +353,8 @@ class LineWriter:
                 self._named = True
 
 
-def first_line(path: Path) -> bytes | None:
-    """Return the first line of a file; None until it is whole."""
-    with reading(path), boundary.reading_file(path) as file:
-        line = file.readline(MAX_LINE_BYTES)
-    return line[:-1] if line.endswith(b"\n") else None
-
-
 def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
-    """Return at least that many whole lines from the end of a file, or all, and where they end.
-
-    Only the end of the file is read. An incomplete last line is left out.
-    """
+    """Return at least that many whole lines from the end of a file, or all, and where they end."""
     with reading(path), boundary.reading_file(path) as file:
         size, window = file.seek(0, os.SEEK_END), _TAIL_BYTES
         while True:
@@ -390,10 +370,7 @@ def last_lines(path: Path, at_least: int) -> tuple[list[bytes], int]:
 
 
 def whole_lines(path: Path, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
-    """Yield the whole lines of a file after `offset`, or in its next `size` bytes, in parts.
-
-    An incomplete last line is left out. Memory does not grow with the file.
-    """
+    """Yield the whole lines of a file after `offset`, or in its next `size` bytes, in parts."""
     with reading(path), boundary.reading_file(path) as file:
         if os.fstat(file.fileno()).st_size > _MAX_LINES_BYTES:
             raise OSError(errno.EFBIG, f"is larger than {_MAX_LINES_BYTES:,} bytes")

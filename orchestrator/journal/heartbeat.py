@@ -120,7 +120,7 @@ def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
 
 
 def reported_save(run: Path, attempt: int) -> SavedCheckpoint | None:
-    """Return the newest checkpoint that rank 0 reported; None where its heartbeat has none."""
+    """Return the newest checkpoint that rank 0 reported, if it can be read."""
     heartbeat = _read(RunPaths(run).heartbeat(attempt, 0))
     return heartbeat.saved if heartbeat else None
 
@@ -281,10 +281,7 @@ class HeartbeatMonitor:
         return min(dead, key=lambda heartbeat: (heartbeat.at_s, heartbeat.rank), default=None)
 
     def find_hang(self, limit_s: float, now_s: float) -> tuple[str, int | None] | None:
-        """Return what has made no progress within the limit; None while everything goes on.
-
-        It is told in words, with the rank that is likely to blame, if that is known.
-        """
+        """Return what made no progress within the limit, and the rank to blame if it is known."""
         running = self._running()
         ages = [(rank.unchanged_since_s, rank.heartbeat.rank) for rank in running]
         oldest_s, oldest = min(ages, default=(now_s, None))

@@ -31,13 +31,12 @@ def list_journals(storage: Path) -> list[Journal]:
     return [Journal(path) for path, run in zip(folders, looks, strict=True) if run]
 
 
-def _each(storage: Path, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield what a look at each gives, in order: several at a time on a bucket, which is slow."""
+def _each(storage: Path, look: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return what a look at each gives, in order: several at a time on a bucket, which is slow."""
     if not is_copy(storage):
-        yield from map(look, items)
-        return
+        return [look(item) for item in items]
     with ThreadPoolExecutor(_LOOKS) as pool:
-        yield from pool.map(look, items)
+        return list(pool.map(look, items))
 
 
 def folders_in(storage: Path) -> list[Path]:
@@ -75,7 +74,7 @@ def list_runs(storage: Path) -> tuple[list[Run], list[str]]:
         except JournalUnreadable as error:
             return str(error)
 
-    found = list(_each(storage, look, list_journals(storage)))
+    found = _each(storage, look, list_journals(storage))
     runs = [run for run in found if isinstance(run, Run)]
     names = files.names(Path(os.path.realpath(storage)))
     unprintable = [name for name in names if not name.isprintable()]
@@ -110,10 +109,7 @@ def _some(keys: list[str]) -> list[str]:
 def check_silence(
     journal: Journal, state: RunState, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Refuse a run whose driver, on another machine, gives a sign of life while it is watched.
-
-    It looks abandoned: watch it before it is taken over or removed.
-    """
+    """Watch a run that looks abandoned; refuse it if its driver, elsewhere, shows that it lives."""
     claim = state.claim
     if state.ended or claim is None or liveness.is_known(claim.driver):
         return
@@ -130,10 +126,7 @@ def check_silence(
 
 
 def remove_run(journal: Journal, clock: Clock = time.time) -> None:
-    """Remove a run with all its files: hide it in one rename, then delete it.
-
-    `RunIsLive` while something drives it, or may start to.
-    """
+    """Remove a run with all its files; `RunIsLive` while something drives it, or may start to."""
     key, path = journal.key, journal.path.absolute()
     state = journal.state()
     advice = "cancel it first, and wait until it has ended"

@@ -5,7 +5,6 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -45,10 +44,7 @@ def is_known(process: ProcessIdentity) -> bool:
 
 
 def uptime_s() -> float:
-    """Return the seconds since this machine started, without those asleep.
-
-    Processes of the machine may compare them: adjusting the clock changes none.
-    """
+    """Return the seconds that this machine has been awake: setting a clock does not change it."""
     return time.monotonic()
 
 
@@ -81,15 +77,9 @@ _LEAST_S = 1.0  # between two heartbeats on a bucket, which takes one for an obj
 _renewed: dict[Path, float] = {}
 
 
-@dataclass(frozen=True)
-class DriverHeartbeat:
-    """A heartbeat: when by the file system's clock, and when since its machine started.
-
-    `uptime_s` is None where a full disk took no more than the time of the file.
-    """
-
-    at_s: float
-    uptime_s: float | None
+# When by the file system's clock, and when since its machine started: None where a full disk took
+# no more than the time of the file.
+DriverHeartbeat = tuple[float, float | None]
 
 
 def send(path: Path) -> None:
@@ -142,11 +132,8 @@ def retire(path: Path) -> None:
 
 
 def read(path: Path) -> DriverHeartbeat | None:
-    """Return the last heartbeat; None before the first.
-
-    Opening the file makes a shared file system ask its server instead of its cache.
-    """
-    try:
+    """Return the last heartbeat; None before the first."""
+    try:  # opening the file makes a shared file system ask its server instead of its cache
         with files.reading(path), boundary.reading_file(path) as file:
             content = file.read(64)
             at_s = os.fstat(file.fileno()).st_mtime
@@ -155,4 +142,4 @@ def read(path: Path) -> DriverHeartbeat | None:
     uptime_s = None
     with suppress(ValueError):
         uptime_s = float(content)
-    return DriverHeartbeat(at_s=at_s, uptime_s=uptime_s)
+    return at_s, uptime_s

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from orchestrator import errors
@@ -79,10 +80,7 @@ class Writer:
         return number
 
     def record_checkpoint(self, step: int, sha256: str) -> bool:
-        """Record that the attempt saved a checkpoint after `step` steps; return whether it was new.
-
-        One that is not newer than the last writes nothing.
-        """
+        """Record a checkpoint after `step` steps; return False if it is not newer than the last."""
         self._check_owner()
         attempt = self._state.open_attempt
         if attempt is None or step <= (attempt.saved_steps or 0):
@@ -230,17 +228,12 @@ def check_key(key: str) -> None:
 def create_run(
     storage: Path, request: RunRequest, key: str | None = None, clock: Clock = time.time
 ) -> Writer:
-    """Create the journal of a run, whole or not at all; `RunExists` when the key is taken.
-
-    By default the key is built from the spec's name, the plan and the next free number.
-    """
+    """Create the journal of a run, whole or not at all; `RunExists` when the key is taken."""
     if key is not None:
         check_key(key)
-    number = 0
     with files.building(storage) as prepared:
         state = _fill(RunPaths(prepared), request, clock)
-        while True:
-            number += 1
+        for number in count(1):
             name = key or f"{request.spec.name}-{codec.short(request.plan.digest)}-{number}"
             try:
                 files.publish(prepared, storage / name, FIRST_EVENT)
@@ -254,7 +247,8 @@ def create_run(
 
 def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunState:
     """Write everything that a run starts from; return the state of the new run."""
-    for folder in paths.folders:
+    driving = (paths.events, paths.requests, paths.driver_heartbeats, paths.driver_logs)
+    for folder in (*driving, paths.plans, paths.proofs, paths.documents, paths.attempts):
         files.make_folder(folder)
     plans = [request.plan, *([request.rehearses] if request.rehearses else [])]
     contents = {paths.plan(plan.digest): codec.to_pretty_json(plan).encode() for plan in plans}
@@ -416,14 +410,13 @@ def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
     requests are left out; so are checkpoints and traces, which are never sent.
     """
     paths = journal.paths
-    for path in (paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock):
-        check_folder_own(path, trusted)
+    checked = [paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock]
     for folder in (paths.events, paths.plans, paths.proofs, paths.documents):
-        for path in _with_entries(folder):
-            check_folder_own(path, trusted)
+        checked += _with_entries(folder)
     for attempt in _with_entries(paths.attempts):
-        for path in (attempt, attempt / "steps.jsonl", attempt / "logs"):
-            check_folder_own(path, trusted)
+        checked += (attempt, attempt / "steps.jsonl", attempt / "logs")
+    for path in checked:
+        check_folder_own(path, trusted)
 
 
 def _with_entries(folder: Path) -> Iterator[Path]:

@@ -17,20 +17,11 @@ import msgspec
 from orchestrator.errors import JournalDamaged, JournalUnreadable, OtherVersion
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.outlook import SoFar, outlook
-from orchestrator.journal import boundary, files, liveness
+from orchestrator.journal import boundary, files, liveness, run_state
 from orchestrator.journal import events as event_log
 from orchestrator.journal import steps as step_log
 from orchestrator.journal.events import CancelRequest, Fault, Submitted
 from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, RunPaths, absolute_uri
-from orchestrator.journal.run_state import (
-    Observation,
-    RunState,
-    StepSummary,
-    apply,
-    build_run,
-    first_line,
-    initial,
-)
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address
 from orchestrator.values import codec
@@ -119,7 +110,7 @@ class Journal:
         """Return the run as it is now; `JournalUnreadable` if this is not the folder of a run."""
         state = self.state()
         cancel, problems = self._requested(state.settled_requests)
-        steps: dict[int, StepSummary] = {}
+        steps: dict[int, run_state.StepSummary] = {}
         for attempt in state.attempts:
             steps[attempt.number], faults = step_log.summarize_steps(self.path, attempt)
             problems += map(str, faults)
@@ -130,12 +121,13 @@ class Journal:
             problems.append(f"{Path(str(error.args[0])).name}: {error.why}")
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
-        heartbeat = liveness.read(self.paths.driver_heartbeat(state.writer))
+        heartbeat = self.paths.driver_heartbeat(state.writer)
+        heartbeat_at_s, beat_s = liveness.read(heartbeat) or (None, None)
         silent_s = None
-        if claim and heartbeat and heartbeat.uptime_s is not None and liveness.is_known(writer):
-            silent_s = liveness.uptime_s() - heartbeat.uptime_s
-        observed = Observation(
-            heartbeat_at_s=heartbeat.at_s if heartbeat else None,
+        if claim and beat_s is not None and liveness.is_known(writer):
+            silent_s = liveness.uptime_s() - beat_s
+        observed = run_state.Observation(
+            heartbeat_at_s=heartbeat_at_s,
             silent_s=silent_s,
             writer_is_gone=not state.ended and liveness.is_gone(writer),
             writer_is_alive=not state.ended and liveness.is_alive(writer),
@@ -145,7 +137,7 @@ class Journal:
             problems=tuple(problems),
             now_s=clock(),  # after all that was read, or heartbeats would come from the future
         )
-        return build_run(self.key, address(self.path.absolute()), state, observed)
+        return run_state.build_run(self.key, address(self.path.absolute()), state, observed)
 
     def status(self) -> values.Status:
         """Return the run with the forecast of its plan."""
@@ -158,7 +150,7 @@ class Journal:
             stage, forecast = newest.stage, prediction_of(newest)
             left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
-            problems = (*problems, first_line(str(error)))
+            problems = (*problems, run_state.first_line(str(error)))
         fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
         fields |= {"problems": problems, "stage": stage}
         return values.Status(**fields, forecast=forecast, outlook=left)
@@ -195,7 +187,7 @@ class Journal:
         try:
             self.spec()
         except JournalUnreadable as error:
-            return (first_line(str(error)),)
+            return (run_state.first_line(str(error)),)
         return ()
 
     def plan(self, digest: str) -> Plan:
@@ -229,7 +221,7 @@ class Journal:
             return saved.folder in copied
         return self.paths.checkpoint(saved).is_dir()
 
-    def sums(self, state: RunState) -> dict[str, str]:
+    def sums(self, state: run_state.RunState) -> dict[str, str]:
         """Return the sha256 of each file that the events have: it stays as it was first written."""
         plans = {self.paths.name_of(self.paths.plan(d)): s for d, s in state.plan_sums.items()}
         return plans | state.submitted.submission.sums
@@ -247,7 +239,7 @@ class Journal:
 
     # --- its events and requests
 
-    def state(self) -> RunState:
+    def state(self) -> run_state.RunState:
         """Return what the events say; `JournalUnreadable` if this is not the folder of a run."""
         folder = self.paths.events
         newest = event_log.read_newest(self.paths)
@@ -256,12 +248,12 @@ class Journal:
             why = "; ".join(log.problems) or f"there is no {event_log.fault(folder, 1, '').file}"
             raise JournalUnreadable(self.path, f"contains no run: {why}")
         events = event_log.decoded(folder, log.contents, event_log.decode_event)
-        state, faults = initial(self._submitted(events)), list(log.faults)
+        state, faults = run_state.initial(self._submitted(events)), list(log.faults)
         for number, event in islice(events.items(), 1, None):
             if isinstance(event, Fault):
                 faults.append(event)
             else:
-                state = apply(state, number, event)
+                state = run_state.apply(state, number, event)
         faults += event_log.faults(folder, log, events, newest)
         last = log.contents.get(log.last)
         digest = event_log.digest(last) if last is not None else ""
@@ -278,11 +270,10 @@ class Journal:
     def _submitted(self, events: Mapping[int, event_log.AnyEvent | Fault]) -> Submitted:
         """Return the first event."""
         first = events.get(1, event_log.fault(self.paths.events, 1, "is missing"))
+        if not isinstance(first, Submitted | Fault):
+            first = event_log.fault(self.paths.events, 1, "is not a submission")
         if isinstance(first, Fault):
             raise JournalUnreadable(self.path, str(first))
-        if not isinstance(first, Submitted):
-            why = str(event_log.fault(self.paths.events, 1, "is not a submission"))
-            raise JournalUnreadable(self.path, why)
         if first.schema != event_log.SCHEMA:
             raise OtherVersion(self.path, "journal", written=first.schema, read=event_log.SCHEMA)
         return first
@@ -292,10 +283,7 @@ class Journal:
         return self._requested(settled)[0]
 
     def _requested(self, settled: int) -> tuple[CancelRequest | None, list[str]]:
-        """Return the request that counts, and what is wrong with others.
-
-        It is the oldest request to stop at once, or else the oldest.
-        """
+        """Return the first request to stop at once, else the first, and what others have wrong."""
         folder = self.paths.requests
         log = event_log.read(folder)
         records = event_log.decoded(
@@ -384,10 +372,7 @@ class LogTail:
 
 
 def list_logs(path: Path, run: values.Run, *, attempt: int | None) -> list[Log]:
-    """Return the logs of an attempt, by default the newest.
-
-    The rank that died first comes first, then the other ranks by number, then the newest driver.
-    """
+    """Return the logs of an attempt: of the rank that died first, of the others, of the driver."""
     paths = RunPaths(path)
     number = attempt or len(run.attempts)
     first_dead = next(

@@ -35,12 +35,6 @@ class RunPaths:
         self.sync_lock = root / "sync.lock"  # held by the one process that records the run
         self.sync_log = self.driver_logs / "sync.log"  # of the process that records in background
 
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        driving = (self.events, self.requests, self.driver_heartbeats)
-        written_once = (self.plans, self.proofs, self.documents)
-        return (*driving, *written_once, self.attempts, self.driver_logs)
-
     def name_of(self, path: Path) -> str:
         return str(path.relative_to(self.root))
 

@@ -338,10 +338,7 @@ def _driver_absence(state: RunState, observed: Observation) -> values.StateReaso
 
 
 def _silence_s(state: RunState, observed: Observation) -> float:
-    """Return the seconds since the last event or heartbeat of the writer.
-
-    Steps do not count: processes without a driver may go on for a while.
-    """
+    """Return the seconds since the last event or heartbeat of the writer. Steps do not count."""
     if observed.silent_s is not None:
         return max(0.0, observed.silent_s)
     return max(0.0, observed.now_s - max(state.last_at_s, observed.heartbeat_at_s or 0.0))

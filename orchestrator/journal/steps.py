@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -105,16 +106,14 @@ class StepReader:
 
 
 def summarize_steps(run: Path, attempt: values.Attempt) -> tuple[StepSummary, list[FileFault]]:
-    """Return the first and last steps of an attempt, and what is wrong there.
-
-    The cost does not depend on the number of steps.
-    """
+    """Return the first and last steps of an attempt, and what is wrong there, at a fixed cost."""
     path = RunPaths(run).steps(attempt.number)
     summary, end = StepSummary(), 0
     problems: list[FileFault] = []
     with suppress(FileNotFoundError):
-        first, (last, end) = files.first_line(path), files.last_lines(path, _RECENT_STEPS)
-        opening, problems = _decode(path, [first] if first is not None else [])
+        first, (last, end) = files.lines_from(path, 0), files.last_lines(path, _RECENT_STEPS)
+        whole = [line[:-1] for line in islice(first, 1) if line.endswith(b"\n")]
+        opening, problems = _decode(path, whole)
         steps, more_problems = _decode(path, last[-_RECENT_STEPS:])
         problems += more_problems
         by_index = {timed.step.index: timed for timed in steps}
@@ -245,11 +244,8 @@ class StepTable:
 
 def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:
     """Return what some rows of a table have, by their places among these rows."""
-    if not by_row or not len(numbers):
-        return {}
-    places = np.full(max(int(numbers.max()), *by_row) + 1, -1)
-    places[numbers] = np.arange(len(numbers))
-    return {int(places[row]): value for row, value in by_row.items() if places[row] >= 0}
+    places = np.flatnonzero(np.isin(numbers, list(by_row)))
+    return {int(place): by_row[int(numbers[place])] for place in places}
 
 
 _BY_ROW = ("startups", "evaluations")

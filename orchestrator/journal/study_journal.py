@@ -118,10 +118,7 @@ class StudyJournal:
 
 
 def is_settled(study: Study, run: Run) -> bool:
-    """Return whether a run of a trial need not be repeated.
-
-    It succeeded or, in a sweep, its loss became infinite or NaN, as it would again.
-    """
+    """Return whether a run of a trial succeeded or, in a sweep, diverged, as it would again."""
     error = run.attempts[-1].error if run.attempts else None
     diverged = run.state == "failed" and (error or "").startswith(errors.LossNotFinite.__name__)
     return run.state == "succeeded" or (study.kind == "sweep" and diverged)

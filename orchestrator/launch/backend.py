@@ -85,10 +85,7 @@ class AttemptSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerArgs:
-    """The arguments of every worker of an attempt, which serves a claim.
-
-    `saves` are the newest checkpoints that count.
-    """
+    """The arguments of every worker of an attempt; `saves` are the newest that count."""
 
     run: str
     claim: int
@@ -163,7 +160,7 @@ class RunNeeds:
 
 
 class LocalCluster(Protocol):
-    """A cluster on this machine that runs one command; no news in the timeout is None."""
+    """A cluster on this machine that runs one command; its events are None after a timeout."""
 
     def next_event(self, timeout_s: float) -> ClusterEvent | None: ...
 
@@ -182,10 +179,7 @@ class ClusterClient(Protocol):
     def start(
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
     ) -> str:
-        """Start `python ARGUMENTS` as a job and return its id. The archive of code travels with it.
-
-        Without an archive the job runs the code of the cluster's own installation.
-        """
+        """Start `python ARGUMENTS` in the archive's code or the cluster's own; return a job id."""
 
     def state(self, job: str) -> str: ...
 
@@ -201,10 +195,7 @@ class Backend(Protocol):
     """Starts, watches and stops the processes of a run."""
 
     def emulate(self, plan: Plan, command: str) -> AbstractContextManager[LocalCluster]:
-        """A cluster on this machine with the plan's slices, which runs a command.
-
-        Nothing of it is left when the `with` ends.
-        """
+        """A cluster on this machine with the plan's slices; nothing of it outlives the `with`."""
 
     def connect(self, address: str) -> ClusterClient: ...
 

@@ -5,7 +5,7 @@ A run that the cluster cannot serve is refused before it exists, with all that i
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.errors import OrchError
@@ -87,8 +87,11 @@ class Preflight:
             for fault in self._host_faults(host):
                 by_fault[fault].append(host.name)
         for fault in sorted(by_fault, key=lambda fault: fault[0]):
-            _, before, after = fault
-            faults.append(f"{before} {_some_of(by_fault[fault], len(report.hosts))}{after}")
+            (_, before, after), names = fault, by_fault[fault]
+            shown, left = ", ".join(names[:_SHOWN_HOSTS]), len(names) - _SHOWN_HOSTS
+            some = f"{shown} and {left} more" if left > 0 else shown
+            which = f"{len(names)} of {len(report.hosts)} hosts ({some})"
+            faults.append(f"{before} {which}{after}")
         return faults
 
     def _host_faults(self, host: PreflightHost) -> Iterator[tuple[int, str, str]]:
@@ -107,13 +110,6 @@ class Preflight:
             yield 0, "hosts:", " did not answer" + (f": {host.fault}" if host.fault else "")
         for name in host.lacks:
             yield 3, f"secrets: {name} is not in the environment of", ""
-
-
-def _some_of(names: Sequence[str], total: int) -> str:
-    """Some hosts of all, the first few by name."""
-    shown = ", ".join(names[:_SHOWN_HOSTS])
-    more = f" and {len(names) - _SHOWN_HOSTS} more" if len(names) > _SHOWN_HOSTS else ""
-    return f"{len(names)} of {total} hosts ({shown}{more})"
 
 
 def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:

@@ -1,7 +1,4 @@
-"""The origin of a run: versions, the code with its digest and archive, its commit.
-
-It reads the files of this installation, and asks git when they lie in a checkout.
-"""
+"""The origin of a run: versions, the code with its digest and archive, its commit."""
 
 import hashlib
 import io
@@ -26,7 +23,8 @@ _GIT_LIMIT_S = 60
 _MOST_CODE_BYTES, _MOST_DIFF_BYTES = 64 << 20, 4 << 20
 _SHORT = 12
 ARCHIVE = "code.zip"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
+# The earliest time that a zip file can hold: the same code is the same archive, stored once by Ray.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class VersionsDiffer(OrchError):
@@ -34,13 +32,10 @@ class VersionsDiffer(OrchError):
 
 
 def versions() -> dict[str, str]:
-    """The versions of this process: Python, what computes, this project, a digest of its code.
-
-    Packages that are absent are left out: a laptop that submits may lack libtpu.
-    """
+    """The versions of this process: Python, what computes, this project, a digest of its code."""
     known = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in (*_DISTRIBUTIONS, "orch"):
-        with suppress(metadata.PackageNotFoundError):
+        with suppress(metadata.PackageNotFoundError):  # a laptop that submits may lack libtpu
             known[name] = metadata.version(name)
     return known | {_CODE: _code_digest()}
 
@@ -109,10 +104,7 @@ class TooMuchCode(OrchError):
 
 
 def archive() -> bytes:
-    """The code and the lock as a zip file that travels to a cluster.
-
-    It holds no times, so the same code is the same archive, and Ray stores it once.
-    """
+    """The code and the lock as a zip file that travels to a cluster."""
     paths = [*_code_files(), *_lock_files()]
     sizes = {path: (_PROJECT / path).lstat().st_size for path in paths}
     if sum(sizes.values()) > _MOST_CODE_BYTES:
@@ -140,10 +132,7 @@ def commit() -> dict[str, str]:
 
 
 def uncommitted() -> bytes:
-    """What the checkout adds to its commit: a diff of the project's code, the names of new files.
-
-    Other files of the checkout are nobody's business. A diff that is too long is cut, and says so.
-    """
+    """What the checkout adds to its commit: a diff of the project's code, names of new files."""
     options = ("--no-ext-diff", "--no-textconv", "--ignore-submodules")
     changed = _git("diff", *options, "HEAD", "--", *_PACKAGES, *map(str, _lock_files()))
     if changed and len(changed) > _MOST_DIFF_BYTES:

@@ -16,13 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.errors import OrchError
 from orchestrator.plugins import require
-
-if TYPE_CHECKING:
-    from obstore.store import GCSStore, S3Store
 
 T = TypeVar("T")
 # A request ends after so long. What it was to do may happen all the same.
@@ -181,15 +178,15 @@ class Bucket:
                 time.sleep(wait_s)
         raise AssertionError  # the last try returns or raises
 
-    def _store_for(self, content: bytes) -> "GCSStore | S3Store":
+    def _store_for(self, content: bytes) -> Any:
         return self._patient if len(content) > LARGE_BYTES else self._quick
 
     @cached_property
-    def _quick(self) -> "GCSStore | S3Store":
+    def _quick(self) -> Any:
         return _store(self.scheme, self.name, _REQUEST_S)
 
     @cached_property
-    def _patient(self) -> "GCSStore | S3Store":
+    def _patient(self) -> Any:
         return _store(self.scheme, self.name, _LARGE_REQUEST_S)
 
 
@@ -206,7 +203,7 @@ def _obstore() -> Any:
     return obstore
 
 
-def _store(scheme: str, name: str, limit_s: int) -> "GCSStore | S3Store":
+def _store(scheme: str, name: str, limit_s: int) -> Any:
     stores = _obstore().store
     options: Any = {"timeout": f"{limit_s}s", "connect_timeout": "5s", "allow_http": True}
     retries: Any = {"max_retries": 0}  # `_tried` tries again: it knows what a lost answer means
@@ -219,12 +216,9 @@ def _store(scheme: str, name: str, limit_s: int) -> "GCSStore | S3Store":
             account = {"gcs_base_url": url, "disable_oauth": True, **no_account}
             settings = {"service_account_key": json.dumps(account)}
     try:
-        store: GCSStore | S3Store = kind(
-            name, client_options=options, retry_config=retries, **settings
-        )
+        return kind(name, client_options=options, retry_config=retries, **settings)
     except Exception as error:
         raise _failure(f"{scheme}://{name}", error) from error
-    return store
 
 
 def s3_settings() -> dict[str, Any]:

@@ -65,10 +65,7 @@ def refresh_file(path: Path) -> None:
 
 
 def names_in(path: Path) -> list[str] | None:
-    """Return the names in a folder and update its small files; None for a path of no bucket.
-
-    Files in parts and folders appear empty, until they are read.
-    """
+    """Return the names in a folder and update its small files; None for a path of no bucket."""
     place = place_of(path)
     if place is None:
         return None
@@ -243,10 +240,7 @@ def set_aside(place: Place, suffix: str) -> None:
 
 @_on_bucket
 def check_writable(place: Place) -> None:
-    """Try what a journal needs of a bucket: an object that is there is not created again.
-
-    `OSError` says what fails.
-    """
+    """Try what a journal needs: an object that is there is not created again, or `OSError`."""
     trial = place / f"{_TRIAL}-{uuid.uuid4().hex}"
     place.bucket.create(trial.name, b"first")
     try:

@@ -96,7 +96,7 @@ def kill_rank_and_driver(run: Emulated, attempt: int, rank: int) -> None:
 
 def kill_supervisor(run: Emulated, _attempt: int, _rank: int) -> None:
     """The owner of the cluster dies, and the cluster with it."""
-    run.cluster.supervisor.kill()
+    run.cluster.process.kill()
 
 
 def stop_raylet(run: Emulated, attempt: int, rank: int) -> None:

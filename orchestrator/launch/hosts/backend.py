@@ -17,15 +17,8 @@ from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch import backend
+from orchestrator.launch.hosts import meeting as meetings
 from orchestrator.launch.hosts.host_process import PROGRAM
-from orchestrator.launch.hosts.meeting import (
-    VARIABLE,
-    HostName,
-    HostState,
-    Meeting,
-    Order,
-    Question,
-)
 from orchestrator.launch.preflight import Preflight, PreflightHost, PreflightReport
 from orchestrator.values.plan import Plan
 
@@ -46,7 +39,7 @@ class _Seen:
     A state that was there before this process came may be that of a host that is long gone.
     """
 
-    state: HostState
+    state: meetings.HostState
     changed_s: float
     proven: bool
 
@@ -54,21 +47,19 @@ class _Seen:
 class _Watch:
     """The hosts of a meeting. It compares what it sees with what it saw, and no two clocks."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: meetings.Meeting) -> None:
         self._meeting = meeting
-        self._seen: dict[HostName, _Seen] = {}
+        self._seen: dict[meetings.HostName, _Seen] = {}
         times = _ON_BUCKETS if storage.is_copy(meeting.folder) else 1
         self._suspect_s, self._gone_s = times * _SUSPECT_S, times * _GONE_S
 
-    def look(self) -> dict[HostName, HostState]:
+    def look(self) -> dict[meetings.HostName, meetings.HostState]:
         """The hosts that are not gone. One whose file is old counts once its state changes."""
         now = time.monotonic()
         for state in self._meeting.hosts():
             before = self._seen.get(state.host)
-            if before is None:
-                self._seen[state.host] = _Seen(state, now, proven=False)
-            elif before.state.beat != state.beat:
-                self._seen[state.host] = _Seen(state, now, proven=True)
+            if before is None or before.state.beat != state.beat:
+                self._seen[state.host] = _Seen(state, now, proven=before is not None)
         return {
             name: seen.state
             for name, seen in self._seen.items()
@@ -82,29 +73,24 @@ class _Watch:
         hosts = self._seen.values()
         return all(seen.proven or now - seen.changed_s > self._gone_s for seen in hosts)
 
-    def is_suspect(self, host: HostName) -> bool:
+    def is_suspect(self, host: meetings.HostName) -> bool:
         return time.monotonic() - self._seen[host].changed_s > self._suspect_s
-
-
-def _death(rank: int, name: HostName, host: str, how: str) -> backend.AttemptEvent:
-    dead = backend.DeadRank(rank=rank, host=host, slice_name=name.slice_name, how=how)
-    return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
 
 
 class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
     """An attempt at a run. Leaving the `with` ends every process of it."""
 
     def __init__(self, folder: Path, spec: backend.AttemptSpec) -> None:
-        self._meeting, self._spec = Meeting(folder), spec
+        self._meeting, self._spec = meetings.Meeting(folder), spec
         self._watch = _Watch(self._meeting)
-        self._order: Order | None = None
+        self._order: meetings.Order | None = None
         self._shown: tuple[backend.Slice, ...] | None = None
         self._refused: str | None = None
         journal = Journal(storage.folder(spec.run))
         submission = journal.state().submitted.submission
         self._kind = journal.plan(submission.plan_digest).slice_kind
         # An order of this claim that has no number yet, and gives nobody anything to do.
-        self._idle = Order(number=0, run=spec.run, run_id=submission.id, claim=spec.claim)
+        self._idle = meetings.Order(number=0, run=spec.run, run_id=submission.id, claim=spec.claim)
 
     def __exit__(self, *error: object) -> None:
         """Order all hosts to stop, unless another driver has them by now, and wait for them."""
@@ -139,7 +125,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         chosen, the next event says so.
         """
         hosts = self._watch.look()
-        ranks: list[HostName] = []
+        ranks: list[meetings.HostName] = []
         for chosen in slices:
             names = [name for name in hosts if name.slice_name == chosen]
             names.sort(key=lambda name: name.index)
@@ -161,7 +147,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         self._order = self._give(order, after=last)
         self._refused = None if self._order else _TAKEN
 
-    def _give(self, order: Order, after: Order | None) -> Order | None:
+    def _give(self, order: meetings.Order, after: meetings.Order | None) -> meetings.Order | None:
         """Give an order under the next number; None where another driver gave one after `after`.
 
         A file of that number that does not hold a valid order is passed over.
@@ -183,7 +169,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
 
     def slices(self) -> tuple[backend.Slice, ...]:
         """The slices of the run's kind as they are now. One is free that no other run uses."""
-        by_slice: dict[str, list[HostState]] = {}
+        by_slice: dict[str, list[meetings.HostState]] = {}
         for state in self._watch.look().values():
             if state.kind == self._kind:
                 by_slice.setdefault(state.host.slice_name, []).append(state)
@@ -198,20 +184,21 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             for name, hosts in sorted(by_slice.items())
         )
 
-    def _end(self, order: Order) -> backend.AttemptEvent | None:
+    def _end(self, order: meetings.Order) -> backend.AttemptEvent | None:
         """The end of the attempt, once all ranks have done their work or one cannot any more."""
         if self._is_superseded():
             return backend.AttemptEvent(ended=True, error=_TAKEN)
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
-            state = hosts.get(name)
-            if state is None:
-                return _death(rank, name, str(name), "is gone with its host")
-            if state.order == order.number and state.code:
-                return _death(
-                    rank, name, f"{name} at {state.address}", backend.describe_exit(state.code)
-                )
-            done += state.order == order.number and state.code == 0
+            state, where = hosts.get(name), str(name)
+            if state and (state.order != order.number or not state.code):
+                done += state.order == order.number and state.code == 0
+                continue
+            how = "is gone with its host"
+            if state and state.code:
+                where, how = f"{name} at {state.address}", backend.describe_exit(state.code)
+            dead = backend.DeadRank(rank=rank, host=where, slice_name=name.slice_name, how=how)
+            return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
         return backend.AttemptEvent(ended=True) if done == len(order.ranks) else None
 
     def _is_superseded(self) -> bool:
@@ -230,7 +217,7 @@ class HostsBackend:
             words = ("--driver", folder, str(plan.hosts), *shlex.split(command))
             driver = _start_program(*words)
             try:
-                yield _EmulatedHosts(Meeting(Path(folder)), driver)
+                yield _EmulatedHosts(meetings.Meeting(Path(folder)), driver)
             finally:
                 end([driver, *started])
 
@@ -239,7 +226,7 @@ class HostsBackend:
 
     def attempt(self, spec: backend.AttemptSpec) -> _HostsAttempt:
         """An attempt on the hosts that meet in the folder of this process's environment."""
-        return _HostsAttempt(Path(os.environ[VARIABLE]), spec)
+        return _HostsAttempt(Path(os.environ[meetings.VARIABLE]), spec)
 
 
 def _start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
@@ -275,7 +262,7 @@ def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 class _EmulatedHosts:
     """Emulated hosts that run one command."""
 
-    meeting: Meeting
+    meeting: meetings.Meeting
     driver: "subprocess.Popen[bytes]"
     up: int = field(default=-1, init=False)
 
@@ -302,7 +289,7 @@ class _MeetingClient:
     def __init__(self, folder: Path) -> None:
         if not storage.is_copy(folder) and not folder.is_dir():
             raise backend.ClusterUnusable(f"{folder}: is not a meeting folder of hosts")
-        self.folder, self._meeting = folder.absolute(), Meeting(folder)
+        self.folder, self._meeting = folder.absolute(), meetings.Meeting(folder)
         self._drivers: dict[str, subprocess.Popen[bytes]] = {}
 
     def preflight(
@@ -310,7 +297,7 @@ class _MeetingClient:
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
         self._check_installed(archive)
-        question = Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
+        question = meetings.Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
         self._meeting.ask(question)
         watch, deadline = _Watch(self._meeting), time.monotonic() + _ANSWER_LIMIT_S
         while True:
@@ -333,7 +320,7 @@ class _MeetingClient:
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, VARIABLE: str(self.folder)},
+            env={**os.environ, meetings.VARIABLE: str(self.folder)},
             start_new_session=True,
         )
         return job
@@ -364,7 +351,9 @@ class _MeetingClient:
         self._drivers[job].kill()
 
 
-def _report(hosts: list[HostState], question: Question, kind: str) -> PreflightReport:
+def _report(
+    hosts: list[meetings.HostState], question: meetings.Question, kind: str
+) -> PreflightReport:
     """Return what the hosts offer together: whole slices of a kind, and each host's answer."""
     mine = [state for state in hosts if state.kind == kind]
     heads = {state.host.slice_name: state for state in mine if state.host.index == 0}

@@ -19,24 +19,11 @@ import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from orchestrator import processes
 from orchestrator.errors import JournalUnwritable
 from orchestrator.launch import preflight
 from orchestrator.launch.backend import WorkerArgs
-from orchestrator.launch.hosts.meeting import (
-    VARIABLE,
-    Answer,
-    HostName,
-    HostState,
-    Meeting,
-    Order,
-)
-from orchestrator.processes import (
-    LOOPBACK,
-    NODE_ADDRESS,
-    emulated_devices,
-    end_with_parent,
-    free_port,
-)
+from orchestrator.launch.hosts import meeting as meetings
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.values import codec
 
@@ -52,8 +39,8 @@ PROGRAM = "orchestrator.launch.hosts.host_process"
 class _Host:
     """A host, its meeting, and the process that it runs."""
 
-    meeting: Meeting
-    state: HostState
+    meeting: meetings.Meeting
+    state: meetings.HostState
     devices: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -81,27 +68,26 @@ class _Host:
             self.state = replace(self.state, order=order.number, run=run, code=None)
         if self.process and (code := self.process.poll()) is not None:
             self.process = None
-            self.state = replace(self.state, run=None, code=code, free_port=free_port())
+            self.state = replace(self.state, run=None, code=code, free_port=processes.free_port())
         question = self.meeting.question()
         if question and self.state.answer_to(question) is None:
             host = preflight.describe(str(self.state.host), question.file, question.secrets)
-            self.state = replace(self.state, answer=Answer(id=question.id, host=host))
+            self.state = replace(self.state, answer=meetings.Answer(id=question.id, host=host))
         self.state = replace(self.state, beat=self.state.beat + 1)
         self.meeting.join(self.state)
 
-    def start(self, order: Order, rank: int) -> None:
-        """Start the process of a rank.
-
-        Where devices are emulated, it does not get a shell's settings of real ones.
-        """
+    def start(self, order: meetings.Order, rank: int) -> None:
+        """Start the process of a rank."""
         inherited = dict(os.environ)
-        if self.devices is not None:
-            inherited = emulated_devices(os.environ, self.devices)
+        if self.devices is not None:  # without a shell's settings of real devices
+            inherited = processes.emulated_devices(os.environ, self.devices)
         words = ("--rank", order.worker, codec.to_json(order.args).decode(), str(rank))
         self.process = subprocess.Popen(
             [sys.executable, "-m", PROGRAM, *words],
             stdin=subprocess.DEVNULL,
-            env=inherited | _environment(order, rank) | {NODE_ADDRESS: self.state.address},
+            env=inherited
+            | _environment(order, rank)
+            | {processes.NODE_ADDRESS: self.state.address},
             start_new_session=True,
         )
 
@@ -123,7 +109,7 @@ def _is_removed(where: Path) -> bool:
     return False
 
 
-def _environment(order: Order, rank: int) -> dict[str, str]:
+def _environment(order: meetings.Order, rank: int) -> dict[str, str]:
     """What joins a rank with the others, and its slice with the other slices."""
     mine = order.ranks[rank]
     slices = list(dict.fromkeys(host.slice_name for host in order.ranks))
@@ -158,10 +144,10 @@ def work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
 
 def _drive(folder: str, hosts: int, command: list[str]) -> int:
     """Wait until all hosts have joined, run the command, and return its exit code."""
-    meeting = Meeting(Path(folder))
+    meeting = meetings.Meeting(Path(folder))
     while len(meeting.hosts()) < hosts:
         time.sleep(_EMULATED_S)
-    child = subprocess.Popen(command, env={**os.environ, VARIABLE: folder})
+    child = subprocess.Popen(command, env={**os.environ, meetings.VARIABLE: folder})
     signal.signal(signal.SIGTERM, lambda *_: child.kill())
     return child.wait()
 
@@ -178,17 +164,17 @@ def _be_host(arguments: list[str]) -> None:
     if not is_copy(options.folder):
         options.folder.mkdir(parents=True, exist_ok=True)
     emulated = options.emulate is not None
-    state = HostState(
-        host=HostName(slice_name=options.slice, index=options.host),
+    state = meetings.HostState(
+        host=meetings.HostName(slice_name=options.slice, index=options.host),
         size=options.hosts,
         kind=options.kind,
-        address=LOOPBACK if emulated else socket.gethostbyname(socket.gethostname()),
-        free_port=free_port(),
+        address=processes.LOOPBACK if emulated else socket.gethostbyname(socket.gethostname()),
+        free_port=processes.free_port(),
         beat=0,
     )
-    host = _Host(Meeting(options.folder), state, options.emulate)
+    host = _Host(meetings.Meeting(options.folder), state, options.emulate)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    processes.end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         host.serve()
     finally:
@@ -198,10 +184,10 @@ def _be_host(arguments: list[str]) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--rank", worker, args, rank]:
-            end_with_parent(lambda: os._exit(1))  # nobody else would stop it
+            processes.end_with_parent(lambda: os._exit(1))  # nobody else would stop it
             work_or_exit(worker, codec.from_json(args, WorkerArgs), int(rank))
         case ["--driver", where, hosts, *command]:
-            end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+            processes.end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
             sys.exit(_drive(where, int(hosts), command))
         case arguments:
             _be_host(arguments)

@@ -121,17 +121,13 @@ class Meeting:
         files.replace(self.folder / f"host-{state.host}.json", codec.to_json(state))
 
     def hosts(self) -> tuple[HostState, ...]:
-        """The last state of every host, in order; one that cannot be read now is left out.
-
-        A look into the folder reads those of a bucket that have changed.
-        """
+        """The last state of every host, in order; one that cannot be read now is left out."""
         try:
             paths = [path for path in files.entries(self.folder) if path.name.startswith("host-")]
         except (FileNotFoundError, JournalUnreadable):
             return ()
-        states = [_read(path, HostState) for path in paths]
-        known = [state for state in states if state]
-        return tuple(sorted(known, key=lambda one: (one.host.slice_name, one.host.index)))
+        known = [state for path in paths if (state := _read(path, HostState))]
+        return tuple(sorted(known, key=lambda state: (state.host.slice_name, state.host.index)))
 
     def ask(self, question: Question) -> None:
         files.replace(self.folder / "question.json", codec.to_json(question))
@@ -151,14 +147,13 @@ class Meeting:
                 if order.number != number:
                     raise ValueError(f"says that it is order {order.number}")
                 if order.claim < (later := self._claims.get(order.run_id, 0)):
-                    why = f"is of claim {order.claim} of a run that claim {later} has"
-                    raise ValueError(why)
-            except OSError as error:
-                if error.errno not in _REFUSED:
+                    raise ValueError(f"is of claim {order.claim} of a run that claim {later} has")
+            except (OSError, msgspec.DecodeError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno not in _REFUSED:
                     break
-                self._pass_over(error.strerror or str(error))
-            except (msgspec.DecodeError, ValueError) as error:
-                self._pass_over(str(error))
+                why = f"it {getattr(error, 'strerror', None) or error}"
+                name = self._path(number).name
+                print(f"{name} is passed over: {why}", file=sys.stderr, flush=True)
             else:
                 self._newest, self._claims[order.run_id] = order, order.claim
             self._seen += 1
@@ -178,10 +173,6 @@ class Meeting:
         except OSError:
             return False
         return True
-
-    def _pass_over(self, why: str) -> None:
-        name = self._path(self.next_number).name
-        print(f"{name} is passed over: it {why}", file=sys.stderr, flush=True)
 
     def give(self, order: Order) -> None:
         """Give an order; `FileExistsError` when somebody else has given one of that number."""

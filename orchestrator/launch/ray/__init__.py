@@ -1,4 +1,1 @@
-"""Runs attempts on Ray: on a named cluster, or on a private one that emulates slices here.
-
-No other package imports Ray.
-"""
+"""Runs attempts on Ray, which no other package imports: on a named or on a private cluster."""

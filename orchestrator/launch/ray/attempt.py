@@ -2,8 +2,7 @@
 
     python -m orchestrator.launch.ray.attempt SPEC    # started by the driver, not by hand
 
-SPEC is an `AttemptSpec` as JSON. The driver sends commands and receives events, one line of JSON
-each.
+SPEC is an `AttemptSpec` as JSON. The driver sends commands and gets events, a line of JSON each.
 """
 
 import logging
@@ -52,10 +51,7 @@ def join_cluster(address: str) -> None:
 
 
 def main(address: str, spec: AttemptSpec) -> None:
-    """Show slices of the run's kind until the driver chooses, then run the workers on them.
-
-    This ends with its input: the driver closes it, or is gone.
-    """
+    """Show slices until the driver chooses, then run the workers there. It ends with its input."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
     commands: _Commands = queue.SimpleQueue()
@@ -226,10 +222,7 @@ def _on_worker(config: dict[str, Any]) -> None:
 
 
 def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
-    """The ranks whose processes Ray Train saw die, and where they were.
-
-    What only raised an exception has told it itself.
-    """
+    """The ranks whose processes Ray Train saw die. What raised an exception told it itself."""
     dead = []
     failures = getattr(error, "worker_failures", None) or {}
     for rank, failure in sorted(failures.items()):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 import psutil
@@ -20,6 +21,7 @@ from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
 from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.values import codec
 
+E = TypeVar("E")
 SIGN_OF_LIFE_S = 5.0  # between the empty lines of an attempt process
 
 
@@ -56,25 +58,55 @@ _RAY_TRAIN = {
 }
 
 
-class AttemptProcess(AbstractContextManager["AttemptProcess"]):
+class JsonProcess(Generic[E]):
+    """A process that takes values and gives events, one line of JSON each, `last` at its end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], last: E) -> None:
+        self.process, self._last, self.heard_s = process, last, time.monotonic()
+        self._events: queue.SimpleQueue[E] = queue.SimpleQueue()
+        self.listener = threading.Thread(target=self._listen, daemon=True)
+        self.listener.start()
+
+    def next_event(self, timeout_s: float) -> E | None:
+        with suppress(queue.Empty):
+            return self._events.get(timeout=timeout_s)
+        return None
+
+    def send(self, value: object) -> None:
+        """Send a value. When the process is gone, an event says so."""
+        assert self.process.stdin
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(codec.to_json(value) + b"\n")
+            self.process.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as lines:
+            for line in lines:
+                self.heard_s = time.monotonic()
+                with suppress(msgspec.DecodeError):
+                    self._events.put(codec.from_json(line, type(self._last)))
+        self._events.put(self._last)
+
+
+class AttemptProcess(JsonProcess[AttemptEvent], AbstractContextManager["AttemptProcess"]):
     """The process that carries out an attempt. Leaving the `with` kills it."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **_RAY_TRAIN}
+        self._started, pipe = False, subprocess.PIPE
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, env={**os.environ, **_RAY_TRAIN}
         )
-        self._events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
-        self._heard_s, self._started = time.monotonic(), False
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        error = "the process that carries out the attempt has ended"
+        super().__init__(process, AttemptEvent(ended=True, error=error))
 
     def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._listener.join()
-        assert self._process.stdin
+        self.process.kill()
+        self.process.wait()
+        self.listener.join()
+        assert self.process.stdin
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self.process.stdin.close()
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
         """Return the next event, or None after the timeout.
@@ -82,43 +114,24 @@ class AttemptProcess(AbstractContextManager["AttemptProcess"]):
         A process that is stopped before the attempt begins has lost it. Later its ranks decide,
         which do their work without it.
         """
-        with suppress(queue.Empty):
-            return self._events.get(timeout=timeout_s)
-        silent_s = time.monotonic() - self._heard_s
-        if self._started or silent_s < _SILENT_LIMIT_S:
-            return None
+        event, silent_s = super().next_event(timeout_s), time.monotonic() - self.heard_s
+        if event or self._started or silent_s < _SILENT_LIMIT_S:
+            return event
         error = f"the process that carries out the attempt has been silent for {silent_s:.0f} s"
         return AttemptEvent(ended=True, error=error)
 
     def start(self, args: WorkerArgs, slices: Sequence[str]) -> None:
         self._started = True
-        self._send(AttemptCommand(args=args, slices=tuple(slices)))
+        self.send(AttemptCommand(args=args, slices=tuple(slices)))
 
     def slices(self) -> tuple[Slice, ...] | None:
-        self._send(AttemptCommand())
+        self.send(AttemptCommand())
         deadline = time.monotonic() + _SLICES_LIMIT_S
-        while self._listener.is_alive() and time.monotonic() < deadline:
+        while self.listener.is_alive() and time.monotonic() < deadline:
             event = self.next_event(POLL_S)
             if event and not event.ended:
                 return event.slices
         return None
-
-    def _send(self, command: AttemptCommand) -> None:
-        """Send a command. When the process is gone, an event says so."""
-        assert self._process.stdin
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(codec.to_json(command) + b"\n")
-            self._process.stdin.flush()
-
-    def _listen(self) -> None:
-        assert self._process.stdout
-        with self._process.stdout as lines:
-            for line in lines:
-                self._heard_s = time.monotonic()
-                with suppress(msgspec.DecodeError):
-                    self._events.put(codec.from_json(line, AttemptEvent))
-        error = "the process that carries out the attempt has ended"
-        self._events.put(AttemptEvent(ended=True, error=error))
 
 
 # --- every process that a private cluster started carries a mark

@@ -34,10 +34,7 @@ POLL_S = 0.2
 
 @dataclass
 class Patience:
-    """How long questions may fail: `limit_s` since the last answer.
-
-    While `needless` says that the job lives without an answer, they may fail for ever.
-    """
+    """How long questions may fail: `limit_s` since an answer, for ever while `needless` says so."""
 
     limit_s: float = _SILENCE_LIMIT_S
     clock: Callable[[], float] = time.monotonic
@@ -184,16 +181,12 @@ class _RayJobs:
         except ClusterUnusable:
             raise
         except Exception as error:  # RuntimeError, Ray's own errors, and its HTTP client's
-            raise ClusterUnusable(f"{self.address}: {what}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """One line of an error. A refused token has a line of its own."""
-    if type(error).__name__ == "AuthenticationError":
-        return f"it asks for a token: {_TOKEN}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[-1] if "Traceback" in str(error) else next(iter(lines), "")
-    return reason or type(error).__name__
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            why = lines[-1] if "Traceback" in str(error) else next(iter(lines), "")
+            if type(error).__name__ == "AuthenticationError":
+                why = f"it asks for a token: {_TOKEN}"
+            why = why or type(error).__name__
+            raise ClusterUnusable(f"{self.address}: {what}: {why}") from error
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

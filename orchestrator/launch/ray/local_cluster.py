@@ -1,26 +1,20 @@
 """A private Ray cluster that emulates slices on this machine, for as long as a `with` lasts."""
 
 import os
-import queue
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from orchestrator.launch.backend import ClusterEvent
 from orchestrator.launch.ray import attempt_process
-from orchestrator.launch.ray.attempt_process import ClusterRequest
+from orchestrator.launch.ray.attempt_process import ClusterRequest, JsonProcess
 from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.processes import emulated_devices
-from orchestrator.values import codec
 
 END_LIMIT_S = 30.0
 _NOBODY = "http://127.0.0.1:9"
@@ -34,23 +28,14 @@ _LIMITS = {
 }
 
 
-@dataclass(frozen=True)
-class PrivateCluster:
-    """The owner's end of a private cluster.
+class PrivateCluster(JsonProcess[ClusterEvent]):
+    """The owner's end of a private cluster: the process of its supervisor.
 
     Its processes carry the `mark`, and all that it writes besides the run's journal is in `folder`.
     """
 
     mark: str
     folder: Path
-    supervisor: subprocess.Popen[bytes]
-    events: queue.SimpleQueue[ClusterEvent]
-
-    def next_event(self, timeout_s: float) -> ClusterEvent | None:
-        try:
-            return self.events.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
 
 
 @contextmanager
@@ -72,12 +57,11 @@ def private_cluster(
             umask=0o077,
         )
     assert supervisor.stdin
-    cluster = PrivateCluster(mark, folder, supervisor, queue.SimpleQueue())
-    listener = threading.Thread(target=_listen, args=(cluster,), daemon=True)
-    listener.start()
+    error = "the supervisor of the cluster has ended"
+    cluster = PrivateCluster(supervisor, ClusterEvent(error=error))
+    cluster.mark, cluster.folder = mark, folder
     try:
-        supervisor.stdin.write(codec.to_json(request) + b"\n")
-        supervisor.stdin.flush()
+        cluster.send(request)
         yield cluster
     finally:
         # The supervisor ends the cluster when its input ends; do it here if it cannot.
@@ -88,7 +72,7 @@ def private_cluster(
         attempt_process.end_all(mark, os.getpid())
         supervisor.wait()
         shutil.rmtree(folder, ignore_errors=True)
-        listener.join()
+        cluster.listener.join()
 
 
 def _short_folder() -> Path:
@@ -117,13 +101,3 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         "RAY_worker_niceness": "0",  # otherwise any other work on the machine comes first
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
-
-
-def _listen(cluster: PrivateCluster) -> None:
-    """Queue the supervisor's events until it ends."""
-    assert cluster.supervisor.stdout
-    with cluster.supervisor.stdout as lines:
-        for line in lines:
-            with suppress(msgspec.DecodeError):
-                cluster.events.put(codec.from_json(line, ClusterEvent))
-    cluster.events.put(ClusterEvent(error="the supervisor of the cluster has ended"))

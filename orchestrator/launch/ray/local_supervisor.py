@@ -137,10 +137,7 @@ def _node(ports: Iterator[int]) -> dict[str, Any]:
 
 
 def _submit(head: Any, command: str) -> tuple[Any, str]:
-    """Submit the job as soon as the head's agent can take it.
-
-    A busy head may take it and answer too late: then it is there by its name.
-    """
+    """Submit the job as soon as the head's agent can take it; its answer may come too late."""
     job = f"orch-{secrets.token_hex(4)}"
     patience = Patience(limit_s=_AGENT_LIMIT_S)
     while True:

@@ -32,10 +32,7 @@ def live_jobs() -> set[str]:
 
 
 def process_of_actor(actor_id: str | None) -> tuple[str, int] | None:
-    """Return the node id and the process id of an actor; None where Ray does not know the actor.
-
-    The process may have ended.
-    """
+    """Return the node id and the process id of an actor that Ray knows; it may have ended."""
     from ray._private.state import actors  # noqa: PLC0415
 
     found = actors(actor_id) if actor_id else {}
@@ -88,11 +85,7 @@ def jax_trainer(*, private: bool) -> Any:
 
 
 def allow_slow_start() -> None:
-    """Let nodes take their time to start. Ray gives a node 30 s and its agents 15 s.
-
-    A node is also told every port of its agents, so that it need not wait for them to write theirs
-    into a file.
-    """
+    """Let nodes take their time to start. Ray gives a node 30 s and its agents 15 s."""
     from ray import _raylet  # noqa: PLC0415
     from ray._private import services  # noqa: PLC0415
 
