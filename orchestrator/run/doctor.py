@@ -29,7 +29,7 @@ from orchestrator.journal.steps import read_table
 from orchestrator.launch.backend import ClusterUnusable, find_backend
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
-from orchestrator.run.next_commands import RUNS
+from orchestrator.run.progress import RUNS
 from orchestrator.storage.addresses import folder
 from orchestrator.tracking.destinations import destination
 from orchestrator.values import codec

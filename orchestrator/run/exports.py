@@ -23,8 +23,7 @@ from orchestrator.reading.examples import spec_text
 from orchestrator.reading.huggingface_config import config_of, same_config
 from orchestrator.reading.load import places
 from orchestrator.reading.nodes import read
-from orchestrator.run.next_commands import RUNS
-from orchestrator.run.progress import Progress, TaskEnded, UnitsDone, silent
+from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs

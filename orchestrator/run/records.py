@@ -15,8 +15,16 @@ from orchestrator.journal.listing import find_run, list_journals, list_runs
 from orchestrator.journal.ownership import check_own, owner_of
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run import progress as events
-from orchestrator.run.next_commands import RUNS, run_command, storage_command
-from orchestrator.run.progress import Notice, Progress, Stage, TaskEnded, Tracked
+from orchestrator.run.progress import (
+    RUNS,
+    Notice,
+    Progress,
+    Stage,
+    TaskEnded,
+    Tracked,
+    run_command,
+    storage_command,
+)
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import server

@@ -12,8 +12,15 @@ from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.ownership import check_folder_own, request_cancel
 from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
-from orchestrator.run.next_commands import RUNS, run_command
-from orchestrator.run.progress import NotConfirmed, Notice, Progress, RunUpdate, silent
+from orchestrator.run.progress import (
+    RUNS,
+    NotConfirmed,
+    Notice,
+    Progress,
+    RunUpdate,
+    run_command,
+    silent,
+)
 from orchestrator.run.records import catch_up
 from orchestrator.storage.addresses import folder
 from orchestrator.values.report import Report

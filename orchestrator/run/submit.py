@@ -28,8 +28,16 @@ from orchestrator.run import cluster as clusters
 from orchestrator.run.calibrate import PROFILE_DOCUMENT, calibrated_plan
 from orchestrator.run.cluster import check_cluster, start_driver
 from orchestrator.run.follow import drive, follow
-from orchestrator.run.next_commands import RUNS, run_command, spec_command
-from orchestrator.run.progress import NotConfirmed, Notice, Progress, interruptible, silent
+from orchestrator.run.progress import (
+    RUNS,
+    NotConfirmed,
+    Notice,
+    Progress,
+    interruptible,
+    run_command,
+    silent,
+    spec_command,
+)
 from orchestrator.run.progress import collected_interrupts as interrupts
 from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end

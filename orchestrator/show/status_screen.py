@@ -19,7 +19,7 @@ from orchestrator.formatting import (
 )
 from orchestrator.journal.run_journal import LogTail, list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
-from orchestrator.run.next_commands import run_command
+from orchestrator.run.progress import run_command
 from orchestrator.show.parts import (
     Command,
     Row,
