@@ -102,9 +102,6 @@ def _compare_run(
     )
 
 
-# Measured against predicted step time, and the parts of the difference.
-
-
 def _reference(plan: Plan) -> tuple[PredictionKind, float]:
     """Return what a measurement is compared with: the expected step, or the lower bound."""
     step_s = plan.forecast.step_s
@@ -171,9 +168,6 @@ def device_times(measured: Measurement) -> tuple[float, float]:
     return usual_s, mean_s - usual_s
 
 
-# What the steps after warm-up took, and their spread.
-
-
 def _measure(plan: Plan, steps: StepTable) -> Measurement | None:
     """Return the measurement of the steps after warm-up, without first steps of attempts."""
     warm = steps.warm
@@ -205,9 +199,6 @@ def _spread(figures: Floats) -> values.Spread:
     """Return median, tenth and ninetieth percentile; all the same for a single value."""
     low, middle, high = np.quantile(figures, [0.1, 0.5, 0.9])
     return values.Spread(median=float(middle), low=float(low), high=float(high))
-
-
-# What each stage of a run took, compared with its forecast.
 
 
 def _steps_of(plan: Plan, steps: StepTable) -> StepTable:
@@ -256,9 +247,6 @@ def _stage_totals(stages: list[StageReport]) -> values.StageTotals:
         predicted_s=sum(predicted) if len(predicted) == len(stages) else None,
         dollars=sum(paid) if len(paid) == len(stages) else None,
     )
-
-
-# Where the time of a run went.
 
 
 def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:

@@ -46,9 +46,6 @@ def report_of_runs(
     return _make_scaling_report(journal.key, study, runs)
 
 
-# The predicted scaling of a study, from the plans of its trials.
-
-
 def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecast:
     """Return the forecast of each trial, relative to the smallest of its series."""
     assert study.scaling
@@ -138,9 +135,6 @@ def _figures(plan: Plan) -> dict[str, Any]:
     }
 
 
-# Which ledger lines grow over trials as the gap between measured and predicted does.
-
-
 _MIN_TRIALS = 2  # every line explains a single gap
 _MIN_SHARE = 0.5
 _MAX_LINES = 3
@@ -174,9 +168,6 @@ def _explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[values.GapExplana
             explanations.append(found)
     explanations.sort(key=lambda explanation: -explanation.share)
     return tuple(explanations[:_MAX_LINES])
-
-
-# The measured scaling of a study, compared with the predicted one.
 
 
 @dataclass(frozen=True)
@@ -296,9 +287,6 @@ def _spread(runs: Sequence[_TrialRun], figure: Callable[[Measurement], float]) -
     """Return the median and the extremes of a figure over repeats."""
     figures = [figure(run.report.measured) for run in runs if run.report.measured]
     return Spread(median=median(figures), low=min(figures), high=max(figures))
-
-
-# What a sweep costs, from the plans of its trials.
 
 
 def _forecast_sweep(study: Study, plans: _TrialPlans) -> values.SweepForecast:

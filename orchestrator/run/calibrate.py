@@ -137,9 +137,6 @@ def _this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
     )
 
 
-# The store of profiles.
-
-
 def _profile_folder() -> Path:
     return platformdirs.user_cache_path("orch") / "profiles"
 
@@ -189,9 +186,6 @@ def _stored_profiles() -> list[_StoredProfile]:
                 ages[path] = path.stat().st_mtime, profile
     ordered = sorted(ages.items(), key=lambda item: -item[1][0])
     return [_StoredProfile(profile, path) for path, (_, profile) in ordered]
-
-
-# The processes that measure.
 
 
 def _measure(plan: Plan | None = None) -> Measurements:

@@ -67,9 +67,6 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> HealthR
     return HealthReport(findings=tuple(checks))
 
 
-# A check for each thing that a run needs, in the order in which it needs them.
-
-
 def _good(name: str, detail: str) -> Finding:
     return Finding(name=name, health="good", detail=detail)
 

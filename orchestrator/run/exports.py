@@ -91,9 +91,6 @@ def pack(arguments: Sequence[str]) -> int:
                 continue
 
 
-# The weights of a run, as a Hugging Face folder.
-
-
 @dataclass(frozen=True)
 class _SavedWeights:
     """A checkpoint of a run, the plan of its trainer, and where the spec's paths begin."""

@@ -134,9 +134,6 @@ def _is_own(journal: Journal) -> bool:
     return False
 
 
-# The MLflow UI, with its comparisons set up.
-
-
 def ui(
     storage: str | Path = RUNS, *, port: int | None = None, progress: Progress | None = None
 ) -> None:

@@ -70,9 +70,6 @@ def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
     return [make_report(record) for record in {record.key: record for record in found}.values()]
 
 
-# Logs: the last lines, all of a rank, or lines as they come.
-
-
 @dataclass(frozen=True, kw_only=True)
 class _RunLogs:
     """The logs of a run as they are now; `more` ranks have others. `empty` where none was left."""
@@ -161,9 +158,6 @@ def _follow_logs(
             return
         only_tail = False
         time.sleep(_POLL_S)
-
-
-# Cancel and remove.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,9 +249,6 @@ def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
     return run
 
 
-# The ingredients of runs.
-
-
 def _new_run(
     path: Path, spec: Spec, plan: Plan, steps: int, profile: tuple[int, int] | None = None
 ) -> RunRequest:
@@ -339,9 +336,6 @@ def _run_with_key(request: Request) -> Run | None:
     if digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} already exists, with another plan: choose another --key")
     return run
-
-
-# Resume a run that nothing drives any more, from its last checkpoint.
 
 
 def resume(

@@ -17,8 +17,6 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.values.plan import LineKind, Plan
 from orchestrator.values.spec import Batch, Experiment, Pods, Resources, Spec
 
-# Published figures, recomputed from the inputs that give them and from exact inputs.
-
 
 def _is_about(question: BookQuestion, spec: Spec) -> bool:
     """Whether a question is about the spec's model and, where it names slices, about its slices."""

@@ -182,9 +182,6 @@ def derive(spec: Spec, mfu: float) -> tuple[Worksheet, tuple[DerivationSection, 
     return sheet, tuple(sections)
 
 
-# The goodput of a plan, worked out from failures and saves as docs/goodput.md has it.
-
-
 _FORMULAS = (
     Formula("seconds between failures", "M", "86400 / failures", "s"),
     Formula("a recovery", "R", "detection + waiting + restart + restore", "s"),

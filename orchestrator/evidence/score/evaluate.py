@@ -217,9 +217,6 @@ def _p90(values: Floats) -> Any:
     return np.quantile(values, 0.9)
 
 
-# Predicted shares of effective time against published ones; recoveries against the campaign.
-
-
 def goodput_scores() -> tuple[samples.GoodputScore, ...]:
     """Return the goodput of each published run, predicted from its own rates."""
     scores = []

@@ -240,9 +240,6 @@ def _robust_least_squares(
     return np.asarray(solution.x)
 
 
-# How sure the constants are, and how far other runs stray.
-
-
 _TINY = 1e-9
 _INTERVAL_SHARE = 0.80
 _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
@@ -326,9 +323,6 @@ def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
         for chip in {s.run.chip for s in samples}
     }
     return lambda s: s.measured_s * s.mfu / of_chip.get(s.run.chip, every)
-
-
-# The learned constants as the catalog's file, each with the rows it was learned from.
 
 
 _HEAD = """\

@@ -13,9 +13,6 @@ from orchestrator.planning import flops
 from orchestrator.values.fields import DType
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
-# The cells of a row: numbers, types, and what only the notes state.
-
-
 Row = dict[str, str]
 _MOST = 10**15  # of anything counted; beyond it sums are no longer exact
 _TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}

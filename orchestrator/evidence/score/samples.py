@@ -29,8 +29,6 @@ from orchestrator.values.goodput import Uncertain
 from orchestrator.values.plan import LedgerLine, LineKind
 from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
 
-# Lays a published run out as it was run, and prices it with the planner's own functions.
-
 
 def _lay_out(run: PublishedRun) -> tuple[Training, list[LedgerLine]]:
     """Return the run as it was run, and its ledger of seconds."""
