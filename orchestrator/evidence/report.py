@@ -304,9 +304,8 @@ def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
 def _add_steps(
     badput_s: dict[Badput, float], table: StepTable, usual_s: float, counted: NDArray[np.bool_]
 ) -> float:
-    """Add the time that steps lost, and return what they trained: of the first step of an attempt
-    only as long as a usual one takes.
-    """
+    """Add the time that steps lost, and return what they trained."""
+    # The first step of an attempt trains only as long as a usual one takes.
     step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
     badput_s["wasted_progress_from_disruption"] += float(step_s[~counted].sum())
     evaluated_s = {False: 0.0, True: 0.0}

@@ -172,10 +172,7 @@ def _explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[values.GapExplana
 
 @dataclass(frozen=True)
 class _TrialRun:
-    """A run of a trial: its report, the plan that ran, and the plan for chips.
-
-    The two plans differ in a rehearsal.
-    """
+    """A run of a trial: its report, its plan, and that for chips, which differs in a rehearsal."""
 
     trial: int
     repeat: int
@@ -332,10 +329,7 @@ _Losses = tuple[Integers, Floats]  # the steps of a trial by index, in order, an
 
 
 def _trial_losses(study: StudyJournal) -> dict[int, _Losses]:
-    """Return the losses of the newest first repeat of each trial, of each step its last attempt.
-
-    The other repeats have the same losses.
-    """
+    """Return the losses of each trial's newest first repeat: the other repeats have the same."""
     newest = {start.trial: start for start in study.trial_starts() if start.repeat == 1}
     losses = {}
     for number, start in newest.items():
@@ -399,9 +393,7 @@ def _make_sweep_report(
 def _loss_figures(
     losses: _Losses, steps: int
 ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-    """Return the mean loss over the last tenth of all steps, as far as a trial came, and the mean
-    losses of equal parts, each at its last step.
-    """
+    """Return the mean loss of the last tenth, and those of equal parts, each at its last step."""
     index, loss = losses
     done = int(index[-1]) + 1 if len(index) else 0
 

@@ -189,9 +189,7 @@ def _stored_profiles() -> list[_StoredProfile]:
 
 
 def _measure(plan: Plan | None = None) -> Measurements:
-    """Time a plan's step on emulated devices, in a process for each of its hosts; without a plan,
-    what one of this machine's own devices does.
-    """
+    """Time a plan's step on emulated devices; without a plan, one of this machine's own devices."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [*_COMMAND, str(folder / _RESULT)]
@@ -249,9 +247,7 @@ class _BusyCores:
         self.began_s, self.busy_s, self.own_s = time.monotonic(), _busy_s(), _own_s()
 
     def share_of_others(self) -> float:
-        """Return the share of the cores' time that went to other programs than this one and its
-        children.
-        """
+        """Return the share of the cores' time that neither this process took nor its children."""
         others_s = (_busy_s() - self.busy_s) - (_own_s() - self.own_s)
         return max(0.0, others_s / ((time.monotonic() - self.began_s) * len(_own_cores())))
 

@@ -58,8 +58,7 @@ def import_maxtext(
     slices: int | None = None,
     command: int | None = None,
 ) -> ImportedSpec:
-    """Return the spec of a MaxText run, from files (YAML, scripts) and `key=value` words, in their
-    order.
+    """Return the spec of a MaxText run, from files (YAML, scripts) and `key=value` words in order.
 
     `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them;
     `command` is the number of one command of a script that trains several times.
@@ -145,9 +144,7 @@ def export_weights(
 
 @contextmanager
 def _start_folder(saved: _SavedWeights) -> Iterator[Path | None]:
-    """Yield the folder that a run started from; for one in a bucket a copy of all but the
-    weights.
-    """
+    """Yield the folder that a run started from; of one in a bucket, a copy without the weights."""
     start = saved.plan.start
     folder = input_path(saved.folder, start.huggingface) if start else None
     objects = stored_inputs(folder, (_CONFIG, *_COMPANIONS)) if folder else None
@@ -200,9 +197,7 @@ def _checked_step(run: str, steps: list[int], wanted: int | None) -> int:
 
 
 def _write_weights(request: WeightsRequest, report: Progress) -> WeightsResult:
-    """Send a request to a process that knows JAX and the trainer, and follow it to its answer. The
-    process does not outlive this.
-    """
+    """Let a process that knows JAX and the trainer write weights. It does not outlive this."""
     pipe = subprocess.PIPE
     with subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin

@@ -43,10 +43,7 @@ _UI_TASK = "MLflow UI"
 def sync(
     runs: Sequence[str] = (), storage: str | Path = RUNS, *, progress: Progress | None = None
 ) -> list[SyncResult]:
-    """Bring MLflow up to the journals of runs, or of all runs of this user where none is named.
-
-    A run that cannot be recorded has a `problem`.
-    """
+    """Bring MLflow up to the journals of runs, or of all of this user; a failure is a `problem`."""
     where, recorder = folder(storage), Recorder(os.environ)
     journals = [find_run(where, run) for run in runs] or _own_runs(where)
     return [_sync_run(recorder, journal, progress or events.silent) for journal in journals]
@@ -152,9 +149,7 @@ def ui(
 
 
 def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
-    """Return where the runs of a storage directory are recorded; databases last, since one is
-    served until it is stopped.
-    """
+    """Return where the runs of a storage are recorded; databases are last: each blocks to its end."""
     notes = [tracking.read_sync_state(journal) for journal in list_journals(storage)]
     found = dict.fromkeys(
         note.destination

@@ -83,9 +83,7 @@ class _RunLogs:
 def logs(
     run: str, storage: str | Path = RUNS, *, rank: int | None = None, attempt: int | None = None
 ) -> _RunLogs:
-    """Return the logs of a run's newest attempt: the last lines of the first ranks, or all of one
-    rank.
-    """
+    """Return the newest logs of a run: the last lines of the first ranks, or all of one rank."""
     record = journal.find_run(folder(storage), run)
     found = record.run()
     selected, others = _select_logs(record, found, rank, attempt)
@@ -109,9 +107,7 @@ def logs(
 def _select_logs(
     record: Journal, run: Run, rank: int | None, attempt: int | None
 ) -> tuple[list[Log], list[Log]]:
-    """Return the logs of one rank, or without it of the first few ranks and of the driver; and the
-    other logs. The attempt is the newest where none is given.
-    """
+    """Return the logs of one rank, or of the first few and of the driver; and the other logs."""
     attempts = [str(entry.number) for entry in run.attempts]
     if attempt is not None and attempt > len(attempts):
         raise UnknownName("attempt", attempt, attempts or ["none"])
@@ -132,9 +128,7 @@ def follow_logs(
     attempt: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines of a run's logs as they are written, through all attempts, until the run has
-    ended; the end is reported.
-    """
+    """Yield the lines of a run's logs as they are written, through all attempts; report its end."""
     record = journal.find_run(folder(storage), run)
     return _follow_logs(record, rank, attempt, progress or silent)
 
@@ -193,10 +187,7 @@ def remove(
     *,
     confirm: Callable[[Run | StudyStatus], bool] | None = None,
 ) -> Run | StudyStatus:
-    """Remove a run, or a study with all its runs: journals, logs and checkpoints.
-
-    `confirm` is called with it first, and says whether to go on.
-    """
+    """Remove a run, or a study with all its runs, if `confirm`, called with it first, says so."""
     where = folder(storage)
     record = find_run_or_study(where, run)
     target: Run | StudyStatus

@@ -125,8 +125,7 @@ def submit(
 
 
 def run_once(request: Request) -> Run:
-    """Prove a plan, make its run, start it on the named cluster or on emulated slices of this
-    machine, and follow it to its end; return the run as it stands then.
+    """Prove a plan, run it on the named cluster or rehearse it here, and return the run at its end.
 
     `RunExists` when its key is taken.
     """

@@ -130,9 +130,7 @@ _CHANGED_BY_RATES = ("W", "alpha", "fsdp_least", "Y_most", "mixed_least", "mixed
 
 
 def derive(spec: Spec, mfu: float) -> tuple[Worksheet, tuple[DerivationSection, ...]]:
-    """Return the numbers by symbol, and sections for the reader: everything by the book's rates,
-    and then the bounds by the vendor's.
-    """
+    """Return the numbers, and the sections: by the book's rates, then bounds by the vendor's."""
     chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
     precision, network = spec.experiment.precision, decoder(spec.experiment.model)

@@ -214,9 +214,7 @@ def _seconds_of(sample: Sample) -> tuple[dict[str, float], float]:
 def _robust_least_squares(
     matrix: Floats, constant: Floats, samples: int, unknowns: list[_Unknown]
 ) -> Floats:
-    """Return the solution within bounds. Samples, which come first, have a soft L1 loss, priors the
-    square.
-    """
+    """Return the solution within bounds. The first rows, samples, have a soft L1 loss."""
     require("score")
     from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
 
@@ -259,9 +257,7 @@ def held_out(samples: list[Sample], key: Key) -> Iterator[tuple[str, list[Sample
 
 
 def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
-    """Return the constants of these rows, how sure they are, and how far rows of other keys stray:
-    those of REFERENCE, and those of other software, which a new software is like.
-    """
+    """Return the constants of these rows, how sure they are, and how far other keys stray."""
     constants = _fit(samples)
     folds = list(held_out(samples, key))
     if len(folds) < 2:

@@ -142,10 +142,7 @@ _OF_WORDS: tuple[tuple[str, _Kernel], ...] = (
 
 
 def _software_of(row: Row) -> _RunSoftware:
-    """Return the three cells of a row, or what is assumed for them.
-
-    An error names the line, the column and what may be there.
-    """
+    """Return the three cells of a row, or what is assumed for them; refuse a wrong cell."""
     stated = {column: row.get(column, "").lower() for column in _SOFTWARE_COLUMNS}
     for column, text in stated.items():
         allowed = {_KERNEL: get_args(_Kernel), _AVERAGES: get_args(_Averages)}.get(column)
@@ -207,9 +204,7 @@ class _Window:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row. None where it states nothing; the mesh is that inside a slice, and the
-    slices that share weights.
-    """
+    """One row; None where it states nothing. The mesh has the slices that share weights, too."""
 
     id: str
     group: str
