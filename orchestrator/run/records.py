@@ -149,7 +149,7 @@ def ui(
 
 
 def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
-    """Return where the runs of a storage are recorded; databases are last: each blocks to its end."""
+    """Return where the runs of a storage are recorded; databases, served to the end, are last."""
     notes = [tracking.read_sync_state(journal) for journal in list_journals(storage)]
     found = dict.fromkeys(
         note.destination

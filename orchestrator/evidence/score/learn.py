@@ -123,19 +123,23 @@ def _fit(samples: list[Sample]) -> _Constants:
 
     # The ranges of all rows by axis. How well collectives hide is the software's own, so these axes
     # are those of the reference. The range of chips is one for each kind of chip.
-    values = [sample.axis_values() for sample in samples]
-    reference = [sample.axis_values() for sample in samples if _is_reference(sample)] or values
-    counts: dict[str, list[float]] = {sample.run.chip: [] for sample in samples}
-    for sample, value in zip(samples, values, strict=True):
-        counts[sample.run.chip].append(value["chips"])
-    by_axis = {
-        axis: [value[axis] for value in (reference if axis in _OF_COLLECTIVES else values)]
-        for axis in AXES
-        if axis != "chips"
-    }
+    values = [(sample, sample.axis_values()) for sample in samples]
+    every = [reached for _, reached in values]
+    reference = [reached for sample, reached in values if _is_reference(sample)] or every
+
+    def range_of(axis: str, rows: list[dict[str, float]]) -> Range:
+        return Range(low=min(row[axis] for row in rows), high=max(row[axis] for row in rows))
+
     return _Constants(
-        ranges={axis: Range(low=min(v), high=max(v)) for axis, v in by_axis.items()},
-        chips={chip: Range(low=min(v), high=max(v)) for chip, v in counts.items()},
+        ranges={
+            axis: range_of(axis, reference if axis in _OF_COLLECTIVES else every)
+            for axis in AXES
+            if axis != "chips"
+        },
+        chips={
+            chip: range_of("chips", [row for sample, row in values if sample.run.chip == chip])
+            for chip in chips
+        },
         matmul={chip: 1 / found[f"matmul.{chip}"] for chip in chips},
         of_unit={unit: 1 / found[f"unit.{unit}"] for unit in _UNITS},
         shared={

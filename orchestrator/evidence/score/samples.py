@@ -342,10 +342,10 @@ class Sample:
         return max(expected - below / share, self.lower_s), expected + above / share
 
     def uncertainty(self, efficiency: Efficiency) -> tuple[float, float]:
-        """Return how far its figure may be off, as shares: for its constants, and for the unseen."""
+        """Return how far its figure may be off, as shares: for its constants and for the unseen."""
         own, (_, unsure_s) = _as_run(efficiency, self.run), self._overhead_s(efficiency)
-        of_constants = hypot(pricing.deviation(self.todo, own), unsure_s / self.measured_s)
-        return of_constants, pricing.unseen(self.todo, self.axis_values(), own)
+        constants = hypot(pricing.deviation(self.todo, own), unsure_s / self.measured_s)
+        return constants, pricing.unseen(self.todo, self.axis_values(), own)
 
 
 def _sample_of(row: Row) -> Sample:
