@@ -178,14 +178,13 @@ def find(prefix: str) -> _StoredProfile:
 
 def _stored_profiles() -> list[_StoredProfile]:
     """Return all profiles, the newest first. A file that cannot be read counts as absent."""
-    ages = {}
+    found = []
     for path in _profile_folder().glob("*.json"):
         with suppress(OSError, msgspec.DecodeError):
             profile = codec.from_json(path.read_bytes(), ChipProfile)
             if profile.schema == _SCHEMA and codec.digest(profile) == path.stem:
-                ages[path] = path.stat().st_mtime, profile
-    ordered = sorted(ages.items(), key=lambda item: -item[1][0])
-    return [_StoredProfile(profile, path) for path, (_, profile) in ordered]
+                found.append((path.stat().st_mtime, _StoredProfile(profile, path)))
+    return [stored for _, stored in sorted(found, key=lambda pair: -pair[0])]
 
 
 def _measure(plan: Plan | None = None) -> Measurements:

@@ -15,16 +15,7 @@ from orchestrator.journal.listing import find_run, list_journals, list_runs
 from orchestrator.journal.ownership import check_own, owner_of
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run import progress as events
-from orchestrator.run.progress import (
-    RUNS,
-    Notice,
-    Progress,
-    Stage,
-    TaskEnded,
-    Tracked,
-    run_command,
-    storage_command,
-)
+from orchestrator.run.progress import RUNS, Notice, Progress, Stage, TaskEnded, Tracked
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import server
@@ -91,7 +82,7 @@ def tracked_at_end(journal: Journal) -> Tracked:
         where, problem = note.destination, None
     else:
         ended = f"recording {journal.key}", "it has ended, and nothing of it is left running"
-        with events.interruptible(*ended, run_command("sync", journal.key, storage)):
+        with events.interruptible(*ended, events.run_command("sync", journal.key, storage)):
             result = Recorder(os.environ).record(journal)
         where, problem = result.destination, result.problem
     if where is None:
@@ -159,9 +150,9 @@ def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
     if not found:
         if notes and not _own_runs(storage):
             why = f"the runs in {storage} belong to another user: what MLflow has is not opened"
-            raise ForeignRun(why, next_command=storage_command("runs", storage))
+            raise ForeignRun(why, next_command=events.storage_command("runs", storage))
         why = f"nothing is recorded of the runs in {storage}"
-        raise OrchError(why, next_command=storage_command("sync", storage))
+        raise OrchError(why, next_command=events.storage_command("sync", storage))
     by_uri: dict[str, list[Destination]] = {}
     for place in sorted(found, key=lambda place: not is_server(place)):
         by_uri.setdefault(place.uri, []).append(place)

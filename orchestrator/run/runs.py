@@ -12,15 +12,8 @@ from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.ownership import check_folder_own, request_cancel
 from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
-from orchestrator.run.progress import (
-    RUNS,
-    NotConfirmed,
-    Notice,
-    Progress,
-    RunUpdate,
-    run_command,
-    silent,
-)
+from orchestrator.run import progress as events
+from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.run.records import catch_up
 from orchestrator.storage.addresses import folder
 from orchestrator.values.report import Report
@@ -36,7 +29,7 @@ def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> lis
     """Return all runs in a storage directory, newest first."""
     listed, problems = journal.list_runs(folder(storage))
     for problem in problems:
-        (progress or silent)(Notice("problem", message=problem))
+        (progress or events.silent)(Notice("problem", message=problem))
     catch_up(folder(storage), listed)
     return listed
 
@@ -130,7 +123,7 @@ def follow_logs(
 ) -> Iterator[LogLine]:
     """Yield the lines of a run's logs as they are written, through all attempts; report its end."""
     record = journal.find_run(folder(storage), run)
-    return _follow_logs(record, rank, attempt, progress or silent)
+    return _follow_logs(record, rank, attempt, progress or events.silent)
 
 
 def _follow_logs(
@@ -148,7 +141,7 @@ def _follow_logs(
         for reader in readers.values():
             yield from reader.read(incomplete=ended)
         if ended:
-            progress(RunUpdate(run=run, steps=()))
+            progress(events.RunUpdate(run=run, steps=()))
             return
         only_tail = False
         time.sleep(_POLL_S)
@@ -201,7 +194,7 @@ def remove(
         target = record.run()
         why = f"run {target.run} is {target.state}" if target.state in LIVE else None
     if why:
-        raise RunIsLive(why, next_command=run_command("cancel", record.key, where))
+        raise RunIsLive(why, next_command=events.run_command("cancel", record.key, where))
     if confirm and not confirm(target):
         raise NotConfirmed(f"{record.key}: not confirmed, nothing was removed")
     if isinstance(record, StudyJournal):
