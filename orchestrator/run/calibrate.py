@@ -69,9 +69,8 @@ def calibrated_plan(plan: Plan, progress: Progress) -> tuple[Plan, bytes]:
         with task(progress, _TASK):
             progress(Stage(task=_TASK, stage="a step with few layers, about a minute"))
             stored = _measure_plan(plan)
-    return calibrated.with_profile(plan, stored.profile), codec.to_pretty_json(
-        stored.profile
-    ).encode()
+    profile = stored.profile
+    return calibrated.with_profile(plan, profile), codec.to_pretty_json(profile).encode()
 
 
 def _stored_profile(plan: Plan) -> _StoredProfile | None:

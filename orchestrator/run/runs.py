@@ -187,8 +187,8 @@ def remove(
     check_folder_own(record.path)
     if isinstance(record, StudyJournal):
         target = record.status()
-        for each in target.runs:
-            check_folder_own(record.storage / each.run)
+        for trial_run in target.runs:
+            check_folder_own(record.storage / trial_run.run)
         why = f"study {record.key}: a run of it goes on" if target.state == "running" else None
     else:
         target = record.run()
