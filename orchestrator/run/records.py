@@ -140,7 +140,7 @@ def ui(
 
 
 def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
-    """Return where the runs of a storage are recorded, databases last: each is served to its end."""
+    """Return where the runs of a storage are recorded, databases last: each is served alone."""
     notes = [tracking.read_sync_state(journal) for journal in list_journals(storage)]
     found = dict.fromkeys(
         note.destination

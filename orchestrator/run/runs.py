@@ -180,7 +180,7 @@ def remove(
     *,
     confirm: Callable[[Run | StudyStatus], bool] | None = None,
 ) -> Run | StudyStatus:
-    """Remove a run, or a study with all its runs, unless `confirm`, which gets it first, refuses."""
+    """Remove a run, or a study with its runs, unless `confirm`, which gets it first, refuses."""
     where = folder(storage)
     record = find_run_or_study(where, run)
     target: Run | StudyStatus
