@@ -342,7 +342,7 @@ class Sample:
         return max(expected - below / share, self.lower_s), expected + above / share
 
     def uncertainty(self, efficiency: Efficiency) -> tuple[float, float]:
-        """Return how far its figure may be off, as shares: by constants, and by what no run shows."""
+        """Return how far its figure may be off, as shares: for its constants and the unseen."""
         own, (_, unsure_s) = _as_run(efficiency, self.run), self._overhead_s(efficiency)
         constants = hypot(pricing.deviation(self.todo, own), unsure_s / self.measured_s)
         return constants, pricing.unseen(self.todo, self.axis_values(), own)
