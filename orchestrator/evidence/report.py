@@ -18,7 +18,7 @@ from orchestrator.values.report import Badput, Measurement, PredictionKind, Repo
 from orchestrator.values.run import Run
 
 _SCHEMA = 5
-# What a report has of the run and of its plan, unchanged.
+# Keys of a report whose values are those of the run, and those of its plan.
 _OF_RUN = (
     "run", "id", "name", "state", "reason", "rehearsal", "rehearses", "spec_digest", "steps",
     "steps_done", "problems",

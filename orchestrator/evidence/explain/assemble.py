@@ -392,7 +392,7 @@ def _expectation(plan: Plan) -> formula.ExpectedStep | None:
     efficiency, step_s = catalog.efficiency(plan.chip), plan.forecast.step_s
     if efficiency is None or step_s.expected is None or step_s.low is None or step_s.high is None:
         return None
-    # Of each kind of line: the symbols of learned constants in its formula.
+    # The symbols of learned constants in the formula of each kind of line.
     learned: dict[LineKind, dict[str, LearnedConstant]] = {
         "matmul": {"share": efficiency.matmul},
         "attention": {"share": efficiency.attention},
