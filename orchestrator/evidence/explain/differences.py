@@ -138,8 +138,8 @@ def _say_mesh(
 def _batch(spec: Spec, plan: Plan) -> _Figures | None:
     """Return what the requested batch would lead to, if the plan changed it.
 
-    With it a token takes `longer`, as a share of its time. Where it cannot be planned, `reason` says
-    why, and `nearest` has the batches that can.
+    With it a token takes `longer`, as a share of its time. Where it has no plan, `reason` says why,
+    and `nearest` are the batches with one.
     """
     size, requested = plan.batch, spec.experiment.batch
     if size.sequences == size.requested_sequences:
