@@ -14,7 +14,7 @@ from orchestrator import storage
 from orchestrator.errors import DataUnusable, SpecError
 from orchestrator.reading.load import load, missing_inputs
 from orchestrator.reading.problems import SpecProblems
-from orchestrator.run.exports import _companions, _SavedWeights, _start_folder
+from orchestrator.run.exports import _companions, _start_folder
 from orchestrator.run.submit import _check_inputs
 from orchestrator.storage import bucket as buckets
 from orchestrator.storage.addresses import StoredInput
@@ -229,8 +229,7 @@ def test_exported_weights_get_the_config_and_the_tokenizer_of_their_start(
     folder = write_model(tmp_path / "model", config_of("llama"))
     (folder / "tokenizer.json").write_text("{}")
     start = StartingWeights(huggingface=upload(one_bucket, folder, "model"))
-    saved = _SavedWeights(replace(plan_of(), start=start), tmp_path, 1, None, tmp_path)
-    with _start_folder(saved) as copy:
+    with _start_folder(replace(plan_of(), start=start), tmp_path) as copy:
         assert copy is not None
         assert (copy / "config.json").read_bytes() == (folder / "config.json").read_bytes()
         assert [one.name for one in _companions(copy)] == ["tokenizer.json"]

@@ -13,7 +13,7 @@ import pytest
 from orchestrator import plugins, storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, MissingExtra
 from orchestrator.journal import boundary, events, files
-from orchestrator.run.next_commands import _storage_option, storage_of
+from orchestrator.run.progress import _storage_option, storage_of
 from orchestrator.storage import bucket as bucket_module
 from orchestrator.storage import segments
 from orchestrator.storage.addresses import Place, place_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import CheckpointFailed, DataUnusable, SpecError
-from orchestrator.evidence.explain.derivation import goodput_section
+from orchestrator.evidence.explain.assemble import goodput_section
 from orchestrator.formatting import DAY_S
 from orchestrator.journal.steps import StepLog, _table_of, counted_steps
 from orchestrator.planning.planner import make_plan

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from orchestrator import storage
-from orchestrator.run.next_commands import RUNS
+from orchestrator.run.progress import RUNS
 from orchestrator.storage.addresses import reserved_name
 from orchestrator.values.spec import Spec
 

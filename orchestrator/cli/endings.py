@@ -27,8 +27,7 @@ from orchestrator.reading.expectations import keys_of_specs
 from orchestrator.reading.load import FLAG
 from orchestrator.reading.offer_options import WrongOption
 from orchestrator.reading.problems import Problem, SpecProblems
-from orchestrator.run.next_commands import spec_command
-from orchestrator.run.progress import OperationInterrupted
+from orchestrator.run.progress import OperationInterrupted, spec_command
 from orchestrator.show.parts import fit
 from orchestrator.show.terminal import ERROR, columns, echo, is_live, say_error, show
 from orchestrator.values.refusal import ErrorDetail, ErrorReport, Hint

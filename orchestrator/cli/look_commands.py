@@ -12,8 +12,7 @@ from orchestrator.errors import OrchError
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
-from orchestrator.run.next_commands import run_command, storage_command
-from orchestrator.run.progress import interruptible
+from orchestrator.run.progress import interruptible, run_command, storage_command
 from orchestrator.show.machine_screens import (
     calibration_screen,
     doctor_screen,

@@ -23,8 +23,7 @@ from orchestrator.errors import SpecError, refuse_options
 from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
-from orchestrator.run.next_commands import offer_command, spec_command, stage_option
-from orchestrator.run.progress import interruptible
+from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen, stages_screen
 from orchestrator.show.terminal import CommandResult, show_result

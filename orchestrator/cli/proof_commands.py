@@ -18,8 +18,7 @@ from orchestrator.cli.arguments import (
     has_many_plans,
 )
 from orchestrator.errors import refuse_options
-from orchestrator.run.next_commands import spec_command, stage_option
-from orchestrator.run.progress import interruptible
+from orchestrator.run.progress import interruptible, spec_command, stage_option
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.explain_screen import explain_screen
 from orchestrator.show.parts import Detail

@@ -11,7 +11,7 @@ from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
 from orchestrator.cli.endings import as_typed
 from orchestrator.errors import Interrupted, NotAnswered, SpecError, refuse_options
 from orchestrator.evidence.studies import report_of_study
-from orchestrator.run.next_commands import run_command, spec_command
+from orchestrator.run.progress import run_command, spec_command
 from orchestrator.run.studies import Outcome, StudyResult
 from orchestrator.run.submit import Confirm
 from orchestrator.show.endings import (

@@ -10,8 +10,7 @@ from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.interop.kubernetes import ManifestKind
 from orchestrator.interop.maxtext.exported_run import script_of
 from orchestrator.reading.examples import yaml_text
-from orchestrator.run.next_commands import spec_command
-from orchestrator.run.progress import interruptible
+from orchestrator.run.progress import interruptible, spec_command
 from orchestrator.show.machine_screens import (
     examples_screen,
     import_lines,

@@ -18,7 +18,7 @@ from orchestrator.values.report import Badput, Measurement, PredictionKind, Repo
 from orchestrator.values.run import Run
 
 _SCHEMA = 5
-# What a report has of the run and of its plan, unchanged.
+# Keys of a report whose values are those of the run, and those of its plan.
 _OF_RUN = (
     "run", "id", "name", "state", "reason", "rehearsal", "rehearses", "spec_digest", "steps",
     "steps_done", "problems",
@@ -60,7 +60,7 @@ def _compare_run(
     measured = _measure(plan, _steps_of(plan, counted) if whole.stages else counted)
     has_forecast = not run.rehearsal or bool(plan.chip_profile)  # about the devices of the run
     compared = measured if has_forecast else None
-    stages = [_stage_report(stage, every_step, compared=has_forecast) for stage in whole.stages]
+    stages, stage_totals = _stage_reports(whole, every_step, compared=has_forecast)
     step_s = plan.forecast.step_s
     inside_interval: bool | None = None
     if compared and step_s.low is not None and step_s.high is not None:
@@ -97,12 +97,9 @@ def _compare_run(
             measured_bytes=int(known_hbm.max()) if len(known_hbm) else None,
             hbm_bytes=None if run.rehearsal else plan.forecast.hbm_bytes_per_device,
         ),
-        stages=tuple(stages),
-        stage_totals=_stage_totals(stages) if stages else None,
+        stages=stages,
+        stage_totals=stage_totals,
     )
-
-
-# Measured against predicted step time, and the parts of the difference.
 
 
 def _reference(plan: Plan) -> tuple[PredictionKind, float]:
@@ -171,9 +168,6 @@ def device_times(measured: Measurement) -> tuple[float, float]:
     return usual_s, mean_s - usual_s
 
 
-# What the steps after warm-up took, and their spread.
-
-
 def _measure(plan: Plan, steps: StepTable) -> Measurement | None:
     """Return the measurement of the steps after warm-up, without first steps of attempts."""
     warm = steps.warm
@@ -207,58 +201,59 @@ def _spread(figures: Floats) -> values.Spread:
     return values.Spread(median=float(middle), low=float(low), high=float(high))
 
 
-# What each stage of a run took, compared with its forecast.
-
-
 def _steps_of(plan: Plan, steps: StepTable) -> StepTable:
     """Return the steps of a plan, of those of its whole run."""
     return steps.rows((steps.index >= plan.first_step) & (steps.index < plan.end_step))
 
 
-def _stage_report(stage: Plan, steps: StepTable, *, compared: bool) -> StageReport:
-    """Return the report of a stage; `compared` if the forecast is about the run's devices."""
-    own = _steps_of(stage, steps)
-    measured, predicted_s = _measure(stage, own), stage.forecast.step_s.likeliest
-    took_s, price = float(own.step_s.sum()), stage.forecast.dollars_per_chip_hour
-    dollars = None
-    if compared and price is not None and stage.chip_profile is None:
-        # The price of all rented chips for that time.
-        rented = stage.forecast.goodput.inputs.rented
-        dollars = price * stage.chips * rented * took_s / HOUR_S
-    return StageReport(
-        number=stage.stage.number if stage.stage else 1,
-        first_step=stage.first_step,
-        steps=stage.total_steps,
-        steps_done=len(own),
-        tokens_done=int(own.tokens.sum()),
-        sequences=stage.batch.sequences,
-        length=stage.batch.length,
-        mesh=stage.mesh,
-        predicted_step_s=predicted_s if compared else None,
-        measured=measured,
-        measured_over_predicted=(
-            measured.step_s.median / predicted_s if compared and measured else None
-        ),
-        steps_s=took_s,
-        dollars=dollars,
-    )
+def _stage_reports(
+    whole: Plan, steps: StepTable, *, compared: bool
+) -> tuple[tuple[StageReport, ...], values.StageTotals | None]:
+    """Return the reports of all stages, and what they took together; None without stages.
 
-
-def _stage_totals(stages: list[StageReport]) -> values.StageTotals:
+    `compared`: the forecast is about the run's devices.
+    """
+    stages = []
+    for stage in whole.stages:
+        own = _steps_of(stage, steps)
+        measured, predicted_s = _measure(stage, own), stage.forecast.step_s.likeliest
+        took_s, price = float(own.step_s.sum()), stage.forecast.dollars_per_chip_hour
+        dollars, over_predicted = None, None
+        if compared and measured:
+            over_predicted = measured.step_s.median / predicted_s
+        if compared and price is not None and stage.chip_profile is None:
+            # The price of all rented chips for that time.
+            rented = stage.forecast.goodput.inputs.rented
+            dollars = price * stage.chips * rented * took_s / HOUR_S
+        report = StageReport(
+            number=stage.stage.number if stage.stage else 1,
+            first_step=stage.first_step,
+            steps=stage.total_steps,
+            steps_done=len(own),
+            tokens_done=int(own.tokens.sum()),
+            sequences=stage.batch.sequences,
+            length=stage.batch.length,
+            mesh=stage.mesh,
+            predicted_step_s=predicted_s if compared else None,
+            measured=measured,
+            measured_over_predicted=over_predicted,
+            steps_s=took_s,
+            dollars=dollars,
+        )
+        stages.append(report)
+    if not stages:
+        return (), None
     predicted = [
         stage.steps_done * s for stage in stages if (s := stage.predicted_step_s) is not None
     ]
     paid = [stage.dollars for stage in stages if stage.dollars is not None]
-    return values.StageTotals(
+    return tuple(stages), values.StageTotals(
         steps_done=sum(stage.steps_done for stage in stages),
         tokens_done=sum(stage.tokens_done for stage in stages),
         steps_s=sum(stage.steps_s for stage in stages),
         predicted_s=sum(predicted) if len(predicted) == len(stages) else None,
         dollars=sum(paid) if len(paid) == len(stages) else None,
     )
-
-
-# Where the time of a run went.
 
 
 def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
@@ -316,9 +311,8 @@ def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
 def _add_steps(
     badput_s: dict[Badput, float], table: StepTable, usual_s: float, counted: NDArray[np.bool_]
 ) -> float:
-    """Add the time that steps lost, and return what they trained: of the first step of an attempt
-    only as long as a usual one takes.
-    """
+    """Add the time that steps lost, and return what they trained."""
+    # The first step of an attempt trains only as long as a usual one takes.
     step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
     badput_s["wasted_progress_from_disruption"] += float(step_s[~counted].sum())
     evaluated_s = {False: 0.0, True: 0.0}

@@ -23,7 +23,7 @@ _SIZE_KEYS = frozenset({"resources.pods", "resources.topology"})
 _BATCH_KEY = "experiment.batch.sequences"  # grows with the pods in weak scaling
 
 _TrialPlans = Mapping[int, Plan | str]  # by the number of the trial: its plan, or the error
-_SeriesKey = tuple[tuple[str, str], ...]
+_SeriesKey = frozenset[tuple[str, str]]
 
 
 def forecast_of(study: Study, plans: _TrialPlans) -> values.ScalingForecast | values.SweepForecast:
@@ -46,9 +46,6 @@ def report_of_runs(
     return _make_scaling_report(journal.key, study, runs)
 
 
-# The predicted scaling of a study, from the plans of its trials.
-
-
 def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecast:
     """Return the forecast of each trial, relative to the smallest of its series."""
     assert study.scaling
@@ -58,7 +55,7 @@ def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecas
         series, plan = _series_of(study, trial), plans[trial.number]
         planned = None
         if isinstance(plan, Plan):
-            planned = _planned_trial(plan, smallest[_series_key(series)])
+            planned = _planned_trial(plan, smallest[frozenset(series.items())])
         trials.append(
             values.TrialForecast(
                 number=trial.number,
@@ -83,15 +80,11 @@ def _series_of(study: Study, trial: Trial) -> dict[str, str]:
     return {key: text for key, text in trial.settings.items() if key not in size}
 
 
-def _series_key(series: Mapping[str, str]) -> _SeriesKey:
-    return tuple(sorted(series.items()))
-
-
 def _smallest_plans(study: Study, plans: _TrialPlans) -> dict[_SeriesKey, Plan]:
     """Return the plan with the fewest chips of each series."""
     smallest: dict[_SeriesKey, Plan] = {}
     for trial in study.trials:
-        plan, key = plans.get(trial.number), _series_key(_series_of(study, trial))
+        plan, key = plans.get(trial.number), frozenset(_series_of(study, trial).items())
         if isinstance(plan, Plan) and (key not in smallest or plan.chips < smallest[key].chips):
             smallest[key] = plan
     return smallest
@@ -125,20 +118,11 @@ def _planned_trial(plan: Plan, smallest: Plan) -> values.PlannedTrial:
 
 def _figures(plan: Plan) -> dict[str, Any]:
     """Return the figures that all planned trials have."""
+    unchanged = {name: getattr(plan, name) for name in ("pods", "chips", "mesh", "warnings")}
+    predicted = {name: getattr(plan.forecast, name) for name in ("step_s", "mfu", "bound")}
     return {
-        "plan_digest": plan.digest,
-        "pods": plan.pods,
-        "chips": plan.chips,
-        "sequences": plan.batch.sequences,
-        "mesh": plan.mesh,
-        "step_s": plan.forecast.step_s,
-        "mfu": plan.forecast.mfu,
-        "bound": plan.forecast.bound,
-        "warnings": plan.warnings,
-    }
-
-
-# Which ledger lines grow over trials as the gap between measured and predicted does.
+        **unchanged, **predicted, "plan_digest": plan.digest, "sequences": plan.batch.sequences,
+    }  # fmt: skip
 
 
 _MIN_TRIALS = 2  # every line explains a single gap
@@ -176,15 +160,9 @@ def _explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[values.GapExplana
     return tuple(explanations[:_MAX_LINES])
 
 
-# The measured scaling of a study, compared with the predicted one.
-
-
 @dataclass(frozen=True)
 class _TrialRun:
-    """A run of a trial: its report, the plan that ran, and the plan for chips.
-
-    The two plans differ in a rehearsal.
-    """
+    """A run of a trial: its report, its plan, and that for chips, which differs in a rehearsal."""
 
     trial: int
     repeat: int
@@ -252,13 +230,13 @@ def _trial_reports(
     # The smallest measured trial of each series: its chips, and tokens per second per chip.
     least: dict[_SeriesKey, tuple[int, float]] = {}
     for trial in study.trials:
-        key, done = _series_key(_series_of(study, trial)), measured[trial.number]
+        key, done = frozenset(_series_of(study, trial).items()), measured[trial.number]
         if done and (key not in least or done[-1].plan.chips < least[key][0]):
             rate = _spread(done, lambda run: run.tokens_per_s_per_chip).median
             least[key] = done[-1].plan.chips, rate
     for trial in study.trials:
         series, done = _series_of(study, trial), measured[trial.number]
-        key, newest = _series_key(series), done[-1] if done else None
+        key, newest = frozenset(series.items()), done[-1] if done else None
         own = [run for run in runs if run.trial == trial.number]
         succeeded = {run.repeat for run in own if run.report.state == "succeeded"}
         yield values.TrialReport(
@@ -296,9 +274,6 @@ def _spread(runs: Sequence[_TrialRun], figure: Callable[[Measurement], float]) -
     """Return the median and the extremes of a figure over repeats."""
     figures = [figure(run.report.measured) for run in runs if run.report.measured]
     return Spread(median=median(figures), low=min(figures), high=max(figures))
-
-
-# What a sweep costs, from the plans of its trials.
 
 
 def _forecast_sweep(study: Study, plans: _TrialPlans) -> values.SweepForecast:
@@ -344,10 +319,7 @@ _Losses = tuple[Integers, Floats]  # the steps of a trial by index, in order, an
 
 
 def _trial_losses(study: StudyJournal) -> dict[int, _Losses]:
-    """Return the losses of the newest first repeat of each trial, of each step its last attempt.
-
-    The other repeats have the same losses.
-    """
+    """Return the losses of each trial's newest first repeat: the other repeats have the same."""
     newest = {start.trial: start for start in study.trial_starts() if start.repeat == 1}
     losses = {}
     for number, start in newest.items():
@@ -411,9 +383,7 @@ def _make_sweep_report(
 def _loss_figures(
     losses: _Losses, steps: int
 ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-    """Return the mean loss over the last tenth of all steps, as far as a trial came, and the mean
-    losses of equal parts, each at its last step.
-    """
+    """Return the mean loss of the last tenth, and those of equal parts, each at its last step."""
     index, loss = losses
     done = int(index[-1]) + 1 if len(index) else 0
 

@@ -69,9 +69,8 @@ def calibrated_plan(plan: Plan, progress: Progress) -> tuple[Plan, bytes]:
         with task(progress, _TASK):
             progress(Stage(task=_TASK, stage="a step with few layers, about a minute"))
             stored = _measure_plan(plan)
-    return calibrated.with_profile(plan, stored.profile), codec.to_pretty_json(
-        stored.profile
-    ).encode()
+    profile = stored.profile
+    return calibrated.with_profile(plan, profile), codec.to_pretty_json(profile).encode()
 
 
 def _stored_profile(plan: Plan) -> _StoredProfile | None:
@@ -137,9 +136,6 @@ def _this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
     )
 
 
-# The store of profiles.
-
-
 def _profile_folder() -> Path:
     return platformdirs.user_cache_path("orch") / "profiles"
 
@@ -181,23 +177,17 @@ def find(prefix: str) -> _StoredProfile:
 
 def _stored_profiles() -> list[_StoredProfile]:
     """Return all profiles, the newest first. A file that cannot be read counts as absent."""
-    ages = {}
+    found = []
     for path in _profile_folder().glob("*.json"):
         with suppress(OSError, msgspec.DecodeError):
             profile = codec.from_json(path.read_bytes(), ChipProfile)
             if profile.schema == _SCHEMA and codec.digest(profile) == path.stem:
-                ages[path] = path.stat().st_mtime, profile
-    ordered = sorted(ages.items(), key=lambda item: -item[1][0])
-    return [_StoredProfile(profile, path) for path, (_, profile) in ordered]
-
-
-# The processes that measure.
+                found.append((path.stat().st_mtime, _StoredProfile(profile, path)))
+    return [stored for _, stored in sorted(found, key=lambda pair: -pair[0])]
 
 
 def _measure(plan: Plan | None = None) -> Measurements:
-    """Time a plan's step on emulated devices, in a process for each of its hosts; without a plan,
-    what one of this machine's own devices does.
-    """
+    """Time a plan's step on emulated devices; without a plan, one of this machine's own devices."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [*_COMMAND, str(folder / _RESULT)]
@@ -255,9 +245,7 @@ class _BusyCores:
         self.began_s, self.busy_s, self.own_s = time.monotonic(), _busy_s(), _own_s()
 
     def share_of_others(self) -> float:
-        """Return the share of the cores' time that went to other programs than this one and its
-        children.
-        """
+        """Return the share of the cores' time that neither this process took nor its children."""
         others_s = (_busy_s() - self.busy_s) - (_own_s() - self.own_s)
         return max(0.0, others_s / ((time.monotonic() - self.began_s) * len(_own_cores())))
 

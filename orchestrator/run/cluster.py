@@ -24,9 +24,7 @@ SUBMITTED = 1  # the event that every run begins with
 
 
 def named_cluster(spec: Spec, option: str | None) -> tuple[str, str] | None:
-    """Return the address of the cluster that an option, the environment or the spec names, and
-    which of them does.
-    """
+    """Return the address of a cluster and what names it: an option, the environment or the spec."""
     written = spec.cluster.address
     names = {
         "--address": option,

@@ -29,7 +29,7 @@ from orchestrator.journal.steps import read_table
 from orchestrator.launch.backend import ClusterUnusable, find_backend
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
-from orchestrator.run.next_commands import RUNS
+from orchestrator.run.progress import RUNS
 from orchestrator.storage.addresses import folder
 from orchestrator.tracking.destinations import destination
 from orchestrator.values import codec
@@ -65,9 +65,6 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> HealthR
     if named := address or os.environ.get("RAY_ADDRESS"):
         checks.append(_cluster(named))
     return HealthReport(findings=tuple(checks))
-
-
-# A check for each thing that a run needs, in the order in which it needs them.
 
 
 def _good(name: str, detail: str) -> Finding:

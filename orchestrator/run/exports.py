@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,8 +22,7 @@ from orchestrator.reading.examples import spec_text
 from orchestrator.reading.huggingface_config import config_of, same_config
 from orchestrator.reading.load import places
 from orchestrator.reading.nodes import read
-from orchestrator.run.next_commands import RUNS
-from orchestrator.run.progress import Progress, TaskEnded, UnitsDone, silent
+from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs
@@ -59,8 +57,7 @@ def import_maxtext(
     slices: int | None = None,
     command: int | None = None,
 ) -> ImportedSpec:
-    """Return the spec of a MaxText run, from files (YAML, scripts) and `key=value` words, in their
-    order.
+    """Return the spec of a MaxText run, from files (YAML, scripts) and `key=value` words in order.
 
     `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them;
     `command` is the number of one command of a script that trains several times.
@@ -92,20 +89,6 @@ def pack(arguments: Sequence[str]) -> int:
                 continue
 
 
-# The weights of a run, as a Hugging Face folder.
-
-
-@dataclass(frozen=True)
-class _SavedWeights:
-    """A checkpoint of a run, the plan of its trainer, and where the spec's paths begin."""
-
-    plan: Plan
-    checkpoint: Path
-    step: int
-    sha256: str | None
-    folder: Path
-
-
 def export_weights(
     run: str,
     out: str | Path,
@@ -121,15 +104,31 @@ def export_weights(
     it is None, `step` that of another checkpoint.
     """
     require("prove")
-    saved = _saved_weights(run, storage_folder(storage), step)
-    plan, dtype = saved.plan, dtype or saved.plan.precision.parameters
-    with _start_folder(saved) as source:
+    # A checkpoint of the directory of `python -m trainers`, or of a run in the storage.
+    path, sha256, spec_folder = Path(run), None, Path()
+    if (path / _PLAN).is_file():  # nobody recorded these checkpoints
+        try:
+            plan = codec.from_json((path / _PLAN).read_bytes(), Plan)
+        except (OSError, msgspec.DecodeError) as error:
+            raise SpecError(f"{path / _PLAN}: not a plan: {error}") from error
+        names = [entry.name for entry in path.glob(f"{_CHECKPOINTS}/*") if entry.name.isdecimal()]
+        step = _checked_step(str(path), sorted(map(int, names)), step)
+        checkpoint = path / _CHECKPOINTS / str(step)
+    else:
+        journal = find_run(storage_folder(storage), run)
+        state, plan = journal.state(), journal.plan(journal.run().plan_digest)
+        saves = {save.step: save for save in state.saves}
+        step = _checked_step(journal.key, sorted(saves), step)
+        checkpoint, sha256 = journal.paths.checkpoint(saves[step]), saves[step].sha256
+        spec_folder = Path(state.submitted.submission.folder)
+    dtype = dtype or plan.precision.parameters
+    with _start_folder(plan, spec_folder) as source:
         config = source and same_config(source, plan.model)
         config = config or config_of(plan.model, plan.batch.length, dtype)
         request = WeightsRequest(
             plan=codec.to_json(plan).decode(),
-            checkpoint=str(saved.checkpoint),
-            sha256=saved.sha256,
+            checkpoint=str(checkpoint),
+            sha256=sha256,
             out=str(Path(out)),
             dtype=dtype,
             config=config,
@@ -140,7 +139,7 @@ def export_weights(
         folder=str(Path(out)),
         model=plan.model.name,
         architecture=str(config["architectures"][0]),
-        step=saved.step,
+        step=step,
         dtype=dtype,
         parameters=result.parameters,
         files=result.files,
@@ -148,12 +147,9 @@ def export_weights(
 
 
 @contextmanager
-def _start_folder(saved: _SavedWeights) -> Iterator[Path | None]:
-    """Yield the folder that a run started from; for one in a bucket a copy of all but the
-    weights.
-    """
-    start = saved.plan.start
-    folder = input_path(saved.folder, start.huggingface) if start else None
+def _start_folder(plan: Plan, spec_folder: Path) -> Iterator[Path | None]:
+    """Yield the folder that a run started from; of one in a bucket, a copy without the weights."""
+    folder = input_path(spec_folder, plan.start.huggingface) if plan.start else None
     objects = stored_inputs(folder, (_CONFIG, *_COMPANIONS)) if folder else None
     if objects is None:
         yield folder
@@ -170,30 +166,6 @@ def _companions(source: Path | None) -> Iterator[Path]:
         yield from (path for name in _COMPANIONS for path in source.glob(name) if path.is_file())
 
 
-def _saved_weights(run: str, storage: Path, step: int | None) -> _SavedWeights:
-    """Return a checkpoint of a run in the storage, or of the directory of `python -m trainers`."""
-    path = Path(run)
-    if (path / _PLAN).is_file():  # nobody recorded these checkpoints
-        try:
-            plan = codec.from_json((path / _PLAN).read_bytes(), Plan)
-        except (OSError, msgspec.DecodeError) as error:
-            raise SpecError(f"{path / _PLAN}: not a plan: {error}") from error
-        names = [entry.name for entry in path.glob(f"{_CHECKPOINTS}/*") if entry.name.isdecimal()]
-        found = _checked_step(str(path), sorted(map(int, names)), step)
-        return _SavedWeights(plan, path / _CHECKPOINTS / str(found), found, None, Path())
-    journal = find_run(storage, run)
-    state, now = journal.state(), journal.run()
-    saves = {save.step: save for save in state.saves}
-    save = saves[_checked_step(journal.key, sorted(saves), step)]
-    return _SavedWeights(
-        plan=journal.plan(now.plan_digest),
-        checkpoint=journal.paths.checkpoint(save),
-        step=save.step,
-        sha256=save.sha256,
-        folder=Path(state.submitted.submission.folder),
-    )
-
-
 def _checked_step(run: str, steps: list[int], wanted: int | None) -> int:
     """Return the step of a checkpoint that exists: the one that is wanted, or the newest."""
     if not steps:
@@ -204,9 +176,7 @@ def _checked_step(run: str, steps: list[int], wanted: int | None) -> int:
 
 
 def _write_weights(request: WeightsRequest, report: Progress) -> WeightsResult:
-    """Send a request to a process that knows JAX and the trainer, and follow it to its answer. The
-    process does not outlive this.
-    """
+    """Let a process that knows JAX and the trainer write weights. It does not outlive this."""
     pipe = subprocess.PIPE
     with subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin

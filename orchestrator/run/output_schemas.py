@@ -50,9 +50,7 @@ _SPEC_NOTES = ("notation", "computed", "default", "examples", "title")
 
 
 def schema(name: str = "spec") -> str:
-    """Return the JSON Schema of a `spec`, a `study`, or a value that a command prints with --json,
-    as indented text.
-    """
+    """Return the JSON Schema of a `spec`, a `study`, or a value that --json prints, as text."""
     if name == "spec":
         return schema_text()
     if name == "study":

@@ -61,9 +61,7 @@ def prove_diff(
     progress: Progress | None = None,
     stage: int | None = None,
 ) -> ProofDiff:
-    """Compare the compiled programs of two specs, or of one stage of each: figures, and seconds by
-    source line.
-    """
+    """Compare the compiled programs of two specs, or of one stage of each, also by source line."""
     programs = [_program(spec, (), stage) for spec in (first, second)]
     before, after = (_prove_plan(spec, made, progress).proof for spec, made in programs)
     return diff_proofs(before, after)
@@ -76,9 +74,7 @@ def prove_less_recompute(
     progress: Progress | None = None,
     stage: int | None = None,
 ) -> list[ProofResult]:
-    """Prove plans that recompute less than the plan of a spec or of one stage, up to the first that
-    fits.
-    """
+    """Prove plans that recompute less than that of a spec or stage, up to the first that fits."""
     program = _program(spec, overrides, stage)
     with task(progress or silent, "proving") as reached:
         return least_recompute(*program, reached)

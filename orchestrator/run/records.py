@@ -15,8 +15,7 @@ from orchestrator.journal.listing import find_run, list_journals, list_runs
 from orchestrator.journal.ownership import check_own, owner_of
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run import progress as events
-from orchestrator.run.next_commands import RUNS, run_command, storage_command
-from orchestrator.run.progress import Notice, Progress, Stage, TaskEnded, Tracked
+from orchestrator.run.progress import RUNS, Notice, Progress, Stage, TaskEnded, Tracked
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import server
@@ -35,10 +34,7 @@ _UI_TASK = "MLflow UI"
 def sync(
     runs: Sequence[str] = (), storage: str | Path = RUNS, *, progress: Progress | None = None
 ) -> list[SyncResult]:
-    """Bring MLflow up to the journals of runs, or of all runs of this user where none is named.
-
-    A run that cannot be recorded has a `problem`.
-    """
+    """Bring MLflow up to the journals of runs, or of all of this user; a failure is a `problem`."""
     where, recorder = folder(storage), Recorder(os.environ)
     journals = [find_run(where, run) for run in runs] or _own_runs(where)
     return [_sync_run(recorder, journal, progress or events.silent) for journal in journals]
@@ -86,7 +82,7 @@ def tracked_at_end(journal: Journal) -> Tracked:
         where, problem = note.destination, None
     else:
         ended = f"recording {journal.key}", "it has ended, and nothing of it is left running"
-        with events.interruptible(*ended, run_command("sync", journal.key, storage)):
+        with events.interruptible(*ended, events.run_command("sync", journal.key, storage)):
             result = Recorder(os.environ).record(journal)
         where, problem = result.destination, result.problem
     if where is None:
@@ -126,9 +122,6 @@ def _is_own(journal: Journal) -> bool:
     return False
 
 
-# The MLflow UI, with its comparisons set up.
-
-
 def ui(
     storage: str | Path = RUNS, *, port: int | None = None, progress: Progress | None = None
 ) -> None:
@@ -147,9 +140,7 @@ def ui(
 
 
 def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
-    """Return where the runs of a storage directory are recorded; databases last, since one is
-    served until it is stopped.
-    """
+    """Return where the runs of a storage are recorded, databases last: each is served alone."""
     notes = [tracking.read_sync_state(journal) for journal in list_journals(storage)]
     found = dict.fromkeys(
         note.destination
@@ -159,9 +150,9 @@ def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
     if not found:
         if notes and not _own_runs(storage):
             why = f"the runs in {storage} belong to another user: what MLflow has is not opened"
-            raise ForeignRun(why, next_command=storage_command("runs", storage))
+            raise ForeignRun(why, next_command=events.storage_command("runs", storage))
         why = f"nothing is recorded of the runs in {storage}"
-        raise OrchError(why, next_command=storage_command("sync", storage))
+        raise OrchError(why, next_command=events.storage_command("sync", storage))
     by_uri: dict[str, list[Destination]] = {}
     for place in sorted(found, key=lambda place: not is_server(place)):
         by_uri.setdefault(place.uri, []).append(place)

@@ -12,8 +12,8 @@ from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.ownership import check_folder_own, request_cancel
 from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
-from orchestrator.run.next_commands import RUNS, run_command
-from orchestrator.run.progress import NotConfirmed, Notice, Progress, RunUpdate, silent
+from orchestrator.run import progress as events
+from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.run.records import catch_up
 from orchestrator.storage.addresses import folder
 from orchestrator.values.report import Report
@@ -29,7 +29,7 @@ def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> lis
     """Return all runs in a storage directory, newest first."""
     listed, problems = journal.list_runs(folder(storage))
     for problem in problems:
-        (progress or silent)(Notice("problem", message=problem))
+        (progress or events.silent)(Notice("problem", message=problem))
     catch_up(folder(storage), listed)
     return listed
 
@@ -63,9 +63,6 @@ def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
     return [make_report(record) for record in {record.key: record for record in found}.values()]
 
 
-# Logs: the last lines, all of a rank, or lines as they come.
-
-
 @dataclass(frozen=True, kw_only=True)
 class _RunLogs:
     """The logs of a run as they are now; `more` ranks have others. `empty` where none was left."""
@@ -79,9 +76,7 @@ class _RunLogs:
 def logs(
     run: str, storage: str | Path = RUNS, *, rank: int | None = None, attempt: int | None = None
 ) -> _RunLogs:
-    """Return the logs of a run's newest attempt: the last lines of the first ranks, or all of one
-    rank.
-    """
+    """Return the newest logs of a run: the last lines of the first ranks, or all of one rank."""
     record = journal.find_run(folder(storage), run)
     found = record.run()
     selected, others = _select_logs(record, found, rank, attempt)
@@ -105,9 +100,7 @@ def logs(
 def _select_logs(
     record: Journal, run: Run, rank: int | None, attempt: int | None
 ) -> tuple[list[Log], list[Log]]:
-    """Return the logs of one rank, or without it of the first few ranks and of the driver; and the
-    other logs. The attempt is the newest where none is given.
-    """
+    """Return the logs of one rank, or of the first few and of the driver; and the other logs."""
     attempts = [str(entry.number) for entry in run.attempts]
     if attempt is not None and attempt > len(attempts):
         raise UnknownName("attempt", attempt, attempts or ["none"])
@@ -128,11 +121,9 @@ def follow_logs(
     attempt: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines of a run's logs as they are written, through all attempts, until the run has
-    ended; the end is reported.
-    """
+    """Yield the lines of a run's logs as they are written, through all attempts; report its end."""
     record = journal.find_run(folder(storage), run)
-    return _follow_logs(record, rank, attempt, progress or silent)
+    return _follow_logs(record, rank, attempt, progress or events.silent)
 
 
 def _follow_logs(
@@ -150,13 +141,10 @@ def _follow_logs(
         for reader in readers.values():
             yield from reader.read(incomplete=ended)
         if ended:
-            progress(RunUpdate(run=run, steps=()))
+            progress(events.RunUpdate(run=run, steps=()))
             return
         only_tail = False
         time.sleep(_POLL_S)
-
-
-# Cancel and remove.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,24 +180,21 @@ def remove(
     *,
     confirm: Callable[[Run | StudyStatus], bool] | None = None,
 ) -> Run | StudyStatus:
-    """Remove a run, or a study with all its runs: journals, logs and checkpoints.
-
-    `confirm` is called with it first, and says whether to go on.
-    """
+    """Remove a run, or a study with its runs, unless `confirm`, which gets it first, refuses."""
     where = folder(storage)
     record = find_run_or_study(where, run)
     target: Run | StudyStatus
     check_folder_own(record.path)
     if isinstance(record, StudyJournal):
         target = record.status()
-        for each in target.runs:
-            check_folder_own(record.storage / each.run)
+        for trial_run in target.runs:
+            check_folder_own(record.storage / trial_run.run)
         why = f"study {record.key}: a run of it goes on" if target.state == "running" else None
     else:
         target = record.run()
         why = f"run {target.run} is {target.state}" if target.state in LIVE else None
     if why:
-        raise RunIsLive(why, next_command=run_command("cancel", record.key, where))
+        raise RunIsLive(why, next_command=events.run_command("cancel", record.key, where))
     if confirm and not confirm(target):
         raise NotConfirmed(f"{record.key}: not confirmed, nothing was removed")
     if isinstance(record, StudyJournal):

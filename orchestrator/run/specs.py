@@ -40,8 +40,7 @@ def is_study(path: str | Path) -> bool:
 def create_spec(
     path: str | Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the commented starter, an example, or the spec of a file as a new spec; return its
-    path.
+    """Write the commented starter, an example, or a file's spec as a new spec; return its path.
 
     Without a path the file is named after the example. An existing file is never overwritten.
     """
@@ -76,9 +75,7 @@ def plans(
     profile: str | None = None,
     stage: int | None = None,
 ) -> list[Plan]:
-    """Return the plan of a spec or of one stage and its runners-up, at most `count`, fastest
-    first.
-    """
+    """Return at most `count` plans of a spec or of one stage, the fastest first."""
     found = loaded(spec, overrides)
     made = make_stage_plans(found, stage, count) if stage else make_plans(found, count)
     if profile is None:

@@ -45,9 +45,7 @@ class StudyResult:
 def study(
     path: str | Path, overrides: Sequence[str] = (), *, progress: Progress | None = None
 ) -> ScalingForecast | SweepForecast:
-    """Return the predicted scaling of a study, or what a sweep costs: every trial planned, or the
-    reason why it has no plan.
-    """
+    """Return the predicted scaling of a study, or what a sweep costs: the plans of all trials."""
     found = load_study(Path(path), tuple(overrides))
     return forecast_of(found, _plan_trials(found, progress or silent))
 

@@ -25,12 +25,11 @@ from orchestrator.planning.rehearsal import rehearse as rehearsal_of
 from orchestrator.plugins import require
 from orchestrator.reading.load import absent_objects, load, missing_inputs
 from orchestrator.run import cluster as clusters
+from orchestrator.run import progress as events
 from orchestrator.run.calibrate import PROFILE_DOCUMENT, calibrated_plan
 from orchestrator.run.cluster import check_cluster, start_driver
 from orchestrator.run.follow import drive, follow
-from orchestrator.run.next_commands import RUNS, run_command, spec_command
-from orchestrator.run.progress import NotConfirmed, Notice, Progress, interruptible, silent
-from orchestrator.run.progress import collected_interrupts as interrupts
+from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end
 from orchestrator.storage.addresses import folder, is_copy
@@ -66,7 +65,7 @@ class Request:
     options: SubmitOptions
     cluster: tuple[str, str] | None
     confirm: Confirm | None = None
-    progress: Progress = silent
+    progress: Progress = events.silent
     trial: tuple[StudyJournal, int, int] | None = None
     jobs: ClusterClient | None = None
 
@@ -92,14 +91,14 @@ def submit(
     path, options = Path(path), options or SubmitOptions()
     if options.key is not None:
         ownership.check_key(options.key)
-    with interruptible("planning"):
+    with events.interruptible("planning"):
         spec = load(path, tuple(overrides))
         plan = make_plan(spec)
     _check_trainable(plan)
     check_storage(spec)
     request = Request(
         path=path, spec=spec, plan=plan, options=options, confirm=confirm,
-        cluster=clusters.named_cluster(spec, options.address), progress=progress or silent,
+        cluster=clusters.named_cluster(spec, options.address), progress=progress or events.silent,
     )  # fmt: skip
     run = _run_with_key(request)
     if run is None:
@@ -117,13 +116,12 @@ def submit(
 
 
 def run_once(request: Request) -> Run:
-    """Prove a plan, make its run, start it on the named cluster or on emulated slices of this
-    machine, and follow it to its end; return the run as it stands then.
+    """Prove a plan, run it on the named cluster or rehearse it here, and return the run at its end.
 
     `RunExists` when its key is taken.
     """
     if request.cluster is None:
-        with interruptible("preparing the rehearsal"):
+        with events.interruptible("preparing the rehearsal"):
             return _rehearse(request)
     return _run_on_cluster(request, *request.cluster)
 
@@ -152,15 +150,14 @@ def _rehearse(request: Request) -> Run:
     ready = {"small": new.plan, "steps": small.steps, "changes": small.changes}
     progress(Notice("rehearsal ready", plan=plan, **ready))
     check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=None))
-    with interrupts() as signals:
+    with events.collected_interrupts() as signals:
         writer = _create(request, new, proofs)
         error = drive(writer.journal, new.plan, signals, progress)
     run = writer.run()
     if run.ended_at_s is None and run.driver is None:  # no driver ever came
         code: ReasonCode = "cancel_requested" if signals else "error"
-        with suppress(
-            errors.Superseded
-        ):  # a driver came at the last moment: it is lost, as all can see
+        # A driver that comes at the last moment is lost, as all can see.
+        with suppress(errors.Superseded):
             reason = StateReason(code=code, detail=error or "")
             writer.end_run("cancelled" if signals else "failed", reason)
         run = writer.run()
@@ -192,9 +189,9 @@ def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
     writer = _create(request, new, proofs)
     journal = writer.journal
     tracking.in_background([journal])
-    status = run_command("status", journal.key, request.storage)
+    status = events.run_command("status", journal.key, request.storage)
     try:
-        with interruptible("the run's job was submitted", "it may have begun", status):
+        with events.interruptible("the run's job was submitted", "it may have begun", status):
             job = start_driver(jobs, journal, progress)
     except ClusterUnusable as error:
         writer.end_run("failed", StateReason(code="error", detail=str(error)))
@@ -203,10 +200,9 @@ def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
 
 
 def _proofs(request: Request) -> list[Proof]:
-    request.progress(Notice("planned", plan=request.plan))
-    if not request.options.prove:
-        return []
-    return prove_before_run(request.spec, request.plan, request.progress)
+    spec, plan, progress = request.spec, request.plan, request.progress
+    progress(Notice("planned", plan=plan))
+    return prove_before_run(spec, plan, progress) if request.options.prove else []
 
 
 def _create(request: Request, new: RunRequest, proofs: Sequence[Proof]) -> Writer:
@@ -239,9 +235,6 @@ def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
     plan = journal.plan(run.plan_digest)
     progress(Notice("ended", run=run, plan=plan, tracked=tracked_at_end(journal)))
     return run
-
-
-# The ingredients of runs.
 
 
 def _new_run(
@@ -307,7 +300,7 @@ def _check_inputs(spec: Spec, path: Path) -> None:
     except OSError as error:
         raise SpecError(f"{error.filename}: {error.strerror}") from error
     for key, why in absent:
-        command = spec_command("submit", path, (f"{key}={_PLACE}",))
+        command = events.spec_command("submit", path, (f"{key}={_PLACE}",))
         raise SpecError(f"{key}: {why}", next_command=command)
 
 
@@ -333,9 +326,6 @@ def _run_with_key(request: Request) -> Run | None:
     return run
 
 
-# Resume a run that nothing drives any more, from its last checkpoint.
-
-
 def resume(
     run: str,
     storage: str | Path = RUNS,
@@ -348,17 +338,17 @@ def resume(
 ) -> Run:
     """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods."""
     require("run")
-    where, progress = folder(storage), progress or silent
+    where, progress = folder(storage), progress or events.silent
     journal = find_run(where, run)
     ownership.check_made_by_user(journal)  # its cluster gets this user's secrets and token
     state = journal.state()  # before the run: what is claimed in between is not lost
     before = journal.run()
     if before.state in LIVE:
         why = f"run {before.run} is {before.state}: something drives it"
-        raise errors.RunIsLive(why, next_command=run_command("cancel", before.run, where))
+        raise errors.RunIsLive(why, next_command=events.run_command("cancel", before.run, where))
     if before.state == "succeeded":
         why = f"run {before.run} has succeeded: all its {before.steps:,} steps are done"
-        raise errors.RunHasEnded(why, next_command=run_command("report", before.run, where))
+        raise errors.RunHasEnded(why, next_command=events.run_command("report", before.run, where))
     ownership.check_whole(journal, state)  # before a cluster is started for what cannot go on
     ownership.check_checkpoints(journal, state)
     if pods and pods > MOST_PODS and before.rehearsal:
@@ -371,7 +361,7 @@ def resume(
         if address or detach:
             raise SpecError(f"{before.run} is a rehearsal: no cluster but its own can resume it")
         progress(Notice("resumed", run=before, plan=plan))
-        with interrupts() as signals:
+        with events.collected_interrupts() as signals:
             error = drive(journal, plan, signals, progress, *how)
         after = _ended(journal, journal.run(), progress)
         if error and after.attempts == before.attempts:

@@ -110,10 +110,11 @@ def explain_screen(sheet: Explanation, next_command: str) -> ui.Screen:
     ]
     # The differences between the derivation and the plan, or why nothing is planned.
     realized: list[ui.Part] = [_title("Where the realizable plan differs")]
-    for words in difference_texts(sheet.differences) if sheet.differences else ():
-        realized.append(ui.Command(f"  {words.about}"))
-        realized += [_labelled("by hand", words.derived), _labelled("plan", words.planned)]
-        realized.append(_labelled("why", words.why))
+    words = difference_texts(sheet.differences) if sheet.differences else ()
+    for about, derived, planned, why in words:
+        realized.append(ui.Command(f"  {about}"))
+        realized += [_labelled("by hand", derived), _labelled("plan", planned)]
+        realized.append(_labelled("why", why))
     if sheet.no_plan is not None:
         realized = [*sheet.no_plan.splitlines()]
     sources = (

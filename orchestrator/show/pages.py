@@ -17,7 +17,7 @@ from orchestrator.journal.steps import StepTable
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.planning.odds import Offers
 from orchestrator.proving.verdict import ProofResult
-from orchestrator.run.next_commands import RUNS
+from orchestrator.run.progress import RUNS
 from orchestrator.run.records import record_files
 from orchestrator.show import charts, plan_text, report_screen
 from orchestrator.show import drawings as draw

@@ -7,7 +7,6 @@ from typing import Any
 
 from orchestrator import formatting as fmt
 from orchestrator.journal.run_state import first_line
-from orchestrator.run.next_commands import run_command, storage_command, storage_of
 from orchestrator.run.progress import (
     Notice,
     ProgressEvent,
@@ -16,6 +15,9 @@ from orchestrator.run.progress import (
     TaskEnded,
     Tracked,
     UnitsDone,
+    run_command,
+    storage_command,
+    storage_of,
 )
 from orchestrator.show import rehearsal_screen as screens
 from orchestrator.show.machine_screens import mlflow_links

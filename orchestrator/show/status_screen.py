@@ -7,7 +7,7 @@ from pathlib import Path
 from orchestrator import formatting as fmt
 from orchestrator.journal.run_journal import LogTail, list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
-from orchestrator.run.next_commands import run_command
+from orchestrator.run.progress import run_command
 from orchestrator.show import parts as ui
 from orchestrator.storage.addresses import folder
 from orchestrator.values import codec

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.catalog.chips import FOLDER
-from orchestrator.catalog.published import _LEARNED
+from orchestrator.catalog.published import _LEARNED, OTHER, REFERENCE
 from orchestrator.evidence.score.evaluate import (
     _HeldOut,
     _published,
@@ -19,9 +19,15 @@ from orchestrator.evidence.score.evaluate import (
     summary,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.learn import _text, learn
+from orchestrator.evidence.score.learn import _Constants, learn
 from orchestrator.evidence.score.published_runs import PUBLISHED, read
-from orchestrator.evidence.score.samples import Score, SoftwareSummary, Summary
+from orchestrator.evidence.score.samples import (
+    IN_PIECES,
+    Sample,
+    Score,
+    SoftwareSummary,
+    Summary,
+)
 from orchestrator.formatting import seconds, signed_percent
 from orchestrator.planning import flops
 from orchestrator.show import report_screen as render
@@ -39,12 +45,77 @@ SEEN, DOCUMENTS, GROUPS, SOFTWARE = (
     "all runs of a software",
 )
 SMALL_PARAMETERS = 1.5e9
+HEAD = """\
+# What real runs reach. Written by `make score` from the published runs beside it: change the rows,
+# never the numbers. docs/score.md says what each constant means; `rows` are those behind it.
+"""
+# What these rows had at least and at most. Outside `expected` extrapolates, and plans say so.
+RANGES = """\
+[range]
+{axes}
+[range.chips]
+{chips}"""
 
 
 def learned() -> str:
     """The text of the catalog's file of constants."""
     samples, _ = _published()
-    return _text(samples, learn(samples))
+    return text_of(samples, learn(samples))
+
+
+def text_of(samples: list[Sample], constants: _Constants) -> str:
+    """Return the file catalog/efficiency.toml."""
+
+    def informed(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
+        """Return the rows with at least a percent of such work in their step."""
+        return tuple(s.run.id for s in samples if seconds(s) > 0.01 * s.measured_s)
+
+    def is_flash(sample: Sample) -> bool:
+        return sample.run.software.kernel == "flash"
+
+    shared = constants.shared
+    rows = {
+        "attention": informed(lambda s: s.todo.attention_s * (not is_flash(s))),
+        "flash_attention": informed(lambda s: s.todo.attention_s * is_flash(s)),
+        "exposed_gathers": informed(lambda s: s.todo.gathers_s + s.todo.dcn_s),
+        "exposed_tensor": informed(lambda s: s.todo.tensor_s * (s.run.software.name in IN_PIECES)),
+        "slice_wait_s": informed(lambda s: s.todo.reductions * shared["slice_wait_s"]),
+        "slice_hop_s": informed(lambda s: s.todo.hops * shared["slice_hop_s"]),
+        "run_overhead_s": informed(lambda s: s.averages_run * shared["run_overhead_s"]),
+        "run_share": informed(lambda s: s.averages_run * s.measured_s),
+    }
+    every = tuple(s.run.id for s in samples)
+    others = tuple(s.run.id for s in samples if s.run.software.name != REFERENCE)
+    blocks = [HEAD]
+    for name, value in shared.items():
+        blocks.append(entry(f"shared.{name}", value, rows[name], constants.unsure.get(name, 0.0)))
+    blocks.append(entry("shared.spread", constants.spread, every))
+    blocks.append(entry("shared.reference_spread", constants.reference_spread, every))
+    for chip, value in constants.matmul.items():
+        of_chip = tuple(s.run.id for s in samples if s.run.chip == chip)
+        blocks.append(entry(f"matmul.{chip}", value, of_chip))
+    for name, value in constants.software.items():
+        of_software = tuple(s.run.id for s in samples if s.run.software.name == name)
+        blocks.append(entry(f"software.{name}", value, others if name == OTHER else of_software))
+    axes, chips = (
+        "".join(
+            f"{name} = [{rounded(reached.low)}, {rounded(reached.high)}]\n"
+            for name, reached in sorted(ranges.items())
+        )
+        for ranges in (constants.ranges, constants.chips)
+    )
+    return "\n".join([*blocks, RANGES.format(axes=axes, chips=chips)])
+
+
+def entry(name: str, value: float, rows: tuple[str, ...], unsure: float = 0.0) -> str:
+    listed = "".join(f'    "{row}",\n' for row in rows)
+    figures = f"value = {rounded(value)}\nunsure = {rounded(unsure)}"
+    return f"[{name}]\n{figures}\nrows = [\n{listed}]\n"
+
+
+def rounded(value: float) -> float:
+    """Return four digits, so that the file is the same on every machine."""
+    return float(f"{value:.3e}")
 
 
 def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:

@@ -14,9 +14,6 @@ from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.time import peak
 from orchestrator.values.spec import Spec
 
-# What a derivation starts from: the model, the batch, the slices and the rates.
-
-
 MFU = 0.40  # the book's assumption
 
 

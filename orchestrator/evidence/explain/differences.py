@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -34,14 +34,8 @@ _RENTED = {
 }
 
 
-@dataclass(frozen=True)
-class _DifferenceText:
-    """A figure of the derivation, that of the plan, and why they differ."""
-
-    about: str
-    derived: str
-    planned: str
-    why: str
+# What differs, the figure of the derivation, that of the plan, and why they differ.
+_Words = tuple[str, str, str, str]
 
 
 def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDifferences:
@@ -107,9 +101,9 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
     }
 
 
-def difference_texts(found: PlanDifferences) -> list[_DifferenceText]:
+def difference_texts(found: PlanDifferences) -> list[_Words]:
     """Return the words of each difference."""
-    say: dict[str, Callable[..., _DifferenceText]] = {
+    say: dict[str, Callable[..., _Words]] = {
         "mesh": _say_mesh,
         "batch": _say_batch,
         "tensor": _say_tensor,
@@ -125,14 +119,13 @@ def difference_texts(found: PlanDifferences) -> list[_DifferenceText]:
 
 def _say_mesh(
     chips: int, split: dict[str, int] | None, devices: int, axes: dict[str, int]
-) -> _DifferenceText:
+) -> _Words:
     sizes = " x ".join(f"{name} {size}" for name, size in axes.items())
     about, planned = "mesh of a pod", f"{sizes} = {devices:,} devices"
     if split is None:
-        why = "a pod of one chip has nothing to split"
-        return _DifferenceText(about, "one chip, no axes", planned, why)
+        return about, "one chip, no axes", planned, "a pod of one chip has nothing to split"
     idle = chips - split["used"]
-    return _DifferenceText(
+    return (
         about,
         f"X {split['fsdp']:,} x Y {split['tensor']:,} = {split['used']:,} of {chips:,} chips",
         planned,
@@ -145,8 +138,8 @@ def _say_mesh(
 def _batch(spec: Spec, plan: Plan) -> _Figures | None:
     """Return what the requested batch would lead to, if the plan changed it.
 
-    With it a token takes `longer`, as a share of its time; or there is no plan, for a `reason`, and
-    there are the `nearest` batches with one.
+    With it a token takes `longer`, as a share of its time. Where it has no plan, `reason` says why,
+    and `nearest` are the batches with one.
     """
     size, requested = plan.batch, spec.experiment.batch
     if size.sequences == size.requested_sequences:
@@ -179,7 +172,7 @@ def _say_batch(
     longer: float | None,
     reason: Reason | None,
     nearest: tuple[Suggestion, ...],
-) -> _DifferenceText:
+) -> _Words:
     planned = f"{sequences:,} sequences ({signed_percent(sequences / requested - 1)})"
     if reason is None:
         longer_text = percent(longer or 0.0)
@@ -190,7 +183,7 @@ def _say_batch(
         )
         within = f"of those within {percent(tolerance)} the plan takes the fastest"
         why = f"{reason.text}; nearest: {batches}; {within}"
-    return _DifferenceText("batch", f"{requested:,} sequences", planned, why)
+    return "batch", f"{requested:,} sequences", planned, why
 
 
 def _tensor(chip: Chip, topology: Topology, numbers: dict[str, float]) -> _Figures | None:
@@ -221,21 +214,19 @@ def _line_rate(torus: Torus, ways: int) -> float:
     return float(group_rate(torus, factors, GROUPS["tensor"])[0])
 
 
-def _say_tensor(
-    ways: int, length: int, share: float, tokens: float, least: float
-) -> _DifferenceText:
+def _say_tensor(ways: int, length: int, share: float, tokens: float, least: float) -> _Words:
     takes = least / share
-    verdict = "above" if tokens > takes else "below"
-    return _DifferenceText(
+    why = f"this batch has {four_digits(tokens)}, {'above' if tokens > takes else 'below'} that;"
+    why += " the plan prices each group by the line or ring that it has"
+    return (
         f"tensor {ways} on an axis of {length}",
         f"a ring of its own, it takes {four_digits(least)} tokens a chip",
         f"no ring, {share:.2g} of the bandwidth: it takes {four_digits(takes)} tokens a chip",
-        f"this batch has {four_digits(tokens)}, {verdict} that; the plan prices each group by"
-        " the line or ring that it has",
+        why,
     )
 
 
-def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _DifferenceText:
+def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _Words:
     texts = []
     for group in groups:  # ring of 16 on x, line of 2 on y, ring of 10 on y by 2
         where = " + ".join(
@@ -245,7 +236,7 @@ def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _Differenc
         )
         rate = f"{group.bytes_per_s / _GB:.4g} GB/s"
         texts.append(f"{' x '.join(group.axes)} {group.size}: {where}, {rate}")
-    return _DifferenceText(
+    return (
         "links",
         "every axis a whole ring, all of it for one group",
         "; ".join(texts),
@@ -256,7 +247,7 @@ def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _Differenc
     )
 
 
-def _say_bound(**figures: Any) -> _DifferenceText:
+def _say_bound(**figures: Any) -> _Words:
     mixed, mfu = figures["mixed"], figures["mfu"]
     derived, why = "matmuls: one chip exchanges nothing", ""
     if mixed:
@@ -264,32 +255,36 @@ def _say_bound(**figures: Any) -> _DifferenceText:
         derived = f"{bound_by(by_f)} counting F, {bound_by(by_all)} counting F_eff"
         turns = ", and that turns the answer" if (by_f > 1) != (by_all > 1) else ""
         why = f"F_eff has attention's matmuls in it{turns}; "
-    return _DifferenceText(
+    planned = f"{figures['bound']}: {percent(figures['bound_by'])} longer than the next; MFU"
+    planned += (
+        f" {percent(mfu.lower)} at the bound, {percent(mfu.unoverlapped)} with nothing hidden"
+    )
+    return (
         "what binds",
         derived,
-        f"{figures['bound']}: {percent(figures['bound_by'])} longer than the next; MFU"
-        f" {percent(mfu.lower)} at the bound, {percent(mfu.unoverlapped)} with nothing hidden",
+        planned,
         f"{why}the plan adds attention, the unembedding, recompute, HBM and every collective",
     )
 
 
-def _say_memory(**figures: Any) -> _DifferenceText:
+def _say_memory(**figures: Any) -> _Words:
     phase: MemoryPhase = figures["phase"]
     by_d, by_6f = figures["by_d_bytes"] / _GB, figures["by_6f_bytes"] / _GB
     lines = ", ".join(f"{line.name} {line.value / GIB:.2f}" for line in phase.lines)
     peak = f"{in_memory(phase.bytes)} a device at its peak"
-    return _DifferenceText(
+    why = f"{figures['parameters']} parameters, {figures['moments']} moments, fp32 gradients; state"
+    why += f" split {figures['ways']:,} ways on the {figures['devices']:,} devices of a pod;"
+    why += f" activations as remat `{text_of(figures['remat'])}` keeps them"
+    return (
         "memory",
         f"{by_d:.3g} GB a chip by [B, D], {by_6f:.3g} GB by 6F",
         f"{peak}, in the phase {phase.name}: {lines}",
-        f"{figures['parameters']} parameters, {figures['moments']} moments, fp32 gradients; state"
-        f" split {figures['ways']:,} ways on the {figures['devices']:,} devices of a pod;"
-        f" activations as remat `{text_of(figures['remat'])}` keeps them",
+        why,
     )
 
 
-def _say_recompute(remat: Remat, share: float) -> _DifferenceText:
-    return _DifferenceText(
+def _say_recompute(remat: Remat, share: float) -> _Words:
+    return (
         "recompute",
         "4 checkpoints a layer; what is computed again is not counted",
         f"remat `{text_of(remat)}`: {percent(share)} of the step, with nothing hidden",
@@ -297,7 +292,7 @@ def _say_recompute(remat: Remat, share: float) -> _DifferenceText:
     )
 
 
-def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _DifferenceText:
+def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _Words:
     low, high, middle = planned.lower, planned.unoverlapped, planned.expected
     expected = f"{lasting(middle)} expected, " if middle is not None else ""
     if by_mfu < low:
@@ -307,7 +302,7 @@ def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _Di
     else:
         why = "the assumed MFU is below the plan's, even with nothing hidden: the plan has peak"
         why += " rates"
-    return _DifferenceText(
+    return (
         "days",
         f"{lasting(by_6p)} at {assumed(mfu)} by 6 P, {lasting(by_mfu)} as MFU counts",
         f"{lasting(low)} at the bound, {expected}{lasting(high)} with nothing hidden",
@@ -315,8 +310,8 @@ def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _Di
     )
 
 
-def _say_renting(pods: int, topology: str, obstacles: tuple[PlanWarning, ...]) -> _DifferenceText:
-    return _DifferenceText(
+def _say_renting(pods: int, topology: str, obstacles: tuple[PlanWarning, ...]) -> _Words:
+    return (
         "renting",
         f"{pods} x {topology}",
         "the compiler takes it, Google Cloud does not rent it",

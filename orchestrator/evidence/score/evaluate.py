@@ -45,10 +45,7 @@ def _published_mixtures() -> _Runs:
 
 
 def _runs_of(path: Path | None, reason: str, is_known: Callable[[str], object]) -> _Runs:
-    """Return the runs of a file, or all of the project's own, on chips that are known.
-
-    Runs on other chips are skipped for `reason`.
-    """
+    """Return the runs of a file or of the project; `reason` is why unknown chips are skipped."""
     files = [samples.samples(read(path))] if path else [_published(), _published_mixtures()]
     usable, skipped = [], [row for _, left_out in files for row in left_out]
     for sample in (sample for scorable, _ in files for sample in scorable):
@@ -215,9 +212,6 @@ def summary(rows: list[ScoredRow], skipped: int) -> Summary:
 
 def _p90(values: Floats) -> Any:
     return np.quantile(values, 0.9)
-
-
-# Predicted shares of effective time against published ones; recoveries against the campaign.
 
 
 def goodput_scores() -> tuple[samples.GoodputScore, ...]:

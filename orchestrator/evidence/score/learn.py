@@ -123,19 +123,23 @@ def _fit(samples: list[Sample]) -> _Constants:
 
     # The ranges of all rows by axis. How well collectives hide is the software's own, so these axes
     # are those of the reference. The range of chips is one for each kind of chip.
-    values = [sample.axis_values() for sample in samples]
-    reference = [sample.axis_values() for sample in samples if _is_reference(sample)] or values
-    counts: dict[str, list[float]] = {sample.run.chip: [] for sample in samples}
-    for sample, value in zip(samples, values, strict=True):
-        counts[sample.run.chip].append(value["chips"])
-    by_axis = {
-        axis: [value[axis] for value in (reference if axis in _OF_COLLECTIVES else values)]
-        for axis in AXES
-        if axis != "chips"
-    }
+    values = [(sample, sample.axis_values()) for sample in samples]
+    every = [reached for _, reached in values]
+    reference = [reached for sample, reached in values if _is_reference(sample)] or every
+
+    def range_of(axis: str, rows: list[dict[str, float]]) -> Range:
+        return Range(low=min(row[axis] for row in rows), high=max(row[axis] for row in rows))
+
     return _Constants(
-        ranges={axis: Range(low=min(v), high=max(v)) for axis, v in by_axis.items()},
-        chips={chip: Range(low=min(v), high=max(v)) for chip, v in counts.items()},
+        ranges={
+            axis: range_of(axis, reference if axis in _OF_COLLECTIVES else every)
+            for axis in AXES
+            if axis != "chips"
+        },
+        chips={
+            chip: range_of("chips", [row for sample, row in values if sample.run.chip == chip])
+            for chip in chips
+        },
         matmul={chip: 1 / found[f"matmul.{chip}"] for chip in chips},
         of_unit={unit: 1 / found[f"unit.{unit}"] for unit in _UNITS},
         shared={
@@ -214,9 +218,7 @@ def _seconds_of(sample: Sample) -> tuple[dict[str, float], float]:
 def _robust_least_squares(
     matrix: Floats, constant: Floats, samples: int, unknowns: list[_Unknown]
 ) -> Floats:
-    """Return the solution within bounds. Samples, which come first, have a soft L1 loss, priors the
-    square.
-    """
+    """Return the solution within bounds. The first rows, samples, have a soft L1 loss."""
     require("score")
     from scipy.optimize import least_squares  # noqa: PLC0415  only learning needs it
 
@@ -240,9 +242,6 @@ def _robust_least_squares(
     return np.asarray(solution.x)
 
 
-# How sure the constants are, and how far other runs stray.
-
-
 _TINY = 1e-9
 _INTERVAL_SHARE = 0.80
 _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
@@ -262,9 +261,7 @@ def held_out(samples: list[Sample], key: Key) -> Iterator[tuple[str, list[Sample
 
 
 def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
-    """Return the constants of these rows, how sure they are, and how far rows of other keys stray:
-    those of REFERENCE, and those of other software, which a new software is like.
-    """
+    """Return the constants of these rows, how sure they are, and how far other keys stray."""
     constants = _fit(samples)
     folds = list(held_out(samples, key))
     if len(folds) < 2:
@@ -326,73 +323,3 @@ def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
         for chip in {s.run.chip for s in samples}
     }
     return lambda s: s.measured_s * s.mfu / of_chip.get(s.run.chip, every)
-
-
-# The learned constants as the catalog's file, each with the rows it was learned from.
-
-
-_HEAD = """\
-# What real runs reach. Written by `make score` from the published runs beside it: change the rows,
-# never the numbers. docs/score.md says what each constant means; `rows` are those behind it.
-"""
-# What these rows had at least and at most. Outside `expected` extrapolates, and plans say so.
-_RANGES = """\
-[range]
-{axes}
-[range.chips]
-{chips}"""
-
-
-def _text(samples: list[Sample], constants: _Constants) -> str:
-    """Return the file catalog/efficiency.toml."""
-
-    def informed(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
-        """Return the rows with at least a percent of such work in their step."""
-        return tuple(s.run.id for s in samples if seconds(s) > 0.01 * s.measured_s)
-
-    def is_flash(sample: Sample) -> bool:
-        return sample.run.software.kernel == "flash"
-
-    shared = constants.shared
-    rows = {
-        "attention": informed(lambda s: s.todo.attention_s * (not is_flash(s))),
-        "flash_attention": informed(lambda s: s.todo.attention_s * is_flash(s)),
-        "exposed_gathers": informed(lambda s: s.todo.gathers_s + s.todo.dcn_s),
-        "exposed_tensor": informed(lambda s: s.todo.tensor_s * (s.run.software.name in IN_PIECES)),
-        "slice_wait_s": informed(lambda s: s.todo.reductions * shared["slice_wait_s"]),
-        "slice_hop_s": informed(lambda s: s.todo.hops * shared["slice_hop_s"]),
-        "run_overhead_s": informed(lambda s: s.averages_run * shared["run_overhead_s"]),
-        "run_share": informed(lambda s: s.averages_run * s.measured_s),
-    }
-    every = tuple(s.run.id for s in samples)
-    others = tuple(s.run.id for s in samples if s.run.software.name != REFERENCE)
-    blocks = [_HEAD]
-    for name, value in shared.items():
-        blocks.append(_entry(f"shared.{name}", value, rows[name], constants.unsure.get(name, 0.0)))
-    blocks.append(_entry("shared.spread", constants.spread, every))
-    blocks.append(_entry("shared.reference_spread", constants.reference_spread, every))
-    for chip, value in constants.matmul.items():
-        of_chip = tuple(s.run.id for s in samples if s.run.chip == chip)
-        blocks.append(_entry(f"matmul.{chip}", value, of_chip))
-    for name, value in constants.software.items():
-        of_software = tuple(s.run.id for s in samples if s.run.software.name == name)
-        blocks.append(_entry(f"software.{name}", value, others if name == OTHER else of_software))
-    axes, chips = (
-        "".join(
-            f"{name} = [{_rounded(reached.low)}, {_rounded(reached.high)}]\n"
-            for name, reached in sorted(ranges.items())
-        )
-        for ranges in (constants.ranges, constants.chips)
-    )
-    return "\n".join([*blocks, _RANGES.format(axes=axes, chips=chips)])
-
-
-def _entry(name: str, value: float, rows: tuple[str, ...], unsure: float = 0.0) -> str:
-    listed = "".join(f'    "{row}",\n' for row in rows)
-    figures = f"value = {_rounded(value)}\nunsure = {_rounded(unsure)}"
-    return f"[{name}]\n{figures}\nrows = [\n{listed}]\n"
-
-
-def _rounded(value: float) -> float:
-    """Return four digits, so that the file is the same on every machine."""
-    return float(f"{value:.3e}")

@@ -13,9 +13,6 @@ from orchestrator.planning import flops
 from orchestrator.values.fields import DType
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
-# The cells of a row: numbers, types, and what only the notes state.
-
-
 Row = dict[str, str]
 _MOST = 10**15  # of anything counted; beyond it sums are no longer exact
 _TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
@@ -97,17 +94,12 @@ _MEGABLOX_TILE = 1024
 # Rows that grouped matmuls take at a time: `wi_tile_fwd_batch_seq` of base.yml for megablox. The
 # tuned tables of tokamax (pallas_mosaic_tpu.py) have 128 to 1,024, and 512 in the middle.
 _GROUPED_ROWS = 512
-
-
 _LATENT = re.compile(
     r"MLA: (?:no q lora|q lora (?P<query_rank>\d+)), kv lora (?P<kv_rank>\d+),"
     r" nope (?P<nope_dim>\d+) \+ rope (?P<rope_dim>\d+), v (?P<value_dim>\d+)"
 )
 
-
 # What a row states of its software, its attention kernel and its figure, and what is assumed.
-
-
 _Kernel = Literal["flash", "splash", "splash-fused", "fused", "none"]
 _Averages = Literal["steps", "run"]
 _SOFTWARE, _KERNEL, _AVERAGES = _SOFTWARE_COLUMNS = ("software", "kernel", "averages")
@@ -147,15 +139,10 @@ _OF_WORDS: tuple[tuple[str, _Kernel], ...] = (
     (r"splash", "splash"),
     (r"flash", "flash"),
 )
-# MaxText says flash of any kernel. The first one is of pallas; since January 2024 it is splash.
-_MAXTEXT_FLASH = "flash"
 
 
 def _software_of(row: Row) -> _RunSoftware:
-    """Return the three cells of a row, or what is assumed for them.
-
-    An error names the line, the column and what may be there.
-    """
+    """Return the three cells of a row, or what is assumed for them; refuse a wrong cell."""
     stated = {column: row.get(column, "").lower() for column in _SOFTWARE_COLUMNS}
     for column, text in stated.items():
         allowed = {_KERNEL: get_args(_Kernel), _AVERAGES: get_args(_Averages)}.get(column)
@@ -170,7 +157,8 @@ def _software_of(row: Row) -> _RunSoftware:
     words = row.get("attention_kernel", "").lower()
     if not stated[_KERNEL]:  # what the source's own words mean, where they say something known
         kernels = (kernel for pattern, kernel in _OF_WORDS if re.search(pattern, words))
-        is_maxtext = words == _MAXTEXT_FLASH and of_source == "maxtext"
+        # MaxText says flash of any kernel. The first is of pallas; since January 2024 it is splash.
+        is_maxtext = words == "flash" and of_source == "maxtext"
         stated[_KERNEL] = "splash" if is_maxtext else next(kernels, "")
     # Without a kernel where the file has a column of kernels and the cell is empty.
     kernel = stated[_KERNEL] or ("none" if row.get("attention_kernel") == "" else "fused")
@@ -216,9 +204,7 @@ class _Window:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row. None where it states nothing; the mesh is that inside a slice, and the
-    slices that share weights.
-    """
+    """One row; None where it states nothing. The mesh has the slices that share weights, too."""
 
     id: str
     group: str
@@ -258,24 +244,21 @@ def read(path: Path) -> list[Row]:
             table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
             columns = [*table.fieldnames, *(["d_ff"] if "experts" in table.fieldnames else [])]
             rows = [_known_cells(row, table.line_num) for row in table]
-    except OSError as error:
-        raise Unscorable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise Unscorable(f"{path}: is no CSV in UTF-8: {error}", file=str(path)) from None
-    if not rows:
-        why = "holds no runs; `orch score` alone scores the project's own file"
-        raise Unscorable(f"{path}: {why}", file=str(path))
-    missing = [column for column in _NEEDED if column not in columns]
-    if missing:
-        raise Unscorable(f"{path}: has no column {', '.join(missing)}", file=str(path))
-    try:
+        if not rows:
+            raise Unscorable("holds no runs; `orch score` alone scores the project's own file")
+        if missing := [column for column in _NEEDED if column not in columns]:
+            raise Unscorable(f"has no column {', '.join(missing)}")
         for row in rows:
             _software_of(row)
-    except Unscorable as reason:
-        raise Unscorable(
-            f"{path}: {reason}", file=str(path), line=reason.line, column=reason.column
-        ) from None
-    return rows
+    except OSError as error:
+        reason = Unscorable(f"cannot be read: {error.strerror}")
+    except (UnicodeDecodeError, csv.Error) as error:
+        reason = Unscorable(f"is no CSV in UTF-8: {error}")
+    except Unscorable as error:
+        reason = error
+    else:
+        return rows
+    raise Unscorable(f"{path}: {reason}", file=str(path), line=reason.line, column=reason.column)
 
 
 def _known_cells(row: Row, line: int) -> Row:

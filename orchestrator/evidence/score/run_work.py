@@ -190,9 +190,6 @@ def scaled(line: LedgerLine, factor: float) -> LedgerLine:
     return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
 
 
-# The experts of a published run: what its software computes and ours does not.
-
-
 def experts_as_run(
     run: PublishedRun, layout: Training, lines: list[LedgerLine]
 ) -> list[LedgerLine]:

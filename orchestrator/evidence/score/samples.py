@@ -29,8 +29,6 @@ from orchestrator.values.goodput import Uncertain
 from orchestrator.values.plan import LedgerLine, LineKind
 from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
 
-# Lays a published run out as it was run, and prices it with the planner's own functions.
-
 
 def _lay_out(run: PublishedRun) -> tuple[Training, list[LedgerLine]]:
     """Return the run as it was run, and its ledger of seconds."""
@@ -344,12 +342,10 @@ class Sample:
         return max(expected - below / share, self.lower_s), expected + above / share
 
     def uncertainty(self, efficiency: Efficiency) -> tuple[float, float]:
-        """Return how far its figure may be off, as shares of it: for its constants, and for what no
-        other run shows.
-        """
+        """Return how far its figure may be off, as shares: for its constants and the unseen."""
         own, (_, unsure_s) = _as_run(efficiency, self.run), self._overhead_s(efficiency)
-        of_constants = hypot(pricing.deviation(self.todo, own), unsure_s / self.measured_s)
-        return of_constants, pricing.unseen(self.todo, self.axis_values(), own)
+        constants = hypot(pricing.deviation(self.todo, own), unsure_s / self.measured_s)
+        return constants, pricing.unseen(self.todo, self.axis_values(), own)
 
 
 def _sample_of(row: Row) -> Sample:
