@@ -49,12 +49,11 @@ class Batch:
     length: Annotated[int, about("The number of tokens in a sequence.", 4096, ge=1, le=100_000_000)]
     tolerance: Annotated[
         float,
+        Meta(ge=0, le=0.5),
         about(
             "The share by which the plan may raise or lower `sequences`, so that the mesh"
             " divides it. 10% of 1024 allows 922 to 1126.",
             "10%",
-            ge=0,
-            le=0.5,
             notation="tolerance",
         ),
     ] = 0.0
@@ -318,12 +317,11 @@ class Pods:
     ]
     spare: Annotated[
         int,
+        Meta(ge=0, le=10_000),
         about(
             "The number of further pods that are rented, of which one takes the place of a pod that"
             " fails. Chip-hours and dollars include them.",
             1,
-            ge=0,
-            le=10_000,
         ),
     ] = 0
 
