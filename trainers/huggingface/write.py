@@ -9,8 +9,7 @@ of several lines; those before it say how many parameters are written.
 import json
 import shutil
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from orchestrator.values.run import WeightsRequest, WeightsResult
 from trainers.checkpoint.objects import step_objects, stored_array
 from trainers.checkpoint.step_folders import StepFolders
 from trainers.contract import load
+from trainers.files import new_folder
 from trainers.huggingface.read import (
     CONFIG,
     INDEX,
@@ -57,35 +57,21 @@ def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
     # How the architecture of the config stores the parameters of the plan's trainer.
     program = load(plan.trainer).program(plan, abstract_mesh_of(plan))
     weights = stored_weights(program, str(request.config["model_type"]))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        result = _fill(partial, request, checkpoint, weights)
-        partial.chmod(0o755)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
-    return result
-
-
-def _fill(
-    folder: Path, request: WeightsRequest, checkpoint: Path, weights: Sequence[PublishedWeight]
-) -> WeightsResult:
     shapes = stored_shapes(weights)
-    files = _new_files(folder, shapes, _DTYPES[request.dtype])
-    arrays = {name: array for file in files.values() for name, array in file.items()}
-    for done, weight in enumerate(weights):
-        print(json.dumps({"done": done, "total": len(weights)}), flush=True)
-        _copy(_saved_array(checkpoint, weight.path), weight, arrays)
-    if len(files) > 1:
-        names = {name: file for file, inside in files.items() for name in inside}
-        total = sum(array.nbytes for array in arrays.values())
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    (folder / CONFIG).write_text(json.dumps(request.config, indent=2) + "\n", encoding="utf-8")
-    for path in map(Path, request.copies):
-        shutil.copyfile(path, folder / path.name)
+    with new_folder(out) as folder:
+        files = _new_files(folder, shapes, _DTYPES[request.dtype])
+        arrays = {name: array for file in files.values() for name, array in file.items()}
+        for done, weight in enumerate(weights):
+            print(json.dumps({"done": done, "total": len(weights)}), flush=True)
+            _copy(_saved_array(checkpoint, weight.path), weight, arrays)
+        if len(files) > 1:
+            names = {name: file for file, inside in files.items() for name in inside}
+            total = sum(array.nbytes for array in arrays.values())
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(request.config, indent=2) + "\n", encoding="utf-8")
+        for path in map(Path, request.copies):
+            shutil.copyfile(path, folder / path.name)
     parameters = sum(prod(shape) for shape in shapes.values())
     return WeightsResult(parameters=parameters, files=len(files))
 
