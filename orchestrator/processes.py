@@ -119,5 +119,4 @@ def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
 
 
 def resource(*parts: str) -> Path:
-    """Return a file or folder of the package, by its path inside it."""
     return Path(str(files("orchestrator"))).joinpath(*parts)

@@ -120,7 +120,6 @@ def load(name: str) -> _Trainer:
 
 
 def build(trainer: _Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Program:
-    """Return the trainer's program for a plan on these devices."""
     return trainer.program(plan, mesh_of(plan, devices))
 
 

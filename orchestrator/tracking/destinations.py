@@ -201,7 +201,6 @@ def note(
 
 
 def progress_of(run: Run) -> SyncProgress:
-    """Return the progress of a sync that recorded all of a run."""
     return SyncProgress(state=run.state, attempts=len(run.attempts), steps=run.steps_done)
 
 

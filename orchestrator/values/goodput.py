@@ -136,7 +136,6 @@ SPARE_WAIT_S = 60.0
 
 
 def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
-    """Return the seconds between two heartbeats of each rank of an attempt."""
     return min(max(MIN_INTERVAL_S, ranks / _MAX_HEARTBEATS_PER_S), hang_limit_s / 4)
 
 

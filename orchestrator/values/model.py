@@ -48,7 +48,6 @@ class LatentDimensions:
 
     @property
     def head_dim(self) -> int:
-        """The width of a head of queries and keys."""
         return self.nope_dim + self.rope_dim
 
 

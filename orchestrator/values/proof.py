@@ -340,5 +340,4 @@ class Proof:
 
     @property
     def passes(self) -> bool:
-        """Whether the plan may run as it is."""
         return self.fits and self.crosses_as_planned

@@ -72,7 +72,6 @@ class SavedCheckpoint:
 
 
 def checkpoint_folder(claim: int, attempt: int, step: int) -> str:
-    """The name of the folder of a checkpoint."""
     return f"{step}-claim-{claim}-attempt-{attempt}"
 
 

@@ -15,7 +15,6 @@ StudyState = Literal["running", "stopped", "succeeded"]
 
 
 def kind_text(scaling: Scaling | None) -> str:
-    """A kind of study in words."""
     return f"{scaling} scaling" if scaling else "sweep"
 
 

@@ -81,7 +81,6 @@ class StepObjects:
         return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
 
     def prefix(self, name: str) -> str:
-        """Return the beginning of the names of a step's objects."""
         return f"{self.place.prefix}{name}/"
 
     def prepare(self) -> None:
@@ -105,7 +104,6 @@ class StepObjects:
         return self.bucket.read(self.place.prefix + name)[0]
 
     def create_small(self, name: str, content: bytes) -> None:
-        """Create a file next to the steps, unless it is there."""
         with suppress(FileExistsError):
             self.bucket.create(self.place.prefix + name, content)
 

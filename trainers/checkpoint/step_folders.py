@@ -61,7 +61,6 @@ class StepFolders:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def read_small(self, name: str) -> bytes:
-        """Read a file in the folder of the steps."""
         return read_regular(self.folder / name)
 
     def create_small(self, name: str, content: bytes) -> None:
@@ -265,15 +264,12 @@ class OrbaxSaver:
         )
 
     def save(self, name: str, state: _Tree) -> None:
-        """Copy the state off the devices, and write it in the background."""
         self._checkpointer.save(self._folder / name, args=_Save(state))
 
     def check(self) -> None:
-        """Raise what failed, without waiting."""
         self._checkpointer.check_for_errors()
 
     def wait(self) -> None:
-        """Wait until the last save has ended; raise what failed."""
         self._checkpointer.wait_until_finished()
 
     def close(self) -> None:

@@ -21,7 +21,6 @@ class MLflowTracker:
     def destination(
         self, options: TrackingOptions, storage: Path, environment: Mapping[str, str]
     ) -> Destination:
-        """Return a server or database: MLFLOW_TRACKING_URI, the spec's, or one in the storage."""
         return store.destination(options, storage, environment)
 
     def sync(

@@ -151,12 +151,10 @@ def first_done(
 
 
 def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
-    """Return the size of a plan, and its forecast."""
     return finite({name: value(plan) for name, value in _OF_PLANS.items()}, at_s, step)
 
 
 def of_proof(proof: Proof, at_s: float) -> list[MetricPoint]:
-    """Return memory and time of the compilation."""
     return finite({name: value(proof) for name, value in _OF_PROOFS.items()}, at_s, 0)
 
 
