@@ -78,7 +78,7 @@ class MixtureOfExperts:
     every: Annotated[
         int,
         Meta(ge=1, le=10_000),
-        about("Of so many layers the last one is a mixture; the others have a plain MLP."),
+        about("The number of layers of which the last is a mixture; others have a plain MLP."),
     ] = 1
     router: Annotated[
         Literal["softmax", "sigmoid"], about("The function that makes scores of experts.")
@@ -86,9 +86,7 @@ class MixtureOfExperts:
     normalized: Annotated[
         bool, about("Whether the scores of a token's experts are divided by their sum.")
     ] = True
-    scale: Annotated[
-        PositiveNumber, about("What the scores of a token's experts are multiplied by.")
-    ] = 1.0
+    scale: Annotated[PositiveNumber, about("The factor of the scores of a token's experts.")] = 1.0
     groups: Annotated[
         int,
         Meta(ge=1, le=100_000),

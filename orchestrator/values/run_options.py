@@ -57,7 +57,7 @@ class EvaluationOptions:
         Text | None,
         about(
             "The path of the manifest of a token set of its own, relative to the spec, or its"
-            " address; for kind tokens alone. Synthetic data has sequences of another seed.",
+            " address; only for kind tokens. Synthetic data has sequences of another seed.",
             "held-out/manifest.json",
         ),
     ] = None
@@ -149,7 +149,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesOptions:
-    """What exported Kubernetes manifests say beside the plan."""
+    """Settings of exported Kubernetes manifests that the plan does not have."""
 
     image: Annotated[
         Text, about("The container image of head and hosts; docs/launch.md shows how to build it.")
@@ -200,7 +200,7 @@ class TrackingOptions:
         Text, about("The tracker that records runs: mlflow, or your own as package.module:class.")
     ] = "mlflow"
     uri: Annotated[
-        Address, about("The address of an MLflow server; auto is a SQLite file beside the runs.")
+        Address, about("The address of an MLflow server; auto is a SQLite file with the runs.")
     ] = "auto"
     experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"
 
@@ -256,7 +256,7 @@ class FailureOptions:
     storage_bytes_per_s: Annotated[
         PositiveInteger | None,
         about(
-            "The bytes a second that the storage takes from all hosts together; 25 GB/s when left"
+            "The bytes per second that the storage takes from all hosts together; 25 GB/s when left"
             " out.",
             "25B",
             notation="count",

@@ -76,7 +76,7 @@ class Optimizer:
     name: Annotated[
         Literal["adamw", "adafactor", "muon"],
         about(
-            "AdamW; Adafactor, with second moments of rows and columns alone, whose steps are in"
+            "AdamW; Adafactor, with second moments only of rows and columns, whose steps are in"
             " proportion to its parameters; or Muon, with one moment that is made orthogonal for"
             " matrices of layers, and AdamW for all else. Muon can be planned and not trained."
         ),
@@ -146,7 +146,7 @@ class Precision:
     first_moment: Annotated[
         DType | None,
         about(
-            "The type in which the first moment alone is stored; that of `optimizer` when left out."
+            "The type in which only the first moment is stored; that of `optimizer` when left out."
             " Adafactor has none.",
             "bf16",
         ),
@@ -194,14 +194,14 @@ class DataSource:
         Text | None,
         about(
             "The path of the token set's manifest, relative to the spec, or its address on a"
-            " bucket: gs://BUCKET/SET/manifest.json, or s3:// likewise; for kind tokens alone.",
+            " bucket: gs://BUCKET/SET/manifest.json, or s3:// likewise; only for kind tokens.",
             "tokens/manifest.json",
         ),
     ] = None
     separator: Annotated[
         NonNegativeInteger | None,
         about(
-            "The token that ends each document. A token then attends to its own document alone,"
+            "The token that ends each document. A token then attends only to its own document,"
             " and nothing is predicted from a document's end; when left out, a sequence is one"
             " document.",
             128_001,
@@ -330,7 +330,7 @@ class Pods:
 class MeshRequest:
     """Sizes of the mesh axes inside a pod, and the number of pods that share weights."""
 
-    # The search chooses what is None. It shares weights between pods on request alone.
+    # The search chooses what is None. It shares weights between pods only on request.
     data: Annotated[
         AxisSize | None, about("The number of replicas of the model inside a pod.", notation="axis")
     ] = None
