@@ -1,17 +1,12 @@
-"""What a trainer promises. Knows no trainer by name.
+"""What a trainer promises (trainers/README.md). Knows no trainer by name.
 
-A trainer is a module or an object, in any installed package, with one function:
-
-    program(plan, mesh) -> Program    `mesh` may be abstract: the program is then only traced
-
-or a function, which may also return a lowered program of any kind. That can be proved, not trained:
-
-    build(plan, mesh) -> Program | jax.stages.Lowered
+A trainer is a module or an object with `program(plan, mesh) -> Program`, where `mesh` may be
+abstract: the program is then only traced. Or it is a function `build(plan, mesh)`, which may also
+return a lowered program of any kind. That can be proved, not trained.
 
 Data comes as token ids [sequences, length + 1] in natural order; each row is a pure function of
-(seed, step). The trainer's `arrange` turns rows into batch leaves on the host. It is plain numpy,
-treats each row by itself and keeps the order of rows, so that a process arranges only the rows its
-own devices hold. Axis 0 of every batch leaf is the sequences.
+(seed, step). The trainer's `arrange`, plain numpy, treats each row by itself and keeps their order:
+a process arranges only the rows that its own devices hold.
 """
 
 from collections.abc import Callable, Mapping, Sequence
