@@ -124,12 +124,9 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class SliceTorus:
-    """A slice's torus axes, and one direction's rate of a link on each.
+    """A slice's torus axes, and one direction's rate of a link on each."""
 
-    Where a chip is several devices, the last axis joins these: its links belong to a device, the
-    other links to a chip.
-    """
-
+    # Where a chip is several devices, the last axis joins these: its links belong to a device.
     lengths: tuple[int, ...]
     wraps: tuple[bool, ...]
     link_bytes_per_s: tuple[float, ...]

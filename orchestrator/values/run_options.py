@@ -269,24 +269,18 @@ class FailureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
-    """How a spec or a study is carried out.
+    """How a spec or a study is carried out."""
 
-    It runs on the cluster at `address` (or RAY_ADDRESS, or cluster.address of the spec); where none
-    is named, this machine rehearses it. `prove` compiles the plan first, `calibrate` measures this
-    machine before a rehearsal. A rehearsal has 20 `steps`, a run on a cluster those of its spec.
-    `profile` is a range of steps to trace, `code` where a cluster has the project's code from.
-    The same `key` twice is one run, and `detach` returns once the cluster has it.
-    """
-
+    # The cluster; else RAY_ADDRESS or cluster.address of the spec, or this machine rehearses it.
     address: str | None = None
-    prove: bool = True
-    calibrate: bool = True
-    steps: int | None = None
+    prove: bool = True  # compile the plan first
+    calibrate: bool = True  # measure this machine before a rehearsal
+    steps: int | None = None  # of a rehearsal 20, of a run on a cluster those of its spec
     devices_per_pod: int | None = None
-    profile: tuple[int, int] | None = None
-    code: Literal["sent", "installed"] = "sent"
-    key: str | None = None
-    detach: bool = False
+    profile: tuple[int, int] | None = None  # a range of steps to trace
+    code: Literal["sent", "installed"] = "sent"  # where a cluster has the project's code from
+    key: str | None = None  # the same key twice is one run
+    detach: bool = False  # return once the cluster has it
 
 
 @dataclass(frozen=True, kw_only=True)
