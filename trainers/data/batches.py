@@ -189,7 +189,7 @@ class HeldOut:
     digest: str  # identity of the text
     read: Callable[
         [Sequence[int]], np.ndarray
-    ]  # token ids int32 [indices, length + 1] of sequences
+    ]  # token ids int32 [indices, length + 1]
     count: int
     rows: int
 
