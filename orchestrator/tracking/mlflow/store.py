@@ -260,7 +260,7 @@ class Store:
         """Write params, then points, then tags: a tag that counts them is never ahead of them."""
         from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415
 
-        metrics = [Metric(each.name, each.value, _ms(each.at_s), each.step) for each in points]
+        metrics = [Metric(point.name, point.value, _ms(point.at_s), point.step) for point in points]
         with in_plain_words(self.where):
             self._client.log_batch(
                 run_id,
