@@ -187,9 +187,7 @@ class HeldOut:
     """Batches of `rows` sequences that hold `count` of them, whatever `rows` is."""
 
     digest: str  # identity of the text
-    read: Callable[
-        [Sequence[int]], np.ndarray
-    ]  # token ids int32 [indices, length + 1]
+    read: Callable[[Sequence[int]], np.ndarray]  # token ids int32 [indices, length + 1]
     count: int
     rows: int
 

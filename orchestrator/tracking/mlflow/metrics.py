@@ -6,7 +6,7 @@ MLflow. Names that people know from MaxText are the same here.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -14,7 +14,7 @@ from orchestrator.formatting import GIB
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Badput, PredictionKind, Report
-from orchestrator.values.run import Attempt, Step, TimedStep
+from orchestrator.values.run import Step, TimedStep
 
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
@@ -133,21 +133,6 @@ def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
     for name, value in step.trainer_metrics.items():
         named["trainer/" + NOT_IN_A_NAME.sub("_", name)[:200]] = value
     return finite(named, timed.at_s, step.index)
-
-
-def first_done(
-    attempts: Iterable[tuple[Attempt, Sequence[TimedStep]]], done: int
-) -> Iterator[tuple[Attempt, TimedStep]]:
-    """Yield the steps from `done` on, each as it was first done.
-
-    MLflow cannot take a point back. When a step is repeated after a failure, its first point stays,
-    so every process that records the run sends the same points.
-    """
-    for attempt, steps in attempts:
-        for timed in steps:
-            if timed.step.index >= done:
-                done = timed.step.index + 1
-                yield attempt, timed
 
 
 def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
