@@ -160,9 +160,6 @@ def _compiled_step(plan: Plan) -> Callable[[], float]:
     return seconds
 
 
-# One of the processes that measure a machine
-
-
 def main() -> None:
     """Time one device's operations, or a plan's step; exit without waiting for JAX's threads."""
     end_with_parent(lambda: os._exit(1))

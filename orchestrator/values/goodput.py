@@ -149,9 +149,6 @@ def settling_s(heartbeat_s: float) -> float:
     return max(SETTLED_S, _SETTLED_BEATS * heartbeat_s)
 
 
-# What is left of a run that goes on. Plain values.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
     """What is left of a run, from its forecast and what it has measured so far.

@@ -51,9 +51,6 @@ class LatentDimensions:
         return self.nope_dim + self.rope_dim
 
 
-# The mixture of experts of a model, as a spec has it.
-
-
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfExperts:
     """A mixture of experts in place of the MLP: a router chooses `top_k` experts for each token."""

@@ -417,9 +417,6 @@ class Plan:
         return min(self.run_s(steps) / self.run_s(self.end_step), 1.0)
 
 
-# The identity of an experiment and of a plan: their digests.
-
-
 _UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
     "search", "forecast",

@@ -5,9 +5,6 @@ from typing import Literal
 
 from orchestrator.values.plan import Estimate, Link
 
-# Schedule: a step of a compiled program, priced operation by operation. Plain values.
-
-
 ScheduledLink = Literal["ici", "dcn", "host", "hbm"]
 
 
@@ -117,9 +114,6 @@ class Schedule:
     collectives: tuple[ScheduledCollective, ...]
     loops: tuple[ScheduledLoop, ...]
     unpriced: tuple[str, ...]
-
-
-# --- what a schedule is priced with
 
 
 @dataclass(frozen=True, kw_only=True)

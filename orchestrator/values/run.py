@@ -334,9 +334,6 @@ class LogLine:
     line: str
 
 
-# What a tracker has of a run, and where. Plain values.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Destination:
     """Where a tracker records runs: its name, its address, an experiment there.
@@ -454,9 +451,6 @@ class RunHealth:
     def stops(self) -> bool:
         """Whether the run cannot go on."""
         return any(finding.stops for finding in self.findings)
-
-
-# Weights as Hugging Face has them: what is asked for, and what was written.
 
 
 WeightType = Literal["fp32", "bf16"]

@@ -205,9 +205,6 @@ class TrackingOptions:
     experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"
 
 
-# The section of a spec about failures: what its user knows better than the catalog.
-
-
 @dataclass(frozen=True, kw_only=True)
 class FailureOptions:
     """What fails, and how long it takes to go on. What is left out is the catalog's."""
@@ -262,9 +259,6 @@ class FailureOptions:
             notation="count",
         ),
     ] = None
-
-
-# How a spec or a study is carried out, and what is confirmed before.
 
 
 @dataclass(frozen=True, kw_only=True)

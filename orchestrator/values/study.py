@@ -95,9 +95,6 @@ class StudyStatus:
     runs: tuple[Run, ...]
 
 
-# Predicted and measured scaling: trials of one spec on more and fewer chips. Plain values.
-
-
 ScalingKind = Literal["scaling"]
 
 
@@ -222,9 +219,6 @@ class ScalingReport:
     rehearsal: bool
     trials: tuple[TrialReport, ...]
     explanations: tuple[GapExplanation, ...]
-
-
-# A sweep: trials that differ in settings and are compared by their losses. Plain values.
 
 
 SweepKind = Literal["sweep"]

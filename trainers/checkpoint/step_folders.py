@@ -138,9 +138,6 @@ def owner_of(name: str) -> Owner:
     return (int(match[2]), int(match[3])) if match and match[2] else (0, 0)
 
 
-# Checksums
-
-
 def _sum_shards(step: Path, process: int) -> None:
     """Sum the files that a process wrote into a step, for whoever writes its manifest."""
     mine = [name for name in _files(step) if _writer(name) == process]
@@ -284,9 +281,6 @@ class OrbaxSaver:
         """Return a state as `target` shapes and shards it; rows that a table lacks are zeros."""
         how = _Restore(target, strict=not table_rows)
         return self._checkpointer.restore(self._folder / name, args=how)
-
-
-# Shapes of a state
 
 
 def shapes_of(tree: _Tree) -> Shapes:

@@ -127,8 +127,6 @@ class ResumedData:
         return np.concatenate(pieces)
 
 
-# Make the next few batches in a thread while the device works
-
 T = TypeVar("T")
 POLL_S = 0.1
 

@@ -275,8 +275,6 @@ def _check_local(path: Path, instead: str) -> None:
         raise DataUnusable(f"{scheme}//{'/'.join(rest)}: is on a bucket; {instead}")
 
 
-# The command
-
 _BYTES = _Bytes()
 _ABOUT = """\
 Pack text, JSON lines or Parquet into a token set.

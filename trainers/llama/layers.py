@@ -118,9 +118,6 @@ def _with_biases(
     ]
 
 
-# The MLP
-
-
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,

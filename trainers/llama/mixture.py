@@ -104,9 +104,6 @@ _excess_in_backward.defvjp(
 )
 
 
-# The sublayer
-
-
 class Routed(NamedTuple):
     """What routers did with this chip's tokens, a row for each layer; each chip has its share."""
 

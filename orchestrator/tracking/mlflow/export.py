@@ -92,9 +92,6 @@ def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint
     return metrics.finite(values, at_s, plan.pods)
 
 
-# --- the MLflow run of a study, whose children are the runs of its trials
-
-
 def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     """Return the id of the MLflow run of a run's study; create it when it is missing.
 
@@ -168,9 +165,6 @@ def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) 
         stored = store.create(study.key, opened.at_s, tags)
     journals.track(study, TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
     return stored
-
-
-# --- the MLflow run of a run
 
 
 class RunExport:

@@ -142,8 +142,6 @@ def deadline(where: Destination, limit_s: float, what: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, left_s, _RING_AGAIN_S if left_s else 0)
 
 
-# --- one MLflow
-
 # Without these, one call may take 4 minutes when a server refuses, and 20 when it hangs.
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
