@@ -231,11 +231,9 @@ class Store:
             runs = self._search(tag, value, _MOST_RUNS, "DESC")
             return {name for run in runs for name in run.data.metrics}
 
-    def _search(self, tag: str, value: str, most: int, order: str) -> list[Any]:
+    def _search(self, tag: str, value: str, most: int, order: str) -> Sequence[Any]:
         found, by = f"tags.`{tag}` = '{value}'", [f"start_time {order}"]
-        return list(
-            self._client.search_runs([self.experiment], found, max_results=most, order_by=by)
-        )
+        return self._client.search_runs([self.experiment], found, max_results=most, order_by=by)
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
         with in_plain_words(self.where):
