@@ -45,7 +45,6 @@ def with_unit(value: float, unit: str, digits: int = 3) -> str:
 
 
 def _to_significant(value: float, digits: int) -> float:
-    """Return a number with `digits` significant digits."""
     return float(f"{value:.{digits - 1}e}")
 
 

@@ -27,9 +27,6 @@ def end_with_parent(end: Callable[[], object]) -> None:
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
-# --- ports
-
-
 LOOPBACK = "127.0.0.1"
 NODE_ADDRESS = "ORCH_NODE_ADDRESS"  # where a process of an attempt listens; unset outside a cluster
 # Ray's workers use ports below these, and outgoing connections those from 32768 on. Either could
@@ -115,9 +112,6 @@ def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
         environment[_LIBTPU_ARGUMENTS] = f"{arguments} {_STACK_FLAG}={_STACK_BYTES}".lstrip()
 
 
-# --- the files that travel with orch: catalog, example specs, dashboards
-
-
 def resource(*parts: str) -> Path:
-    """Return a file or folder of the package, by its path inside it."""
+    """Return a file or folder that travels with orch, by its path inside the package."""
     return Path(str(files("orchestrator"))).joinpath(*parts)

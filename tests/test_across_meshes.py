@@ -10,16 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import jax
 import pytest
 
-from orchestrator.values.run import Step
-from orchestrator.values.run_options import CheckpointOptions
 from orchestrator.values.spec import Precision
 from tests.trainer_plans import FP32, plan_of
+from tests.trainer_steps import trained
 from trainers import llama
-from trainers.contract import build
-from trainers.loop import Assignment, run
 
 PRECISIONS = {"float32": (FP32, 1e-5), "bfloat16": (Precision(), 5e-3)}
 SIXTEEN = {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2}
@@ -28,16 +24,9 @@ SIXTEEN = {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2}
 def ten_losses(precision: Precision, mesh: dict[str, Any]) -> list[float]:
     """From the loop as it stands, data and all."""
     plan = replace(plan_of(**mesh), precision=precision)
-    emitted: list[Step] = []
     with TemporaryDirectory() as folder:
-        assignment = Assignment(
-            directory=Path(folder),
-            steps=10,
-            emit=emitted.append,
-            checkpoint=CheckpointOptions(every=100, keep=1),
-        )
-        run(build(llama, plan, jax.devices()[: plan.devices]), assignment)
-    return [step.loss for step in emitted]
+        _, steps = trained(llama, plan, Path(folder), 10, every=100, keep=1)
+    return [step.loss for step in steps]
 
 
 @pytest.mark.parametrize("name", PRECISIONS)

@@ -30,7 +30,13 @@ from tests import toy, trainer_reference
 from tests.journals import claimed_run, step, tiny_plan
 from tests.reports import compare, preempted_run
 from tests.trainer_plans import plan_of
-from tests.trainer_steps import QUICK_COMPILE, initial_state, random_parameters, random_tokens
+from tests.trainer_steps import (
+    QUICK_COMPILE,
+    initial_state,
+    random_parameters,
+    random_tokens,
+    trained,
+)
 from trainers import llama, mlp
 from trainers.contract import build, place
 from trainers.data import pack
@@ -130,16 +136,7 @@ def train_toy(
 ) -> tuple[Outcome, list[Step]]:
     plan = plan_of(sequences=4, length=32, data=2)
     plan = replace(plan, optimizer=Optimizer(peak_lr=30.0))
-    emitted: list[Step] = []
-    assignment = Assignment(
-        directory=folder,
-        steps=STEPS,
-        emit=emitted.append,
-        checkpoint=CheckpointOptions(every=2, keep=2),
-        evaluation=evaluation,
-        **wishes,
-    )
-    return run(build(toy, plan, jax.devices()[:2]), assignment), emitted
+    return trained(toy, plan, folder, STEPS, every=2, evaluation=evaluation, **wishes)
 
 
 def evaluations(steps: list[Step]) -> list[tuple[int, float, int]]:

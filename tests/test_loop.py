@@ -27,7 +27,7 @@ from orchestrator.values.spec import DataSource, Optimizer
 from tests import toy
 from tests.conftest import HoldGolden
 from tests.trainer_plans import plan_of
-from tests.trainer_steps import QUICK_COMPILE
+from tests.trainer_steps import QUICK_COMPILE, trained
 from trainers import llama
 from trainers.contract import Program, build
 from trainers.data import pack
@@ -57,15 +57,7 @@ def toy_program(plan: Plan) -> Program:
 def run_toy(
     folder: Path, plan: Plan | None = None, *, steps: int = STEPS, every: int = 3, **wishes: Any
 ) -> tuple[Outcome, list[Step]]:
-    emitted: list[Step] = []
-    assignment = Assignment(
-        directory=folder,
-        steps=steps,
-        emit=emitted.append,
-        checkpoint=CheckpointOptions(every=every, keep=2),
-        **wishes,
-    )
-    return run(toy_program(plan or toy_plan()), assignment), emitted
+    return trained(toy, plan or toy_plan(), folder, steps, every=every, **wishes)
 
 
 def losses(steps: list[Step]) -> list[float]:

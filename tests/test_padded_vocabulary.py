@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,16 +13,13 @@ from orchestrator.network.mesh_axes import padded
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.model import Model
 from orchestrator.values.plan import LedgerLine, Plan
-from orchestrator.values.run import Step
-from orchestrator.values.run_options import CheckpointOptions
 from orchestrator.values.spec import MeshRequest
 from tests.example_specs import spec_of
 from tests.trainer_plans import TINY, plan_of
+from tests.trainer_steps import trained
 from trainers import llama
 from trainers.checkpoint.step_folders import difference
-from trainers.contract import build
 from trainers.llama import parameters
-from trainers.loop import Assignment, run
 
 GPT2 = 50_257  # words of GPT-2: 29 x 1,733
 
@@ -101,27 +97,19 @@ def test_padding_starts_at_zero() -> None:
     assert not two[67:].any()
 
 
-def trained(folder: Path, plan: Plan, steps: int) -> list[float]:
+def losses_of(folder: Path, plan: Plan, steps: int) -> list[float]:
     """The losses of a run's steps, from its last checkpoint."""
-    emitted: list[Step] = []
-    assignment = Assignment(
-        directory=folder,
-        steps=steps,
-        emit=emitted.append,
-        checkpoint=CheckpointOptions(every=3, keep=2),
-    )
-    run(build(llama, plan, jax.devices()[: plan.devices]), assignment)
-    return [step.loss for step in emitted]
+    return [step.loss for step in trained(llama, plan, folder, steps)[1]]
 
 
 @pytest.mark.slow
 def test_a_run_is_resumed_with_more_and_with_fewer_rows(tmp_path: Path) -> None:
     """67 words in 67, 512 and 256 rows: the losses are those of one device."""
-    straight = trained(tmp_path / "straight", plan_of(ODD), 9)
+    straight = losses_of(tmp_path / "straight", plan_of(ODD), 9)
     losses: list[float] = []
     meshes: list[dict[str, Any]] = [{}, {"tensor": 4}, {"fsdp": 2, "tensor": 2}]
     for done, mesh in enumerate(meshes, start=1):
-        losses += trained(tmp_path / "run", plan_of(ODD, **mesh), 3 * done)
+        losses += losses_of(tmp_path / "run", plan_of(ODD, **mesh), 3 * done)
     assert losses == pytest.approx(straight, rel=1e-5)
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from orchestrator import catalog
@@ -17,15 +16,12 @@ from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.planning.step_work import _reductions
 from orchestrator.values.plan import Plan
-from orchestrator.values.run import Step
-from orchestrator.values.run_options import CheckpointOptions
 from orchestrator.values.spec import MeshRequest, Pods, Spec
 from tests.example_specs import spec_of
 from tests.spec_texts import MINIMAL, problems_of, write
 from tests.trainer_plans import plan_of
+from tests.trainer_steps import trained
 from trainers import llama
-from trainers.contract import build
-from trainers.loop import Assignment, run
 
 SHARED = MeshRequest(fsdp=256, fsdp_dcn=2)
 
@@ -179,23 +175,16 @@ def test_a_rehearsal_shares_weights_too(shared: Plan) -> None:
 # --- trained
 
 
-def trained(folder: Path, plan: Plan, steps: int) -> tuple[int, list[float]]:
+def losses_of(folder: Path, plan: Plan, steps: int) -> tuple[int, list[float]]:
     """The steps that were done before, and the losses of those that follow."""
-    emitted: list[Step] = []
-    assignment = Assignment(
-        directory=folder,
-        steps=steps,
-        emit=emitted.append,
-        checkpoint=CheckpointOptions(every=3, keep=2),
-    )
-    outcome = run(build(llama, plan, jax.devices()[: plan.devices]), assignment)
+    outcome, emitted = trained(llama, plan, folder, steps)
     return outcome.startup.steps_done, [step.loss for step in emitted]
 
 
 @pytest.mark.slow
 def test_a_run_is_resumed_with_and_without_sharing(tmp_path: Path) -> None:
     """Three steps on one device, three where slices share weights, three where they do not."""
-    _, straight = trained(tmp_path / "straight", plan_of(), 9)
+    _, straight = losses_of(tmp_path / "straight", plan_of(), 9)
     meshes: list[dict[str, Any]] = [
         {},
         {"fsdp_dcn": 2, "fsdp": 2, "tensor": 2},
@@ -203,7 +192,7 @@ def test_a_run_is_resumed_with_and_without_sharing(tmp_path: Path) -> None:
     ]
     losses: list[float] = []
     for done, mesh in enumerate(meshes):
-        before, more = trained(tmp_path / "run", plan_of(**mesh), 3 * (done + 1))
+        before, more = losses_of(tmp_path / "run", plan_of(**mesh), 3 * (done + 1))
         assert before == 3 * done
         losses += more
     assert losses == pytest.approx(straight, rel=1e-5)

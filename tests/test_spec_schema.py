@@ -85,7 +85,7 @@ def test_every_optional_value_has_a_default_or_says_what_its_absence_means() -> 
         for path, schema in leaves(spec_schema())
         if "default" not in schema and schema.get("type") != "object" and not is_required(path)
     ]
-    absent = ("when left out", "for kind tokens alone", "stop after")
+    absent = ("when left out", "only for kind tokens", "stop after")
     undocumented = [
         path
         for path in silent

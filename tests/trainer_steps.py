@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,10 +11,13 @@ import numpy as np
 
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
+from orchestrator.values.run import Outcome, Step
+from orchestrator.values.run_options import CheckpointOptions
 from orchestrator.values.spec import Optimizer
 from tests import trainer_reference
 from trainers import llama
 from trainers.contract import Program, build, place
+from trainers.loop import Assignment, run
 from trainers.mesh import abstract_mesh_of
 
 # The program is the same, only LLVM works less: tests would compile four times as long.
@@ -30,6 +34,21 @@ class StepOutcome:
     metrics: dict[str, float]
     gradients: Tree
     parameters: Tree
+
+
+def trained(
+    trainer: Any, plan: Plan, folder: Path, steps: int, every: int = 3, keep: int = 2, **more: Any
+) -> tuple[Outcome, list[Step]]:
+    """How a run of the loop ends, and the steps that it does."""
+    emitted: list[Step] = []
+    assignment = Assignment(
+        directory=folder,
+        steps=steps,
+        emit=emitted.append,
+        checkpoint=CheckpointOptions(every=every, keep=keep),
+        **more,
+    )
+    return run(build(trainer, plan, jax.devices()[: plan.devices]), assignment), emitted
 
 
 def random_tokens(plan: Plan, seed: int = 0) -> np.ndarray:

@@ -1,17 +1,12 @@
-"""What a trainer promises. Knows no trainer by name.
+"""What a trainer promises (trainers/README.md). Knows no trainer by name.
 
-A trainer is a module or an object, in any installed package, with one function:
-
-    program(plan, mesh) -> Program    `mesh` may be abstract: the program is then only traced
-
-or a function, which may also return a lowered program of any kind. That can be proved, not trained:
-
-    build(plan, mesh) -> Program | jax.stages.Lowered
+A trainer is a module or an object with `program(plan, mesh) -> Program`, where `mesh` may be
+abstract: the program is then only traced. Or it is a function `build(plan, mesh)`, which may also
+return a lowered program of any kind. That can be proved, not trained.
 
 Data comes as token ids [sequences, length + 1] in natural order; each row is a pure function of
-(seed, step). The trainer's `arrange` turns rows into batch leaves on the host. It is plain numpy,
-treats each row by itself and keeps the order of rows, so that a process arranges only the rows its
-own devices hold. Axis 0 of every batch leaf is the sequences.
+(seed, step). The trainer's `arrange`, plain numpy, treats each row by itself and keeps their order:
+a process arranges only the rows that its own devices hold.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,45 +31,35 @@ _FOR_TPUS = ("xla_tpu_", "xla_enable_async_")
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One plan on one mesh, as functions and shapes. Nothing is on a device until `init`.
-
-    state    nested dicts and tuples of `jax.ShapeDtypeStruct`, each leaf with its sharding;
-             a dict with at least `step` (int32 scalar: how many steps are done)
-    batch    dict of `jax.ShapeDtypeStruct`, each leaf with its sharding, axis 0 the sequences
-    arrange  tokens int [rows, length + 1] -> dict of arrays [rows, ...], leaves as in `batch`
-    init     seed -> state on the devices; the same values on every mesh
-    step     jitted, the state donated: (state, batch) -> (state, metrics), where metrics is a
-             flat dict of replicated fp32 scalars with at least `METRICS`. Its gradient is of the
-             mean loss over all tokens of the batch. `lowered()` is what is compiled ahead of time,
-             with `compiler_options`.
-    learning_rate
-             the rate by step of the run, which `step` then takes as a third argument, an fp32
-             scalar: plans with other rates have the same program, compiled once. None where `step`
-             has its own rates.
-    evaluate jitted: (state, batch) -> sums over the predicted tokens of a batch, replicated scalars
-             `loss_sum` and `tokens`; None where the trainer has no evaluation. A token of the batch
-             may be below zero: ~token is then read, and not predicted.
-    published
-             how a Hugging Face checkpoint of an architecture (the `model_type` of its config.json)
-             stores the leaves of `state["parameters"]`; None where the trainer does not say
-    table_rows
-             rows with a word, by the names of the leaves of `state` that may have more: these are
-             zero, and as many as the mesh needs
-    model_flops_per_step
-             what MFU counts (`orchestrator.planning.flops`): of all devices, no recompute
-    """
+    """One plan on one mesh, as functions and shapes. Nothing is on a device until `init`."""
 
     plan: Plan
     mesh: Mesh | AbstractMesh
+    # Nested dicts and tuples of `jax.ShapeDtypeStruct`, each leaf with its sharding; a dict with at
+    # least `step` (int32 scalar: how many steps are done).
     state: dict[str, _Tree]
-    batch: dict[str, jax.ShapeDtypeStruct]
+    batch: dict[str, jax.ShapeDtypeStruct]  # each leaf with its sharding, axis 0 the sequences
+    # Tokens int [rows, length + 1] -> dict of arrays [rows, ...], leaves as in `batch`.
     arrange: Callable[[np.ndarray], dict[str, np.ndarray]]
-    init: Callable[[int], dict[str, _Tree]]
+    init: Callable[[int], dict[str, _Tree]]  # of a seed: the same values on every mesh
+    # Jitted, the state donated: (state, batch) -> (state, metrics), where metrics is a flat dict of
+    # replicated fp32 scalars with at least `METRICS`. Its gradient is of the mean loss over all
+    # tokens of the batch. `lowered()` is compiled ahead of time, with `compiler_options`.
     step: jax.stages.Wrapped
+    # What MFU counts (`orchestrator.planning.flops`): of all devices, no recompute.
     model_flops_per_step: float
+    # The rate by step of the run, which `step` then takes as a third argument, an fp32 scalar, so
+    # plans with other rates have the same program. None where `step` has its own rates.
     learning_rate: Callable[[int], float] | None = None
+    # Jitted: (state, batch) -> sums over the predicted tokens of a batch, replicated scalars
+    # `loss_sum` and `tokens`; None where the trainer has no evaluation. A token of the batch may be
+    # below zero: ~token is then read, and not predicted.
     evaluate: jax.stages.Wrapped | None = None
+    # How a Hugging Face checkpoint of an architecture (the `model_type` of its config.json) stores
+    # the leaves of `state["parameters"]`; None where the trainer does not say.
     published: Callable[[str], Sequence[PublishedWeight]] | None = None
+    # Rows with a word, by the names of the leaves of `state` that may have more: these are zero,
+    # and as many as the mesh needs.
     table_rows: Mapping[str, int] = field(default_factory=dict)
 
     def lowered(self) -> jax.stages.Lowered:
@@ -130,7 +115,6 @@ def load(name: str) -> _Trainer:
 
 
 def build(trainer: _Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Program:
-    """Return the trainer's program for a plan on these devices."""
     return trainer.program(plan, mesh_of(plan, devices))
 
 

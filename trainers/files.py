@@ -1,8 +1,12 @@
-"""Files that others made: regular ones, of a bounded size, or objects. Links are followed."""
+"""Files that others made: regular ones of a bounded size, or objects; and new folders."""
 
 import errno
 import hashlib
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.storage.addresses import stored_input
@@ -41,3 +45,17 @@ def file_digest(path: Path) -> str:
         return digest.hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `out`, or is removed where the block fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise

@@ -36,39 +36,24 @@ _clock = time.perf_counter
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The work of one attempt at a run, the same on every process.
+    """The work of one attempt at a run, the same on every process."""
 
-    directory         the run's; attempts in the same one continue it
-    steps             of the whole run, with those of earlier attempts
-    emit              receives each step, on every process, soon after it ends
-    stop              is called before each step; if any process returns True, all save and return
-    next_stage        is called with the steps that are done when another stage is to begin: it
-                      returns when their checkpoint counts
-    profile_steps     are traced into `directory/profile`
-    peak_flops_per_s  of one device in the compute type; None where unknown, and then no MFU
-    folder            the spec's, where a relative path of its data begins
-    checkpoint        how often to save, and how many to keep; the plan's interval where it is auto
-    verify_data       reads a token set through and checks its sums before the first step
-    data_progress     how far the run is in its data, if its batch may have changed since it began
-    saves             which checkpoints count; all in `directory/checkpoints` where it is None
-    evaluation        when the loss of held-out text is measured; never where it is None
-    progressed        is called after each batch of an evaluation
-    """
-
-    directory: Path
-    steps: int
-    emit: Callable[[Step], None]
-    checkpoint: CheckpointOptions
+    directory: Path  # the run's; attempts in the same one continue it
+    steps: int  # of the whole run, with those of earlier attempts
+    emit: Callable[[Step], None]  # receives each step, on every process, soon after it ends
+    checkpoint: CheckpointOptions  # how often to save, and how many to keep; auto is the plan's
+    # Called before each step; if any process returns True, all save and return.
     stop: Callable[[], bool] = lambda: False
+    # Called with the steps that are done when another stage is to begin; waits for their save.
     next_stage: Callable[[int], None] = lambda _: None
-    profile_steps: range = range(0)
-    peak_flops_per_s: float | None = None
-    folder: Path = Path()
-    verify_data: bool = False
-    data_progress: DataProgress | None = None
-    saves: SaveLog | None = None
-    evaluation: EvaluationOptions | None = None
-    progressed: Callable[[], None] = lambda: None
+    profile_steps: range = range(0)  # are traced into `directory/profile`
+    peak_flops_per_s: float | None = None  # of one device in the compute type; without it no MFU
+    folder: Path = Path()  # the spec's, where a relative path of its data begins
+    verify_data: bool = False  # read a token set through, and check its sums, before the first step
+    data_progress: DataProgress | None = None  # if the batch may have changed since the run began
+    saves: SaveLog | None = None  # which checkpoints count; None: all in `directory/checkpoints`
+    evaluation: EvaluationOptions | None = None  # of held-out text; None: never
+    progressed: Callable[[], None] = lambda: None  # is called after each batch of an evaluation
 
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:

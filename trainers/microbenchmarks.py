@@ -160,39 +160,31 @@ def _compiled_step(plan: Plan) -> Callable[[], float]:
     return seconds
 
 
-# One of the processes that measure a machine
-
-
 def main() -> None:
-    """Measure, and exit without waiting for JAX's threads."""
+    """Time one device's operations, or a plan's step; exit without waiting for JAX's threads."""
     end_with_parent(lambda: os._exit(1))
-    status = 1
+    status, (result, *how) = 1, sys.argv[1:]
     try:
-        _measure(*sys.argv[1:])
+        if how:
+            timings = tuple(_rehearsal_timings(*how))
+        else:
+            timings = tuple(
+                _timed(operation, dtype, head_dim)
+                for operation, head_dim in _OPERATIONS
+                for dtype in get_args(DType)
+            )
+        if jax.process_index() == 0:
+            device = jax.local_devices()[0]
+            kind = device.device_kind
+            measured = Measurements(platform=device.platform, device_kind=kind, timings=timings)
+            Path(result).write_bytes(codec.to_json(measured))
+        barrier("the machine is measured")
         status = 0
     except Exception:  # noqa: BLE001  the parent shows its last lines
         traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-def _measure(result: str, *how: str) -> None:
-    """Time one device's operations, or a plan's step."""
-    if how:
-        timings = tuple(_rehearsal_timings(*how))
-    else:
-        timings = tuple(
-            _timed(operation, dtype, head_dim)
-            for operation, head_dim in _OPERATIONS
-            for dtype in get_args(DType)
-        )
-    if jax.process_index() == 0:
-        device = jax.local_devices()[0]
-        kind = device.device_kind
-        measured = Measurements(platform=device.platform, device_kind=kind, timings=timings)
-        Path(result).write_bytes(codec.to_json(measured))
-    barrier("the machine is measured")
 
 
 def _rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:

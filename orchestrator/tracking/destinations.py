@@ -29,9 +29,6 @@ from orchestrator.values.run_options import TrackingOptions
 VARIABLE = "ORCH_RECORDED_IN"
 
 
-# --- the protocol that every tracker implements
-
-
 class NotRecorded(OrchError):
     """The tracker cannot be reached, or refuses. `orch sync` sends what is missing later."""
 
@@ -72,9 +69,6 @@ def destination(
 ) -> Destination:
     """Return where the tracker that the options name records the runs in a storage directory."""
     return find_tracker(options.tracker).destination(options, storage, environment)
-
-
-# --- the choice of a command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +195,6 @@ def note(
 
 
 def progress_of(run: Run) -> SyncProgress:
-    """Return the progress of a sync that recorded all of a run."""
     return SyncProgress(state=run.state, attempts=len(run.attempts), steps=run.steps_done)
 
 

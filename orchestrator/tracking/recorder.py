@@ -27,7 +27,7 @@ from orchestrator.tracking.destinations import (
     find_tracker,
     read_sync_state,
 )
-from orchestrator.values.run import LIVE, Destination, SyncProgress, SyncResult, SyncState
+from orchestrator.values.run import LIVE, Destination, SyncResult, SyncState
 from orchestrator.values.run_options import TrackingOptions
 
 LOCK_LIMIT_S, _POLL_S = 15.0, 0.1
@@ -72,7 +72,7 @@ class Recorder:
             return SyncResult(
                 run=journal.key, destination=None, run_id=None, recorded=None, problem=str(error)
             )
-        recorded, problem = None, None
+        recorded, problem, by_driver = None, None, False
         try:
             with _only_one(journal, limit_s, on_wait):
                 where = state.destination
@@ -85,13 +85,22 @@ class Recorder:
                 recorded = destinations.progress_of(run)
         except NotRecorded as error:
             if isinstance(error, RecordedElsewhere) and journal.run().state in LIVE:
-                # The driver records the run, and notes its own progress.
-                return _result(journal, state, state.recorded, by_driver=True)
-            problem = str(error)
+                recorded, by_driver = state.recorded, True
+            else:
+                problem = str(error)
             if not isinstance(error, RunNotRecorded):
                 self.failures[state.destination] = error
-        destinations.note(journal, state, recorded=recorded, problem=problem)
-        return _result(journal, state, recorded, problem)
+        if not by_driver:  # a driver that records the run notes its own progress
+            destinations.note(journal, state, recorded=recorded, problem=problem)
+        tracked = journal.run().tracking
+        return SyncResult(
+            run=journal.key,
+            destination=state.destination,
+            run_id=tracked.run_id if tracked else None,
+            recorded=recorded,
+            problem=problem,
+            by_driver=by_driver,
+        )
 
     def forget(self) -> None:
         """Connect anew the next time."""
@@ -114,25 +123,6 @@ class Recorder:
         where = destination(options, journal.path.parent, self.environment)
         destinations.remember(journal, where)
         return SyncState(destination=where)
-
-
-def _result(
-    journal: Journal,
-    state: SyncState,
-    recorded: SyncProgress | None,
-    problem: str | None = None,
-    *,
-    by_driver: bool = False,
-) -> SyncResult:
-    tracked = journal.run().tracking
-    return SyncResult(
-        run=journal.key,
-        destination=state.destination,
-        run_id=tracked.run_id if tracked else None,
-        recorded=recorded,
-        problem=problem,
-        by_driver=by_driver,
-    )
 
 
 @contextmanager

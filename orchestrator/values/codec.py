@@ -57,5 +57,4 @@ def digest(value: Any) -> str:
 
 
 def short(full_digest: str) -> str:
-    """Return a digest as screens show it."""
     return full_digest[:8]

@@ -136,7 +136,6 @@ SPARE_WAIT_S = 60.0
 
 
 def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
-    """Return the seconds between two heartbeats of each rank of an attempt."""
     return min(max(MIN_INTERVAL_S, ranks / _MAX_HEARTBEATS_PER_S), hang_limit_s / 4)
 
 
@@ -148,9 +147,6 @@ def poll_interval_s(heartbeat_s: float) -> float:
 def settling_s(heartbeat_s: float) -> float:
     """Return the seconds that a failed attempt is watched, until it is clear who died first."""
     return max(SETTLED_S, _SETTLED_BEATS * heartbeat_s)
-
-
-# What is left of a run that goes on. Plain values.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ Docstrings, descriptions, bounds and examples are published in the JSON Schema o
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from msgspec import Meta
+
 from orchestrator.values.fields import (
     Name,
     NonNegativeNumber,
@@ -46,11 +48,7 @@ class LatentDimensions:
 
     @property
     def head_dim(self) -> int:
-        """The width of a head of queries and keys."""
         return self.nope_dim + self.rope_dim
-
-
-# The mixture of experts of a model, as a spec has it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +66,16 @@ class MixtureOfExperts:
     ] = 0
     dense_layers: Annotated[
         int,
+        Meta(ge=0, le=10_000),
         about(
             "The number of layers before the first mixture. They have a plain MLP of the model's"
             " `d_ff`.",
-            ge=0,
-            le=10_000,
         ),
     ] = 0
     every: Annotated[
         int,
-        about(
-            "Of so many layers the last one is a mixture; the others have a plain MLP.",
-            ge=1,
-            le=10_000,
-        ),
+        Meta(ge=1, le=10_000),
+        about("The number of layers of which the last is a mixture; others have a plain MLP."),
     ] = 1
     router: Annotated[
         Literal["softmax", "sigmoid"], about("The function that makes scores of experts.")
@@ -89,16 +83,11 @@ class MixtureOfExperts:
     normalized: Annotated[
         bool, about("Whether the scores of a token's experts are divided by their sum.")
     ] = True
-    scale: Annotated[
-        PositiveNumber, about("What the scores of a token's experts are multiplied by.")
-    ] = 1.0
+    scale: Annotated[PositiveNumber, about("The factor of the scores of a token's experts.")] = 1.0
     groups: Annotated[
         int,
-        about(
-            "The number of groups of experts, of which a token first chooses some.",
-            ge=1,
-            le=100_000,
-        ),
+        Meta(ge=1, le=100_000),
+        about("The number of groups of experts, of which a token first chooses some."),
     ] = 1
     top_groups: Annotated[
         int, about("The number of groups that a token chooses.", ge=1, le=100_000)
@@ -125,12 +114,11 @@ class MixtureOfExperts:
     ] = 0.0
     imbalance: Annotated[
         float,
+        Meta(ge=1, le=1000),
         about(
             "The load of the busiest devices of the mesh axis `expert` over the mean, where none is"
             " dropped: the others wait for them. It is planned, and changes no training.",
             1.2,
-            ge=1,
-            le=1000,
         ),
     ] = 1.0
     biases: Annotated[bool, about("Whether the matrices of experts have biases.")] = False
@@ -193,50 +181,36 @@ class Model:
     layers: Annotated[int, about("The number of transformer layers.", 32, ge=1, le=10_000)]
     d_model: Annotated[
         int,
+        Meta(ge=1, le=1_000_000),
         about(
             "The width of the residual stream: how many numbers a token has between layers.",
             4096,
-            ge=1,
-            le=1_000_000,
         ),
     ]
     d_ff: Annotated[
         int,
-        about(
-            "The hidden width of the MLP. A gated MLP has three matrices of this width.",
-            14_336,
-            ge=1,
-            le=10_000_000,
-        ),
+        Meta(ge=1, le=10_000_000),
+        about("The hidden width of the MLP. A gated MLP has three matrices of this width.", 14_336),
     ]
     heads: Annotated[int, about("The number of attention (query) heads.", 32, ge=1, le=10_000)]
     kv_heads: Annotated[
         int,
+        Meta(ge=1, le=10_000),
         about(
             "The number of key and value heads. It divides `heads`; with fewer of them this"
             " is grouped-query attention.",
             8,
-            ge=1,
-            le=10_000,
         ),
     ]
     head_dim: Annotated[
         int,
-        about(
-            "The width of an attention head. It is even, because RoPE rotates pairs.",
-            128,
-            ge=2,
-            le=10_000,
-        ),
+        Meta(ge=2, le=10_000),
+        about("The width of an attention head. It is even, because RoPE rotates pairs.", 128),
     ]
     vocab: Annotated[
         int,
-        about(
-            "The size of the vocabulary: the number of rows of the embedding table.",
-            128_256,
-            ge=2,
-            le=100_000_000,
-        ),
+        Meta(ge=2, le=100_000_000),
+        about("The size of the vocabulary: the number of rows of the embedding table.", 128_256),
     ]
     gated: Annotated[
         bool, about("Whether the MLP is gated: a third matrix makes factors of its inner numbers.")
@@ -347,11 +321,10 @@ class Model:
     ] = None
     mtp_layers: Annotated[
         int,
+        Meta(ge=0, le=100),
         about(
             "The number of layers that predict further tokens (multi-token prediction). They are"
             " neither planned nor trained, and a plan says so.",
             1,
-            ge=0,
-            le=100,
         ),
     ] = 0

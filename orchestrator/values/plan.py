@@ -30,7 +30,7 @@ LineKind = Literal[
     "parameters", "optimizer_state", "copied_heads", "vocab_padding", "routed_rows", "gradients",
     "gradient_sums", "gradient_payload", "compute_copy", "kept_activations", "gathered_weights",
     "working_activations", "logits",
-    # seconds of a device alone
+    # seconds of one device
     "matmul", "unembedding", "matmul_recompute", "expert_padding", "expert_imbalance",
     "orthogonalization", "moment_exchange", "attention", "attention_recompute", "elementwise",
     "weight_traffic", "activation_traffic", "optimizer_update", "offload",
@@ -301,7 +301,7 @@ class Plan:
     made with datasheets. `loss_chunk_tokens`: the loss of a device takes at least so many tokens at
     a time. `loss_gradient`: whether the gradient of the unembedding's table is summed over devices
     in each chunk of these, or once. `ledger_describes_trainer`: whether the forecast is about the
-    program that `trainer` runs; the ledger describes the built-in trainer `llama` alone.
+    program that `trainer` runs; the ledger describes only the built-in trainer `llama`.
 
     With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
     the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run, and
@@ -415,9 +415,6 @@ class Plan:
         """The share of the time after which `run.steps` of the spec ends the run; 1 without it."""
         steps = self.run_steps or self.end_step
         return min(self.run_s(steps) / self.run_s(self.end_step), 1.0)
-
-
-# The identity of an experiment and of a plan: their digests.
 
 
 _UNDIGESTED = {

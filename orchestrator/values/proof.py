@@ -5,9 +5,6 @@ from typing import Literal
 
 from orchestrator.values.plan import Estimate, Link
 
-# Schedule: a step of a compiled program, priced operation by operation. Plain values.
-
-
 ScheduledLink = Literal["ici", "dcn", "host", "hbm"]
 
 
@@ -119,17 +116,11 @@ class Schedule:
     unpriced: tuple[str, ...]
 
 
-# --- what a schedule is priced with
-
-
 @dataclass(frozen=True, kw_only=True)
 class SliceTorus:
-    """A slice's torus axes, and one direction's rate of a link on each.
+    """A slice's torus axes, and one direction's rate of a link on each."""
 
-    Where a chip is several devices, the last axis joins these: its links belong to a device, the
-    other links to a chip.
-    """
-
+    # Where a chip is several devices, the last axis joins these: its links belong to a device.
     lengths: tuple[int, ...]
     wraps: tuple[bool, ...]
     link_bytes_per_s: tuple[float, ...]
@@ -340,5 +331,4 @@ class Proof:
 
     @property
     def passes(self) -> bool:
-        """Whether the plan may run as it is."""
         return self.fits and self.crosses_as_planned

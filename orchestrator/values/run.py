@@ -56,14 +56,12 @@ class SkippedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint:
-    """A whole checkpoint of the first `step` steps, stamped with the claim and the attempt that
-    saved it. `sha256` is that of the sums of its files.
-    """
+    """A whole checkpoint of the first `step` steps, and the claim and attempt that saved it."""
 
     claim: int
     attempt: int
     step: int
-    sha256: str
+    sha256: str  # of the sums of its files
 
     @property
     def folder(self) -> str:
@@ -72,7 +70,6 @@ class SavedCheckpoint:
 
 
 def checkpoint_folder(claim: int, attempt: int, step: int) -> str:
-    """The name of the folder of a checkpoint."""
     return f"{step}-claim-{claim}-attempt-{attempt}"
 
 
@@ -188,29 +185,22 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What is fixed when a run is submitted.
+    """What is fixed when a run is submitted."""
 
-    `id` is unique even when the run's key is used again later. `rehearses` is the digest of the
-    plan that a rehearsal copies on a small scale; `steps` is the length of the whole run. Relative
-    data paths start in `folder`, the folder of the spec. Steps from `profile[0]` up to but not
-    including `profile[1]` are traced. `study` is the key of the study that the run is a trial of.
-    `sums` has the sha256 of the files that the run was created with, by their paths in its folder.
-    """
-
-    id: str
+    id: str  # unique even when the run's key is used again later
     name: str
     rehearsal: bool
-    rehearses: str | None
+    rehearses: str | None  # the digest of the plan that a rehearsal copies on a small scale
     spec_digest: str
     plan_digest: str
     pods: int
-    steps: int
+    steps: int  # of the whole run
     environment: dict[str, str]
     submitter: ProcessIdentity
-    folder: str = ""
-    profile: tuple[int, int] | None = None
-    study: str | None = None
-    sums: dict[str, str] = field(default_factory=dict)
+    folder: str = ""  # the spec's: relative data paths start there
+    profile: tuple[int, int] | None = None  # the first step that is traced, and the end
+    study: str | None = None  # the key of the study that the run is a trial of
+    sums: dict[str, str] = field(default_factory=dict)  # of its first files, by their paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,9 +334,6 @@ class LogLine:
     line: str
 
 
-# What a tracker has of a run, and where. Plain values.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Destination:
     """Where a tracker records runs: its name, its address, an experiment there.
@@ -464,9 +451,6 @@ class RunHealth:
     def stops(self) -> bool:
         """Whether the run cannot go on."""
         return any(finding.stops for finding in self.findings)
-
-
-# Weights as Hugging Face has them: what is asked for, and what was written.
 
 
 WeightType = Literal["fp32", "bf16"]

@@ -57,7 +57,7 @@ class EvaluationOptions:
         Text | None,
         about(
             "The path of the manifest of a token set of its own, relative to the spec, or its"
-            " address; for kind tokens alone. Synthetic data has sequences of another seed.",
+            " address; only for kind tokens. Synthetic data has sequences of another seed.",
             "held-out/manifest.json",
         ),
     ] = None
@@ -149,7 +149,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesOptions:
-    """What exported Kubernetes manifests say beside the plan."""
+    """Settings of exported Kubernetes manifests that the plan does not have."""
 
     image: Annotated[
         Text, about("The container image of head and hosts; docs/launch.md shows how to build it.")
@@ -200,12 +200,9 @@ class TrackingOptions:
         Text, about("The tracker that records runs: mlflow, or your own as package.module:class.")
     ] = "mlflow"
     uri: Annotated[
-        Address, about("The address of an MLflow server; auto is a SQLite file beside the runs.")
+        Address, about("The address of an MLflow server; auto is a SQLite file with the runs.")
     ] = "auto"
     experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"
-
-
-# The section of a spec about failures: what its user knows better than the catalog.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +253,7 @@ class FailureOptions:
     storage_bytes_per_s: Annotated[
         PositiveInteger | None,
         about(
-            "The bytes a second that the storage takes from all hosts together; 25 GB/s when left"
+            "The bytes per second that the storage takes from all hosts together; 25 GB/s when left"
             " out.",
             "25B",
             notation="count",
@@ -264,29 +261,20 @@ class FailureOptions:
     ] = None
 
 
-# How a spec or a study is carried out, and what is confirmed before.
-
-
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
-    """How a spec or a study is carried out.
+    """How a spec or a study is carried out."""
 
-    It runs on the cluster at `address` (or RAY_ADDRESS, or cluster.address of the spec); where none
-    is named, this machine rehearses it. `prove` compiles the plan first, `calibrate` measures this
-    machine before a rehearsal. A rehearsal has 20 `steps`, a run on a cluster those of its spec.
-    `profile` is a range of steps to trace, `code` where a cluster has the project's code from.
-    The same `key` twice is one run, and `detach` returns once the cluster has it.
-    """
-
+    # The cluster; else RAY_ADDRESS or cluster.address of the spec, or this machine rehearses it.
     address: str | None = None
-    prove: bool = True
-    calibrate: bool = True
-    steps: int | None = None
+    prove: bool = True  # compile the plan first
+    calibrate: bool = True  # measure this machine before a rehearsal
+    steps: int | None = None  # of a rehearsal 20, of a run on a cluster those of its spec
     devices_per_pod: int | None = None
-    profile: tuple[int, int] | None = None
-    code: Literal["sent", "installed"] = "sent"
-    key: str | None = None
-    detach: bool = False
+    profile: tuple[int, int] | None = None  # a range of steps to trace
+    code: Literal["sent", "installed"] = "sent"  # where a cluster has the project's code from
+    key: str | None = None  # the same key twice is one run
+    detach: bool = False  # return once the cluster has it
 
 
 @dataclass(frozen=True, kw_only=True)

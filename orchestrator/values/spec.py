@@ -49,12 +49,11 @@ class Batch:
     length: Annotated[int, about("The number of tokens in a sequence.", 4096, ge=1, le=100_000_000)]
     tolerance: Annotated[
         float,
+        Meta(ge=0, le=0.5),
         about(
             "The share by which the plan may raise or lower `sequences`, so that the mesh"
             " divides it. 10% of 1024 allows 922 to 1126.",
             "10%",
-            ge=0,
-            le=0.5,
             notation="tolerance",
         ),
     ] = 0.0
@@ -77,7 +76,7 @@ class Optimizer:
     name: Annotated[
         Literal["adamw", "adafactor", "muon"],
         about(
-            "AdamW; Adafactor, with second moments of rows and columns alone, whose steps are in"
+            "AdamW; Adafactor, with second moments only of rows and columns, whose steps are in"
             " proportion to its parameters; or Muon, with one moment that is made orthogonal for"
             " matrices of layers, and AdamW for all else. Muon can be planned and not trained."
         ),
@@ -147,7 +146,7 @@ class Precision:
     first_moment: Annotated[
         DType | None,
         about(
-            "The type in which the first moment alone is stored; that of `optimizer` when left out."
+            "The type in which only the first moment is stored; that of `optimizer` when left out."
             " Adafactor has none.",
             "bf16",
         ),
@@ -195,14 +194,14 @@ class DataSource:
         Text | None,
         about(
             "The path of the token set's manifest, relative to the spec, or its address on a"
-            " bucket: gs://BUCKET/SET/manifest.json, or s3:// likewise; for kind tokens alone.",
+            " bucket: gs://BUCKET/SET/manifest.json, or s3:// likewise; only for kind tokens.",
             "tokens/manifest.json",
         ),
     ] = None
     separator: Annotated[
         NonNegativeInteger | None,
         about(
-            "The token that ends each document. A token then attends to its own document alone,"
+            "The token that ends each document. A token then attends only to its own document,"
             " and nothing is predicted from a document's end; when left out, a sequence is one"
             " document.",
             128_001,
@@ -318,12 +317,11 @@ class Pods:
     ]
     spare: Annotated[
         int,
+        Meta(ge=0, le=10_000),
         about(
             "The number of further pods that are rented, of which one takes the place of a pod that"
             " fails. Chip-hours and dollars include them.",
             1,
-            ge=0,
-            le=10_000,
         ),
     ] = 0
 
@@ -332,7 +330,7 @@ class Pods:
 class MeshRequest:
     """Sizes of the mesh axes inside a pod, and the number of pods that share weights."""
 
-    # The search chooses what is None. It shares weights between pods on request alone.
+    # The search chooses what is None. It shares weights between pods only on request.
     data: Annotated[
         AxisSize | None, about("The number of replicas of the model inside a pod.", notation="axis")
     ] = None

@@ -15,7 +15,6 @@ StudyState = Literal["running", "stopped", "succeeded"]
 
 
 def kind_text(scaling: Scaling | None) -> str:
-    """A kind of study in words."""
     return f"{scaling} scaling" if scaling else "sweep"
 
 
@@ -30,20 +29,17 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The trials in the order in which they run, each `repeats` times.
-
-    `base` is the file of the varied spec, relative to the study's file. With `strong` scaling all
-    trials have the same batch; with `weak` scaling it grows with the pods. A sweep has none: it
-    compares losses.
-    """
+    """The trials in the order in which they run, each `repeats` times."""
 
     name: str
+    # With `strong` scaling all trials have the same batch; with `weak` scaling it grows with the
+    # pods. A sweep compares losses, and has no scaling.
     scaling: Scaling | None
     vary: tuple[str, ...]
     repeats: int
     after_failure: AfterFailure
     trials: tuple[Trial, ...]
-    base: str = ""
+    base: str = ""  # the file of the varied spec, relative to the study's file
 
     @property
     def kind(self) -> StudyKind:
@@ -52,19 +48,15 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class StudySubmission:
-    """What is fixed when a study is submitted.
-
-    `steps` applies to every run; None where each spec has its own. `devices` is the size of a
-    rehearsed pod, None for the smallest. `digest` identifies the whole request.
-    """
+    """What is fixed when a study is submitted."""
 
     schema: int
     id: str
-    digest: str
+    digest: str  # of the whole request
     at_s: float
     study: Study
-    steps: int | None
-    devices: int | None
+    steps: int | None  # of every run; None where each spec has its own
+    devices: int | None  # of a rehearsed pod; None for the smallest
     rehearsal: bool = True
 
 
@@ -101,9 +93,6 @@ class StudyStatus:
     done: int
     total: int
     runs: tuple[Run, ...]
-
-
-# Predicted and measured scaling: trials of one spec on more and fewer chips. Plain values.
 
 
 ScalingKind = Literal["scaling"]
@@ -230,9 +219,6 @@ class ScalingReport:
     rehearsal: bool
     trials: tuple[TrialReport, ...]
     explanations: tuple[GapExplanation, ...]
-
-
-# A sweep: trials that differ in settings and are compared by their losses. Plain values.
 
 
 SweepKind = Literal["sweep"]

@@ -22,7 +22,7 @@ import numpy as np
 import tensorstore as ts
 
 from orchestrator.storage.addresses import Place, place_of
-from orchestrator.storage.bucket import GCS_ENDPOINT, Bucket, StoredObject, s3_settings
+from orchestrator.storage.bucket import GCS_ENDPOINT, Bucket, s3_settings
 from orchestrator.values import codec
 from trainers.checkpoint.step_folders import (
     NAME,
@@ -81,7 +81,6 @@ class StepObjects:
         return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
 
     def prefix(self, name: str) -> str:
-        """Return the beginning of the names of a step's objects."""
         return f"{self.place.prefix}{name}/"
 
     def prepare(self) -> None:
@@ -105,7 +104,6 @@ class StepObjects:
         return self.bucket.read(self.place.prefix + name)[0]
 
     def create_small(self, name: str, content: bytes) -> None:
-        """Create a file next to the steps, unless it is there."""
         with suppress(FileExistsError):
             self.bucket.create(self.place.prefix + name, content)
 
@@ -148,13 +146,13 @@ class StepObjects:
         return None
 
     def _sums(self, name: str) -> dict[str, _Sum]:
-        prefix = self.prefix(name)
-        inside = {found.name.removeprefix(prefix): found for found in self.bucket.below(prefix)}
-        return {
-            name: (found.size, _sum_of(found))
-            for name, found in inside.items()
-            if name != _MANIFEST and not name.startswith(_NOTES)
-        }
+        prefix, sums = self.prefix(name), {}
+        for found in self.bucket.below(prefix):
+            part = found.name.removeprefix(prefix)
+            if part != _MANIFEST and not part.startswith(_NOTES):
+                versions: dict[str, str | None] = msgspec.json.decode(found.version)
+                sums[part] = found.size, versions["e_tag"] or versions["version"] or ""
+        return sums
 
     # Processes tell one another that they have written.
 
@@ -165,11 +163,6 @@ class StepObjects:
         """Return what each process that has written said: an error, or nothing."""
         found = self.bucket.below(self.prefix(name) + _NOTES)
         return [self.bucket.read(note.name)[0].decode() if note.size else "" for note in found]
-
-
-def _sum_of(found: StoredObject) -> str:
-    versions: dict[str, str | None] = msgspec.json.decode(found.version)
-    return versions["e_tag"] or versions["version"] or ""
 
 
 def step_objects(folder: Path) -> StepObjects | None:

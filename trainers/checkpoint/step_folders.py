@@ -61,7 +61,6 @@ class StepFolders:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def read_small(self, name: str) -> bytes:
-        """Read a file in the folder of the steps."""
         return read_regular(self.folder / name)
 
     def create_small(self, name: str, content: bytes) -> None:
@@ -137,9 +136,6 @@ def owner_of(name: str) -> Owner:
     """Return the claim and the attempt that a folder is named after; zeros if it names none."""
     match = NAME.match(name)
     return (int(match[2]), int(match[3])) if match and match[2] else (0, 0)
-
-
-# Checksums
 
 
 def _sum_shards(step: Path, process: int) -> None:
@@ -265,15 +261,12 @@ class OrbaxSaver:
         )
 
     def save(self, name: str, state: _Tree) -> None:
-        """Copy the state off the devices, and write it in the background."""
         self._checkpointer.save(self._folder / name, args=_Save(state))
 
     def check(self) -> None:
-        """Raise what failed, without waiting."""
         self._checkpointer.check_for_errors()
 
     def wait(self) -> None:
-        """Wait until the last save has ended; raise what failed."""
         self._checkpointer.wait_until_finished()
 
     def close(self) -> None:
@@ -288,9 +281,6 @@ class OrbaxSaver:
         """Return a state as `target` shapes and shards it; rows that a table lacks are zeros."""
         how = _Restore(target, strict=not table_rows)
         return self._checkpointer.restore(self._folder / name, args=how)
-
-
-# Shapes of a state
 
 
 def shapes_of(tree: _Tree) -> Shapes:

@@ -92,14 +92,10 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class DataProgress:
-    """How far a run is in its data.
+    """How far a run is in its data."""
 
-    `original` is the plan that the run began with. `sequences_between(start, stop)`: how many
-    sequences these steps take together, all of one stage.
-    """
-
-    original: Plan
-    sequences_between: Callable[[int, int], int]
+    original: Plan  # that the run began with
+    sequences_between: Callable[[int, int], int]  # those of steps of a stage, from and to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +126,6 @@ class ResumedData:
             start += count
         return np.concatenate(pieces)
 
-
-# Make the next few batches in a thread while the device works
 
 T = TypeVar("T")
 POLL_S = 0.1
@@ -188,14 +182,10 @@ _SEED = 2**31  # of synthetic sequences: no spec has it
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Batches of `rows` sequences that hold `count` of them, whatever `rows` is.
-
-    `read` returns token ids int32 [indices, length + 1] of sequences. The rows after the last
-    sequence repeat others. Their tokens are below zero: ~token is read, and not predicted.
-    """
+    """Batches of `rows` sequences that hold `count` of them, whatever `rows` is."""
 
     digest: str  # identity of the text
-    read: Callable[[Sequence[int]], np.ndarray]
+    read: Callable[[Sequence[int]], np.ndarray]  # token ids int32 [indices, length + 1]
     count: int
     rows: int
 
@@ -206,6 +196,7 @@ class HeldOut:
     def batch(self, number: int, rows: range) -> np.ndarray:
         """Return token ids int32 [rows, length + 1] of some rows of a batch."""
         indices = [number * self.rows + row for row in rows]
+        # Rows after the last sequence repeat others. ~token below zero is read, not predicted.
         tokens = self.read([index % self.count for index in indices])
         left_over = np.array(indices) >= self.count
         tokens[left_over] = ~tokens[left_over]

@@ -7,9 +7,7 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from orchestrator.storage.addresses import SCHEMES
 from orchestrator.values import codec
 from orchestrator.values.refusal import ErrorReport, Hint
 from trainers.data.tokens import FILE_NAME, Manifest, Shard
-from trainers.files import read_regular
+from trainers.files import new_folder, read_regular
 
 # What turns files into tokens: bytes, a Hugging Face tokenizer, or arrays of tokens
 
@@ -277,8 +275,6 @@ def _check_local(path: Path, instead: str) -> None:
         raise DataUnusable(f"{scheme}//{'/'.join(rest)}: is on a bucket; {instead}")
 
 
-# The command
-
 _BYTES = _Bytes()
 _ABOUT = """\
 Pack text, JSON lines or Parquet into a token set.
@@ -302,41 +298,29 @@ def pack(
     _check_local(out, "pack into a folder here, and copy it there")
     if os.path.lexists(out):
         raise DataUnusable(f"{out}: already exists; choose another folder, or remove this one")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        manifest = _write(partial, inputs, encoder, shard_tokens)
-        partial.chmod(0o755)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
-    return manifest
-
-
-def _write(folder: Path, inputs: list[Path], encoder: _Encoder, shard_tokens: int) -> Manifest:
     dtype, shards = _dtype_of(encoder), list[Shard]()
     pieces = (piece for path in inputs for piece in encoder.pieces(path))
-    for number, parts in groupby(_cut(pieces, shard_tokens), key=itemgetter(0)):
-        path, digest, tokens = folder / f"tokens-{number:05d}.bin", hashlib.sha256(), 0
-        with path.open("wb") as file:
-            for _, part in parts:
-                data = part.astype(dtype).tobytes()
-                file.write(data)
-                digest.update(data)
-                tokens += len(part)
-            file.flush()
-            os.fsync(file.fileno())
-        shards.append(Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest()))
-    if not shards:
-        raise DataUnusable(f"no token in {', '.join(map(str, inputs))}")
-    manifest = Manifest(
-        tokenizer=encoder.name,
-        vocab=encoder.vocab,
-        dtype="uint16" if dtype.itemsize == 2 else "uint32",
-        shards=tuple(shards),
-    )
-    (folder / FILE_NAME).write_text(codec.to_pretty_json(manifest))
+    with new_folder(out) as folder:
+        for number, parts in groupby(_cut(pieces, shard_tokens), key=itemgetter(0)):
+            path, digest, tokens = folder / f"tokens-{number:05d}.bin", hashlib.sha256(), 0
+            with path.open("wb") as file:
+                for _, part in parts:
+                    data = part.astype(dtype).tobytes()
+                    file.write(data)
+                    digest.update(data)
+                    tokens += len(part)
+                file.flush()
+                os.fsync(file.fileno())
+            shards.append(Shard(file=path.name, tokens=tokens, sha256=digest.hexdigest()))
+        if not shards:
+            raise DataUnusable(f"no token in {', '.join(map(str, inputs))}")
+        manifest = Manifest(
+            tokenizer=encoder.name,
+            vocab=encoder.vocab,
+            dtype="uint16" if dtype.itemsize == 2 else "uint32",
+            shards=tuple(shards),
+        )
+        (folder / FILE_NAME).write_text(codec.to_pretty_json(manifest))
     return manifest
 
 

@@ -39,8 +39,6 @@ class _StoredTokens:
         return np.frombuffer(self.stored.read(first, last), self.dtype)
 
 
-# The manifest of a token set on disk, and checks of its shards
-
 FILE_NAME = "manifest.json"
 
 

@@ -9,8 +9,7 @@ of several lines; those before it say how many parameters are written.
 import json
 import shutil
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,8 @@ from orchestrator.values.run import WeightsRequest, WeightsResult
 from trainers.checkpoint.objects import step_objects, stored_array
 from trainers.checkpoint.step_folders import StepFolders
 from trainers.contract import load
-from trainers.huggingface.read import (
-    CONFIG,
-    INDEX,
-    ONE_FILE,
-    Shape,
-    selection,
-    stored_shapes,
-    stored_weights,
-)
+from trainers.files import new_folder
+from trainers.huggingface import read
 from trainers.mesh import abstract_mesh_of
 
 _Region = tuple[slice, ...]
@@ -56,36 +48,24 @@ def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
         raise SpecError(f"{out}: already exists; weights are never overwritten")
     # How the architecture of the config stores the parameters of the plan's trainer.
     program = load(plan.trainer).program(plan, abstract_mesh_of(plan))
-    weights = stored_weights(program, str(request.config["model_type"]))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        result = _fill(partial, request, checkpoint, weights)
-        partial.chmod(0o755)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
-    return result
-
-
-def _fill(
-    folder: Path, request: WeightsRequest, checkpoint: Path, weights: Sequence[PublishedWeight]
-) -> WeightsResult:
-    shapes = stored_shapes(weights)
-    files = _new_files(folder, shapes, _DTYPES[request.dtype])
-    arrays = {name: array for file in files.values() for name, array in file.items()}
-    for done, weight in enumerate(weights):
-        print(json.dumps({"done": done, "total": len(weights)}), flush=True)
-        _copy(_saved_array(checkpoint, weight.path), weight, arrays)
-    if len(files) > 1:
-        names = {name: file for file, inside in files.items() for name in inside}
-        total = sum(array.nbytes for array in arrays.values())
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    (folder / CONFIG).write_text(json.dumps(request.config, indent=2) + "\n", encoding="utf-8")
-    for path in map(Path, request.copies):
-        shutil.copyfile(path, folder / path.name)
+    weights = read.stored_weights(program, str(request.config["model_type"]))
+    shapes = read.stored_shapes(weights)
+    with new_folder(out) as folder:
+        files = _new_files(folder, shapes, _DTYPES[request.dtype])
+        arrays = {name: array for file in files.values() for name, array in file.items()}
+        for done, weight in enumerate(weights):
+            print(json.dumps({"done": done, "total": len(weights)}), flush=True)
+            _copy(_saved_array(checkpoint, weight.path), weight, arrays)
+        if len(files) > 1:
+            names = {name: file for file, inside in files.items() for name in inside}
+            total = sum(array.nbytes for array in arrays.values())
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+            (folder / read.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / read.CONFIG).write_text(
+            json.dumps(request.config, indent=2) + "\n", encoding="utf-8"
+        )
+        for path in map(Path, request.copies):
+            shutil.copyfile(path, folder / path.name)
     parameters = sum(prod(shape) for shape in shapes.values())
     return WeightsResult(parameters=parameters, files=len(files))
 
@@ -135,7 +115,7 @@ def _put(weight: PublishedWeight, array: np.ndarray, inner: _Region, part: np.nd
     """Put a part of a weight, in the order of the trainer's dimensions, into a published array."""
     ranges = [range(side.start, side.stop) for side in inner]
     places = [axis.places(ranges) for axis in weight.axes]
-    chosen = tuple(map(selection, places))
+    chosen = tuple(map(read.selection, places))
     if not all(isinstance(side, slice) for side in chosen):
         chosen = np.ix_(*places)
     ordered = part.transpose(weight.order).reshape([len(side) for side in places])
@@ -150,10 +130,10 @@ _ALIGNED = 8  # bytes
 
 
 def _new_files(
-    folder: Path, shapes: Mapping[str, Shape], dtype: Any
+    folder: Path, shapes: Mapping[str, read.Shape], dtype: Any
 ) -> dict[str, dict[str, np.ndarray]]:
     """Arrays by the names of files, of at most five gigabytes or one array."""
-    groups: list[dict[str, Shape]] = [{}]
+    groups: list[dict[str, read.Shape]] = [{}]
     size = 0
     for name, shape in shapes.items():
         array_bytes = prod(shape) * np.dtype(dtype).itemsize
@@ -163,7 +143,7 @@ def _new_files(
         groups[-1][name] = shape
         size += array_bytes
     if len(groups) == 1:
-        return {ONE_FILE: _new_arrays(folder / ONE_FILE, groups[0], dtype)}
+        return {read.ONE_FILE: _new_arrays(folder / read.ONE_FILE, groups[0], dtype)}
     files = {
         f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
         for number, group in enumerate(groups, 1)
@@ -171,7 +151,7 @@ def _new_files(
     return {name: _new_arrays(folder / name, group, dtype) for name, group in files.items()}
 
 
-def _new_arrays(path: Path, shapes: Mapping[str, Shape], dtype: Any) -> dict[str, np.ndarray]:
+def _new_arrays(path: Path, shapes: Mapping[str, read.Shape], dtype: Any) -> dict[str, np.ndarray]:
     """A file of zeros as arrays, by name; what is written to these is in the file."""
     type_, header, end = np.dtype(dtype), dict[str, Any](_FORMAT), 0
     places = {}

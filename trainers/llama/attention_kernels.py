@@ -211,12 +211,10 @@ def gather(x: jax.Array, ways: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class _ZigzagMask(kernels.Mask):
-    """Causal, with a window or without, where row j is the query at the j-th place of the zigzag
-    order.
+    """Causal, with a window or without; row j is the query at the j-th place of the order."""
 
-    The kernel computes such a mask from `q_sequence`, the position of each row, by
-    `mask_function`: nothing is loaded, and only blocks that some query sees are visited.
-    """
+    # The kernel computes such a mask from `q_sequence`, the position of each row, by
+    # `mask_function`: nothing is loaded, and only blocks that some query sees are visited.
 
     length: int
     ways: int
@@ -230,18 +228,14 @@ class _ZigzagMask(kernels.Mask):
     def q_sequence(self) -> np.ndarray:
         return order(self.length, self.ways)
 
-    @property
-    def mask_function(self) -> Callable[[Any, Any], Any]:
-        return self._sees
-
-    def _sees(self, query: Any, key: Any) -> Any:
+    def mask_function(self, query: Any, key: Any) -> Any:
         if self.window is None:
             return query >= key
         return (query >= key) & (query - key < self.window)
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
         keys = np.arange(*index[1].indices(self.length))
-        return np.asarray(self._sees(self.q_sequence[index[0], None], keys))
+        return np.asarray(self.mask_function(self.q_sequence[index[0], None], keys))
 
 
 def _splash(

@@ -165,7 +165,6 @@ def all_to_all(x: jax.Array, axis: str, split: int, concatenated: int) -> jax.Ar
 
 
 def all_reduce(x: jax.Array, axes: _Axes) -> jax.Array:
-    """The sum of the chips' values, on every chip."""
     return jax.lax.psum(x, axes) if jax.lax.axis_size(axes) > 1 else x
 
 

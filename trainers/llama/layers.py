@@ -90,14 +90,12 @@ class Runtime:
     def products(
         self, y: jax.Array, shards: list[jax.Array], joined: int = 1, *, in_turn: bool = False
     ) -> list[jax.Array]:
-        """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, F], each with an F of
-        one dimension or, for heads, two.
-
-        Over a ring they are one product, which hides the hops, of matrices `joined` along that
-        dimension. Without a ring that would only cost copies: to join the matrices, to split the
-        results, and to join their gradients. `in_turn`: the backward pass goes on from y once it
-        has the gradients of the matrices.
+        """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, F], whose F are two
+        dimensions for heads. `in_turn`: the backward pass goes on from y once it has the gradients
+        of the matrices.
         """
+        # Over a ring they are one product, which hides the hops, of matrices `joined` along that
+        # dimension. Without a ring that would only cost copies of matrices, results and gradients.
         without_ring = jax.lax.axis_size(TENSOR) == 1
         together = shards if without_ring else [jnp.concatenate(shards, axis=joined)]
         matrices = [self.gather_matrix(shard, 0) for shard in together]
@@ -118,9 +116,6 @@ def _with_biases(
         product if matmul.bias is None else product + layer[matmul.bias.name].astype(product.dtype)
         for matmul, product in zip(matmuls, products, strict=True)
     ]
-
-
-# The MLP
 
 
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -280,29 +275,26 @@ def _frequencies(kind: Rotary) -> jax.Array:
     plain = kind.theta**-exponents
     if scaling is None:
         return plain
-    share = _stretched_share(kind, scaling)
-    return plain * np.float32(1 - share + share / scaling.factor)
-
-
-def _stretched_share(kind: Rotary, scaling: RopeScaling) -> np.ndarray:
-    """How much of each frequency is stretched: all of it (one), none of it (zero), or a part."""
-    plain = kind.theta ** -(np.arange(0, kind.width, 2) / kind.width)
+    # How much of each frequency is stretched: all of it (one), none of it (zero), or a part.
+    exact = kind.theta ** -(np.arange(0, kind.width, 2) / kind.width)
     if scaling.kind == "linear":
-        return np.ones_like(plain)
-    if scaling.kind == "llama3":
-        turns = scaling.original_length * plain / (2 * pi)
+        share = np.ones_like(exact)
+    elif scaling.kind == "llama3":
+        turns = scaling.original_length * exact / (2 * pi)
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        return 1 - np.clip((turns - low) / (high - low), 0, 1)
-    # yarn: pair width ln(length / 2 pi n) / (2 ln theta) turns n times in the original length
-    first, last = (
-        kind.width * log(scaling.original_length / (n * 2 * pi)) / (2 * log(kind.theta))
-        for n in (scaling.beta_fast, scaling.beta_slow)
-    )
-    if scaling.truncate:
-        first, last = floor(first), ceil(last)
-    first, last = max(first, 0), min(last, kind.width - 1)
-    width = max(last - first, 1e-3)
-    return np.clip((np.arange(kind.width // 2) - first) / width, 0, 1)
+        share = 1 - np.clip((turns - low) / (high - low), 0, 1)
+    else:
+        # yarn: pair width ln(length / 2 pi n) / (2 ln theta) turns n times in the original length
+        first, last = (
+            kind.width * log(scaling.original_length / (n * 2 * pi)) / (2 * log(kind.theta))
+            for n in (scaling.beta_fast, scaling.beta_slow)
+        )
+        if scaling.truncate:
+            first, last = floor(first), ceil(last)
+        first, last = max(first, 0), min(last, kind.width - 1)
+        width = max(last - first, 1e-3)
+        share = np.clip((np.arange(kind.width // 2) - first) / width, 0, 1)
+    return plain * np.float32(1 - share + share / scaling.factor)
 
 
 def _magnitude(scaling: RopeScaling | None) -> float:

@@ -35,23 +35,21 @@ class Loss(NamedTuple):
 
 
 class SplitTable(NamedTuple):
-    """How a table is gathered from the chips that split its d_model, and its gradient summed."""
+    """How to gather a table from the chips that split its d_model, and to sum its gradient."""
 
     gather: Callable[[jax.Array], jax.Array]
     scatter: Callable[[jax.Array], jax.Array]
 
 
 class Logits(NamedTuple):
-    """How a loss is made: the weight of its penalty, how many words there are, the fewest tokens of
-    a chunk, and a cap of logits. With `split`, each chunk sums its part of the table's gradient
-    over chips, and the whole gradient never exists.
-    """
+    """How a loss is made."""
 
-    z_loss: float
-    vocab: int
-    chunk_tokens: int
-    cap: float | None = None
+    z_loss: float  # the weight of its penalty
+    vocab: int  # how many words there are
+    chunk_tokens: int  # the fewest of a chunk
+    cap: float | None = None  # of logits
     some_predict_nothing: bool = False
+    # Each chunk sums its part of the table's gradient over chips: the whole one never exists.
     split: SplitTable | None = None
 
 

@@ -45,14 +45,12 @@ from trainers.llama.parameters import Parameters
 
 
 class _Routing(NamedTuple):
-    """The choices of tokens. `penalty` is added to the loss summed over tokens, each chip its
-    share; `load` counts the choices of each expert.
-    """
+    """The choices of tokens."""
 
     experts: jax.Array  # [b, S, k]
     weights: jax.Array  # [b, S, k] fp32
-    penalty: jax.Array
-    load: jax.Array  # [E]
+    penalty: jax.Array  # this chip's share of what is added to the loss summed over tokens
+    load: jax.Array  # [E] choices of each expert
 
 
 def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> _Routing:
@@ -104,9 +102,6 @@ _excess_in_backward.defvjp(
     lambda bias, load: (_excess_in_backward(bias, load), load),
     lambda load, gradient: (gradient * (load - load.mean()), None),
 )
-
-
-# The sublayer
 
 
 class Routed(NamedTuple):

@@ -178,7 +178,6 @@ def _shape_of(leaf: Parameter) -> _Shape:
 
 
 def _over(plan: Plan, made: Callable[[_Shape], Any]) -> Parameters:
-    """Apply a function to the shape of every parameter."""
     return jax.tree.map(lambda leaf: made(_shape_of(leaf)), leaves(plan.model, plan.mesh))
 
 

@@ -46,23 +46,19 @@ def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
     return products, (everyones, weight)
 
 
-def _gathered_backward(saved: Any, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
-    everyones, weight = saved
-    return _multiply_and_scatter(gradients, weight), _weight_gradient(everyones, gradients)
-
-
-def _scattered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
-    return matmul_reduce_scatter(x, weight), (x, weight)
-
-
 def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, weight = saved
     everyones, products = _gather_and_multiply(gradient, weight)
     return products, _weight_gradient(everyones, x)
 
 
-all_gather_matmul.defvjp(_gathered_forward, _gathered_backward)
-matmul_reduce_scatter.defvjp(_scattered_forward, _scattered_backward)
+all_gather_matmul.defvjp(
+    _gathered_forward,
+    lambda saved, dy: (_multiply_and_scatter(dy, saved[1]), _weight_gradient(saved[0], dy)),
+)
+matmul_reduce_scatter.defvjp(
+    lambda x, weight: (matmul_reduce_scatter(x, weight), (x, weight)), _scattered_backward
+)
 
 
 @line("matmul")

@@ -1,6 +1,6 @@
 """Records runs in MLflow. No other package imports MLflow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.journal.run_journal import Journal
@@ -8,7 +8,6 @@ from orchestrator.tracking.mlflow import store
 from orchestrator.tracking.mlflow.export import RunExport
 from orchestrator.tracking.mlflow.store import SYNC_LIMIT_S, Store, deadline
 from orchestrator.values.run import Destination, Run
-from orchestrator.values.run_options import TrackingOptions
 
 
 class MLflowTracker:
@@ -18,11 +17,7 @@ class MLflowTracker:
         self._stores: dict[Destination, Store] = {}
         self._exports: dict[tuple[Path, Destination], RunExport] = {}
 
-    def destination(
-        self, options: TrackingOptions, storage: Path, environment: Mapping[str, str]
-    ) -> Destination:
-        """Return a server or database: MLFLOW_TRACKING_URI, the spec's, or one in the storage."""
-        return store.destination(options, storage, environment)
+    destination = staticmethod(store.destination)
 
     def sync(
         self, journal: Journal, run: Run, destination: Destination, on_steps: Callable[[int], None]

@@ -29,7 +29,7 @@ from orchestrator.tracking.mlflow.store import (
     StoredRun,
 )
 from orchestrator.values import codec
-from orchestrator.values.run import LIVE, Attempt, Run, TimedStep, TrackedRun
+from orchestrator.values.run import LIVE, Run, TrackedRun
 from orchestrator.values.study import (
     ScalingReport,
     StudyState,
@@ -90,9 +90,6 @@ def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint
     for what, value in speed.items():
         values[metrics.SPEED_OF_PODS[what] + suffix] = value and value * trial.chips
     return metrics.finite(values, at_s, plan.pods)
-
-
-# --- the MLflow run of a study, whose children are the runs of its trials
 
 
 def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
@@ -168,9 +165,6 @@ def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) 
         stored = store.create(study.key, opened.at_s, tags)
     journals.track(study, TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
     return stored
-
-
-# --- the MLflow run of a run
 
 
 class RunExport:
@@ -260,24 +254,24 @@ class RunExport:
 
     def _batches(self, run: Run) -> Iterator[tuple[list[MetricPoint], int]]:
         """Yield batches of points of new steps that MLflow takes, and the steps done by then."""
-        batch: list[MetricPoint] = []
-        steps = self._steps
-        for attempt, timed in metrics.first_done(self._new_steps(run), self._steps):
-            stage = self._journal.plan(attempt.plan_digest).stage_of(timed.step.index)
-            points = metrics.of_step(timed, stage)
-            if batch and len(batch) + len(points) >= MOST_POINTS:
-                yield batch, steps
-                batch = []
-            batch += points
-            steps = timed.step.index + 1
-        if batch:
-            yield batch, steps
-
-    def _new_steps(self, run: Run) -> Iterator[tuple[Attempt, list[TimedStep]]]:
+        # MLflow cannot take a point back. When a step is repeated after a failure, its first point
+        # stays, so every process that records the run sends the same points.
+        batch, done = list[MetricPoint](), self._steps
         for attempt in run.attempts:
             reader = StepReader(self._journal.path, attempt.number)
             for steps in self._readers.setdefault(attempt.number, reader).in_parts():
-                yield attempt, steps
+                for timed in steps:
+                    if timed.step.index < done:
+                        continue
+                    stage = self._journal.plan(attempt.plan_digest).stage_of(timed.step.index)
+                    points = metrics.of_step(timed, stage)
+                    if batch and len(batch) + len(points) >= MOST_POINTS:
+                        yield batch, done
+                        batch = []
+                    batch += points
+                    done = timed.step.index + 1
+        if batch:
+            yield batch, done
 
     def _send_files(self, stored: StoredRun, run: Run) -> None:
         files = metadata.artifacts(self._journal, run)

@@ -55,7 +55,7 @@ class _Description:
 def description(journal: Journal, run: Run, parent: str | None) -> _Description:
     """Return the description of a run; `parent` is the MLflow run of its study."""
     # A plan or proof that cannot be read is left out.
-    plans = {each.number: _plan_of(journal, each.plan_digest) for each in run.attempts}
+    plans = {attempt.number: _plan_of(journal, attempt.plan_digest) for attempt in run.attempts}
     newest = _plan_of(journal, run.plan_digest)
     first = plans[run.attempts[0].number] if run.attempts else newest
     points = of_plan(first, run.submitted_at_s, 0) if first else []

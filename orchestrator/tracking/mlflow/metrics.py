@@ -6,7 +6,7 @@ MLflow. Names that people know from MaxText are the same here.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -14,7 +14,7 @@ from orchestrator.formatting import GIB
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Badput, PredictionKind, Report
-from orchestrator.values.run import Attempt, Step, TimedStep
+from orchestrator.values.run import Step, TimedStep
 
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
@@ -135,28 +135,11 @@ def of_step(timed: TimedStep, plan: Plan) -> list[MetricPoint]:
     return finite(named, timed.at_s, step.index)
 
 
-def first_done(
-    attempts: Iterable[tuple[Attempt, Sequence[TimedStep]]], done: int
-) -> Iterator[tuple[Attempt, TimedStep]]:
-    """Yield the steps from `done` on, each as it was first done.
-
-    MLflow cannot take a point back. When a step is repeated after a failure, its first point stays,
-    so every process that records the run sends the same points.
-    """
-    for attempt, steps in attempts:
-        for timed in steps:
-            if timed.step.index >= done:
-                done = timed.step.index + 1
-                yield attempt, timed
-
-
 def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
-    """Return the size of a plan, and its forecast."""
     return finite({name: value(plan) for name, value in _OF_PLANS.items()}, at_s, step)
 
 
 def of_proof(proof: Proof, at_s: float) -> list[MetricPoint]:
-    """Return memory and time of the compilation."""
     return finite({name: value(proof) for name, value in _OF_PROOFS.items()}, at_s, 0)
 
 

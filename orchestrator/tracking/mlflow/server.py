@@ -77,16 +77,20 @@ def serving(
             time.sleep(_POLL_S)
         yield _Served(address, process, log)
     finally:
-        # Let the server's process end, and then kill what is left of its session: that process and
-        # its stand-in may be stopped, or gone before the rest.
-        assert process.stdin
-        process.stdin.close()
-        end_limit_s = time.monotonic() + 2 * END_LIMIT_S
-        while not _has_ended(process) and time.monotonic() < end_limit_s:
-            time.sleep(_POLL_S)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let the server's process end, and then kill what is left of its session."""
+    # That process and its stand-in may be stopped, or gone before the rest.
+    assert process.stdin
+    process.stdin.close()
+    deadline = time.monotonic() + 2 * END_LIMIT_S
+    while not _has_ended(process) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

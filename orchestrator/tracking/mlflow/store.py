@@ -142,8 +142,6 @@ def deadline(where: Destination, limit_s: float, what: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, left_s, _RING_AGAIN_S if left_s else 0)
 
 
-# --- one MLflow
-
 # Without these, one call may take 4 minutes when a server refuses, and 20 when it hangs.
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -233,11 +231,9 @@ class Store:
             runs = self._search(tag, value, _MOST_RUNS, "DESC")
             return {name for run in runs for name in run.data.metrics}
 
-    def _search(self, tag: str, value: str, most: int, order: str) -> list[Any]:
+    def _search(self, tag: str, value: str, most: int, order: str) -> Sequence[Any]:
         found, by = f"tags.`{tag}` = '{value}'", [f"start_time {order}"]
-        return list(
-            self._client.search_runs([self.experiment], found, max_results=most, order_by=by)
-        )
+        return self._client.search_runs([self.experiment], found, max_results=most, order_by=by)
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
         with in_plain_words(self.where):
@@ -260,7 +256,7 @@ class Store:
         """Write params, then points, then tags: a tag that counts them is never ahead of them."""
         from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415
 
-        metrics = [Metric(each.name, each.value, _ms(each.at_s), each.step) for each in points]
+        metrics = [Metric(point.name, point.value, _ms(point.at_s), point.step) for point in points]
         with in_plain_words(self.where):
             self._client.log_batch(
                 run_id,
