@@ -58,8 +58,37 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
         "metadata": _metadata(spec, f"{name}-spec", queued=False),
         "data": {_FILE: spec_text},
     }
-    made = _ray_job(spec, plan, name) if kind == "rayjob" else _job_set(spec, plan, name)
-    return [config_map, made]
+    runs = _storage(spec)
+    if kind == "rayjob":
+        # A cluster that exists for one run, and the job that submits it. The key makes a second
+        # start of the job follow the same run.
+        api, made = "ray.io/v1", "RayJob"
+        submit = (
+            f"orch submit {_PATH} --set run.storage={runs}"
+            f" --address http://127.0.0.1:{_RAY_PORTS['dashboard']} --key {name}"
+            " --code installed --no-prove --yes"
+        )
+        content = {
+            "entrypoint": submit,
+            "shutdownAfterJobFinishes": True,
+            "backoffLimit": 0,  # the run retries by itself, from its last checkpoint
+            "rayClusterSpec": _cluster(spec, plan, reads=name),
+        }
+    else:
+        # A job for each slice, and a driver that submits the spec from its ConfigMap. They meet in
+        # a folder of the runs' storage, which no run is called like.
+        api, made = "jobset.x-k8s.io/v1alpha2", "JobSet"
+        meeting = f"{runs}/{'_hosts' if is_address(runs) else '.hosts'}/{name}"
+        content = {
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
+            "failurePolicy": {"maxRestarts": _JOBSET_RESTARTS},
+            "replicatedJobs": [
+                _job("driver", 1, 1, _DRIVER_RETRIES, _driver(spec, name, meeting)),
+                _slices(spec, plan, meeting),
+            ],
+        }
+    about = _metadata(spec, name)
+    return [config_map, {"apiVersion": api, "kind": made, "metadata": about, "spec": content}]
 
 
 # Names and metadata.
@@ -176,26 +205,7 @@ def _pod(spec: Spec, name: str, resources: _Manifest, **container: Any) -> _Mani
     }
 
 
-# A JobSet: a job for each slice, and a driver that submits the spec from its ConfigMap.
-
-
-def _job_set(spec: Spec, plan: Plan, name: str) -> _Manifest:
-    runs = _storage(spec)
-    # Where hosts and driver meet, in the runs' storage. No run has such a name.
-    meeting = f"{runs}/{'_hosts' if is_address(runs) else '.hosts'}/{name}"
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(spec, name),
-        "spec": {
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
-            "failurePolicy": {"maxRestarts": _JOBSET_RESTARTS},
-            "replicatedJobs": [
-                _job("driver", 1, 1, _DRIVER_RETRIES, _driver(spec, name, meeting)),
-                _slices(spec, plan, meeting),
-            ],
-        },
-    }
+# A JobSet: a driver, and a job for each slice.
 
 
 def _driver(spec: Spec, name: str, meeting: str) -> _Manifest:
@@ -275,29 +285,6 @@ def _ray_cluster(spec: Spec, plan: Plan) -> list[_Manifest]:
             "spec": _cluster(spec, plan),
         }
     ]
-
-
-def _ray_job(spec: Spec, plan: Plan, name: str) -> _Manifest:
-    """Return a cluster that exists for one run, and the job that submits it.
-
-    The key makes a second start of the job follow the same run.
-    """
-    submit = (
-        f"orch submit {_PATH} --set run.storage={_storage(spec)}"
-        f" --address http://127.0.0.1:{_RAY_PORTS['dashboard']} --key {name}"
-        " --code installed --no-prove --yes"
-    )
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": _metadata(spec, name),
-        "spec": {
-            "entrypoint": submit,
-            "shutdownAfterJobFinishes": True,
-            "backoffLimit": 0,  # the run retries by itself, from its last checkpoint
-            "rayClusterSpec": _cluster(spec, plan, reads=name),
-        },
-    }
 
 
 def _cluster(spec: Spec, plan: Plan, reads: str | None = None) -> _Manifest:

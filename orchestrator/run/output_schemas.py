@@ -12,7 +12,7 @@ from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.odds import Offers, PlanWithOdds
 from orchestrator.proving.diff_proofs import ProofDiff
-from orchestrator.reading.schema import schema_text, study_schema_text
+from orchestrator.reading.schema import schema_text, spec_schema, study_schema
 from orchestrator.values.proof import Proof
 from orchestrator.values.refusal import ErrorReport
 from orchestrator.values.report import Report
@@ -69,10 +69,8 @@ def schema(name: str = "spec") -> str:
     as indented text.
     """
     if name == "spec":
-        return schema_text()
-    if name == "study":
-        return study_schema_text()
-    return json.dumps(_output_schema(name), indent=2, ensure_ascii=False) + "\n"
+        return schema_text(spec_schema())
+    return schema_text(study_schema() if name == "study" else _output_schema(name))
 
 
 def _output_schema(name: str) -> _Schema:

@@ -102,7 +102,15 @@ def read_recipe(sources: Sequence[tuple[str, str]], command: int | None = None) 
 
 def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
     try:
-        _check_bounded(text)
+        # Refuse what could grow when values are made of it: aliases, and depth.
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"the alias *{event.anchor} is not served")
+            if depth > _DEEPEST:
+                raise ValueError(f"it has more than {_DEEPEST} levels")
         documents = list(yaml.safe_load_all(text))
         kinds = [set(part) for part in documents if isinstance(part, dict)]
         if any({"apiVersion", "kind"} <= keys for keys in kinds):  # objects of Kubernetes
@@ -125,18 +133,6 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
                 recipe.base[node.value] = setting
             else:
                 recipe.set(node.value, setting)
-
-
-def _check_bounded(text: str) -> None:
-    """Refuse what could grow when values are made of it: aliases, and depth."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"the alias *{event.anchor} is not served")
-        if depth > _DEEPEST:
-            raise ValueError(f"it has more than {_DEEPEST} levels")
 
 
 # The words of a script, a command line or a manifest.
