@@ -9,18 +9,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 
-from orchestrator.reading import expectations
+from orchestrator.reading import expectations, nodes
 from orchestrator.reading import schema as schemas
-from orchestrator.reading.nodes import (
-    Broken,
-    Mapping,
-    Node,
-    Scalar,
-    SequenceNode,
-    Value,
-    ambiguous,
-    as_written,
-)
+from orchestrator.reading.nodes import Mapping, Node, Scalar, SequenceNode, Value, ambiguous
 from orchestrator.reading.problems import Correction, Problem, SpecPosition, shortened
 from orchestrator.reading.schema import Schema
 
@@ -100,9 +91,9 @@ class SpecInstance:
     def _value(self, path: KeyPath, here: _Field) -> Any:
         self.fields[path] = here
         node, schema = here.node, here.schema
-        if isinstance(node, Broken):
+        if isinstance(node, nodes.Broken):
             self.rejected.add(path)
-        if isinstance(node, Broken) or schema is None:
+        if isinstance(node, nodes.Broken) or schema is None:
             return None
         if isinstance(node, Scalar):
             return self._scalar(path, node, schema)
@@ -122,7 +113,7 @@ class SpecInstance:
 
     def _scalar(self, path: KeyPath, node: Scalar, schema: Schema) -> Value | None:
         types = schemas.scalar_types(schema)
-        value = as_written(node.text, types) if node.plain else node.text
+        value = nodes.as_written(node.text, types) if node.plain else node.text
         if node.empty:
             code, what = "empty-value", "is empty"
         elif not node.text.isprintable():

@@ -12,22 +12,12 @@ import msgspec
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.reading import huggingface
+from orchestrator.reading import huggingface, nodes
 from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import SECTIONS, check, check_topology, has_scheme, written_out
 from orchestrator.reading.expectations import shown
 from orchestrator.reading.instance import KeyPath, SpecInstance, dotted
-from orchestrator.reading.nodes import (
-    Broken,
-    Entry,
-    Mapping,
-    Node,
-    Scalar,
-    SequenceNode,
-    parse,
-    parse_value,
-    read,
-)
+from orchestrator.reading.nodes import Mapping, Node, Scalar, SequenceNode
 from orchestrator.reading.problems import (
     FileReference,
     Problem,
@@ -48,7 +38,7 @@ _START = "experiment.start.huggingface"
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     """Return the spec of a file with `--set` overrides; `SpecProblems` has all that is wrong."""
-    root, problems = parse(read(path))
+    root, problems = nodes.parse(nodes.read(path))
     if isinstance(root, Mapping):  # a study, or one without its section, is one mistake
         if study := root.entries.get("study"):
             message = "makes it a study, must be a spec"
@@ -66,7 +56,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
 def is_study(path: Path) -> bool:
     """Return whether a file is a study; one that cannot be read is for the loader to refuse."""
     try:
-        root, _ = parse(read(path))
+        root, _ = nodes.parse(nodes.read(path))
     except SpecProblems:
         return False
     return isinstance(root, Mapping) and "study" in root.entries
@@ -171,7 +161,8 @@ def apply(root: Node, overrides: Sequence[str]) -> list[Problem]:
             problems.append(start.problem("override-text", "", message, _EXAMPLE))
         else:
             try:
-                node, wrong = parse_value(SpecPosition(source, line, len(path) + 2), value, keys)
+                place = SpecPosition(source, line, len(path) + 2)
+                node, wrong = nodes.parse_value(place, value, keys)
                 problems += wrong or put(root, keys, start, node)
             except SpecProblems as error:
                 problems += error.problems
@@ -183,7 +174,7 @@ def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> li
     inside, place = root, start
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
-        if isinstance(inside, Broken):
+        if isinstance(inside, nodes.Broken):
             return []
         if isinstance(inside, SequenceNode) and key.isdigit() and int(key) < len(inside.items):
             if last:
@@ -200,16 +191,16 @@ def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> li
         found = inside.entries.get(key)
         is_auto = found and isinstance(found.node, Scalar) and found.node.text == "auto"
         if last:
-            inside.entries[key] = Entry(place, value)
+            inside.entries[key] = nodes.Entry(place, value)
         elif found is None or is_auto:  # `auto` gives way to a mapping
-            inside.entries[key] = Entry(place, Mapping(place))
+            inside.entries[key] = nodes.Entry(place, Mapping(place))
         inside = inside.entries[key].node
     return []
 
 
 def places(path: Path, overrides: Sequence[str] = ()) -> Callable[[str], str]:
     """Return a function that says where a key or its section stands, such as a.yaml:7:3."""
-    root, _ = parse(read(path))
+    root, _ = nodes.parse(nodes.read(path))
     apply(root, overrides)
 
     def place_of(key: str) -> str:
@@ -311,7 +302,7 @@ _Positions = dict[KeyPath, SpecPosition]
 
 def _read_chip(path: Path) -> tuple[Chip, dict[str, Any]]:
     """Return the chip of a file, named after it, and the file's content."""
-    source = read(path)
+    source = nodes.read(path)
     try:
         content = tomllib.loads("\n".join(source.lines))
     except tomllib.TOMLDecodeError as error:
@@ -365,7 +356,7 @@ def _toml_node(value: Any, path: KeyPath, positions: _Positions) -> Node:
         entries = {}
         for key, inside in value.items():
             at = positions.setdefault((*path, key), place)
-            entries[key] = Entry(at, _toml_node(inside, (*path, key), positions))
+            entries[key] = nodes.Entry(at, _toml_node(inside, (*path, key), positions))
         return Mapping(place, entries)
     if isinstance(value, list):
         return SequenceNode(place, [_toml_node(item, path, positions) for item in value])

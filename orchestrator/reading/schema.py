@@ -16,6 +16,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.reading.nodes import MOST, Mapping, Node, SequenceNode, Value
+from orchestrator.values import spec as specs
 from orchestrator.values.fields import (
     AxisSize,
     Microbatches,
@@ -26,14 +27,7 @@ from orchestrator.values.fields import (
     about,
 )
 from orchestrator.values.model import Model
-from orchestrator.values.spec import (
-    DataSource,
-    MeshRequest,
-    Optimizer,
-    Pods,
-    Spec,
-    TensorTreatments,
-)
+from orchestrator.values.spec import Spec
 from orchestrator.values.study import AfterFailure, Scaling, StudyKind
 
 Schema = dict[str, Any]
@@ -110,8 +104,8 @@ class _StageEntry:
         ),
     ] = None
     length: _Length = None
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    data: DataSource = field(default_factory=DataSource)
+    optimizer: specs.Optimizer = field(default_factory=specs.Optimizer)
+    data: specs.DataSource = field(default_factory=specs.DataSource)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,8 +300,8 @@ _NOTATIONS = {
         title="a whole number of steps, at least 1, or auto",
         meaning=lambda text: None if text == AUTO else _count(text),
     ),
-    "mesh": _Notation(((AUTO,), MeshRequest), written=lambda _: AUTO),
-    "pods": _Notation((PodCount, Pods), written=lambda pods: pods["max"]),
+    "mesh": _Notation(((AUTO,), specs.MeshRequest), written=lambda _: AUTO),
+    "pods": _Notation((PodCount, specs.Pods), written=lambda pods: pods["max"]),
     "stages": _Notation(
         (Annotated[tuple[_StageEntry, ...], Meta(min_length=1, max_length=100)],),
         title="a list of stages, each {tokens, batch, length, optimizer, data}",
@@ -317,7 +311,7 @@ _NOTATIONS = {
         (_Sequences, _StageBatch),
         title="a number of sequences, or a mapping {sequences, length, tolerance, microbatches}",
     ),
-    "remat": _Notation(((AUTO, *POLICIES), TensorTreatments)),
+    "remat": _Notation(((AUTO, *POLICIES), specs.TensorTreatments)),
     "chip": _Notation((catalog.chips(), Annotated[_ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": _Notation(
         (

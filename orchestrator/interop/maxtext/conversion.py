@@ -392,7 +392,23 @@ def _steps(keys: UsedKeys) -> tuple[int, int]:
 def _optimizer(keys: UsedKeys, steps: int) -> _Values:
     if keys["opt_type"] not in _ADAM:
         keys.refuse("opt_type", f"must be one of {', '.join(_ADAM)}")
-    optimizer = _schedule(keys, steps)
+    # How the learning rate rises and falls, over all steps of the schedule.
+    rate, kind = float(keys.number("learning_rate")), keys["lr_schedule_type"]
+    older = "cosine_learning_rate_final_fraction"  # the key of older releases
+    last = older if keys[older] is not None else "learning_rate_final_fraction"
+    end = float(f"{rate * keys.number(last):.{_DIGITS}g}")
+    warmup = int(steps * keys.number("warmup_steps_fraction"))
+    optimizer: _Values = {"peak_lr": rate, "end_lr": end, "warmup_steps": warmup}
+    if kind == "cosine":
+        keys.accept("wsd_decay_steps_fraction", "wsd_decay_style")
+    else:
+        if kind != "wsd":
+            keys.refuse("lr_schedule_type", "must be cosine or wsd")
+        falling = int(steps * keys.number("wsd_decay_steps_fraction"))
+        if falling not in (0, steps - warmup):
+            keys.refuse("wsd_decay_steps_fraction", "the rate must fall at no step, or at all")
+        if not falling or keys["wsd_decay_style"] != "cosine":
+            optimizer["decay"] = "linear" if falling else "constant"
     optimizer |= {ours: float(keys.number(theirs)) for ours, theirs in OPTIMIZER.items()}
     optimizer["z_loss"] = float(keys.number("z_loss_multiplier", 0.0))
     clip = keys.number("gradient_clipping_threshold")
@@ -402,27 +418,6 @@ def _optimizer(keys: UsedKeys, steps: int) -> _Values:
         note = "gradient_clipping_threshold=0: the plan's optimizer clips at a norm of 1"
         keys.notes.append(note)
     return optimizer
-
-
-def _schedule(keys: UsedKeys, steps: int) -> _Values:
-    """Return how the learning rate rises and falls, over all steps of the schedule."""
-    rate, kind = float(keys.number("learning_rate")), keys["lr_schedule_type"]
-    older = "cosine_learning_rate_final_fraction"  # the key of older releases
-    last = older if keys[older] is not None else "learning_rate_final_fraction"
-    end = float(f"{rate * keys.number(last):.{_DIGITS}g}")
-    warmup = int(steps * keys.number("warmup_steps_fraction"))
-    said = {"peak_lr": rate, "end_lr": end, "warmup_steps": warmup}
-    if kind == "cosine":
-        keys.accept("wsd_decay_steps_fraction", "wsd_decay_style")
-        return said
-    if kind != "wsd":
-        keys.refuse("lr_schedule_type", "must be cosine or wsd")
-    falling = int(steps * keys.number("wsd_decay_steps_fraction"))
-    if falling not in (0, steps - warmup):
-        keys.refuse("wsd_decay_steps_fraction", "the rate must fall at no step, or at all")
-    if falling and keys["wsd_decay_style"] == "cosine":
-        return said
-    return said | {"decay": "linear" if falling else "constant"}
 
 
 def _precision(keys: UsedKeys) -> dict[str, str]:

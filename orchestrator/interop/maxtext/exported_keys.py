@@ -51,7 +51,22 @@ def _keys_of_model(model: Model) -> _Keys:
 
     A model that MaxText does not have is not the one that these keys say.
     """
-    keys = _sizes(model)
+    block = _block(model)
+    keys = {
+        "decoder_block": block,
+        "base_num_decoder_layers": model.layers,
+        "base_emb_dim": model.d_model,
+        "base_mlp_dim": conversion.comparable(model).d_ff,
+        "base_num_query_heads": model.heads,
+        "base_num_kv_heads": model.kv_heads,
+        "vocab_size": model.vocab,
+        "logits_via_embedding": model.tied,
+        "normalization_layer_epsilon": model.norm_epsilon,
+        **_mlp(model, block),
+        **_rope(model),
+        **(_latent(model) if model.latent else _attention(model, block)),
+        **_mixture(model, block),
+    }
     is_named = keys["decoder_block"] in _NAMED_ALONE
     may_differ = _OF_TRAINING | (_OF_NAMED if is_named else frozenset())
     for name, of_name in models().items():
@@ -82,25 +97,6 @@ def model_of_plan(plan: Plan) -> Model:
     counted = {"parameters", "active_parameters"}
     said = {k: v for k, v in msgspec.to_builtins(plan.model).items() if k not in counted}
     return msgspec.convert(said, Model)
-
-
-def _sizes(model: Model) -> _Keys:
-    block = _block(model)
-    return {
-        "decoder_block": block,
-        "base_num_decoder_layers": model.layers,
-        "base_emb_dim": model.d_model,
-        "base_mlp_dim": conversion.comparable(model).d_ff,
-        "base_num_query_heads": model.heads,
-        "base_num_kv_heads": model.kv_heads,
-        "vocab_size": model.vocab,
-        "logits_via_embedding": model.tied,
-        "normalization_layer_epsilon": model.norm_epsilon,
-        **_mlp(model, block),
-        **_rope(model),
-        **(_latent(model) if model.latent else _attention(model, block)),
-        **_mixture(model, block),
-    }
 
 
 def _block(model: Model) -> str:
@@ -239,7 +235,7 @@ def keys_of_plan(plan: Plan) -> _Keys:
     # part MaxText holds the logits of all tokens, which is as fast or faster. Its parts are of the
     # whole batch: those of several slices travel between them, and a number that neither divides
     # the devices nor is divided by them gathers it.
-    batch, parts = plan.batch, plan.mesh["tensor"]
+    parts = plan.mesh["tensor"]
     shards = plan.devices // parts
     tokens = batch.tokens // batch.microbatches // shards
     logits = _LOGIT_BYTES * -(-plan.model.vocab // parts)  # bytes per token
@@ -260,6 +256,7 @@ def keys_of_plan(plan: Plan) -> _Keys:
     for ours, theirs in AXES.items():
         if plan.mesh[ours] > 1 or ours == "fsdp":
             mesh[f"ici_{theirs[0]}_parallelism"] = plan.mesh[ours]
+    types, quantized = plan.precision, _QUANTIZED.get(plan.precision.compute)
     return {
         "run_name": plan.name,
         **_keys_of_model(model_of_plan(plan)),
@@ -270,7 +267,10 @@ def keys_of_plan(plan: Plan) -> _Keys:
         **loss,
         **mesh,
         **_remat_keys(plan),
-        **_precision_keys(plan),
+        "weight_dtype": _THEIR_TYPES[types.parameters],
+        **({"mu_dtype": _THEIR_TYPES[types.first_moment]} if types.first_moment else {}),
+        "dtype": _THEIR_TYPES.get(types.compute, "bfloat16"),
+        **({"quantization": quantized, "use_qwix_quantization": True} if quantized else {}),
         **_optimizer_keys(plan),
         "dataset_type": "synthetic",
         "init_weights_seed": plan.seed,
@@ -315,18 +315,6 @@ def treated(remat: Remat, model: Model) -> dict[str, Treatment]:
 
 def _of_policy(known: Policy, model: Model) -> dict[str, Treatment]:
     return treatments(known, latent=model.latent is not None, gated=model.gated)
-
-
-def _precision_keys(plan: Plan) -> _Keys:
-    types = plan.precision
-    moment = {"mu_dtype": _THEIR_TYPES[types.first_moment]} if types.first_moment else {}
-    quantized = _QUANTIZED.get(types.compute)
-    return {
-        "weight_dtype": _THEIR_TYPES[types.parameters],
-        **moment,
-        "dtype": _THEIR_TYPES.get(types.compute, "bfloat16"),
-        **({"quantization": quantized, "use_qwix_quantization": True} if quantized else {}),
-    }
 
 
 def _optimizer_keys(plan: Plan) -> _Keys:

@@ -131,15 +131,13 @@ class UsedKeys:
                 continue
             if _is_irrelevant(key):
                 irrelevant.append(key)
-            elif setting.value not in OFF and not _is_default(key, setting.value):
+                continue
+            # What holds without the key: one part, MaxText's own base, values of its base.
+            value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
+            is_usual = key.endswith("_parallelism") and value == 1
+            is_usual |= (key, value) == ("base_config", "base.yml")
+            is_usual |= value in _base_values().get(key, ())
+            is_usual |= key in DEFAULTS and value == DEFAULTS[key]
+            if setting.value not in OFF and not is_usual:
                 self.refuse(key, _INSTEAD.get(key, "is not served"))
         return tuple(sorted(irrelevant))
-
-
-def _is_default(key: str, value: Any) -> bool:
-    """Return whether it says what holds without it."""
-    is_whole = key.endswith("_parallelism") and value == 1
-    adds_to_base = (key, value) == ("base_config", "base.yml")
-    plain = list(value) if isinstance(value, tuple) else value
-    known = (*_base_values().get(key, ()), *((DEFAULTS[key],) if key in DEFAULTS else ()))
-    return is_whole or adds_to_base or plain in known
