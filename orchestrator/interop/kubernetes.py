@@ -14,6 +14,11 @@ from orchestrator.values.spec import Spec
 ManifestKind = Literal["ray", "rayjob", "jobset"]
 _KINDS: tuple[ManifestKind, ...] = get_args(ManifestKind)
 _Manifest = dict[str, Any]
+_OBJECTS: dict[ManifestKind, tuple[str, str]] = {
+    "ray": ("ray.io/v1", "RayCluster"),
+    "rayjob": ("ray.io/v1", "RayJob"),
+    "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+}
 
 _MOUNT = "/mnt/runs"  # where a storage is mounted that the spec names by a relative path
 _FOLDER, _FILE = "/etc/orch", "spec.yaml"  # where a pod reads its spec
@@ -49,20 +54,14 @@ _TPU_ENVIRONMENT = (
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
     """Return the objects of that kind, in the order in which they are created."""
     _gke(plan)
-    if kind == "ray":
-        return _ray_cluster(spec, plan)
     name = _label(spec.name, _LONGEST[kind])
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(spec, f"{name}-spec", queued=False),
-        "data": {_FILE: spec_text},
-    }
     runs = _storage(spec)
-    if kind == "rayjob":
+    content: _Manifest
+    if kind == "ray":  # a cluster for `orch submit --address`, which brings its spec
+        content = _cluster(spec, plan)
+    elif kind == "rayjob":
         # A cluster that exists for one run, and the job that submits it. The key makes a second
         # start of the job follow the same run.
-        api, made = "ray.io/v1", "RayJob"
         submit = (
             f"orch submit {_PATH} --set run.storage={runs}"
             f" --address http://127.0.0.1:{_RAY_PORTS['dashboard']} --key {name}"
@@ -76,8 +75,7 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
         }
     else:
         # A job for each slice, and a driver that submits the spec from its ConfigMap. They meet in
-        # a folder of the runs' storage, which no run is called like.
-        api, made = "jobset.x-k8s.io/v1alpha2", "JobSet"
+        # a folder of the runs' storage; no run has its name.
         meeting = f"{runs}/{'_hosts' if is_address(runs) else '.hosts'}/{name}"
         content = {
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
@@ -87,8 +85,22 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
                 _slices(spec, plan, meeting),
             ],
         }
-    about = _metadata(spec, name)
-    return [config_map, {"apiVersion": api, "kind": made, "metadata": about, "spec": content}]
+    api, object_kind = _OBJECTS[kind]
+    made = {
+        "apiVersion": api,
+        "kind": object_kind,
+        "metadata": _metadata(spec, name),
+        "spec": content,
+    }
+    if kind == "ray":
+        return [made]
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(spec, f"{name}-spec", queued=False),
+        "data": {_FILE: spec_text},
+    }
+    return [config_map, made]
 
 
 # Names and metadata.
@@ -273,18 +285,6 @@ def _job(
 
 
 # A Ray cluster with the plan's slices, for `orch submit --address` or for one run.
-
-
-def _ray_cluster(spec: Spec, plan: Plan) -> list[_Manifest]:
-    """Return a cluster with the plan's slices, for `orch submit --address`."""
-    return [
-        {
-            "apiVersion": "ray.io/v1",
-            "kind": "RayCluster",
-            "metadata": _metadata(spec, _label(spec.name, _LONGEST["ray"])),
-            "spec": _cluster(spec, plan),
-        }
-    ]
 
 
 def _cluster(spec: Spec, plan: Plan, reads: str | None = None) -> _Manifest:

@@ -43,7 +43,6 @@ def spec_text(spec: Spec) -> str:
 
 
 def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents as YAML, in the order of their keys."""
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE)
 
 

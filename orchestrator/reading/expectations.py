@@ -200,7 +200,6 @@ class KeyHelp:
 
 
 def keys_of_specs() -> list[KeyHelp]:
-    """Return every key of a spec, in order."""
     return list(dict.fromkeys(_keys(schemas.spec_schema(), "")))
 
 

@@ -31,7 +31,6 @@ _AS_MAPPING = "write the model as a mapping"
 
 
 def model_of(path: Path, name: str | None) -> Model:
-    """Return the model of a config.json; `SpecProblems` says why not."""
     return text_model(read(path), name)
 
 
@@ -257,7 +256,6 @@ class _Config:
             return {}
 
     def _report_faults(self, faults: Iterator[checks.Fault]) -> None:
-        """Report faults of the Model's fields by the config's keys."""
         for name, code, message, hint in faults:
             self._report(_KEYS[name], code, message, hint.replace(name, _KEYS[name]))
 

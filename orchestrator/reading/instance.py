@@ -74,7 +74,6 @@ class SpecInstance:
     def report(
         self, key: str, code: str, message: str, hint: str | Correction = "", **fields: Any
     ) -> None:
-        """Add a problem of a dotted key."""
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         self.reject(path, self.place(key).problem(code, key, message, hint, **fields))
 

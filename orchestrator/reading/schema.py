@@ -363,7 +363,6 @@ def chip_schema() -> Schema:
 
 
 def schema_text(schema: Schema) -> str:
-    """Return a schema as editors read it."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -485,8 +484,7 @@ def chosen(schema: Schema, node: Node) -> int | None:
 
 def properties(schema: Schema) -> dict[str, Schema]:
     """Return the keys of a mapping that have a name in the schema."""
-    keys: dict[str, Schema] = resolved(schema).get("properties", {})
-    return keys
+    return dict(resolved(schema).get("properties", {}))
 
 
 def member(schema: Schema, key: str) -> Schema | None:
@@ -534,6 +532,4 @@ def scalar_types(schema: Schema) -> set[str]:
 
 
 def constants(schema: Schema) -> list[Any]:
-    """Return the values that a schema lists."""
-    listed: list[Any] = schema.get("enum", [])
-    return [schema["const"]] if "const" in schema else listed
+    return [schema["const"]] if "const" in schema else list(schema.get("enum", ()))

@@ -68,7 +68,6 @@ class MaxTextRun:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the keys as words of a command."""
         return tuple(f"{key}={_text(value)}" for key, value in self.keys.items())
 
     @property

@@ -64,7 +64,6 @@ class Recipe:
     benchmark: str | None = None
 
     def get(self, key: str, default: Any) -> Any:
-        """Return the value of a key, or its default."""
         found = self.keys.get(key) or self.base.get(key)
         return found.value if found else default
 
@@ -200,9 +199,7 @@ class _TrainingCommand:
 def _chosen(
     name: str, commands: Sequence[_TrainingCommand], number: int | None
 ) -> Sequence[_TrainingCommand]:
-    """Return the command of that number; all of them where they train the same run, as one that
-    compiles it before does.
-    """
+    """Return the command of that number; all of them where they train the same run."""
     runs = {
         frozenset(key for key in training.keys if not key[0].startswith("compile"))
         for training in commands

@@ -23,7 +23,6 @@ OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], {}, "default", "none", "disa
 
 @cache
 def _table(name: str) -> dict[str, Any]:
-    """Return a file of tables of MaxText's keys."""
     text = files("orchestrator.interop.maxtext").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -110,7 +109,6 @@ class UsedKeys:
         return int(value)
 
     def is_on(self, key: str) -> bool:
-        """Return whether a key is switched on."""
         return self[key] not in OFF
 
     def refuse(self, key: str, why: str) -> None:
