@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from orchestrator import journal
-from orchestrator.interop.kubernetes import _ray_cluster
+from orchestrator.interop.kubernetes import manifests
 from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.run import Run
@@ -57,7 +57,7 @@ def standing(topology: str, pods: int) -> Iterator[RunningCluster]:
     """A named cluster of so many v5p slices, whose hosts have a secret in their shell."""
     spec = spec_of(TINY, topology=topology, pods=pods, sequences=64 * pods, length=64)
     plan = make_plan(spec)
-    [manifest] = _ray_cluster(spec, plan)
+    [manifest] = manifests("ray", spec, plan, "")
     with pytest.MonkeyPatch.context() as shell:
         shell.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
         shell.setenv("HF_TOKEN", CANARY)

@@ -7,7 +7,7 @@ import pytest
 from ray.util.tpu import get_tpu_worker_resources
 
 from orchestrator.errors import SpecError
-from orchestrator.interop.kubernetes import _ray_cluster
+from orchestrator.interop.kubernetes import manifests
 from orchestrator.launch.ray.local_cluster import _short_folder
 from orchestrator.launch.ray.slices import _SLICE_NAME, accelerator_type, emulated_hosts, pod_type
 from orchestrator.planning.planner import make_plan
@@ -59,7 +59,7 @@ def test_each_slice_has_one_head_and_its_hosts_in_order() -> None:
 @pytest.mark.parametrize(("chip", "topology"), [one[:2] for one in SLICES])
 def test_a_rehearsal_has_the_nodes_of_the_exported_manifest(chip: str, topology: str) -> None:
     """What Ray finds in the pods of the manifest, but for the names of slices."""
-    [manifest] = _ray_cluster(spec_on(chip, topology), plan_on(chip, topology))
+    [manifest] = manifests("ray", spec_on(chip, topology), plan_on(chip, topology), "")
     rehearsed, exported = emulated_hosts(plan_on(chip, topology)), hosts_of(manifest)
     for emulated, real in zip(rehearsed, exported, strict=True):
         name = real.labels[_SLICE_NAME]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog, reading
-from orchestrator.reading.expectations import SYNONYMS, _synonym
+from orchestrator.reading.expectations import SYNONYMS, meant_key
 from orchestrator.reading.problems import _SHOWN_PROBLEMS, Problem, SpecProblems
 from orchestrator.reading.schema import homes
 from orchestrator.values.spec import TensorTreatments
@@ -211,7 +211,7 @@ def test_every_name_of_other_programs_stands_for_a_key() -> None:
     for name, keys in SYNONYMS.items():
         for key in keys:
             assert homes(key), (name, key)
-            assert _synonym(name.upper().replace("_", "-"), [key]) == key
+            assert meant_key(name.upper().replace("_", "-"), [key]) == key
 
 
 @pytest.mark.parametrize(

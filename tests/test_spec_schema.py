@@ -70,7 +70,7 @@ def test_the_contract_is_a_json_schema() -> None:
     Draft202012Validator.check_schema(spec_schema())
     assert spec_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert spec_schema()["$id"].endswith(f":{spec_schema()['properties']['schema']['default']}")
-    assert json.loads(schema_text()) == spec_schema()
+    assert json.loads(schema_text(spec_schema())) == spec_schema()
 
 
 def test_every_key_says_what_it_is() -> None:

@@ -1,9 +1,6 @@
-"""Chips and models as data; every number names its source. It imports `types` alone."""
+"""Chips and models as data; every number names its source. It imports `values` only."""
 
 from orchestrator.catalog.chips import (
-    Chip,
-    Quantity,
-    Topology,
     chip,
     chip_of,
     chips,
@@ -13,16 +10,12 @@ from orchestrator.catalog.chips import (
     models,
     sources,
 )
-from orchestrator.catalog.published import Efficiency, LearnedConstant, Range, efficiency
+from orchestrator.catalog.published import Efficiency, LearnedConstant, efficiency
 from orchestrator.catalog.topologies import hosts, rental_warnings, topologies, topology
 
 __all__ = [
-    "Chip",
     "Efficiency",
     "LearnedConstant",
-    "Quantity",
-    "Range",
-    "Topology",
     "chip",
     "chip_of",
     "chips",

@@ -200,13 +200,11 @@ class Topology:
 
 @cache
 def chips() -> tuple[str, ...]:
-    """Return the names of all chips."""
     return tuple(sorted(path.stem for path in (FOLDER / "chips").glob("*.toml")))
 
 
 @cache
 def chip(name: str) -> Chip:
-    """Return a chip of the catalog, by its exact name."""
     if name not in chips():
         raise UnknownName("chip", name, list(chips()))
     return defined(name, table(f"chips/{name}.toml"))
@@ -220,7 +218,6 @@ def chip_of(resources: _NamesChip) -> Chip:
 
 
 def defined(name: str, definition: dict[str, Any]) -> Chip:
-    """Return the chip that the content of a file defines."""
     return msgspec.convert({**definition, "name": name}, Chip)
 
 
@@ -235,7 +232,6 @@ def models() -> tuple[str, ...]:
 
 
 def model(name: str) -> Model:
-    """Return a model, by its exact name."""
     shape = {key: value for key, value in _entry(name).items() if key != "source"}
     return msgspec.convert({"name": name, **shape}, Model)
 

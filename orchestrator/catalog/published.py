@@ -48,8 +48,8 @@ class Efficiency:
 
     The others apply only to published runs. The older kernel reaches `flash_attention` of the peak
     with a head of 128. A figure that averages a whole run has `run_overhead_s` more than a steady
-    step, and `run_share` of it is no step. `software` adds a share to the step of REFERENCE; OTHER
-    is for software without runs. `reference_spread` is the spread for REFERENCE.
+    step, and `run_share` of it is outside of steps. `software` adds a share to the step of
+    REFERENCE; OTHER is for software without runs. `reference_spread` is the spread for REFERENCE.
     """
 
     matmul: LearnedConstant

@@ -122,9 +122,7 @@ def _near(chip: Chip, shape: _Shape) -> list[str]:
 
 
 def _examples(chip: Chip) -> list[str]:
-    """Return what a message lists: the small slices, each doubling, the largest rented, the whole
-    pod.
-    """
+    """Return the small slices, each doubling, the largest that is rented, and the whole pod."""
     pod = int(chip.pod_chips.value)
     doublings = (_most_cubic(chip, 2**power) for power in range(pod.bit_length()))
     shapes = {*chip.slices.listed, *doublings, chip.largest_slice, _most_cubic(chip, pod)} - {None}

@@ -14,6 +14,11 @@ from orchestrator.values.spec import Spec
 ManifestKind = Literal["ray", "rayjob", "jobset"]
 _KINDS: tuple[ManifestKind, ...] = get_args(ManifestKind)
 _Manifest = dict[str, Any]
+_OBJECTS: dict[ManifestKind, tuple[str, str]] = {
+    "ray": ("ray.io/v1", "RayCluster"),
+    "rayjob": ("ray.io/v1", "RayJob"),
+    "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+}
 
 _MOUNT = "/mnt/runs"  # where a storage is mounted that the spec names by a relative path
 _FOLDER, _FILE = "/etc/orch", "spec.yaml"  # where a pod reads its spec
@@ -49,16 +54,52 @@ _TPU_ENVIRONMENT = (
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
     """Return the objects of that kind, in the order in which they are created."""
     _gke(plan)
-    if kind == "ray":
-        return _ray_cluster(spec, plan)
     name = _label(spec.name, _LONGEST[kind])
+    runs = _storage(spec)
+    content: _Manifest
+    if kind == "ray":  # a cluster for `orch submit --address`, which brings its spec
+        content = _cluster(spec, plan)
+    elif kind == "rayjob":
+        # A cluster that exists for one run, and the job that submits it. The key makes a second
+        # start of the job follow the same run.
+        submit = (
+            f"orch submit {_PATH} --set run.storage={runs}"
+            f" --address http://127.0.0.1:{_RAY_PORTS['dashboard']} --key {name}"
+            " --code installed --no-prove --yes"
+        )
+        content = {
+            "entrypoint": submit,
+            "shutdownAfterJobFinishes": True,
+            "backoffLimit": 0,  # the run retries by itself, from its last checkpoint
+            "rayClusterSpec": _cluster(spec, plan, reads=name),
+        }
+    else:
+        # A job for each slice, and a driver that submits the spec from its ConfigMap. They meet in
+        # a folder of the runs' storage; no run has its name.
+        meeting = f"{runs}/{'_hosts' if is_address(runs) else '.hosts'}/{name}"
+        content = {
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
+            "failurePolicy": {"maxRestarts": _JOBSET_RESTARTS},
+            "replicatedJobs": [
+                _job("driver", 1, 1, _DRIVER_RETRIES, _driver(spec, name, meeting)),
+                _slices(spec, plan, meeting),
+            ],
+        }
+    api, object_kind = _OBJECTS[kind]
+    made = {
+        "apiVersion": api,
+        "kind": object_kind,
+        "metadata": _metadata(spec, name),
+        "spec": content,
+    }
+    if kind == "ray":
+        return [made]
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(spec, f"{name}-spec", queued=False),
         "data": {_FILE: spec_text},
     }
-    made = _ray_job(spec, plan, name) if kind == "rayjob" else _job_set(spec, plan, name)
     return [config_map, made]
 
 
@@ -176,26 +217,7 @@ def _pod(spec: Spec, name: str, resources: _Manifest, **container: Any) -> _Mani
     }
 
 
-# A JobSet: a job for each slice, and a driver that submits the spec from its ConfigMap.
-
-
-def _job_set(spec: Spec, plan: Plan, name: str) -> _Manifest:
-    runs = _storage(spec)
-    # Where hosts and driver meet, in the runs' storage. No run has such a name.
-    meeting = f"{runs}/{'_hosts' if is_address(runs) else '.hosts'}/{name}"
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(spec, name),
-        "spec": {
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
-            "failurePolicy": {"maxRestarts": _JOBSET_RESTARTS},
-            "replicatedJobs": [
-                _job("driver", 1, 1, _DRIVER_RETRIES, _driver(spec, name, meeting)),
-                _slices(spec, plan, meeting),
-            ],
-        },
-    }
+# A JobSet: a driver, and a job for each slice.
 
 
 def _driver(spec: Spec, name: str, meeting: str) -> _Manifest:
@@ -263,41 +285,6 @@ def _job(
 
 
 # A Ray cluster with the plan's slices, for `orch submit --address` or for one run.
-
-
-def _ray_cluster(spec: Spec, plan: Plan) -> list[_Manifest]:
-    """Return a cluster with the plan's slices, for `orch submit --address`."""
-    return [
-        {
-            "apiVersion": "ray.io/v1",
-            "kind": "RayCluster",
-            "metadata": _metadata(spec, _label(spec.name, _LONGEST["ray"])),
-            "spec": _cluster(spec, plan),
-        }
-    ]
-
-
-def _ray_job(spec: Spec, plan: Plan, name: str) -> _Manifest:
-    """Return a cluster that exists for one run, and the job that submits it.
-
-    The key makes a second start of the job follow the same run.
-    """
-    submit = (
-        f"orch submit {_PATH} --set run.storage={_storage(spec)}"
-        f" --address http://127.0.0.1:{_RAY_PORTS['dashboard']} --key {name}"
-        " --code installed --no-prove --yes"
-    )
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": _metadata(spec, name),
-        "spec": {
-            "entrypoint": submit,
-            "shutdownAfterJobFinishes": True,
-            "backoffLimit": 0,  # the run retries by itself, from its last checkpoint
-            "rayClusterSpec": _cluster(spec, plan, reads=name),
-        },
-    }
 
 
 def _cluster(spec: Spec, plan: Plan, reads: str | None = None) -> _Manifest:

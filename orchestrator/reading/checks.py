@@ -50,38 +50,47 @@ _PATH_UNUSED = (
 def check(spec: SpecInstance) -> None:
     """Add every contradiction to a spec's problems."""
     for key, kind, find in _PLUGINS:
-        _check_plugin(spec, key, kind, find)
-    batch, experiment = spec["experiment.batch"], "experiment.{}".format
+        name = spec[key]
+        try:
+            if name is not None:
+                find(name)
+        except UnknownName as error:
+            known = ", ".join(error.known)
+            own = f"a class of your own: my_package.my_module:My{kind.title()}"
+            if kind == "trainer":
+                own = "a module of your own that defines program: my_package.my_module"
+            message = f"is {name!r}, must be a {kind} that can be found"
+            spec.report(key, f"unknown-{kind}", message, f"known: {known}; or {own}", known=known)
+    batch = spec["experiment.batch"]
     if isinstance(batch, dict):
-        _report(spec, experiment, _batch_faults(spec["experiment.tokens"], batch))
+        _report(spec, "experiment", _batch_faults(spec["experiment.tokens"], batch))
     rates = (spec[f"experiment.optimizer.{key}"] for key in ("peak_lr", "end_lr"))
-    _report(spec, experiment, _rate_faults(*rates))
+    _report(spec, "experiment", _rate_faults(*rates))
     data = {key: spec[f"experiment.data.{key}"] for key in ("kind", "path", "separator")}
-    _report(spec, experiment, _data_faults(spec, data))
+    _report(spec, "experiment", _data_faults(spec, data))
     _check_paths(spec)
     _check_remat(spec)
-    _check_pods(spec)
+    pods, least, most = (spec[f"resources.pods{key}"] for key in ("", ".min", ".max"))
+    if None not in (least, most) and least > most:
+        message, hint = f"is {least}, must be at most the max of {most}", f"for example min: {most}"
+        spec.report("resources.pods.min", "pods-order", message, hint)
+    is_range = isinstance(pods, dict) and {"min", "max"} <= pods.keys()
+    counts = [pods["max"], pods["min"]] if is_range else [pods]
+    for axis in SHARED_OVER_DCN:
+        key = f"resources.mesh.{axis}"
+        ways = spec[key]
+        wrong = [n for n in counts if isinstance(n, int) and isinstance(ways, int) and n % ways]
+        if wrong:
+            near = max(n for n in range(1, ways) if wrong[0] % n == 0)
+            message = f"is {ways}, must divide the number of pods, also the fewest: {wrong[0]}"
+            spec.report(key, "pods-not-divisible", message, f"for example {near}")
     _check_model(spec)
     _check_stages(spec)
 
 
-def _report(spec: SpecInstance, key_of: Any, faults: Iterator[Fault]) -> None:
-    for key, code, message, hint in faults:
-        spec.report(key_of(key), code, message, hint)
-
-
-def _check_plugin(spec: SpecInstance, key: str, kind: str, find: Any) -> None:
-    name = spec[key]
-    try:
-        if name is not None:
-            find(name)
-    except UnknownName as error:
-        known = ", ".join(error.known)
-        own = f"a class of your own: my_package.my_module:My{kind.title()}"
-        if kind == "trainer":
-            own = "a module of your own that defines program: my_package.my_module"
-        message = f"is {name!r}, must be a {kind} that can be found"
-        spec.report(key, f"unknown-{kind}", message, f"known: {known}; or {own}", known=known)
+def _report(spec: SpecInstance, section: str, faults: Iterator[Fault]) -> None:
+    for key, *fault in faults:
+        spec.report(f"{section}.{key}", *fault)
 
 
 def _batch_faults(tokens: int | None, batch: _Values) -> Iterator[Fault]:
@@ -135,8 +144,8 @@ def _check_paths(spec: SpecInstance) -> None:
     for key in ("run.storage", "run.evaluation.path", "experiment.start.huggingface"):
         if has_scheme(spec[key]) and not is_address(spec[key]):
             spec.report(key, *_NO_BUCKET)
-    runs = spec["run.storage"]
-    if is_address(runs or "") and (name := reserved_name(runs)):
+    runs = spec["run.storage"] or ""
+    if is_address(runs) and (name := reserved_name(runs)):
         kept = "which the copies of buckets keep for this machine's own files"
         message = f"has a folder called {name}, {kept}"
         spec.report("run.storage", "reserved-name", message, _EXAMPLE_BUCKET)
@@ -156,23 +165,6 @@ def _check_remat(spec: SpecInstance) -> None:
         spec.report("experiment.remat.latent", "no-latent", message, "remove it")
 
 
-def _check_pods(spec: SpecInstance) -> None:
-    pods, least, most = (spec[f"resources.pods{key}"] for key in ("", ".min", ".max"))
-    if None not in (least, most) and least > most:
-        message, hint = f"is {least}, must be at most the max of {most}", f"for example min: {most}"
-        spec.report("resources.pods.min", "pods-order", message, hint)
-    is_range = isinstance(pods, dict) and {"min", "max"} <= pods.keys()
-    counts = [pods["max"], pods["min"]] if is_range else [pods]
-    for axis in SHARED_OVER_DCN:
-        key = f"resources.mesh.{axis}"
-        ways = spec[key]
-        wrong = [n for n in counts if isinstance(n, int) and isinstance(ways, int) and n % ways]
-        if wrong:
-            near = max(n for n in range(1, ways) if wrong[0] % n == 0)
-            message = f"is {ways}, must divide the number of pods, also the fewest: {wrong[0]}"
-            spec.report(key, "pods-not-divisible", message, f"for example {near}")
-
-
 def check_topology(spec: SpecInstance, chip: Chip) -> None:
     """Add the problem of a slice that the chip does not have."""
     topology = spec["resources.topology"]
@@ -190,7 +182,7 @@ def check_topology(spec: SpecInstance, chip: Chip) -> None:
 def _check_model(spec: SpecInstance) -> None:
     key, model = "experiment.model", spec["experiment.model"]
     sizes = [spec[f"{key}.{name}"] for name in SHAPE_KEYS]
-    _report(spec, f"{key}.{{}}".format, shape_faults(*sizes))
+    _report(spec, key, shape_faults(*sizes))
     if not isinstance(model, dict):
         return
     if isinstance(model.get("latent"), dict):
@@ -205,7 +197,7 @@ def _check_model(spec: SpecInstance) -> None:
         mixture = {name: spec[f"{key}.moe.{name}"] for name in _MIXTURE_KEYS}
         if None not in mixture.values():
             faults = mixture_faults(MixtureOfExperts(**mixture), model.get("layers"))
-            _report(spec, f"{key}.moe.{{}}".format, faults)
+            _report(spec, f"{key}.moe", faults)
 
 
 def shape_faults(heads: int | None, kv_heads: int | None, head_dim: int | None) -> Iterator[Fault]:
@@ -247,12 +239,10 @@ def _check_latent(spec: SpecInstance, model: _Values, latent: LatentDimensions) 
         spec.report(f"{key}.head_dim", "latent-head-dim", message, hint)
     for name, usual in _WITHOUT_LATENT.items():
         if model.get(name, usual) != usual:
-            spec.report(
-                f"{key}.{name}",
-                "not-with-latent",
-                "applies to grouped-query attention only, must be left out with latent attention",
-                f"leave out {name}, or latent",
-            )
+            why = "applies to grouped-query attention only"
+            message = f"{why}, must be left out with latent attention"
+            hint = f"leave out {name}, or latent"
+            spec.report(f"{key}.{name}", "not-with-latent", message, hint)
 
 
 def mixture_faults(moe: MixtureOfExperts, layers: int | None) -> Iterator[Fault]:
@@ -300,14 +290,15 @@ def written_out(experiment: _Values) -> list[_Values]:
         if restarts:
             optimizer = {"warmup_steps": 0} | optimizer
         data = entry.get("data", {})
-        stage = {
-            "tokens": entry.get("tokens"),
-            "batch": before["batch"] | batch,
-            "optimizer": before["optimizer"] | optimizer,
-            "data": data if "kind" in data else before["data"] | data,
-            "restarts_schedule": restarts,
-        }
-        stages.append(stage)
+        stages.append(
+            {
+                "tokens": entry.get("tokens"),
+                "batch": before["batch"] | batch,
+                "optimizer": before["optimizer"] | optimizer,
+                "data": data if "kind" in data else before["data"] | data,
+                "restarts_schedule": restarts,
+            }
+        )
     return stages
 
 
@@ -318,7 +309,7 @@ def _check_stages(spec: SpecInstance) -> None:
     stages = written_out(spec["experiment"])
     for number, (entry, stage) in enumerate(zip(entries, stages, strict=True)):
         faults = _stage_faults(spec, entry, stage, stages[max(number - 1, 0)])
-        _report(spec, f"experiment.stages.{number}.{{}}".format, faults)
+        _report(spec, f"experiment.stages.{number}", faults)
     tokens, each = spec["experiment.tokens"], [stage["tokens"] for stage in stages]
     if tokens and all(each) and tokens != sum(each):
         message = f"is {tokens:,}, must be the sum of all stages: {sum(each):,}"

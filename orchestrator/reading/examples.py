@@ -17,17 +17,11 @@ import yaml
 from orchestrator import catalog
 from orchestrator.errors import OrchError, SpecError, UnknownName, Usage, refuse_options
 from orchestrator.processes import resource
+from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import SCHEDULE, SECTIONS
 from orchestrator.reading.expectations import is_legal, must
 from orchestrator.reading.load import load
 from orchestrator.reading.nodes import NO_NAMES, ambiguous
-from orchestrator.reading.schema import (
-    AUTO,
-    KEYS_IN_FILES,
-    schema_field,
-    schema_text,
-    study_schema_text,
-)
 from orchestrator.storage.addresses import is_address
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Pods, Spec, TrainingStage
@@ -49,7 +43,6 @@ def spec_text(spec: Spec) -> str:
 
 
 def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents as YAML, in the order of their keys."""
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE)
 
 
@@ -75,7 +68,7 @@ def _section(value: Any) -> dict[str, Any]:
         return key.default if key.default_factory is MISSING else key.default_factory()
 
     return {
-        KEYS_IN_FILES.get(key.name, key.name): _written(key.name, getattr(value, key.name))
+        schemas.KEYS_IN_FILES.get(key.name, key.name): _written(key.name, getattr(value, key.name))
         for key in fields(value)
         if key.name not in _COMPUTED_KEYS and getattr(value, key.name) != default(key)
     }
@@ -110,10 +103,10 @@ def _written(key: str, value: Any) -> Any:
     if key == "stages":
         return [_stage(stage, value[max(n - 1, 0)]) for n, stage in enumerate(value)]
     if value is None:  # a default is left out: only what a plan chooses is written so
-        return AUTO
+        return schemas.AUTO
     if isinstance(value, tuple):
         return list(value)
-    return f"{value:g}s" if key in KEYS_IN_FILES else value
+    return f"{value:g}s" if key in schemas.KEYS_IN_FILES else value
 
 
 # Specs to start from: a commented one, and the examples that travel with orch.
@@ -165,10 +158,10 @@ def create(
 
 def _write_schema(folder: Path) -> None:
     """Write the schemas that the specs and studies of a folder name in their first line."""
-    for name, text in ((_SCHEMA, schema_text()), (_STUDY_SCHEMA, study_schema_text())):
+    for name, schema in {_SCHEMA: schemas.spec_schema, _STUDY_SCHEMA: schemas.study_schema}.items():
         file = folder / name
         file.parent.mkdir(exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(schemas.schema_text(schema()), encoding="utf-8")
 
 
 def _starter(path: Path) -> str:
@@ -192,7 +185,7 @@ def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
 
 def _named(text: str, path: Path) -> str:
     """Return the text with the name of its file."""
-    name, wanted = path.stem.replace("_", "-"), schema_field("name")
+    name, wanted = path.stem.replace("_", "-"), schemas.schema_field("name")
     if not is_legal(name, wanted):
         raise SpecError(f"{path.stem!r} cannot name a spec: it must be {must(wanted)}")
     quoted = ambiguous(name, name) or name in NO_NAMES

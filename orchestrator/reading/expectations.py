@@ -4,26 +4,15 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
+from itertools import chain
 from typing import Any
 
 from orchestrator.errors import UnknownName
 from orchestrator.processes import resource
+from orchestrator.reading import schema as schemas
 from orchestrator.reading.nodes import Mapping, Node, Scalar, as_written, respellings
 from orchestrator.reading.problems import SHOWN_VALUE, Correction, shortened
-from orchestrator.reading.schema import (
-    Misread,
-    Schema,
-    alternatives,
-    constants,
-    fits,
-    homes,
-    meaning,
-    member,
-    properties,
-    resolved,
-    scalar_types,
-    spec_schema,
-)
+from orchestrator.reading.schema import Schema
 
 _SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
 
@@ -61,17 +50,17 @@ _MANY = 10  # a longer list is not repeated where the nearest names are suggeste
 
 def must(schema: Schema, *, brief: bool = False) -> str:
     """Return what a field must hold; `brief` leaves out a long list of names."""
-    whole = resolved(schema)
+    whole = schemas.resolved(schema)
     if "title" in whole:
         return str(whole["title"])
     if "anyOf" in whole:
-        return " or ".join(must(choice, brief=brief) for choice in alternatives(whole))
-    if listed := constants(whole):
+        return " or ".join(must(choice, brief=brief) for choice in schemas.alternatives(whole))
+    if listed := schemas.constants(whole):
         if brief and len(listed) > _MANY:
             return "a known name"
         return ("one of " if len(listed) > 1 else "") + ", ".join(map(_plain, listed))
     if whole.get("type") == "object":
-        return f"a mapping of {', '.join(properties(whole)) or 'names to values'}"
+        return f"a mapping of {', '.join(schemas.properties(whole)) or 'names to values'}"
     bounds = [f"{words} {whole[key]:,}" for key, words in _BOUNDS.items() if key in whole]
     return ", ".join(filter(None, (_NOUNS[whole["type"]], " and ".join(bounds))))
 
@@ -96,13 +85,15 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def suggestion(key: object, schema: Schema, node: Node | None = None) -> Correction | None:
-    """Return a legal value instead of an illegal or missing one: what was meant, or an example."""
+def suggestion(
+    key: tuple[str | int, ...], schema: Schema, node: Node | None = None
+) -> Correction | None:
+    """Return what was meant, or an example; `key` is the end of the path, empty at the root."""
     if isinstance(node, Scalar) and not schema.get("writeOnly") and (meant := likely(schema, node)):
         quoted = meant[0] == node.text and not node.plain
         return Correction("unquoted" if quoted else "meant", meant[0], tuple(meant[1:]))
     value = example(schema)
-    named = f"{key}: " if isinstance(key, str) else ""
+    named = "".join(f"{name}: " for name in key if isinstance(name, str))
     return None if value is None else Correction("example", f"{named}{_plain(value)}")
 
 
@@ -110,7 +101,8 @@ def likely(schema: Schema, node: Scalar) -> list[str]:
     """Return the legal values that were probably meant, the likeliest first."""
     if not 0 < len(node.text) <= SHOWN_VALUE:
         return []
-    listed = [_plain(value) for choice in alternatives(schema) for value in constants(choice)]
+    values = map(schemas.constants, schemas.alternatives(schema))
+    listed = [_plain(value) for value in chain.from_iterable(values)]
     if listed and (meant := _names_meant(node.text, listed)):
         return meant
     return [text for text in respellings(node.text) if is_legal(text, schema)][:1]
@@ -133,15 +125,15 @@ def _names_meant(text: str, legal: list[str]) -> list[str]:
 
 def is_legal(text: str, schema: Schema) -> bool:
     """Return whether a field could hold this text, without quotes."""
-    types = scalar_types(schema)
+    types = schemas.scalar_types(schema)
     value = as_written(text, types)
     if may_mean_either(types) and isinstance(value, str):
         return False  # it needs quotes, or no other spelling
-    if not text.isprintable() or not fits(value, schema):
+    if not text.isprintable() or not schemas.fits(value, schema):
         return False
     try:
-        meaning(value, schema)
-    except Misread:
+        schemas.meaning(value, schema)
+    except schemas.Misread:
         return False
     return True
 
@@ -153,12 +145,12 @@ def may_mean_either(types: set[str]) -> bool:
 
 def example(schema: Schema) -> Any:
     """Return a legal value; None when the schema suggests none."""
-    whole = resolved(schema)
+    whole = schemas.resolved(schema)
     several = [value for part in whole.get("anyOf", ()) if (value := example(part)) is not None]
     candidates = [*whole.get("examples", ())]
     candidates += [whole[key] for key in ("default", "minimum") if key in whole]
-    candidates += [*constants(whole), *several]
-    inside = {key: example(part) for key, part in properties(whole).items()}
+    candidates += [*schemas.constants(whole), *several]
+    inside = {key: example(part) for key, part in schemas.properties(whole).items()}
     required = {key: inside[key] for key in whole.get("required", ())}
     return candidates[0] if candidates else required or inside or None
 
@@ -171,18 +163,17 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
         return Correction("top")
     if len(key) > SHOWN_VALUE:
         return Correction("remove")
-    elsewhere = homes(key) if in_spec else []
+    elsewhere = schemas.homes(key) if in_spec else []
     if key in elsewhere:
         return Correction("top")
     near = get_close_matches(key.lower(), legal, 1, cutoff=_ALMOST_EQUAL)
-    meant = [_synonym(key, legal), *near, *elsewhere, meant_key(key, legal)]
+    meant = [*_synonyms(key, legal), *near, *elsewhere, meant_key(key, legal)]
     return next((Correction("meant", name) for name in meant if name), Correction("remove"))
 
 
-def _synonym(key: str, legal: list[str]) -> str | None:
-    """Return the legal key that another program calls so."""
-    names = SYNONYMS.get(key.lower().replace("-", "_"), ())
-    return next((name for name in names if name in legal), None)
+def _synonyms(key: str, legal: list[str]) -> list[str]:
+    """Return the legal keys that other programs call so."""
+    return [name for name in SYNONYMS.get(key.lower().replace("-", "_"), ()) if name in legal]
 
 
 def meant_key(key: str, legal: list[str]) -> str | None:
@@ -191,13 +182,13 @@ def meant_key(key: str, legal: list[str]) -> str | None:
         return None
     close = get_close_matches(key.lower(), legal, 1)
     longer = [name for name in legal if name.startswith(key.lower())]
-    return _synonym(key, legal) or next(iter(close + longer), None)
+    return next(iter(_synonyms(key, legal) + close + longer), None)
 
 
 # Help about the keys of a spec: meaning, legal values, default.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class KeyHelp:
     """A key with its dots, what it is, what it must be, and its default as it is written."""
 
@@ -209,8 +200,7 @@ class KeyHelp:
 
 
 def keys_of_specs() -> list[KeyHelp]:
-    """Return every key of a spec, in order."""
-    return list(dict.fromkeys(_keys(spec_schema(), "")))
+    return list(dict.fromkeys(_keys(schemas.spec_schema(), "")))
 
 
 def help_about(key: str) -> list[KeyHelp]:
@@ -224,25 +214,22 @@ def help_about(key: str) -> list[KeyHelp]:
 
 def _keys(schema: Schema, prefix: str) -> Iterator[KeyHelp]:
     """Yield each key that holds a value. The keys of a section stand for it."""
-    for choice in alternatives(schema):
+    for choice in schemas.alternatives(schema):
         needed = (*choice.get("required", ()), *choice.get("then", {}).get("required", ()))
-        for key in properties(choice):
-            inside = member(choice, key) or {}
+        for key in schemas.properties(choice):
+            inside = schemas.member(choice, key) or {}
             if inside.get("type") != "object" or "default" in inside:
                 yield _help(prefix + key, inside, key in needed)
             yield from _keys(inside, f"{prefix}{key}.")
             if inside.get("type") == "array" and "$ref" in inside.get("items", {}):
-                entry = resolved(inside["items"])
-                for name in properties(entry):  # sections are as in the experiment
-                    part = member(entry, name) or {}
+                entry = schemas.resolved(inside["items"])
+                for name in schemas.properties(entry):  # sections are as in the experiment
+                    part = schemas.member(entry, name) or {}
                     if part.get("type") != "object":
-                        yield _help(
-                            f"{prefix}{key}[].{name}", part, name in entry.get("required", ())
-                        )
+                        is_required = name in entry.get("required", ())
+                        yield _help(f"{prefix}{key}[].{name}", part, is_required)
 
 
 def _help(key: str, schema: Schema, required: bool) -> KeyHelp:
     default = _plain(schema["default"]) if "default" in schema else None
-    return KeyHelp(
-        key=key, about=schema["description"], must=must(schema), default=default, required=required
-    )
+    return KeyHelp(key, schema["description"], must(schema), default, required)

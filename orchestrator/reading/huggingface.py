@@ -9,33 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.reading.checks import (
-    SHAPE_KEYS,
-    Fault,
-    latent_faults,
-    mixture_faults,
-    shape_faults,
-)
+from orchestrator.reading import checks
+from orchestrator.reading import huggingface_families as families
 from orchestrator.reading.expectations import example, must
-from orchestrator.reading.huggingface_families import (
-    ACTIVATIONS,
-    DEFAULTS,
-    FAMILIES,
-    FIXED,
-    HARMLESS,
-    LATENT_DEFAULTS,
-    LATENT_KEYS,
-    LAYER_TYPES,
-    OTHER_FAMILIES,
-    ROPE_KEYS,
-    SIZES,
-    Family,
-    Unserved,
-    is_positive,
-    rope_of,
-    scale_of_scores,
-    window_pattern,
-)
+from orchestrator.reading.huggingface_families import Family
 from orchestrator.reading.nodes import TOO_DEEP, Mapping, Value, as_written, parse, read
 from orchestrator.reading.problems import (
     Correction,
@@ -47,14 +24,13 @@ from orchestrator.reading.problems import (
 from orchestrator.reading.schema import Schema, definition, fits, member
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
-_KEYS = {field: key for key, (field, *_) in SIZES.items()}
-_KEYS |= {field: key for key, field in LATENT_KEYS.items()}
+_KEYS = {field: key for key, (field, *_) in families.SIZES.items()}
+_KEYS |= {field: key for key, field in families.LATENT_KEYS.items()}
 _OPTIONAL = ("num_key_value_heads", "head_dim")  # reported with the sizes that they follow from
 _AS_MAPPING = "write the model as a mapping"
 
 
 def model_of(path: Path, name: str | None) -> Model:
-    """Return the model of a config.json; `SpecProblems` says why not."""
     return text_model(read(path), name)
 
 
@@ -87,13 +63,13 @@ class _Config:
         named = self.values.get("architectures") or []
         architecture = named[0] if isinstance(named, list) and named else None
         kind = self.values.get("model_type")
-        for family in FAMILIES if architecture or kind else ():
+        for family in families.FAMILIES if architecture or kind else ():
             if architecture in (None, family.architecture) and kind in (None, family.model_type):
                 return family
         key = "architectures" if architecture else "model_type"
-        known = ", ".join(getattr(family, key.removesuffix("s")) for family in FAMILIES)
+        known = ", ".join(getattr(family, key.removesuffix("s")) for family in families.FAMILIES)
         name = ", ".join(shortened(str(word)) for word in (architecture, kind) if word) or "missing"
-        why = OTHER_FAMILIES.get(str(kind))
+        why = families.OTHER_FAMILIES.get(str(kind))
         message = f"is {name}, must be {known}" + (f": {why}" if why else "")
         self._report(key, "config-family", message, f"{_AS_MAPPING} to plan one of that shape")
         raise SpecProblems(self.problems)
@@ -109,10 +85,11 @@ class _Config:
 
     def check_keys(self, family: Family) -> None:
         """Report every key that asks for something that is not served."""
-        known = {*SIZES, *family.keys, *HARMLESS, *family.harmless, *ROPE_KEYS, "layer_types"}
+        known = {"layer_types", *families.SIZES, *families.HARMLESS, *families.ROPE_KEYS}
+        known |= {*family.keys, *family.harmless}
         known |= {*family.experts.keys, *family.experts.choices} if family.experts else set()
-        known |= LATENT_KEYS.keys() if family.latent else set()
-        fixed = FIXED | family.fixed
+        known |= families.LATENT_KEYS.keys() if family.latent else set()
+        fixed = families.FIXED | family.fixed
         for key, value in self.values.items():
             if key in fixed and value is not None:
                 only, why = fixed[key]
@@ -136,31 +113,32 @@ class _Config:
                 self._report("hidden_size", "config-width", message, "or give the head_dim")
             values["head_dim"] = width // heads
         fields = self._fields(family, values)
-        sizes = {key: fields.get(key) for key in SHAPE_KEYS}
+        sizes = {key: fields.get(key) for key in checks.SHAPE_KEYS}
         if latent is not None:
             sizes["head_dim"] = None  # the sum of two keys
-        self._report_faults(shape_faults(*sizes.values()))
+        self._report_faults(checks.shape_faults(*sizes.values()))
         fields |= self._windows(family, values) | self._rope(family) | self._experts(family, fields)
         if latent is not None:
-            faults = latent_faults(latent, fields.get("heads"), fields.get("kv_heads"))
+            faults = checks.latent_faults(latent, fields.get("heads"), fields.get("kv_heads"))
             self._report_faults(faults)
             fields["latent"] = latent
-            if "rope_scaling" in fields and (scale := scale_of_scores(latent, self.values)):
+            scale = families.scale_of_scores(latent, self.values)
+            if scale and "rope_scaling" in fields:
                 fields["attention_scale"] = scale
-        if fields.get("activation") == DEFAULTS["hidden_act"]:
+        if fields.get("activation") == families.DEFAULTS["hidden_act"]:
             del fields["activation"]  # a gated MLP has it by default
         return family.own | fields
 
     def _values(self, family: Family) -> dict[str, Any]:
         """Return what the config says, and what it means by leaving keys out."""
-        known = {**SIZES, **family.keys}
+        known = {**families.SIZES, **family.keys}
         said = {key: value for key, value in self.values.items() if value is not None}
         if family.defaults.get("hidden_act"):
             said.pop("hidden_act", None)
             if "hidden_activation" in said:
                 said["hidden_act"] = said["hidden_activation"]
-        values = {**DEFAULTS, **family.defaults, **said}
-        for key in family.defaults.keys() & self.values.keys() - SIZES.keys():
+        values = {**families.DEFAULTS, **family.defaults, **said}
+        for key in family.defaults.keys() & self.values.keys() - families.SIZES.keys():
             values[key] = self.values[key]  # null switches off what is a default
         for key, value in values.items():
             is_whole = key in known and isinstance(value, float) and value.is_integer()
@@ -171,20 +149,20 @@ class _Config:
     def _fields(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that single keys give."""
         fields: dict[str, Any] = {}
-        for key, names in {**SIZES, **family.keys}.items():
+        for key, names in {**families.SIZES, **family.keys}.items():
             value = values.get(key)
             if value is None and (key in family.keys or key in _OPTIONAL):
                 continue
             meant: Any = "" if value is None else value  # nothing is illegal for each of these keys
             if key == "hidden_act":
-                if not isinstance(value, str) or value not in ACTIVATIONS:
-                    message = f"is {_shown(value)}, must be one of {', '.join(ACTIVATIONS)}"
-                    self._report(
-                        key, "config-activation", message, 'for example "hidden_act": "silu"'
-                    )
+                if not isinstance(value, str) or value not in families.ACTIVATIONS:
+                    known = ", ".join(families.ACTIVATIONS)
+                    message = f"is {_shown(value)}, must be one of {known}"
+                    hint = 'for example "hidden_act": "silu"'
+                    self._report(key, "config-activation", message, hint)
                     continue
-                meant = ACTIVATIONS[value]
-            if key == "query_pre_attn_scalar" and is_positive(value):
+                meant = families.ACTIVATIONS[value]
+            if key == "query_pre_attn_scalar" and families.is_positive(value):
                 meant = meant**-0.5
             if self._is_legal(key, names[0], value, meant):
                 fields |= dict.fromkeys(names, meant)
@@ -205,9 +183,9 @@ class _Config:
 
     def _windows(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
         """Return the window, and the layers that have it."""
-        pattern = window_pattern(family, values)
+        pattern = families.window_pattern(family, values)
         if pattern is None:
-            kinds = ", ".join(LAYER_TYPES)
+            kinds = ", ".join(families.LAYER_TYPES)
             message = f"is {_shown(values.get('layer_types'))}, must be a list of these: {kinds}"
             hint = f"{_AS_MAPPING}, with a window_pattern"
             self._report("layer_types", "config-layer-types", message, hint)
@@ -245,7 +223,7 @@ class _Config:
         if len(legal) < len(keys):
             return {}
         moe = MixtureOfExperts(**{**kind.own, **legal, **chosen})
-        for field, *fault in mixture_faults(moe, fields.get("layers")):
+        for field, *fault in checks.mixture_faults(moe, fields.get("layers")):
             self._report(keys.get(field, next(iter(values))), *fault)
         return {"moe": moe}
 
@@ -254,32 +232,30 @@ class _Config:
 
         Only the rank of queries may be null, where they have no latent.
         """
-        values: dict[str, Any] = dict(LATENT_DEFAULTS)
-        for key in LATENT_KEYS.keys() & self.values.keys():
+        values: dict[str, Any] = dict(families.LATENT_DEFAULTS)
+        for key in families.LATENT_KEYS.keys() & self.values.keys():
             if self.values[key] is not None or key == "q_lora_rank":
                 values[key] = self.values[key]
         fields = {
-            LATENT_KEYS[key]: value
+            families.LATENT_KEYS[key]: value
             for key, value in values.items()
             if value is None
-            or self._is_legal(key, LATENT_KEYS[key], value, value, "LatentDimensions")
+            or self._is_legal(key, families.LATENT_KEYS[key], value, value, "LatentDimensions")
         }
         return LatentDimensions(**fields) if len(fields) == len(values) else None
 
     def _rope(self, family: Family) -> dict[str, Any]:
         """Return how RoPE is stretched, and bases that a newer config has elsewhere."""
         try:
-            return rope_of(self.values, scales_scores=family.latent)
-        except Unserved as refusal:
-            key = refusal.key
+            return families.rope_of(self.values, scales_scores=family.latent)
+        except families.Unserved as refusal:
             message = f"is {_shown(refusal.value)}, must be {refusal.expected}"
-            null = f'write "{key}": null in a copy of the file'
+            null = f'write "{refusal.key}": null in a copy of the file'
             hint = f"{null} if the run trains without scaling"
-            self._report(key, "config-rope-scaled", message, hint)
+            self._report(refusal.key, "config-rope-scaled", message, hint)
             return {}
 
-    def _report_faults(self, faults: Iterator[Fault]) -> None:
-        """Report faults of the Model's fields by the config's keys."""
+    def _report_faults(self, faults: Iterator[checks.Fault]) -> None:
         for name, code, message, hint in faults:
             self._report(_KEYS[name], code, message, hint.replace(name, _KEYS[name]))
 

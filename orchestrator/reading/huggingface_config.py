@@ -13,17 +13,9 @@ from typing import Any
 from orchestrator.errors import SpecError
 from orchestrator.network.attention import yarn_growth
 from orchestrator.network.decoder import LOCAL, decoder
+from orchestrator.reading import huggingface_families as families
 from orchestrator.reading.huggingface import text_model
-from orchestrator.reading.huggingface_families import (
-    ACTIVATIONS,
-    FAMILIES,
-    LATENT_KEYS,
-    LAYER_TYPES,
-    SCALINGS,
-    SIZES,
-    Family,
-    with_growth,
-)
+from orchestrator.reading.huggingface_families import Family
 from orchestrator.reading.nodes import read
 from orchestrator.reading.problems import SpecProblems, SpecText
 from orchestrator.values.model import Model
@@ -34,7 +26,7 @@ _TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
     """Return the config of a model that was trained with sequences of that length."""
-    for family in FAMILIES:
+    for family in families.FAMILIES:
         if family.section:
             continue  # it describes more than a text model
         config = {
@@ -92,7 +84,7 @@ def _values_of(family: Family, model: Model) -> dict[str, Any]:
     """Return the keys of a family with the values of a model."""
     values = {
         key: value
-        for key, (field, *_) in {**SIZES, **family.keys}.items()
+        for key, (field, *_) in {**families.SIZES, **family.keys}.items()
         if (value := _value_of(key, field, model)) is not None
     }
     if "hidden_activation" not in values and family.defaults.get("hidden_act"):
@@ -107,7 +99,7 @@ def _values_of(family: Family, model: Model) -> dict[str, Any]:
                     values.setdefault(key, word)
     if model.latent is not None and family.latent:
         del values["head_dim"]  # the sum of two keys; here the key would say another width
-        values |= {key: getattr(model.latent, field) for key, field in LATENT_KEYS.items()}
+        values |= {key: getattr(model.latent, field) for key, field in families.LATENT_KEYS.items()}
     return values
 
 
@@ -115,7 +107,9 @@ def _value_of(key: str, field: str, model: Model) -> Any:
     value = getattr(model, field)
     if key == "hidden_act":
         meant = value or ("silu" if model.gated else "gelu")
-        return next((theirs for theirs, ours in ACTIVATIONS.items() if ours == meant), None)
+        return next(
+            (theirs for theirs, ours in families.ACTIVATIONS.items() if ours == meant), None
+        )
     if key == "query_pre_attn_scalar":
         scalar = model.head_dim if value is None else value**-2
         return round(scalar) if isclose(scalar, round(scalar)) else scalar
@@ -127,12 +121,14 @@ def _rope_values(model: Model) -> dict[str, Any]:
     scaling = model.rope_scaling
     if scaling is None:
         return {}
-    known = {theirs: getattr(scaling, ours) for theirs, ours in SCALINGS[scaling.kind].items()}
+    known = {
+        theirs: getattr(scaling, ours) for theirs, ours in families.SCALINGS[scaling.kind].items()
+    }
     given = {key: value for key, value in known.items() if value is not None}
     scores, turned = _scales(model)
     if model.latent and scaling.kind == "yarn" and not isclose(scores, 1, rel_tol=_SAME):
         given.pop("attention_factor", None)
-        given |= with_growth(scaling.factor, turned, scores**0.5)
+        given |= families.with_growth(scaling.factor, turned, scores**0.5)
     return {"rope_scaling": {"rope_type": scaling.kind, **given}}
 
 
@@ -145,7 +141,7 @@ def _window_values(family: Family, model: Model) -> dict[str, Any]:
     windows = {"sliding_window": model.window}
     if family.window_pattern == LOCAL and not family.window_switch:
         return windows  # on every layer, whatever a list says
-    names = {letter: kind for kind, letter in LAYER_TYPES.items()}
+    names = {letter: kind for kind, letter in families.LAYER_TYPES.items()}
     pattern = model.window_pattern
     kinds = [names[pattern[layer % len(pattern)]] for layer in range(model.layers)]
     switch = {family.window_switch: True} if family.window_switch else {}

@@ -7,43 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import ValidationError
+from jsonschema import Draft202012Validator, ValidationError
 
-from orchestrator.reading.expectations import (
-    key_suggestion,
-    likely,
-    may_mean_either,
-    meant_key,
-    must,
-    shown,
-    suggestion,
-)
-from orchestrator.reading.nodes import (
-    Broken,
-    Mapping,
-    Node,
-    Scalar,
-    SequenceNode,
-    Value,
-    ambiguous,
-    as_written,
-)
+from orchestrator.reading import expectations, nodes
+from orchestrator.reading import schema as schemas
+from orchestrator.reading.nodes import Mapping, Node, Scalar, SequenceNode, Value, ambiguous
 from orchestrator.reading.problems import Correction, Problem, SpecPosition, shortened
-from orchestrator.reading.schema import (
-    Misread,
-    Schema,
-    alternatives,
-    chip_schema,
-    chosen,
-    default_of,
-    meaning,
-    member,
-    properties,
-    resolved,
-    scalar_types,
-    schema_field,
-    violations,
-)
+from orchestrator.reading.schema import Schema
 
 KeyPath = tuple[str | int, ...]
 _Located = tuple[KeyPath, Problem]
@@ -71,7 +41,9 @@ class SpecInstance:
         self.problems: list[Problem] = []
         self.rejected: set[KeyPath] = set()
         self.value = self._value((), _Field(root.place, root, schema))
-        for error in violations(self.value, schema):
+        is_spec = schema is schemas.spec_schema()  # whose validator is made once
+        validator = schemas.spec_validator() if is_spec else Draft202012Validator(schema)
+        for error in validator.iter_errors(self.value):
             for path, problem in self._violation(error):
                 if not self.is_rejected(path):
                     self.reject(path, problem)
@@ -85,7 +57,7 @@ class SpecInstance:
         value = self.values
         for part in path:
             value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
-        return default_of(schema_field(*path)) if value is _ABSENT else value
+        return schemas.default_of(schemas.schema_field(*path)) if value is _ABSENT else value
 
     def is_rejected(self, path: KeyPath) -> bool:
         return any(path[:length] in self.rejected for length in range(len(path) + 1))
@@ -102,7 +74,6 @@ class SpecInstance:
     def report(
         self, key: str, code: str, message: str, hint: str | Correction = "", **fields: Any
     ) -> None:
-        """Add a problem of a dotted key."""
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         self.reject(path, self.place(key).problem(code, key, message, hint, **fields))
 
@@ -119,43 +90,43 @@ class SpecInstance:
     def _value(self, path: KeyPath, here: _Field) -> Any:
         self.fields[path] = here
         node, schema = here.node, here.schema
-        if isinstance(node, Broken):
+        if isinstance(node, nodes.Broken):
             self.rejected.add(path)
-        if isinstance(node, Broken) or schema is None:
+        if isinstance(node, nodes.Broken) or schema is None:
             return None
         if isinstance(node, Scalar):
             return self._scalar(path, node, schema)
-        index = chosen(schema, node)
+        index = schemas.chosen(schema, node)
         if index is None:
             return [] if isinstance(node, SequenceNode) else {}
-        inside = alternatives(schema)[index]
+        inside = schemas.alternatives(schema)[index]
         if isinstance(node, Mapping):
-            return {
-                key: self._value((*path, key), _Field(at.key_place, at.node, member(inside, key)))
-                for key, at in node.entries.items()
+            known = {
+                key: _Field(entry.key_place, entry.node, schemas.member(inside, key))
+                for key, entry in node.entries.items()
             }
-        entry = resolved(inside.get("items", {}))
-        return [
-            self._value((*path, i), _Field(item.place, item, entry))
-            for i, item in enumerate(node.items)
-        ]
+            return {key: self._value((*path, key), known[key]) for key in known}
+        item = schemas.resolved(inside.get("items", {}))
+        listed = [_Field(inner.place, inner, item) for inner in node.items]
+        return [self._value((*path, index), inner) for index, inner in enumerate(listed)]
 
     def _scalar(self, path: KeyPath, node: Scalar, schema: Schema) -> Value | None:
-        types = scalar_types(schema)
-        value = as_written(node.text, types) if node.plain else node.text
+        types = schemas.scalar_types(schema)
+        value = nodes.as_written(node.text, types) if node.plain else node.text
         if node.empty:
             code, what = "empty-value", "is empty"
         elif not node.text.isprintable():
             code, what = "unprintable", "has line breaks or unprintable characters"
-        elif node.plain and may_mean_either(types) and ambiguous(node.text, value):
-            code, what = "ambiguous", f"is {shown(node, schema)}, which may be read in two ways"
+        elif node.plain and expectations.may_mean_either(types) and ambiguous(node.text, value):
+            text = expectations.shown(node, schema)
+            code, what = "ambiguous", f"is {text}, which may be read in two ways"
         else:
             return value
-        hint: str | Correction | None = suggestion(path[-1:] and path[-1], schema, node)
+        hint: str | Correction | None = expectations.suggestion(path[-1:], schema, node)
         if code == "ambiguous":
-            other = "".join(f"{text}, or " for text in likely(schema, node)[:1])
+            other = "".join(f"{text}, or " for text in expectations.likely(schema, node)[:1])
             hint = f'write {other}"{node.text}" if it is text'
-        message = f"{what}, must be {must(schema)}"
+        message = f"{what}, must be {expectations.must(schema)}"
         self.reject(path, node.place.problem(code, dotted(path), message, hint))
         return None
 
@@ -168,9 +139,14 @@ class SpecInstance:
         value: Any = error.instance
         schema: Any = error.schema
         if "propertyNames" in error.relative_schema_path:
-            yield self._illegal_name(path, value)
+            expected = schemas.resolved((self.fields[path].schema or {})["propertyNames"])
+            place = self.fields[*path, value].key_place
+            hint = expectations.suggestion((), expected, Scalar(place, value, plain=True))
+            message = f"is not a valid key, must be {expectations.must(expected)}"
+            key = dotted((*path, shortened(value)))
+            yield ((*path, value), place.problem("illegal-key", key, message, hint))
         elif error.validator == "anyOf":
-            index = chosen(here.schema or {}, here.node)
+            index = schemas.chosen(here.schema or {}, here.node)
             if index is None:
                 yield _illegal(path, here)
             for inner in error.context or ():  # the alternative that a mapping or list shows
@@ -181,7 +157,7 @@ class SpecInstance:
             yield from (self._unknown((*path, key), known) for key in value if key not in known)
         elif error.validator == "required":
             # a condition inside a mapping demands keys without their schemas
-            whole = resolved(schema if "properties" in schema else here.schema or {})
+            whole = schemas.resolved(schema if "properties" in schema else here.schema or {})
             yield from _missing(path, here, schema["required"], whole, value)
         elif error.validator == "uniqueItems":
             yield from self._repeated(path, value)
@@ -189,8 +165,8 @@ class SpecInstance:
             yield _illegal(path, here)
 
     def _unknown(self, path: KeyPath, known: list[str]) -> _Located:
-        in_spec = self.fields[()].schema is not chip_schema()
-        hint: str | Correction = key_suggestion(str(path[-1]), known, in_spec=in_spec)
+        in_spec = self.fields[()].schema is not schemas.chip_schema()
+        hint: str | Correction = expectations.key_suggestion(str(path[-1]), known, in_spec=in_spec)
         if path in _REMOVED:
             hint = "docs/studies.md shows random values and early stops with Optuna"
         code = "removed-key" if path in _REMOVED else "unknown-key"
@@ -198,22 +174,16 @@ class SpecInstance:
         message = f"is unknown, must be one of {', '.join(known)}"
         return path, self.fields[path].key_place.problem(code, name, message, hint)
 
-    def _illegal_name(self, path: KeyPath, name: str) -> _Located:
-        expected = resolved((self.fields[path].schema or {})["propertyNames"])
-        place = self.fields[*path, name].key_place
-        hint = suggestion(None, expected, Scalar(place, name, plain=True))
-        message = f"is not a valid key, must be {must(expected)}"
-        key = dotted((*path, shortened(name)))
-        return (*path, name), place.problem("illegal-key", key, message, hint)
-
     def _repeated(self, path: KeyPath, items: list[object]) -> Iterator[_Located]:
         for index, item in enumerate(items):
             if item in items[:index]:
                 inside = (*path, index)
                 here = self.fields[inside]
-                message = f"is {shown(here.node, here.schema or {})}, must be given once"
-                key = dotted(inside)
-                yield inside, here.node.place.problem("repeated-value", key, message, "remove it")
+                text = expectations.shown(here.node, here.schema or {})
+                problem = here.node.place.problem(
+                    "repeated-value", dotted(inside), f"is {text}, must be given once", "remove it"
+                )
+                yield inside, problem
 
     # What the values mean.
 
@@ -229,9 +199,9 @@ class SpecInstance:
         here = self.fields[path]
         schema = here.schema or {}
         try:
-            return meaning(value, schema)
-        except Misread as error:
-            hint = suggestion(path[-1], schema)
+            return schemas.meaning(value, schema)
+        except schemas.Misread as error:
+            hint = expectations.suggestion(path[-1:], schema)
             place = here.node.place
             self.reject(path, place.problem(error.code, dotted(path), error.message, hint))
             return None
@@ -245,34 +215,31 @@ def dotted(path: KeyPath) -> str:
 def _illegal(path: KeyPath, here: _Field) -> _Located:
     schema = here.schema or {}
     # The text of a file that holds only text is not repeated: it may be any file.
-    value = shown(here.node, schema) if path or not isinstance(here.node, Scalar) else "text"
-    hint = suggestion(path[-1:] and path[-1], schema, here.node)
-    message = f"is {value}, must be {must(schema, brief=hint is not None and hint.kind == 'meant')}"
-    place, key = here.node.place, dotted(path)
-    is_data = path[:1] == ("experiment",) and (
+    is_text = not path and isinstance(here.node, Scalar)
+    value = "text" if is_text else expectations.shown(here.node, schema)
+    hint = expectations.suggestion(path[-1:], schema, here.node)
+    expected = expectations.must(schema, brief=hint is not None and hint.kind == "meant")
+    message = f"is {value}, must be {expected}"
+    code: str = "illegal-value"
+    advice: str | Correction | None = hint
+    if path[:1] == ("experiment",) and (
         path[-1:] == ("data",) or path[-2:] == ("data", "kind")
-    )
-    if not is_data:
-        return path, place.problem("illegal-value", key, message, hint)
-    # text may have been named there as what is trained on
-    pack = "orch data pack tokens FILES --tokenizer tokenizer.json packs it"
-    return path, place.problem(
-        "text-as-data",
-        key,
-        f"{message}: text is packed into tokens before a run",
-        f"{pack}; then write kind: tokens and path: tokens/manifest.json",
-    )
+    ):  # text may have been named there as what is trained on
+        code, message = "text-as-data", f"{message}: text is packed into tokens before a run"
+        pack = "orch data pack tokens FILES --tokenizer tokenizer.json packs it"
+        advice = f"{pack}; then write kind: tokens and path: tokens/manifest.json"
+    return path, here.node.place.problem(code, dotted(path), message, advice)
 
 
 def _missing(
     path: KeyPath, here: _Field, required: list[str], schema: Schema, value: dict[str, Any]
 ) -> Iterator[_Located]:
     """Yield the missing keys, but for those that an unknown key was meant to be."""
-    known = list(properties(schema))
-    misspelt = {meant_key(key, known) for key in value if key not in known}
+    known = list(schemas.properties(schema))
+    misspelt = {expectations.meant_key(key, known) for key in value if key not in known}
     for key in required:
         if key not in value and key not in misspelt:
-            inside, expected = (*path, key), member(schema, key) or {}
-            message = f"is missing, must be {must(expected)}"
-            hint = suggestion(key, expected)
+            inside, expected = (*path, key), schemas.member(schema, key) or {}
+            message = f"is missing, must be {expectations.must(expected)}"
+            hint = expectations.suggestion((key,), expected)
             yield inside, here.key_place.problem("missing-key", dotted(inside), message, hint)

@@ -12,21 +12,12 @@ import msgspec
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.decoder import decoder
-from orchestrator.reading import huggingface
+from orchestrator.reading import huggingface, nodes
+from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import SECTIONS, check, check_topology, has_scheme, written_out
 from orchestrator.reading.expectations import shown
 from orchestrator.reading.instance import KeyPath, SpecInstance, dotted
-from orchestrator.reading.nodes import (
-    Broken,
-    Entry,
-    Mapping,
-    Node,
-    Scalar,
-    SequenceNode,
-    parse,
-    parse_value,
-    read,
-)
+from orchestrator.reading.nodes import Mapping, Node, Scalar, SequenceNode
 from orchestrator.reading.problems import (
     FileReference,
     Problem,
@@ -34,14 +25,6 @@ from orchestrator.reading.problems import (
     SpecProblems,
     SpecText,
     named_by,
-)
-from orchestrator.reading.schema import (
-    AUTO,
-    KEYS_IN_FILES,
-    chip_schema,
-    default_of,
-    schema_field,
-    spec_schema,
 )
 from orchestrator.storage.addresses import has_input, input_path, is_address
 from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
@@ -55,7 +38,7 @@ _START = "experiment.start.huggingface"
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     """Return the spec of a file with `--set` overrides; `SpecProblems` has all that is wrong."""
-    root, problems = parse(read(path))
+    root, problems = nodes.parse(nodes.read(path))
     if isinstance(root, Mapping):  # a study, or one without its section, is one mistake
         if study := root.entries.get("study"):
             message = "makes it a study, must be a spec"
@@ -73,7 +56,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
 def is_study(path: Path) -> bool:
     """Return whether a file is a study; one that cannot be read is for the loader to refuse."""
     try:
-        root, _ = parse(read(path))
+        root, _ = nodes.parse(nodes.read(path))
     except SpecProblems:
         return False
     return isinstance(root, Mapping) and "study" in root.entries
@@ -86,9 +69,15 @@ def spec_of(
 
     `problems` come with the nodes.
     """
-    file = SpecInstance(root, spec_schema())
+    file = SpecInstance(root, schemas.spec_schema())
     check(file)
-    chip, definition, elsewhere = _chip(file, folder)
+    named, chip, definition = file["resources.chip"], None, None
+    elsewhere: list[Problem] = []  # problems of the files that the spec names
+    if isinstance(named, str):
+        chip = catalog.chip(named)
+    elif isinstance(named, dict) and "file" in named:
+        found, elsewhere = _named_file(file, _CHIP_FILE, lambda path: _read_chip(folder / path))
+        chip, definition = found or (None, None)
     if chip:
         check_topology(file, chip)
     model = file["experiment.model"]
@@ -98,8 +87,8 @@ def spec_of(
             file, _CONFIG, lambda path: huggingface.model_of(folder / path, name)
         )
         elsewhere = [*wrong, *elsewhere]
-    if found := [*problems, *file.problems, *elsewhere]:
-        raise SpecProblems(found)
+    if everything := [*problems, *file.problems, *elsewhere]:
+        raise SpecProblems(everything)
     assert chip is not None
     if isinstance(model, str):
         model = catalog.model(model)
@@ -111,31 +100,15 @@ def spec_of(
     return spec
 
 
-def _chip(
-    file: SpecInstance, folder: Path
-) -> tuple[Chip | None, dict[str, Any] | None, list[Problem]]:
-    """Return the chip, the content of its file if it has its own, and that file's problems."""
-    chip = file["resources.chip"]
-    if isinstance(chip, str):
-        return catalog.chip(chip), None, []
-    if not isinstance(chip, dict) or "file" not in chip:
-        return None, None, []
-    found, wrong = _named_file(file, _CHIP_FILE, lambda path: _read_chip(folder / path))
-    return *(found or (None, None)), wrong
-
-
 def _named_file(
     file: SpecInstance, key: str, reader: Callable[[str], _T]
 ) -> tuple[_T | None, list[Problem]]:
     """Return what a file is that a key names, or what is wrong with it."""
     path, place = file[key], file.place(key)
     if has_scheme(path):
-        message = (
-            "is an address, must be a path: it is read when the spec is, which opens no connection"
-        )
-        return None, [
-            place.problem("no-file-system", key, message, "copy the file next to the spec")
-        ]
+        reason = "it is read when the spec is, which opens no connection"
+        message, hint = f"is an address, must be a path: {reason}", "copy the file next to the spec"
+        return None, [place.problem("no-file-system", key, message, hint)]
     try:
         return reader(path), []
     except SpecProblems as error:
@@ -145,32 +118,28 @@ def _named_file(
 def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, ...]) -> Spec:
     """Return legal values as a Spec, with what the file abbreviates written out."""
     experiment, resources = dict(values["experiment"]), dict(values["resources"])
-    experiment["model"] = {"name": default_of(schema_field("experiment", "model", "name")), **model}
+    name = schemas.default_of(schemas.schema_field("experiment", "model", "name"))
+    experiment["model"] = {"name": name, **model}
     if "stages" in experiment:  # the experiment's own sections are those of the first
         stages = written_out(experiment)
         experiment |= {name: stages[0][name] for name in SECTIONS} | {"stages": stages}
         experiment["tokens"] = sum(stage["tokens"] for stage in stages)
-    pods, mesh = resources.get("pods"), resources.get("mesh", AUTO)
+    auto = schemas.AUTO
+    pods, mesh = resources.get("pods"), resources.get("mesh", auto)
     if isinstance(pods, int):
         resources["pods"] = {"min": pods, "max": pods}
-    sizes = {} if mesh == AUTO else mesh
-    resources["mesh"] = {axis: None if size == AUTO else size for axis, size in sizes.items()}
+    sizes = {} if mesh == auto else mesh
+    resources["mesh"] = {axis: None if size == auto else size for axis, size in sizes.items()}
     resources["topology"] = str(resources.get("topology", AUTO_TOPOLOGY))
-    resources["failures"] = _renamed(resources.get("failures", {}))
-    sections = {
-        "experiment": experiment,
-        "resources": resources,
-        "run": _renamed(values.get("run", {})),
-        "overrides": overrides,
-    }
+    keys = {in_file: key for key, in_file in schemas.KEYS_IN_FILES.items()}
+    failures, run = (
+        {keys.get(key, key): value for key, value in section.items()}
+        for section in (resources.get("failures", {}), values.get("run", {}))
+    )
+    resources["failures"] = failures
+    sections = {"experiment": experiment, "resources": resources, "run": run}
     given = {key: value for key, value in values.items() if key != "schema"}
-    return msgspec.convert(given | sections, Spec)
-
-
-def _renamed(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a section of a file with the keys of its value."""
-    keys = {in_file: key for key, in_file in KEYS_IN_FILES.items()}
-    return {keys.get(key, key): value for key, value in section.items()}
+    return msgspec.convert({**given, **sections, "overrides": overrides}, Spec)
 
 
 # Puts `--set key=value` into the nodes of a file before anything is checked.
@@ -192,7 +161,8 @@ def apply(root: Node, overrides: Sequence[str]) -> list[Problem]:
             problems.append(start.problem("override-text", "", message, _EXAMPLE))
         else:
             try:
-                node, wrong = parse_value(SpecPosition(source, line, len(path) + 2), value, keys)
+                place = SpecPosition(source, line, len(path) + 2)
+                node, wrong = nodes.parse_value(place, value, keys)
                 problems += wrong or put(root, keys, start, node)
             except SpecProblems as error:
                 problems += error.problems
@@ -204,7 +174,7 @@ def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> li
     inside, place = root, start
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
-        if isinstance(inside, Broken):
+        if isinstance(inside, nodes.Broken):
             return []
         if isinstance(inside, SequenceNode) and key.isdigit() and int(key) < len(inside.items):
             if last:
@@ -221,16 +191,16 @@ def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> li
         found = inside.entries.get(key)
         is_auto = found and isinstance(found.node, Scalar) and found.node.text == "auto"
         if last:
-            inside.entries[key] = Entry(place, value)
+            inside.entries[key] = nodes.Entry(place, value)
         elif found is None or is_auto:  # `auto` gives way to a mapping
-            inside.entries[key] = Entry(place, Mapping(place))
+            inside.entries[key] = nodes.Entry(place, Mapping(place))
         inside = inside.entries[key].node
     return []
 
 
 def places(path: Path, overrides: Sequence[str] = ()) -> Callable[[str], str]:
     """Return a function that says where a key or its section stands, such as a.yaml:7:3."""
-    root, _ = parse(read(path))
+    root, _ = nodes.parse(nodes.read(path))
     apply(root, overrides)
 
     def place_of(key: str) -> str:
@@ -332,7 +302,7 @@ _Positions = dict[KeyPath, SpecPosition]
 
 def _read_chip(path: Path) -> tuple[Chip, dict[str, Any]]:
     """Return the chip of a file, named after it, and the file's content."""
-    source = read(path)
+    source = nodes.read(path)
     try:
         content = tomllib.loads("\n".join(source.lines))
     except tomllib.TOMLDecodeError as error:
@@ -342,7 +312,16 @@ def _read_chip(path: Path) -> tuple[Chip, dict[str, Any]]:
         line, col = numbers if len(numbers) == 2 else (len(source.lines), 1)
         place = SpecPosition(source, line, col)
         raise SpecProblems([place.problem("not-toml", "", f"is not TOML: {reason}")]) from None
-    file = SpecInstance(_toml_node(content, (), _positions(source)), chip_schema())
+    # Where each key at the beginning of a line stands.
+    positions: _Positions = {(): SpecPosition(source, 1, 1)}
+    section: KeyPath = ()
+    for number, text in enumerate(source.lines, start=1):
+        if header := _HEADER.match(text):
+            section = tuple(header[1].split("."))
+            positions[section] = SpecPosition(source, number, header.start(1) + 1)
+        elif key := _KEY.match(text):
+            positions[*section, key[1]] = SpecPosition(source, number, key.start(1) + 1)
+    file = SpecInstance(_toml_node(content, (), positions), schemas.chip_schema())
     if not file.problems:
         _check_chip(file, path.stem)
     if file.problems:
@@ -370,19 +349,6 @@ def _check_chip(file: SpecInstance, name: str) -> None:
             file.report(dotted(path), "chip-dimensions", message, f"for example {[1] * axes}")
 
 
-def _positions(source: SpecText) -> _Positions:
-    """Return where each key at the beginning of a line stands."""
-    positions: _Positions = {(): SpecPosition(source, 1, 1)}
-    section: tuple[str, ...] = ()
-    for number, line in enumerate(source.lines, start=1):
-        if header := _HEADER.match(line):
-            section = tuple(header[1].split("."))
-            positions[section] = SpecPosition(source, number, header.start(1) + 1)
-        elif key := _KEY.match(line):
-            positions[*section, key[1]] = SpecPosition(source, number, key.start(1) + 1)
-    return positions
-
-
 def _toml_node(value: Any, path: KeyPath, positions: _Positions) -> Node:
     """Return a value of TOML as the loader of specs has it: a text at its place."""
     place = positions[path]
@@ -390,7 +356,7 @@ def _toml_node(value: Any, path: KeyPath, positions: _Positions) -> Node:
         entries = {}
         for key, inside in value.items():
             at = positions.setdefault((*path, key), place)
-            entries[key] = Entry(at, _toml_node(inside, (*path, key), positions))
+            entries[key] = nodes.Entry(at, _toml_node(inside, (*path, key), positions))
         return Mapping(place, entries)
     if isinstance(value, list):
         return SequenceNode(place, [_toml_node(item, path, positions) for item in value])

@@ -49,8 +49,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """Return the study of a file, its base changed by `--set`; `SpecProblems` has all problems."""
     applied = tuple(overrides)
     root, problems = parse(read(path))
-    vary = _take_vary(root)
-    varied, form_problems = _varied_keys(vary) if vary else ([], [])
+    varied, form_problems = _take_varied(root)
     file = SpecInstance(root, study_schema())
     problems += [*form_problems, *file.problems, *_overridden(varied, applied)]
     base, spec = _load_base(file, path.parent, applied, problems)
@@ -75,8 +74,14 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     grid = [] if form_problems else product(*(varied_key.values for varied_key in varied))
     points = [list(zip(varied, values, strict=True)) for values in grid]
     trials, trial_problems = _trials(base, applied, points, grown)
-    if not form_problems and not any(_is_of_key(varied, problem) for problem in trial_problems):
-        problems += weak_problems  # else the misspelt key may be the one for weak scaling
+    is_misspelt = any(
+        problem.line == varied_key.place.line
+        and 0 <= problem.col - varied_key.place.col < len(varied_key.key)
+        for problem in trial_problems
+        for varied_key in varied
+    )
+    if not form_problems and not is_misspelt:
+        problems += weak_problems  # a misspelt key may be the one for weak scaling
     if found := [*problems, *trial_problems]:
         raise SpecProblems(found)
     return Study(
@@ -90,23 +95,21 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     )
 
 
-def _take_vary(root: Node) -> Entry | None:
-    """Return the keys to vary, validated as keys of a spec; a legal value takes their place."""
+def _take_varied(root: Node) -> tuple[list[_VariedKey], list[Problem]]:
+    """Return the keys that are varied, and what is wrong with their form.
+
+    They are validated as keys of a spec; in the study a legal value takes their place.
+    """
     study = root.entries.get("study") if isinstance(root, Mapping) else None
     if study is None or not isinstance(study.node, Mapping) or "vary" not in study.node.entries:
-        return None
+        return [], []
     vary = study.node.entries["vary"]
-    place = vary.key_place
-    values = SequenceNode(place, [Scalar(place, "0", plain=True)])
-    study.node.entries["vary"] = Entry(place, Mapping(place, {"any": Entry(place, values)}))
-    return vary
-
-
-def _varied_keys(vary: Entry) -> tuple[list[_VariedKey], list[Problem]]:
-    """Return the keys with their values, and what is wrong with their form."""
+    at = vary.key_place
+    legal = SequenceNode(at, [Scalar(at, "0", plain=True)])
+    study.node.entries["vary"] = Entry(at, Mapping(at, {"any": Entry(at, legal)}))
     if not isinstance(vary.node, Mapping) or not vary.node.entries:
         message = "must be a mapping of dotted keys to lists of values"
-        return [], [vary.key_place.problem("vary-form", "study.vary", message, _EXAMPLE)]
+        return [], [at.problem("vary-form", "study.vary", message, _EXAMPLE)]
     varied, faults = [], []
     for name, entry in vary.node.entries.items():
         place, node, key = entry.key_place, entry.node, f"study.vary.{name}"
@@ -120,9 +123,9 @@ def _varied_keys(vary: Entry) -> tuple[list[_VariedKey], list[Problem]]:
             texts = [_text_of(value) for value in node.items]
             for number, text in enumerate(texts):
                 if text in texts[:number]:
-                    at, message = node.items[number].place, f"is {text}, must be given once"
-                    faults.append(at.problem("repeated-value", key, message, "remove it"))
-            varied.append(_VariedKey(name, place, tuple(node.items)))
+                    place, message = node.items[number].place, f"is {text}, must be given once"
+                    faults.append(place.problem("repeated-value", key, message, "remove it"))
+            varied.append(_VariedKey(name, entry.key_place, tuple(node.items)))
         else:
             message = "must be a list of at least one value"
             hint = f"{_EXAMPLE}; docs/studies.md shows random values"
@@ -131,7 +134,7 @@ def _varied_keys(vary: Entry) -> tuple[list[_VariedKey], list[Problem]]:
     if trials > _MOST_TRIALS:
         message = f"makes {trials:,} trials, must make at most {_MOST_TRIALS:,}"
         hint = "give fewer values"
-        faults.append(vary.key_place.problem("too-many-trials", "study.vary", message, hint))
+        faults.append(at.problem("too-many-trials", "study.vary", message, hint))
         return [], faults
     return varied, faults
 
@@ -194,15 +197,6 @@ def _weak_problems(file: SpecInstance, varied: list[_VariedKey], base: Spec) -> 
     return found
 
 
-def _is_of_key(varied: list[_VariedKey], problem: Problem) -> bool:
-    """Return whether a key to vary is wrong, and not only a value of it."""
-    return any(
-        problem.line == varied_key.place.line
-        and 0 <= problem.col - varied_key.place.col < len(varied_key.key)
-        for varied_key in varied
-    )
-
-
 def _trials(
     base: Path, overrides: tuple[str, ...], points: list[_Point], weak: Spec | None
 ) -> tuple[tuple[Trial, ...], list[Problem]]:
@@ -211,8 +205,21 @@ def _trials(
     trials: list[Trial] = []
     problems: dict[tuple[str, int, int, str, str], Problem] = {}
     for number, point in enumerate(points, start=1):
+        settings = {varied_key.key: _text_of(value) for varied_key, value in point}
+        root, wrong = parse(source)
+        wrong += apply(root, overrides)
+        for varied_key, value in point:
+            if weak and varied_key.key == _PODS:
+                batch = _grown(value, weak)
+                if isinstance(batch, Problem):
+                    wrong.append(batch)
+                    continue
+                settings[_SEQUENCES] = batch.text
+                wrong += put(root, _SEQUENCES.split("."), varied_key.place, batch)
+            wrong += put(root, varied_key.key.split("."), varied_key.place, value)
         try:
-            settings, spec = _trial(base.parent, source, overrides, point, weak)
+            applied = (*overrides, *(f"{key}={text}" for key, text in settings.items()))
+            spec = spec_of(root, wrong, base.parent, applied)
             trials.append(Trial(number=number, settings=settings, spec=spec))
         except SpecProblems as error:
             for found in error.problems:
@@ -220,38 +227,17 @@ def _trials(
     return tuple(trials), list(problems.values())
 
 
-def _trial(
-    folder: Path, source: SpecText, overrides: tuple[str, ...], point: _Point, weak: Spec | None
-) -> tuple[dict[str, str], Spec]:
-    """Return the settings of a trial and its spec; in weak scaling the batch grows with pods."""
-    root, problems = parse(source)
-    problems += apply(root, overrides)
-    settings = {varied_key.key: _text_of(value) for varied_key, value in point}
-    for varied_key, value in point:
-        if weak and varied_key.key == _PODS:
-            try:
-                batch = _grown(value, weak)
-            except SpecProblems as error:
-                problems += error.problems
-                continue
-            settings[_SEQUENCES] = batch.text
-            problems += put(root, _SEQUENCES.split("."), varied_key.place, batch)
-        problems += put(root, varied_key.key.split("."), varied_key.place, value)
-    applied = (*overrides, *(f"{key}={text}" for key, text in settings.items()))
-    return settings, spec_of(root, problems, folder, applied)
-
-
-def _grown(pods: Node, base: Spec) -> Scalar:
+def _grown(pods: Node, base: Spec) -> Scalar | Problem:
     """Return the batch of so many pods, each with as many sequences as a pod of the base."""
     text, key = pods.text if isinstance(pods, Scalar) else "", f"study.vary.{_PODS}"
     sequences, base_pods = base.experiment.batch.sequences, base.resources.pods.max
     if not text.isdecimal() or int(text) < 1:
         message = "must be a whole number of pods in weak scaling"
-        raise SpecProblems([pods.place.problem("weak-pods", key, message, "for example 4")])
+        return pods.place.problem("weak-pods", key, message, "for example 4")
     if sequences * int(text) % base_pods:
         grown = f"{sequences * int(text) / base_pods:,g} on {text}"
-        message = f"{sequences:,} sequences on {base_pods} pods are {grown}"
-        message = f"is {text}, must give a whole batch: {message}"
+        reason = f"{sequences:,} sequences on {base_pods} pods are {grown}"
+        message = f"is {text}, must give a whole batch: {reason}"
         hint = "change the batch of the base with --set"
-        raise SpecProblems([pods.place.problem("weak-batch", key, message, hint)])
+        return pods.place.problem("weak-batch", key, message, hint)
     return Scalar(pods.place, str(sequences * int(text) // base_pods), plain=True)

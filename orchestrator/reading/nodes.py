@@ -224,69 +224,58 @@ _LINE_END = re.compile("\r\n|\r|\n")
 
 def read(path: Path) -> SpecText:
     """Return the text of a file; `SpecProblems` has the one reason why it cannot be read."""
-    name = str(path)
-    raw = _bytes(path)
 
-    def refuse(text: str, start: int | None, code: str, message: str, hint: str) -> NoReturn:
-        """Refuse the character of a text, or a file without text."""
-        lines = _LINE_END.split(text[:start])
-        source = SpecText(name, () if start is None else tuple(_LINE_END.split(text)))
-        place = SpecPosition(source, len(lines), len(lines[-1]) + 1)
+    def refuse(
+        code: str, message: str, hint: str = "", before: str | None = None, text: str = ""
+    ) -> NoReturn:
+        """Refuse the file, or the character of its text that follows `before`."""
+        lines = [] if before is None else _LINE_END.split(before)
+        source = SpecText(str(path), tuple(_LINE_END.split(text)) if text else ())
+        place = SpecPosition(source, len(lines), len(lines[-1]) + 1 if lines else 0)
         raise SpecProblems([place.problem(code, "", message, hint)]) from None
-
-    for mark, encoding in _BYTE_ORDER_MARKS:
-        if raw.startswith(mark):
-            message = f"is {encoding}, must be UTF-8 without a byte-order mark"
-            refuse("", None, "encoding", message, "save it as plain UTF-8")
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        byte = raw[error.start]
-        message = f"has the byte 0x{byte:02x}, must be UTF-8"
-        hint = f"save it as UTF-8; as Latin-1 this would be {chr(byte)!r}"
-        start = len(raw[: error.start].decode())
-        refuse(raw.decode(errors="replace"), start, "undecodable", message, hint)
-    if character := _UNWRITABLE.search(text):
-        is_null = character[0] == "\0"
-        message = f"has the character U+{ord(character[0]):04X}, must be plain text"
-        hint = "it looks like UTF-16 or no text: save it as UTF-8" if is_null else "remove it"
-        refuse(text, character.start(), "control-character", message, hint)
-    return SpecText(name, tuple(_LINE_END.split(text)))
-
-
-def _bytes(path: Path) -> bytes:
-    """Return the content of a file of legal size."""
-
-    def refusal(code: str, message: str, meant: Path | None = None) -> SpecProblems:
-        place = SpecPosition(SpecText(str(path), ()), 0, 0)
-        hint = f"did you mean {meant}?" if meant else ""
-        return SpecProblems([place.problem(code, "", message, hint)])
 
     try:
         if path.is_dir():
             config = path / "config.json"  # the file that is usually meant by its folder
-            message = "is a folder, must be a file"
-            raise refusal("folder", message, config if config.is_file() else None)
+            hint = f"did you mean {config}?" if config.is_file() else ""
+            refuse("folder", "is a folder, must be a file", hint)
         if path.exists() and not path.is_file():  # it may never end
-            raise refusal("not-a-file", "is a device, pipe or socket, must be a file")
+            refuse("not-a-file", "is a device, pipe or socket, must be a file")
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise refusal("unreadable", f"cannot be read: {reason}", _sibling(path)) from None
+        refuse("unreadable", f"cannot be read: {reason}", _sibling_hint(path))
     if len(raw) > _MOST_BYTES:
-        raise refusal("too-large", f"is larger than {_MOST_BYTES:,} bytes")
-    return raw
+        refuse("too-large", f"is larger than {_MOST_BYTES:,} bytes")
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if raw.startswith(mark):
+            message = f"is {encoding}, must be UTF-8 without a byte-order mark"
+            refuse("encoding", message, "save it as plain UTF-8", before="")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        byte, before = raw[error.start], raw[: error.start].decode()
+        message = f"has the byte 0x{byte:02x}, must be UTF-8"
+        hint = f"save it as UTF-8; as Latin-1 this would be {chr(byte)!r}"
+        refuse("undecodable", message, hint, before, raw.decode(errors="replace"))
+    if character := _UNWRITABLE.search(text):
+        is_null = character[0] == "\0"
+        message = f"has the character U+{ord(character[0]):04X}, must be plain text"
+        hint = "it looks like UTF-16 or no text: save it as UTF-8" if is_null else "remove it"
+        refuse("control-character", message, hint, text[: character.start()], text)
+    return SpecText(str(path), tuple(_LINE_END.split(text)))
 
 
-def _sibling(path: Path) -> Path | None:
+def _sibling_hint(path: Path) -> str:
     """Return the file that was probably meant. Equal endings make no two names alike."""
     try:
         files = {file.stem: file for file in sorted(path.parent.iterdir()) if file.exists()}
     except (OSError, ValueError):
-        return None
-    close = get_close_matches(path.stem, files, 1)
-    return files[close[0]] if close else None
+        return ""
+    return "".join(
+        f"did you mean {files[stem]}?" for stem in get_close_matches(path.stem, files, 1)
+    )
 
 
 # Reads single values, from what was written to what is meant.

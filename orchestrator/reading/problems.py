@@ -110,7 +110,6 @@ class Problem:
 
     @property
     def hint(self) -> str:
-        """Return what to write instead."""
         return str(self.advice)
 
     @property

@@ -9,13 +9,14 @@ from functools import cache
 from typing import Annotated, Any
 
 import msgspec
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import Draft202012Validator
 from msgspec import Meta
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.reading.nodes import MOST, Mapping, Node, SequenceNode, Value
+from orchestrator.values import spec as specs
 from orchestrator.values.fields import (
     AxisSize,
     Microbatches,
@@ -26,14 +27,7 @@ from orchestrator.values.fields import (
     about,
 )
 from orchestrator.values.model import Model
-from orchestrator.values.spec import (
-    DataSource,
-    MeshRequest,
-    Optimizer,
-    Pods,
-    Spec,
-    TensorTreatments,
-)
+from orchestrator.values.spec import Spec
 from orchestrator.values.study import AfterFailure, Scaling, StudyKind
 
 Schema = dict[str, Any]
@@ -110,8 +104,8 @@ class _StageEntry:
         ),
     ] = None
     length: _Length = None
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    data: DataSource = field(default_factory=DataSource)
+    optimizer: specs.Optimizer = field(default_factory=specs.Optimizer)
+    data: specs.DataSource = field(default_factory=specs.DataSource)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +177,7 @@ _DECIMAL = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _COUNT = "^(?=.*[1-9])[0-9]{1,15}([.][0-9]{1,15})?[KMBT]$"
 _COUNT_OR_ZERO = _COUNT.replace("(?=.*[1-9])", "")
+_DEADLINE = "^(20[0-9]{2}-[0-9]{2}-[0-9]{2}|(?=.*[1-9])[0-9]{1,6}([.][0-9]{1,9})?[hd])$"
 _SHARE = "^([0-9]?[0-9]([.][0-9]{1,9})?|100([.]0{1,9})?) ?%$"
 
 
@@ -207,12 +202,8 @@ class _Notation:
     written: Callable[[Any], Any] = lambda value: value
 
 
-def _number(kind: type, **bounds: Any) -> Any:
+def _form(kind: type, **bounds: Any) -> Any:
     return Annotated[kind, Meta(**bounds)]
-
-
-def _pattern(pattern: str) -> Any:
-    return Annotated[str, Meta(pattern=pattern)]
 
 
 def _count(text: str) -> int:
@@ -246,52 +237,44 @@ def _deadline(text: str) -> str:
     return text
 
 
-def _auto(_: object) -> str:
-    return AUTO
-
-
-def _none(_: object) -> None:
-    """Return the value of what is chosen when a plan is made."""
-
-
 _SIZES = [key.name for key in fields(Model) if key.default is MISSING and key.name != "name"]
 _NOTATIONS = {
     "count": _Notation(
-        (_number(int, ge=1, le=MOST), _pattern(_COUNT)),
+        (_form(int, ge=1, le=MOST), _form(str, pattern=_COUNT)),
         title="a whole number, at least 1; 15T, 1.5B, 20M and 2K will do",
         meaning=_count,
     ),
     "count_or_zero": _Notation(
-        (_number(int, ge=0, le=MOST), _pattern(_COUNT_OR_ZERO)),
+        (_form(int, ge=0, le=MOST), _form(str, pattern=_COUNT_OR_ZERO)),
         title="a whole number, at least 0; 2K will do",
         meaning=_count,
     ),
     "tolerance": _Notation(
         (
-            _number(float, ge=0, le=0.5),
-            _pattern("^([0-4]?[0-9]([.][0-9]{1,9})?|50([.]0{1,9})?) ?%$"),
+            _form(float, ge=0, le=0.5),
+            _form(str, pattern="^([0-4]?[0-9]([.][0-9]{1,9})?|50([.]0{1,9})?) ?%$"),
         ),
         title="a share from 0 to 50 %, such as 10% or 0.1",
         meaning=_share,
     ),
     "share": _Notation(
-        (_number(float, gt=0, le=1), _pattern(_SHARE.replace("^", "^(?=.*[1-9])"))),
+        (_form(float, gt=0, le=1), _form(str, pattern=_SHARE.replace("^", "^(?=.*[1-9])"))),
         title="a share above 0 and up to 100 %, such as 90% or 0.9",
         meaning=_share,
     ),
     "rate": _Notation(
-        (_number(float, ge=0, le=1), _pattern(_SHARE)),
+        (_form(float, ge=0, le=1), _form(str, pattern=_SHARE)),
         title="a share from 0 to 100 %, such as 0.08% or 0.0008",
         meaning=_share,
     ),
     "duration": _Notation(
-        (_pattern("^(?=.*[1-9])[0-9]{1,9}([.][0-9]{1,9})?[smh]$"),),
+        (_form(str, pattern="^(?=.*[1-9])[0-9]{1,9}([.][0-9]{1,9})?[smh]$"),),
         title="a duration above 0 with its unit, such as 90s, 10m or 2h",
         meaning=lambda text: float(Fraction(text[:-1]) * _SECONDS[text[-1]]),
         written=_duration,
     ),
     "deadline": _Notation(
-        (_pattern("^(20[0-9]{2}-[0-9]{2}-[0-9]{2}|(?=.*[1-9])[0-9]{1,6}([.][0-9]{1,9})?[hd])$"),),
+        (_form(str, pattern=_DEADLINE),),
         title="a date such as 2027-03-01, or a duration such as 30d or 36h",
         meaning=_deadline,
     ),
@@ -305,28 +288,30 @@ _NOTATIONS = {
         title="true, false, a number or text",
     ),
     "topology": _Notation(
-        (Annotated[str, Meta(min_length=1, max_length=100)], _number(int, ge=1)),
+        (Annotated[str, Meta(min_length=1, max_length=100)], _form(int, ge=1)),
         title="the shape of a slice, or an accelerator type",
     ),
-    "axis": _Notation(((AUTO,), AxisSize), written=_auto),
-    "microbatches": _Notation(((AUTO,), Microbatches), meaning=_none, written=_auto),
+    "axis": _Notation(((AUTO,), AxisSize), written=lambda _: AUTO),
+    "microbatches": _Notation(
+        ((AUTO,), Microbatches), meaning=lambda _: None, written=lambda _: AUTO
+    ),
     "every": _Notation(
-        ((AUTO,), _number(int, ge=1, le=MOST), _pattern(_COUNT)),
+        ((AUTO,), _form(int, ge=1, le=MOST), _form(str, pattern=_COUNT)),
         title="a whole number of steps, at least 1, or auto",
         meaning=lambda text: None if text == AUTO else _count(text),
     ),
-    "mesh": _Notation(((AUTO,), MeshRequest), written=_auto),
-    "pods": _Notation((PodCount, Pods), written=lambda pods: pods["max"]),
+    "mesh": _Notation(((AUTO,), specs.MeshRequest), written=lambda _: AUTO),
+    "pods": _Notation((PodCount, specs.Pods), written=lambda pods: pods["max"]),
     "stages": _Notation(
         (Annotated[tuple[_StageEntry, ...], Meta(min_length=1, max_length=100)],),
         title="a list of stages, each {tokens, batch, length, optimizer, data}",
-        written=_none,
+        written=lambda _: None,
     ),
     "stage_batch": _Notation(
         (_Sequences, _StageBatch),
         title="a number of sequences, or a mapping {sequences, length, tolerance, microbatches}",
     ),
-    "remat": _Notation(((AUTO, *POLICIES), TensorTreatments)),
+    "remat": _Notation(((AUTO, *POLICIES), specs.TensorTreatments)),
     "chip": _Notation((catalog.chips(), Annotated[_ChipFile, Meta(title="{file: my-chip.toml}")])),
     "model": _Notation(
         (
@@ -377,31 +362,18 @@ def chip_schema() -> Schema:
     return _document(Chip, "chip", {})
 
 
-def schema_text() -> str:
-    """Return the schema of a spec, as editors read it."""
-    return json.dumps(spec_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-def study_schema_text() -> str:
-    """Return the schema of a study, as editors read it."""
-    return json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"
+def schema_text(schema: Schema) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 @cache
-def _validator() -> Draft202012Validator:
+def spec_validator() -> Draft202012Validator:
     return Draft202012Validator(spec_schema())
-
-
-def violations(value: Any, schema: Schema) -> Iterator[ValidationError]:
-    """Yield every violation of the schema of a file."""
-    is_spec = schema is spec_schema()
-    validator = _validator() if is_spec else Draft202012Validator(schema)
-    return validator.iter_errors(value)
 
 
 def fits(value: Any, schema: Schema) -> bool:
     """Return whether a part of the schema of specs allows a value."""
-    return bool(_validator().evolve(schema=schema).is_valid(value))
+    return bool(spec_validator().evolve(schema=schema).is_valid(value))
 
 
 def _document(root: type, name: str, notations: dict[str, _Notation]) -> Schema:
@@ -512,8 +484,7 @@ def chosen(schema: Schema, node: Node) -> int | None:
 
 def properties(schema: Schema) -> dict[str, Schema]:
     """Return the keys of a mapping that have a name in the schema."""
-    keys: dict[str, Schema] = resolved(schema).get("properties", {})
-    return keys
+    return dict(resolved(schema).get("properties", {}))
 
 
 def member(schema: Schema, key: str) -> Schema | None:
@@ -561,6 +532,4 @@ def scalar_types(schema: Schema) -> set[str]:
 
 
 def constants(schema: Schema) -> list[Any]:
-    """Return the values that a schema lists."""
-    listed: list[Any] = schema.get("enum", [])
-    return [schema["const"]] if "const" in schema else listed
+    return [schema["const"]] if "const" in schema else list(schema.get("enum", ()))

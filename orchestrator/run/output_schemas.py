@@ -12,7 +12,7 @@ from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.odds import Offers, PlanWithOdds
 from orchestrator.proving.diff_proofs import ProofDiff
-from orchestrator.reading.schema import schema_text, study_schema_text
+from orchestrator.reading.schema import schema_text, spec_schema, study_schema
 from orchestrator.values import run, study
 from orchestrator.values.proof import Proof
 from orchestrator.values.refusal import ErrorReport
@@ -52,10 +52,8 @@ _SPEC_NOTES = ("notation", "computed", "default", "examples", "title")
 def schema(name: str = "spec") -> str:
     """Return the JSON Schema of a `spec`, a `study`, or a value that --json prints, as text."""
     if name == "spec":
-        return schema_text()
-    if name == "study":
-        return study_schema_text()
-    return json.dumps(_output_schema(name), indent=2, ensure_ascii=False) + "\n"
+        return schema_text(spec_schema())
+    return schema_text(study_schema() if name == "study" else _output_schema(name))
 
 
 def _output_schema(name: str) -> _Schema:

@@ -15,7 +15,7 @@ from orchestrator.interop.maxtext.recipe import Recipe, RecipeProblems
 from orchestrator.interop.maxtext.used_keys import AXES, CHIPS, OFF, TABLES, UsedKeys
 from orchestrator.network import rematerialization
 from orchestrator.network.attention import yarn_growth
-from orchestrator.network.rematerialization import POLICIES, Policy, remat_of, treatments
+from orchestrator.network.rematerialization import POLICIES, remat_of, treatments
 from orchestrator.values.model import Model
 
 _Values = dict[str, Any]
@@ -81,16 +81,11 @@ def convert(recipe: Recipe, device: str | None = None, slices: int | None = None
         "remat": _remat(keys, latent="latent" in model, gated=model["gated"]),
     }
     # The compiler's options, but for those that every plan on the chip has.
-    known = (
-        {name: option.value for name, option in chip.libtpu.options.items()} if chip.libtpu else {}
-    )
-    options = {
-        name: setting.value
-        for name, setting in recipe.flags.items()
-        if name.startswith(_COMPILER_PREFIX)
-        and setting.value is not None
-        and (name not in known or setting.value != known[name])
-    }
+    usual = chip.libtpu.options if chip.libtpu else {}
+    known = {name: option.value for name, option in usual.items()}
+    flags = recipe.flags.items()
+    said = {name: setting.value for name, setting in flags if name.startswith(_COMPILER_PREFIX)}
+    options = {name: value for name, value in said.items() if value not in (None, known.get(name))}
     if options:
         experiment["compiler_options"] = options
     if seed := keys.whole("init_weights_seed"):
@@ -226,11 +221,11 @@ def _in_catalog(values: _Values) -> _Values:
         return values
     for known in map(catalog.model, catalog.models()):
         if known.mtp_layers == 0 and comparable(known) == found:
-            moe = asdict(known.moe) if known.moe else {}
-            said = {key: value for key, value in moe.items() if value is not None}
-            return (
-                values | {"name": known.name, "d_ff": known.d_ff} | ({"moe": said} if said else {})
-            )
+            sizes: _Values = {"name": known.name, "d_ff": known.d_ff}
+            if known.moe:
+                moe = asdict(known.moe)
+                sizes["moe"] = {key: value for key, value in moe.items() if value is not None}
+            return values | sizes
     return values
 
 
@@ -397,7 +392,23 @@ def _steps(keys: UsedKeys) -> tuple[int, int]:
 def _optimizer(keys: UsedKeys, steps: int) -> _Values:
     if keys["opt_type"] not in _ADAM:
         keys.refuse("opt_type", f"must be one of {', '.join(_ADAM)}")
-    optimizer = _schedule(keys, steps)
+    # How the learning rate rises and falls, over all steps of the schedule.
+    rate, kind = float(keys.number("learning_rate")), keys["lr_schedule_type"]
+    older = "cosine_learning_rate_final_fraction"  # the key of older releases
+    last = older if keys[older] is not None else "learning_rate_final_fraction"
+    end = float(f"{rate * keys.number(last):.{_DIGITS}g}")
+    warmup = int(steps * keys.number("warmup_steps_fraction"))
+    optimizer: _Values = {"peak_lr": rate, "end_lr": end, "warmup_steps": warmup}
+    if kind == "cosine":
+        keys.accept("wsd_decay_steps_fraction", "wsd_decay_style")
+    else:
+        if kind != "wsd":
+            keys.refuse("lr_schedule_type", "must be cosine or wsd")
+        falling = int(steps * keys.number("wsd_decay_steps_fraction"))
+        if falling not in (0, steps - warmup):
+            keys.refuse("wsd_decay_steps_fraction", "the rate must fall at no step, or at all")
+        if not falling or keys["wsd_decay_style"] != "cosine":
+            optimizer["decay"] = "linear" if falling else "constant"
     optimizer |= {ours: float(keys.number(theirs)) for ours, theirs in OPTIMIZER.items()}
     optimizer["z_loss"] = float(keys.number("z_loss_multiplier", 0.0))
     clip = keys.number("gradient_clipping_threshold")
@@ -407,27 +418,6 @@ def _optimizer(keys: UsedKeys, steps: int) -> _Values:
         note = "gradient_clipping_threshold=0: the plan's optimizer clips at a norm of 1"
         keys.notes.append(note)
     return optimizer
-
-
-def _schedule(keys: UsedKeys, steps: int) -> _Values:
-    """Return how the learning rate rises and falls, over all steps of the schedule."""
-    rate, kind = float(keys.number("learning_rate")), keys["lr_schedule_type"]
-    older = "cosine_learning_rate_final_fraction"  # the key of older releases
-    last = older if keys[older] is not None else "learning_rate_final_fraction"
-    end = float(f"{rate * keys.number(last):.{_DIGITS}g}")
-    warmup = int(steps * keys.number("warmup_steps_fraction"))
-    said = {"peak_lr": rate, "end_lr": end, "warmup_steps": warmup}
-    if kind == "cosine":
-        keys.accept("wsd_decay_steps_fraction", "wsd_decay_style")
-        return said
-    if kind != "wsd":
-        keys.refuse("lr_schedule_type", "must be cosine or wsd")
-    falling = int(steps * keys.number("wsd_decay_steps_fraction"))
-    if falling not in (0, steps - warmup):
-        keys.refuse("wsd_decay_steps_fraction", "the rate must fall at no step, or at all")
-    if falling and keys["wsd_decay_style"] == "cosine":
-        return said
-    return said | {"decay": "linear" if falling else "constant"}
 
 
 def _precision(keys: UsedKeys) -> dict[str, str]:
@@ -457,31 +447,26 @@ def _type(keys: UsedKeys, key: str) -> str:
 
 def _remat(keys: UsedKeys, *, latent: bool, gated: bool) -> Any:
     """Return the policy for such a model, by name or tensor by tensor."""
-    theirs = _policy(keys)
-    written = treatments(theirs, latent=latent, gated=gated)
-    for name, known in POLICIES.items():
-        if treatments(known, latent=latent, gated=gated) == written:
-            return name
-    remat = remat_of(theirs)
-    return remat if isinstance(remat, str) else asdict(remat)
-
-
-def _policy(keys: UsedKeys) -> Policy:
-    name = str(keys["remat_policy"])
-    tensors = {key: keys[key] for key in rematerialization.TENSORS if keys[key] is not None}
-    if name == "custom":
-        for tensor, place in tensors.items():
+    named, policy = str(keys["remat_policy"]), POLICIES["full"]
+    places = {key: keys[key] for key in rematerialization.TENSORS if keys[key] is not None}
+    if named == "custom":
+        for tensor, place in places.items():
             if place not in _PLACES:
                 keys.refuse(tensor, f"must be one of {', '.join(_PLACES)}")
-        return rematerialization.custom({k: v for k, v in tensors.items() if v in _PLACES})
-    if name == "none":
+        policy = rematerialization.custom({k: v for k, v in places.items() if v in _PLACES})
+    elif named == "none":
         keys.notes.append(
             "remat_policy=none: MaxText recomputes each layer of a scan, as with full"
         )
-        return POLICIES["full"]
-    if name not in rematerialization.NAMED:
+    elif named not in rematerialization.NAMED:
         keys.refuse("remat_policy", f"must be one of {', '.join(rematerialization.NAMED)}, custom")
-        return POLICIES["full"]
-    if any(keys.is_given(tensor) and place != "remat" for tensor, place in tensors.items()):
-        keys.notes.append(f"remat_policy={name}: the places of single tensors have no effect")
-    return rematerialization.NAMED[name]
+    else:
+        policy = rematerialization.NAMED[named]
+        if any(keys.is_given(tensor) and place != "remat" for tensor, place in places.items()):
+            keys.notes.append(f"remat_policy={named}: the places of single tensors have no effect")
+    written = treatments(policy, latent=latent, gated=gated)
+    for name, known in POLICIES.items():
+        if treatments(known, latent=latent, gated=gated) == written:
+            return name
+    remat = remat_of(policy)
+    return remat if isinstance(remat, str) else asdict(remat)

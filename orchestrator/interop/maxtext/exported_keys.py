@@ -5,17 +5,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.interop.maxtext.conversion import (
-    FIRST_LENGTH,
-    GPT_OSS_LIMIT,
-    GPT_OSS_MLP,
-    LATENT,
-    LONGER,
-    OPTIMIZER,
-    TYPES,
-    comparable,
-    model_of,
-)
+from orchestrator.interop.maxtext import conversion
 from orchestrator.interop.maxtext.recipe import Recipe, Setting
 from orchestrator.interop.maxtext.used_keys import AXES, DEFAULTS, TABLES, UsedKeys, models
 from orchestrator.network import rematerialization
@@ -40,7 +30,7 @@ _NAMED_ALONE = ("deepseek", "gemma2", "gemma3")
 _OF_NAMED = frozenset({"n_routing_groups", "topk_routing_group", "vocab_size"})
 _OF_NAMED |= {"rope_type", "rope_max_timescale", "max_position_embeddings"}
 _MSCALE_DIGITS = 12  # published shares are rounded to fewer
-_THEIR_TYPES = {ours: theirs for theirs, ours in TYPES.items()}
+_THEIR_TYPES = {ours: theirs for theirs, ours in conversion.TYPES.items()}
 # The types in which blocks' matrices multiply, where it is not the type of activations.
 _QUANTIZED = {"int8": "int8", "fp8": "fp8_full"}
 # MaxText's names of the tensors that a policy keeps or offloads.
@@ -61,46 +51,12 @@ def _keys_of_model(model: Model) -> _Keys:
 
     A model that MaxText does not have is not the one that these keys say.
     """
-    keys = _sizes(model)
-    is_named = keys["decoder_block"] in _NAMED_ALONE
-    may_differ = _OF_TRAINING | (_OF_NAMED if is_named else frozenset())
-    for name, of_name in models().items():
-        if of_name.get("decoder_block") != keys["decoder_block"] or name in _REFUSED_NAMES:
-            continue
-        usual = DEFAULTS | of_name
-        others = {key: value for key, value in keys.items() if usual.get(key) != value}
-        if not others.keys() - may_differ:
-            override = {_OVERRIDE: True} if others.keys() & of_name.keys() else {}
-            words = {"model_name": name, **override, **others}
-            if _shape_of(words) == comparable(model):
-                return words
-    return {"model_name": "default", **keys}
-
-
-def _shape_of(words: _Keys) -> Model | None:
-    """Return the model that keys are about; None where they are about none."""
-    keys = UsedKeys(Recipe({key: Setting(value, "") for key, value in words.items()}))
-    found = model_of(keys)
-    is_unnamed = keys["decoder_block"] in _NAMED_ALONE and words["model_name"] == "default"
-    if keys.problems or is_unnamed:
-        return None
-    return comparable(msgspec.convert(found, Model, strict=False))
-
-
-def model_of_plan(plan: Plan) -> Model:
-    """Return the plan's model without the counts of its parameters."""
-    counted = {"parameters", "active_parameters"}
-    said = {k: v for k, v in msgspec.to_builtins(plan.model).items() if k not in counted}
-    return msgspec.convert(said, Model)
-
-
-def _sizes(model: Model) -> _Keys:
     block = _block(model)
-    return {
+    keys = {
         "decoder_block": block,
         "base_num_decoder_layers": model.layers,
         "base_emb_dim": model.d_model,
-        "base_mlp_dim": comparable(model).d_ff,
+        "base_mlp_dim": conversion.comparable(model).d_ff,
         "base_num_query_heads": model.heads,
         "base_num_kv_heads": model.kv_heads,
         "vocab_size": model.vocab,
@@ -111,6 +67,36 @@ def _sizes(model: Model) -> _Keys:
         **(_latent(model) if model.latent else _attention(model, block)),
         **_mixture(model, block),
     }
+    is_named = keys["decoder_block"] in _NAMED_ALONE
+    may_differ = _OF_TRAINING | (_OF_NAMED if is_named else frozenset())
+    for name, of_name in models().items():
+        if of_name.get("decoder_block") != keys["decoder_block"] or name in _REFUSED_NAMES:
+            continue
+        usual = DEFAULTS | of_name
+        others = {key: value for key, value in keys.items() if usual.get(key) != value}
+        if not others.keys() - may_differ:
+            override = {_OVERRIDE: True} if others.keys() & of_name.keys() else {}
+            words = {"model_name": name, **override, **others}
+            if _shape_of(words) == conversion.comparable(model):
+                return words
+    return {"model_name": "default", **keys}
+
+
+def _shape_of(words: _Keys) -> Model | None:
+    """Return the model that keys are about; None where they are about none."""
+    keys = UsedKeys(Recipe({key: Setting(value, "") for key, value in words.items()}))
+    found = conversion.model_of(keys)
+    is_unnamed = keys["decoder_block"] in _NAMED_ALONE and words["model_name"] == "default"
+    if keys.problems or is_unnamed:
+        return None
+    return conversion.comparable(msgspec.convert(found, Model, strict=False))
+
+
+def model_of_plan(plan: Plan) -> Model:
+    """Return the plan's model without the counts of its parameters."""
+    counted = {"parameters", "active_parameters"}
+    said = {k: v for k, v in msgspec.to_builtins(plan.model).items() if k not in counted}
+    return msgspec.convert(said, Model)
 
 
 def _block(model: Model) -> str:
@@ -133,11 +119,11 @@ def _block(model: Model) -> str:
 def _mlp(model: Model, block: str) -> _Keys:
     if block == "gpt_oss":
         return {
-            "mlp_activations": GPT_OSS_MLP,
-            "mlp_activations_limit": float(GPT_OSS_LIMIT),
+            "mlp_activations": conversion.GPT_OSS_MLP,
+            "mlp_activations_limit": float(conversion.GPT_OSS_LIMIT),
             "mlp_bias": model.moe is not None and model.moe.biases,
         }
-    activations = [comparable(model).activation, *(["linear"] if model.gated else [])]
+    activations = [conversion.comparable(model).activation, *(["linear"] if model.gated else [])]
     return {"mlp_activations": activations} | ({"mlp_bias": True} if model.mlp_bias else {})
 
 
@@ -164,7 +150,7 @@ def _latent(model: Model) -> _Keys:
     """
     latent, scaling = model.latent, model.rope_scaling
     assert latent is not None
-    first, factor = FIRST_LENGTH, float(LONGER)
+    first, factor = conversion.FIRST_LENGTH, float(conversion.LONGER)
     if scaling is not None and scaling.kind == "yarn":
         first, factor = scaling.original_length or first, scaling.factor
     scores: _Keys = {"max_position_embeddings": first}
@@ -176,7 +162,7 @@ def _latent(model: Model) -> _Keys:
     return {
         "attention_type": "mla",
         "q_lora_rank": latent.query_rank or 0,
-        **{theirs: getattr(latent, ours) for ours, (theirs, _) in LATENT.items()},
+        **{theirs: getattr(latent, ours) for ours, (theirs, _) in conversion.LATENT.items()},
         **scores,
     }
 
@@ -234,27 +220,8 @@ def _mixture(model: Model, block: str) -> _Keys:
 def keys_of_plan(plan: Plan) -> _Keys:
     """Return the keys of a plan; what MaxText has no key for does not come back from them."""
     batch, accumulated = plan.batch, plan.batch.microbatches
-    return {
-        "run_name": plan.name,
-        **_keys_of_model(model_of_plan(plan)),
-        **_kernel_keys(plan),
-        "per_device_batch_size": _share(batch.sequences // accumulated, plan.devices),
-        **({"gradient_accumulation_steps": accumulated} if accumulated > 1 else {}),
-        "max_target_length": batch.length,
-        **_loss_keys(plan),
-        **_mesh_keys(plan),
-        **_remat_keys(plan),
-        **_precision_keys(plan),
-        **_optimizer_keys(plan),
-        "dataset_type": "synthetic",
-        "init_weights_seed": plan.seed,
-        "enable_checkpointing": False,
-    }
-
-
-def _kernel_keys(plan: Plan) -> _Keys:
-    """Return the attention kernel, with our blocks; `local_` are those along a window."""
-    keys: _Keys = {"attention": "flash"}
+    # The attention kernel, with our blocks; `local_` are those along a window.
+    kernel: _Keys = {"attention": "flash"}
     wide = DTYPE_BYTES[activation_type(plan.precision)]
     for block, _ in decoder(plan.model).kinds:
         attention = block.attention
@@ -263,29 +230,52 @@ def _kernel_keys(plan: Plan) -> _Keys:
         if attention_block(*place, 0):
             sizes = block_sizes(*place, head_of(attention, wide))
             prefix = "local_sa_" if window else "sa_"
-            keys |= {f"{prefix}{k}": v for k, v in sizes.items() if v is not None}
-    return keys
-
-
-def _loss_keys(plan: Plan) -> _Keys:
-    """Return the parts of the loss, about those that ours makes of a device's tokens, if needed.
-
-    In one part MaxText holds the logits of all tokens, which is as fast or faster. Its parts are of
-    the whole batch: those of several slices travel between them, and a number that neither divides
-    the devices nor is divided by them gathers it.
-    """
-    batch, parts = plan.batch, plan.mesh["tensor"]
+            kernel |= {f"{prefix}{k}": v for k, v in sizes.items() if v is not None}
+    # The parts of the loss, about those that ours makes of a device's tokens, if needed. In one
+    # part MaxText holds the logits of all tokens, which is as fast or faster. Its parts are of the
+    # whole batch: those of several slices travel between them, and a number that neither divides
+    # the devices nor is divided by them gathers it.
+    parts = plan.mesh["tensor"]
     shards = plan.devices // parts
     tokens = batch.tokens // batch.microbatches // shards
     logits = _LOGIT_BYTES * -(-plan.model.vocab // parts)  # bytes per token
     whole = plan.forecast.memory_bytes_per_device + _LOGITS_HELD * tokens * logits
-    if whole <= plan.forecast.hbm_bytes_per_device:
-        return {}
-    most = int(loss_chunk_bytes(plan.loss_chunk_tokens, logits)) // logits  # tokens of a part
-    of_device = tokens // parts
-    tiles = (n for n in range(-(-tokens // most), of_device) if of_device % n == 0)
-    found = next((n for n in tiles if shards % n == 0 or n % shards == 0), 1)
-    return {"num_vocab_tiling": found} if found > 1 else {}
+    loss: _Keys = {}
+    if whole > plan.forecast.hbm_bytes_per_device:
+        most = int(loss_chunk_bytes(plan.loss_chunk_tokens, logits)) // logits  # tokens of a part
+        of_device = tokens // parts
+        tiles = (n for n in range(-(-tokens // most), of_device) if of_device % n == 0)
+        found = next((n for n in tiles if shards % n == 0 or n % shards == 0), 1)
+        loss = {"num_vocab_tiling": found} if found > 1 else {}
+    # Each of our axes as the first of MaxText's; fsdp is written also where it is 1.
+    mesh: _Keys = {}
+    if plan.pods > 1:
+        shared = plan.mesh["fsdp_dcn"]
+        mesh["dcn_data_parallelism"] = plan.pods // shared
+        mesh |= {"dcn_fsdp_parallelism": shared} if shared > 1 else {}
+    for ours, theirs in AXES.items():
+        if plan.mesh[ours] > 1 or ours == "fsdp":
+            mesh[f"ici_{theirs[0]}_parallelism"] = plan.mesh[ours]
+    types, quantized = plan.precision, _QUANTIZED.get(plan.precision.compute)
+    return {
+        "run_name": plan.name,
+        **_keys_of_model(model_of_plan(plan)),
+        **kernel,
+        "per_device_batch_size": _share(batch.sequences // accumulated, plan.devices),
+        **({"gradient_accumulation_steps": accumulated} if accumulated > 1 else {}),
+        "max_target_length": batch.length,
+        **loss,
+        **mesh,
+        **_remat_keys(plan),
+        "weight_dtype": _THEIR_TYPES[types.parameters],
+        **({"mu_dtype": _THEIR_TYPES[types.first_moment]} if types.first_moment else {}),
+        "dtype": _THEIR_TYPES.get(types.compute, "bfloat16"),
+        **({"quantization": quantized, "use_qwix_quantization": True} if quantized else {}),
+        **_optimizer_keys(plan),
+        "dataset_type": "synthetic",
+        "init_weights_seed": plan.seed,
+        "enable_checkpointing": False,
+    }
 
 
 def _share(part: int, whole: int) -> int | float:
@@ -294,19 +284,6 @@ def _share(part: int, whole: int) -> int | float:
         return part // whole
     found = part / whole
     return found if int(whole * found) == part else math.nextafter(found, math.inf)
-
-
-def _mesh_keys(plan: Plan) -> _Keys:
-    """Return each of our axes as the first of MaxText's; fsdp is written also where it is 1."""
-    keys: _Keys = {}
-    if plan.pods > 1:
-        shared = plan.mesh["fsdp_dcn"]
-        keys["dcn_data_parallelism"] = plan.pods // shared
-        keys |= {"dcn_fsdp_parallelism": shared} if shared > 1 else {}
-    for ours, theirs in AXES.items():
-        if plan.mesh[ours] > 1 or ours == "fsdp":
-            keys[f"ici_{theirs[0]}_parallelism"] = plan.mesh[ours]
-    return keys
 
 
 def _remat_keys(plan: Plan) -> _Keys:
@@ -340,18 +317,6 @@ def _of_policy(known: Policy, model: Model) -> dict[str, Treatment]:
     return treatments(known, latent=model.latent is not None, gated=model.gated)
 
 
-def _precision_keys(plan: Plan) -> _Keys:
-    types = plan.precision
-    moment = {"mu_dtype": _THEIR_TYPES[types.first_moment]} if types.first_moment else {}
-    quantized = _QUANTIZED.get(types.compute)
-    return {
-        "weight_dtype": _THEIR_TYPES[types.parameters],
-        **moment,
-        "dtype": _THEIR_TYPES.get(types.compute, "bfloat16"),
-        **({"quantization": quantized, "use_qwix_quantization": True} if quantized else {}),
-    }
-
-
 def _optimizer_keys(plan: Plan) -> _Keys:
     steps, optimizer = plan.total_steps, plan.optimizer
     run_steps = min(plan.run_steps or steps, steps)
@@ -366,7 +331,7 @@ def _optimizer_keys(plan: Plan) -> _Keys:
         falling = steps - optimizer.warmup_steps if optimizer.decay == "linear" else 0
         keys |= {"lr_schedule_type": "wsd", "wsd_decay_steps_fraction": _share(falling, steps)}
     keys |= {
-        **{theirs: getattr(optimizer, ours) for ours, theirs in OPTIMIZER.items()},
+        **{theirs: getattr(optimizer, ours) for ours, theirs in conversion.OPTIMIZER.items()},
         "adamw_mask": ["scale", "bias"],
         "gradient_clipping_threshold": optimizer.clip_norm,
     }

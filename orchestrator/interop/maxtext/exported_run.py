@@ -68,7 +68,6 @@ class MaxTextRun:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the keys as words of a command."""
         return tuple(f"{key}={_text(value)}" for key, value in self.keys.items())
 
     @property
@@ -92,7 +91,14 @@ def run_of(plan: Plan, place_of: Callable[[str], str] = lambda _: "") -> MaxText
     """
     unsaid = tuple(_without_keys(plan))
     if not unsaid:
-        device, topology = _device(plan)
+        # The slice as xpk calls it, and as MaxText's ahead-of-time compiler does. A name may be
+        # another shape of the same size: xpk then gets the shape, which MaxText lacks.
+        chip = catalog.chip(plan.chip)
+        size = plan.chips // plan.pods * chip.slices.named_per_chip
+        names = [theirs for theirs, known in CHIPS.items() if known == plan.chip]
+        usual = str(catalog.topology(chip, f"{chip.slices.names[0]}-{size}")) == plan.topology
+        of_xpk = f"{names[0]}-{plan.topology if chip.torus_axes > 2 else size}"
+        device, topology = of_xpk, f"{names[-1]}-{size}" if usual else ""
         run = MaxTextRun(
             name=plan.name,
             keys=keys_of_plan(plan),
@@ -105,19 +111,6 @@ def run_of(plan: Plan, place_of: Callable[[str], str] = lambda _: "") -> MaxText
     if unsaid:
         raise NotForMaxText(tuple(replace(found, place=place_of(found.key)) for found in unsaid))
     return run
-
-
-def _device(plan: Plan) -> tuple[str, str]:
-    """Return the slice as xpk calls it, and as MaxText's ahead-of-time compiler does.
-
-    A name may be another shape of the same size: xpk then gets the shape, which MaxText lacks.
-    """
-    chip = catalog.chip(plan.chip)
-    size = plan.chips // plan.pods * chip.slices.named_per_chip
-    names = [theirs for theirs, known in CHIPS.items() if known == plan.chip]
-    usual = str(catalog.topology(chip, f"{chip.slices.names[0]}-{size}")) == plan.topology
-    of_xpk = f"{names[0]}-{plan.topology if chip.torus_axes > 2 else size}"
-    return of_xpk, f"{names[-1]}-{size}" if usual else ""
 
 
 def _without_keys(plan: Plan) -> Iterator[_Unsaid]:
@@ -162,7 +155,24 @@ def _lost(plan: Plan, run: MaxTextRun) -> Iterator[_Unsaid]:
             value = str(getattr(plan.model, key))
             yield _Unsaid(f"experiment.model.{key}", value, "no such block of MaxText has it")
         return
-    wanted = _leaves(_planned(plan))
+    # What the plan trains, in the form that comes back.
+    batch, libtpu = plan.batch, catalog.chip(plan.chip).libtpu
+    own = {name: option.value for name, option in libtpu.options.items()} if libtpu else {}
+    options = plan.compiler_options
+    wanted = _leaves(
+        Experiment(
+            model=model_of_plan(plan),
+            tokens=plan.total_steps * batch.tokens,
+            batch=Batch(
+                sequences=batch.sequences, length=batch.length, microbatches=batch.microbatches
+            ),
+            optimizer=plan.optimizer,
+            precision=plan.precision,
+            remat=plan.remat,
+            compiler_options={k: v for k, v in options.items() if k not in own or v != own[k]},
+            seed=plan.seed,
+        )
+    )
     got = _leaves(msgspec.convert(imported, Experiment, strict=False))
     for key in sorted(wanted.keys() | got.keys()):
         ours, theirs = wanted.get(key), got.get(key)
@@ -172,25 +182,6 @@ def _lost(plan: Plan, run: MaxTextRun) -> Iterator[_Unsaid]:
         if not is_same:
             value = "null" if ours is None else str(ours)
             yield _Unsaid(f"experiment.{key}", value, "no key of MaxText says it")
-
-
-def _planned(plan: Plan) -> Experiment:
-    """Return what the plan trains, in the form that comes back."""
-    batch, libtpu = plan.batch, catalog.chip(plan.chip).libtpu
-    own = {name: option.value for name, option in libtpu.options.items()} if libtpu else {}
-    options = plan.compiler_options
-    return Experiment(
-        model=model_of_plan(plan),
-        tokens=plan.total_steps * batch.tokens,
-        batch=Batch(
-            sequences=batch.sequences, length=batch.length, microbatches=batch.microbatches
-        ),
-        optimizer=plan.optimizer,
-        precision=plan.precision,
-        remat=plan.remat,
-        compiler_options={k: v for k, v in options.items() if k not in own or v != own[k]},
-        seed=plan.seed,
-    )
 
 
 def _leaves(experiment: Experiment) -> dict[str, Any]:

@@ -64,7 +64,6 @@ class Recipe:
     benchmark: str | None = None
 
     def get(self, key: str, default: Any) -> Any:
-        """Return the value of a key, or its default."""
         found = self.keys.get(key) or self.base.get(key)
         return found.value if found else default
 
@@ -102,7 +101,15 @@ def read_recipe(sources: Sequence[tuple[str, str]], command: int | None = None) 
 
 def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
     try:
-        _check_bounded(text)
+        # Refuse what could grow when values are made of it: aliases, and depth.
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"the alias *{event.anchor} is not served")
+            if depth > _DEEPEST:
+                raise ValueError(f"it has more than {_DEEPEST} levels")
         documents = list(yaml.safe_load_all(text))
         kinds = [set(part) for part in documents if isinstance(part, dict)]
         if any({"apiVersion", "kind"} <= keys for keys in kinds):  # objects of Kubernetes
@@ -125,18 +132,6 @@ def _read_yaml(recipe: Recipe, name: str, text: str) -> None:
                 recipe.base[node.value] = setting
             else:
                 recipe.set(node.value, setting)
-
-
-def _check_bounded(text: str) -> None:
-    """Refuse what could grow when values are made of it: aliases, and depth."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"the alias *{event.anchor} is not served")
-        if depth > _DEEPEST:
-            raise ValueError(f"it has more than {_DEEPEST} levels")
 
 
 # The words of a script, a command line or a manifest.
@@ -204,9 +199,7 @@ class _TrainingCommand:
 def _chosen(
     name: str, commands: Sequence[_TrainingCommand], number: int | None
 ) -> Sequence[_TrainingCommand]:
-    """Return the command of that number; all of them where they train the same run, as one that
-    compiles it before does.
-    """
+    """Return the command of that number; all of them where they train the same run."""
     runs = {
         frozenset(key for key in training.keys if not key[0].startswith("compile"))
         for training in commands

@@ -23,7 +23,6 @@ OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], {}, "default", "none", "disa
 
 @cache
 def _table(name: str) -> dict[str, Any]:
-    """Return a file of tables of MaxText's keys."""
     text = files("orchestrator.interop.maxtext").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -110,7 +109,6 @@ class UsedKeys:
         return int(value)
 
     def is_on(self, key: str) -> bool:
-        """Return whether a key is switched on."""
         return self[key] not in OFF
 
     def refuse(self, key: str, why: str) -> None:
@@ -131,15 +129,13 @@ class UsedKeys:
                 continue
             if _is_irrelevant(key):
                 irrelevant.append(key)
-            elif setting.value not in OFF and not _is_default(key, setting.value):
+                continue
+            # What holds without the key: one part, MaxText's own base, values of its base.
+            value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
+            is_usual = key.endswith("_parallelism") and value == 1
+            is_usual |= (key, value) == ("base_config", "base.yml")
+            is_usual |= value in _base_values().get(key, ())
+            is_usual |= key in DEFAULTS and value == DEFAULTS[key]
+            if setting.value not in OFF and not is_usual:
                 self.refuse(key, _INSTEAD.get(key, "is not served"))
         return tuple(sorted(irrelevant))
-
-
-def _is_default(key: str, value: Any) -> bool:
-    """Return whether it says what holds without it."""
-    is_whole = key.endswith("_parallelism") and value == 1
-    adds_to_base = (key, value) == ("base_config", "base.yml")
-    plain = list(value) if isinstance(value, tuple) else value
-    known = (*_base_values().get(key, ()), *((DEFAULTS[key],) if key in DEFAULTS else ()))
-    return is_whole or adds_to_base or plain in known
