@@ -14,7 +14,7 @@ from orchestrator.proving.compiled import (
     DcnSend,
 )
 from orchestrator.values.model import Model
-from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind, Link, Plan
+from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link, Plan
 from orchestrator.values.proof import (
     PROOF_SCHEMA,
     ComparedCollective,
@@ -168,16 +168,9 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     )
     if not plan.ledger_describes_trainer:
         return _without_forecast(proof)
-    missed = _disagreements(plan, proof, compiled.summary.uncounted)
-    return replace(proof, agrees=not missed, disagreements=missed)
-
-
-def _disagreements(
-    plan: Plan, proof: Proof, uncounted: tuple[str, ...]
-) -> tuple[Disagreement, ...]:
-    """Where the Forecast is off, beyond its tolerances."""
+    # Where the Forecast is off, beyond its tolerances.
     expected_flops = proof.forecast_flops_per_device or 0
-    return (
+    missed = (
         *_memory_disagreements(
             proof.peak_hbm_bytes_per_device, plan.forecast.memory_bytes_per_device
         ),
@@ -186,8 +179,12 @@ def _disagreements(
         ),
         *_payload_disagreements(proof.collectives, _reported_bytes(plan.model)),
         *_flops_disagreements(proof.flops_per_device, expected_flops),
-        *(Disagreement(code="uncounted_kernel", kernel=name) for name in uncounted),
+        *(
+            Disagreement(code="uncounted_kernel", kernel=name)
+            for name in compiled.summary.uncounted
+        ),
     )
+    return replace(proof, agrees=not missed, disagreements=missed)
 
 
 def _without_forecast(proof: Proof) -> Proof:
@@ -226,7 +223,16 @@ def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
     for line in largest.lines:
-        for name, size in _by_class(plan, line).items():
+        # A line of memory by class. Copies and fillings are parameters, moments and gradients.
+        if line.kind not in _STORED:
+            by_class = {_CLASS_OF.get(line.kind, _WORKING): line.value}
+        else:
+            elements = line.inputs[_STORED[line.kind]]
+            parameters = DTYPE_BYTES[plan.precision.parameters] * elements
+            moments = moment_bytes(plan.optimizer, plan.precision) * elements
+            gradients = line.value - parameters - moments
+            by_class = {"parameters": parameters, "optimizer": moments, "gradients": gradients}
+        for name, size in by_class.items():
             forecast[name] += size
     live = compiled.summary.live_bytes
     return tuple(
@@ -234,17 +240,6 @@ def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
         for name in sorted({*live, *forecast}, key=lambda name: (-live.get(name, 0.0), name))
         if live.get(name) or forecast.get(name)
     )
-
-
-def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
-    """A line of memory by class. Copies and fillings are parameters, moments and gradients."""
-    if line.kind not in _STORED:
-        return {_CLASS_OF.get(line.kind, _WORKING): line.value}
-    elements = line.inputs[_STORED[line.kind]]
-    parameters = DTYPE_BYTES[plan.precision.parameters] * elements
-    moments = moment_bytes(plan.optimizer, plan.precision) * elements
-    gradients = line.value - parameters - moments
-    return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
 
 
 def _memory_disagreements(
@@ -267,7 +262,16 @@ def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedColle
         forecast[axes, one.link, one.kind, one.dtype] += one.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
-    for key, size, count in _compiled_collectives(compiled):
+    inside: list[tuple[_Key, float, float]] = [
+        ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
+        for one in compiled.summary.collectives
+        if one.payload_bytes
+    ]
+    across: list[tuple[_Key, float, float]] = [
+        ((one.axes, "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
+        for one in compiled.summary.sends
+    ]
+    for key, size, count in [*inside, *across]:
         payload[key] += size
         calls[key] += count
     return tuple(
@@ -282,19 +286,6 @@ def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedColle
         )
         for key in sorted({*forecast, *payload})
     )
-
-
-def _compiled_collectives(compiled: Compiled) -> list[tuple[_Key, float, float]]:
-    inside: list[tuple[_Key, float, float]] = [
-        ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.summary.collectives
-        if one.payload_bytes
-    ]
-    across: list[tuple[_Key, float, float]] = [
-        ((one.axes, "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.summary.sends
-    ]
-    return [*inside, *across]
 
 
 def _reported_bytes(model: Model) -> float:

@@ -40,7 +40,7 @@ from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import Pricing, summarize
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import ScheduleRates, SliceTorus
+from orchestrator.values.proof import SliceTorus
 from trainers.contract import load, lower
 from trainers.mesh import mesh_of
 
@@ -115,17 +115,27 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
         Path(request.text_path).write_text(text, encoding="utf-8")
     mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
     devices = list(mesh.devices.flat)
+    # The rates, with torus coordinates of the devices of one slice as the program numbers them.
+    rates = request.rates
+    if rates is None:
+        pricing = None
+    else:
+        in_slice = devices[: plan.devices_per_slice]
+        pricing = Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
+    # The mesh of slices.
     return Compiled(
         memory=_memory(executable.memory_analysis()),
         summary=summarize(
             program_of(text),
             _mesh(plan, devices),
-            _between(plan),
+            DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"}),
             plan.model.layers,
-            _pricing(plan, devices, request.rates),
+            pricing,
         ),
         compile_s=compile_s,
-        compiler_memory_bytes=_peak_memory_bytes(),
+        compiler_memory_bytes=float(
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
+        ),
         versions={package: metadata.version(package) for package in PACKAGES},
         code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened.paths),
     )
@@ -159,23 +169,10 @@ def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
     return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
 
 
-def _pricing(plan: Plan, devices: list[jax.Device], rates: ScheduleRates | None) -> Pricing | None:
-    """The rates, with torus coordinates of the devices of one slice as the program numbers them."""
-    if rates is None:
-        return None
-    in_slice = devices[: plan.devices_per_slice]
-    return Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
-
-
 def _coordinates(device: Any, torus: SliceTorus) -> tuple[int, ...]:
     if torus.devices_per_chip > 1:
         return (*device.coords[: len(torus.lengths) - 1], device.core_on_chip)
     return tuple(device.coords[: len(torus.lengths)])
-
-
-def _between(plan: Plan) -> DeviceMesh:
-    """The mesh of slices."""
-    return DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"})
 
 
 def _memory(analysis: Any) -> CompiledMemory:
@@ -188,10 +185,6 @@ def _memory(analysis: Any) -> CompiledMemory:
         code=analysis.generated_code_size_in_bytes,
         host=analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes,
     )
-
-
-def _peak_memory_bytes() -> float:
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
 
 
 if __name__ == "__main__":

@@ -206,7 +206,14 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
             f"experiment.compiler_options: {option[1]} is not an option of this TPU compiler"
         )
     if failure.exit_code is not None:
-        return _exit_error(failure, failure.exit_code)
+        # The error for a process that ended before it answered.
+        if check := _CHECK.search(failure.message):
+            return ProofUnavailable(_check_text(check[1], check[2], failure.message))
+        if failure.exit_code > 0:
+            return ProofUnavailable(f"cannot prove: {_python_error(failure.message)}")
+        name = Signals(-failure.exit_code).name
+        why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
+        return ProofUnavailable(f"cannot prove: the TPU compiler was ended by {name}{why}")
     if "topology" in failure.message.lower():
         return SpecError(
             f"the TPU compiler knows no {plan.chip} slice {plan.topology}: {_first_line(failure)}"
@@ -214,17 +221,6 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
     if check := _INTERNAL.search(failure.message):
         return ProofUnavailable(_check_text(check[1], check[2], failure.message))
     return ProofUnavailable(f"cannot prove: the TPU compiler failed: {_first_line(failure)}")
-
-
-def _exit_error(failure: CompileFailure, exit_code: int) -> ProofUnavailable:
-    """The error for a process that ended before it answered."""
-    if check := _CHECK.search(failure.message):
-        return ProofUnavailable(_check_text(check[1], check[2], failure.message))
-    if exit_code > 0:
-        return ProofUnavailable(f"cannot prove: {_python_error(failure.message)}")
-    name = Signals(-exit_code).name
-    why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
-    return ProofUnavailable(f"cannot prove: the TPU compiler was ended by {name}{why}")
 
 
 def _python_error(traceback: str) -> str:

@@ -95,12 +95,29 @@ class _LivenessPass:
         self.of: dict[str, _Buffers] = {}
         for instruction in self.order:
             self.of[instruction.name] = self._assigned(instruction)
-        self._settle(results)
+        # Put the results of the computation where they must end.
+        root = self.of[self.where.root.name]
+        moved = {
+            new: old
+            for new, old in zip(root, results, strict=False)
+            if new and old and new.computation == self.where.name
+        }
+        outside = {buffer for buffers in self.given.values() for buffer in buffers}
+        moved = {new: old for new, old in moved.items() if new not in outside}
+        for name, buffers in self.of.items():
+            self.of[name] = tuple(moved.get(b, b) if b else None for b in buffers)
 
     def peak(self) -> _Peak:
         """The peak, with what called computations need."""
         outside = {buffer for buffers in self.given.values() for buffer in buffers}
-        last = self._last_reads()
+        last: dict[_LiveBuffer, int] = {}
+        for at, instruction in enumerate(self.order):
+            if instruction.opcode in _FORWARDS and instruction.opcode != "while":
+                continue
+            for operand in instruction.operands:
+                last.update(dict.fromkeys((b for b in self.of[operand] if b), at))
+        ends = (buffer for buffer in self.of[self.where.root.name] if buffer)
+        last.update(dict.fromkeys(ends, len(self.order)))
         live: set[_LiveBuffer] = set()
         worst = _Peak(0.0, ())
         for at, instruction in enumerate(self.order):
@@ -120,21 +137,20 @@ class _LivenessPass:
         if opcode in _HOLDS_NOTHING or opcode == "constant":
             return (None,) * len(instruction.arrays)
         if opcode in _FORWARDS:
-            return self._forwarded(instruction)
+            if instruction.opcode == "tuple":
+                return tuple(
+                    self._operand(instruction, i) for i in range(len(instruction.operands))
+                )
+            source = self.of[instruction.operands[0]]
+            if instruction.opcode == "get-tuple-element":
+                return (source[int(instruction.attribute("index"))],)
+            if instruction.opcode == "slice-done":
+                return (source[1],)
+            return source[: len(instruction.arrays)]
         buffers = list(_new(self.where, instruction))
         for element, operand in self._shared(instruction):
             buffers[element] = self._operand(instruction, operand)
         return tuple(buffers)
-
-    def _forwarded(self, instruction: Instruction) -> _Buffers:
-        if instruction.opcode == "tuple":
-            return tuple(self._operand(instruction, i) for i in range(len(instruction.operands)))
-        source = self.of[instruction.operands[0]]
-        if instruction.opcode == "get-tuple-element":
-            return (source[int(instruction.attribute("index"))],)
-        if instruction.opcode == "slice-done":
-            return (source[1],)
-        return source[: len(instruction.arrays)]
 
     def _operand(self, instruction: Instruction, place: int) -> _LiveBuffer | None:
         buffers = self.of[instruction.operands[place]]
@@ -154,30 +170,6 @@ class _LivenessPass:
             sharing = [int(index.strip('"')) for index in indices.split(",")]
             operands = [index for index in sharing if index < count]
             yield from ((i - count, operands[0]) for i in sharing if operands and i >= count)
-
-    def _settle(self, results: _Buffers) -> None:
-        """Put the results of the computation where they must end."""
-        root = self.of[self.where.root.name]
-        moved = {
-            new: old
-            for new, old in zip(root, results, strict=False)
-            if new and old and new.computation == self.where.name
-        }
-        outside = {buffer for buffers in self.given.values() for buffer in buffers}
-        moved = {new: old for new, old in moved.items() if new not in outside}
-        for name, buffers in self.of.items():
-            self.of[name] = tuple(moved.get(b, b) if b else None for b in buffers)
-
-    def _last_reads(self) -> dict[_LiveBuffer, int]:
-        last: dict[_LiveBuffer, int] = {}
-        for at, instruction in enumerate(self.order):
-            if instruction.opcode in _FORWARDS and instruction.opcode != "while":
-                continue
-            for operand in instruction.operands:
-                last.update(dict.fromkeys((b for b in self.of[operand] if b), at))
-        ends = (buffer for buffer in self.of[self.where.root.name] if buffer)
-        last.update(dict.fromkeys(ends, len(self.order)))
-        return last
 
     def _inside(self, instruction: Instruction) -> _Peak:
         """Bytes that a loop or a call needs in addition to its inputs."""
@@ -238,7 +230,11 @@ class BufferClasses:
         if argument:
             return argument if argument in _CLASSES else _STATE
         dimensions = self._array(buffer).dimensions
-        if self._is_copy(buffer):
+        # Whether the buffer holds a parameter only.
+        origins = map(
+            self.flow.instruction, self.flow.origins(self._value(buffer), _CHANGES_NOTHING)
+        )
+        if all(_path(origin).startswith(_PARAMETERS) for origin in origins):
             return _COPIES
         if dimensions in self._parameter_shapes:
             return _GRADIENTS
@@ -278,13 +274,6 @@ class BufferClasses:
         instruction = self._instruction(buffer)
         is_entry = buffer.computation == self.flow.program.entry.name
         return _path(instruction) if is_entry and instruction.opcode == "parameter" else ""
-
-    def _is_copy(self, buffer: _LiveBuffer) -> bool:
-        """Whether the buffer holds a parameter only."""
-        origins = map(
-            self.flow.instruction, self.flow.origins(self._value(buffer), _CHANGES_NOTHING)
-        )
-        return all(_path(origin).startswith(_PARAMETERS) for origin in origins)
 
     @cached_property
     def _parameter_shapes(self) -> set[tuple[int, ...]]:

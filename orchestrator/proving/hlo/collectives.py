@@ -19,7 +19,7 @@ import numpy as np
 
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, Value
 from orchestrator.proving.hlo.execution_counts import Visit
-from orchestrator.proving.hlo.program import Array, Computation, Instruction, numbers
+from orchestrator.proving.hlo.program import Instruction, numbers
 
 # The mesh axes in which the devices of a collective differ.
 
@@ -189,7 +189,13 @@ def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator
         logical = _logical_kind(flow, runs, given, result)
         array = flow.array(given)
         volume = array.bytes * (len(group) if kind == GATHER else 1)
-        unpadded = _unpadded_bytes(flow, where, given, logical, volume)
+        # The volume without padding; nothing for a permute that puts padded parts in place.
+        if where.name.startswith(SCATTERS) and where.parameters:
+            arrays = [one.arrays[0] for one in where.parameters.values()]
+            size = sum(array.bytes for array in arrays if array.dtype == flow.array(given).dtype)
+            unpadded = min(volume, size) or volume
+        else:
+            unpadded = 0.0 if logical == SCATTER and _is_put_in_place(flow, given) else volume
         yield CollectivePayload(
             name=instruction.name,
             kind=logical,
@@ -224,7 +230,10 @@ def _logical_kind(flow: Dataflow, runs: str, given: Value, result: Value) -> str
         return SCATTER if _is_added_to(flow, result) else GATHER
     if runs != _REDUCE:
         return runs
-    if _is_set_into_zeros(flow, given):
+    made = [flow.instruction(end) for end in flow.origins(given)]
+    if all(instruction.opcode == "dynamic-update-slice" for instruction in made) and all(
+        _fills(flow, end) for end in flow.origins(given)
+    ):
         return GATHER
     return SCATTER if any(_is_sliced(flow, one) for one in _ends(flow, result)) else _REDUCE
 
@@ -249,17 +258,6 @@ def _ends(flow: Dataflow, result: Value) -> list[Value]:
     ]
 
 
-def _unpadded_bytes(
-    flow: Dataflow, where: Computation, given: Value, logical: str, volume: float
-) -> float:
-    """The volume without padding; nothing for a permute that puts padded parts in place."""
-    if where.name.startswith(SCATTERS) and where.parameters:
-        arrays = [one.arrays[0] for one in where.parameters.values()]
-        size = sum(array.bytes for array in arrays if array.dtype == flow.array(given).dtype)
-        return min(volume, size) or volume
-    return 0.0 if logical == SCATTER and _is_put_in_place(flow, given) else volume
-
-
 def _is_put_in_place(flow: Dataflow, given: Value) -> bool:
     """Whether it is a part that a padded reduce-scatter leaves here."""
     return any(end.computation.startswith(SCATTERS) for end in flow.origins(given, _SLICES))
@@ -269,13 +267,6 @@ def _is_added_to(flow: Dataflow, result: Value) -> bool:
     """Whether a ring adds to what it passes on."""
     return any(
         reader.opcode == "add" for at in flow.copies(result) for reader, _ in flow.readers(at)
-    )
-
-
-def _is_set_into_zeros(flow: Dataflow, given: Value) -> bool:
-    made = [flow.instruction(end) for end in flow.origins(given)]
-    return all(instruction.opcode == "dynamic-update-slice" for instruction in made) and all(
-        _fills(flow, end) for end in flow.origins(given)
     )
 
 
@@ -358,8 +349,15 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
     kind, members = transfer_of(send)
     pods = len(members)
     padded = flow.array(given)
-    logical = _logical(flow, given)
+    # The array before it was put into a larger one, of whole tiles: the smallest that it was.
+    arrays, at = [flow.array(given)], given
+    while sources := flow.sources(at):
+        at = sources[0]
+        arrays.append(flow.array(at))
+    logical = min(arrays, key=lambda one: one.bytes)
     shards = pods if kind == GATHER else 1
+    # Whether it comes from the program's arguments, without a computation that mixes them.
+    ancestors = flow.ancestors(given, lambda at: at.opcode in _MIXES)
     yield DcnPayload(
         name=send.quoted(RENDEZVOUS),
         kind=kind,
@@ -369,34 +367,24 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
         times=times,
         places=tuple(_places(flow, given)),
         in_backward=_is_in_backward(flow, given),
-        is_stored=_is_stored(flow, given),
+        is_stored=all(one.opcode not in _MIXES for one in ancestors),
         axes=slices.axes_of(members),
     )
 
 
 def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:
     """The collective that a send belongs to, and the slices that exchange it."""
-    return _DCN_KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE), _members(send)
-
-
-def _members(send: Instruction) -> tuple[int, ...]:
-    """The slices of the first group that exchange something; the compiler counts them from one."""
+    # The slices of the first group that exchange something; the compiler counts them from one.
     target = _TARGET.search(send.rest)
     if target is None:
-        return ()
-    every, group = target.groups()
-    if every:
-        return tuple(number - 1 for number in numbers(every))
-    return tuple(number // _OF_A_SLICE - 1 for number in numbers(group))
-
-
-def _logical(flow: Dataflow, sent: Value) -> Array:
-    """The array before it was put into a larger one, of whole tiles: the smallest that it was."""
-    arrays, at = [flow.array(sent)], sent
-    while sources := flow.sources(at):
-        at = sources[0]
-        arrays.append(flow.array(at))
-    return min(arrays, key=lambda one: one.bytes)
+        members = ()
+    else:
+        every, group = target.groups()
+        if every:
+            members = tuple(number - 1 for number in numbers(every))
+        else:
+            members = tuple(number // _OF_A_SLICE - 1 for number in numbers(group))
+    return _DCN_KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE), members
 
 
 def _places(flow: Dataflow, sent: Value) -> list[str]:
@@ -413,12 +401,6 @@ def _places(flow: Dataflow, sent: Value) -> list[str]:
 
 def _line(flow: Dataflow, instruction: Instruction) -> str:
     return flow.program.sources.trainer_line(instruction.frame)
-
-
-def _is_stored(flow: Dataflow, sent: Value) -> bool:
-    """Whether it comes from the program's arguments, without a computation that mixes them."""
-    ancestors = flow.ancestors(sent, lambda at: at.opcode in _MIXES)
-    return all(one.opcode not in _MIXES for one in ancestors)
 
 
 def _is_in_backward(flow: Dataflow, sent: Value) -> bool:

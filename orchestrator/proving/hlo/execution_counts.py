@@ -165,7 +165,13 @@ def _value(program: HloProgram, where: Computation, instruction: Instruction) ->
     if instruction.opcode in {"add", "subtract"}:
         return _sum(program, where, instruction)
     if instruction.opcode == "fusion":
-        return _fused(program, where, instruction)
+        # The result of a fusion, with its operands in place of its parameters.
+        [fused] = program.called(instruction)
+        inner = _value(program, fused, fused.root)
+        if inner.slot is None:
+            return inner
+        given = _value(program, where, where.operand(instruction, inner.slot))
+        return _LoopValue(given.offset + inner.offset, given.slot)
     raise UnknownTrips(f"{instruction.name} is a {instruction.opcode}")
 
 
@@ -178,13 +184,3 @@ def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> _
         raise UnknownTrips(f"{instruction.name} counts from a constant down")
     slot = left.slot if left.slot is not None else right.slot
     return _LoopValue(left.offset + sign * right.offset, slot)
-
-
-def _fused(program: HloProgram, where: Computation, instruction: Instruction) -> _LoopValue:
-    """The result of a fusion, with its operands in place of its parameters."""
-    [fused] = program.called(instruction)
-    inner = _value(program, fused, fused.root)
-    if inner.slot is None:
-        return inner
-    given = _value(program, where, where.operand(instruction, inner.slot))
-    return _LoopValue(given.offset + inner.offset, given.slot)

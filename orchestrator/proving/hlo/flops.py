@@ -54,7 +54,8 @@ def _window_flops(where: Computation, product: Instruction) -> int:
         "kernel": dict(zip(kernel, where.operand(product, 1).arrays[0].dimensions, strict=True)),
         "out": dict(zip(out, product.arrays[0].dimensions, strict=True)),
     }
-    window = _window(product)
+    # `{size=4x1 pad=3_3x0_0}` as the values of each spatial dimension.
+    window = {key: value.split("x") for key, value in _WINDOW.findall(product.braced("window"))}
     spatial = [label for label in out if label.isdigit()]
     pairs = prod(
         _pairs(sizes, label, {key: values[int(label)] for key, values in window.items()})
@@ -62,11 +63,6 @@ def _window_flops(where: Computation, product: Instruction) -> int:
     )
     batch, features = sizes["out"]["b"], sizes["out"]["f"]
     return _MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
-
-
-def _window(product: Instruction) -> dict[str, list[str]]:
-    """`{size=4x1 pad=3_3x0_0}` as the values of each spatial dimension."""
-    return {key: value.split("x") for key, value in _WINDOW.findall(product.braced("window"))}
 
 
 def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str]) -> int:
@@ -118,7 +114,18 @@ def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -
     if _METADATA in kernel.op_name:
         return 0.0
     if _GROUPED.search(kernel.op_name):
-        return _grouped_flops(where, kernel)
+        # A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows. One of its three arrays
+        # of floats holds the weights of all experts; the others have the rows. Its table of visits
+        # has one for each tile, and one for each expert that may begin within a tile.
+        read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
+        tensors = [
+            one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")
+        ]
+        [(experts, *edges)] = [sizes for sizes in tensors if len(sizes) == 3]
+        rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
+        visits = max(one.elements for one in read if one.dtype.startswith("s"))
+        tile = rows / (visits - experts + 1)
+        return _MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
     return _splash_flops(program, where, kernel, splash[1]) if splash else None
 
 
@@ -152,21 +159,6 @@ def _visited_blocks(program: HloProgram, where: Computation, kernel: Instruction
     of_head = part.elements / part.dimensions[0]
     visited = sum(int(kind) > 0 for kind in re.findall(r"\d+", whole.arguments))
     return visited / whole.arrays[0].elements * of_head
-
-
-def _grouped_flops(where: Computation, kernel: Instruction) -> float:
-    """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
-
-    One of its three arrays of floats holds the weights of all experts; the others have the rows.
-    Its table of visits has one for each tile, and one for each expert that may begin within a tile.
-    """
-    read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
-    tensors = [one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")]
-    [(experts, *edges)] = [sizes for sizes in tensors if len(sizes) == 3]
-    rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
-    visits = max(one.elements for one in read if one.dtype.startswith("s"))
-    tile = rows / (visits - experts + 1)
-    return _MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
 
 
 def _setting(kernel: Instruction, key: str) -> str:

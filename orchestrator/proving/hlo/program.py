@@ -74,7 +74,14 @@ def _once_each(stack: list[_SourceLine]) -> list[_SourceLine]:
 
 def _trainer_line(place: _SourceLine) -> str:
     """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of a library or of orch."""
-    path = _trainer_path(place.file)
+    # Its path below `trainers/`; for a trainer from elsewhere, its last folder and its name.
+    file = place.file
+    _, folder, inside = file.rpartition("trainers/")
+    if folder:
+        path = "" if inside == _CALLER else f"{folder}{inside}"
+    else:
+        is_trainer = file.startswith("/") and not any(part in file for part in _NO_TRAINERS)
+        path = "/".join(file.rsplit("/", 2)[1:]) if is_trainer else ""
     function = place.function.replace("<locals>.", "")
     return f"{path}:{place.line} ({function})" if path else ""
 
@@ -84,15 +91,6 @@ def _package_line(place: _SourceLine) -> str:
     _, folder, inside = place.file.rpartition("/site-packages/")
     is_library = not folder or inside.split("/")[0] in _LIBRARIES
     return "" if is_library else f"{inside}:{place.line} ({place.function})"
-
-
-def _trainer_path(file: str) -> str:
-    """Its path below `trainers/`; for a trainer from elsewhere, its last folder and its name."""
-    _, folder, inside = file.rpartition("trainers/")
-    if folder:
-        return "" if inside == _CALLER else f"{folder}{inside}"
-    is_trainer = file.startswith("/") and not any(part in file for part in _NO_TRAINERS)
-    return "/".join(file.rsplit("/", 2)[1:]) if is_trainer else ""
 
 
 def _source_tables(lines: list[str]) -> _SourceTables:

@@ -67,7 +67,11 @@ class _Attribution:
         if one.opcode != "fusion":
             return ()
         [fused] = self.program.called(one)
-        inner = (self.program.sources.program_lines(x.frame) for x in _from_root(fused))
+        # What a fusion contains, its result first.
+        inner = (
+            self.program.sources.program_lines(x.frame)
+            for x in list(fused.instructions.values())[::-1]
+        )
         return next(filter(None, inner), ())
 
     def _nearest(self, one: Instruction, near: Callable[[Instruction], Iterable[str]]) -> Lines:
@@ -91,11 +95,6 @@ class _Attribution:
             for operand in one.operands:
                 readers[operand].append(one.name)
         return readers
-
-
-def _from_root(fused: Computation) -> list[Instruction]:
-    """What a fusion contains, its result first."""
-    return list(fused.instructions.values())[::-1]
 
 
 _Kind = Literal["product", "kernel", "copy", "other"]

@@ -144,7 +144,13 @@ class _ScheduleSummary:
             key = one.kind, one.axes, one.link, one.algorithm, sent.asynchronous
             alike[*key, _last(sent.lines)].append(sent)
         found = [self._collective(sents) for sents in alike.values()]
-        long = (one for one in found if max(_sent_s(one), one.exposed_s) >= least_s)
+        # Seconds on a link to elsewhere: what only goes into the chip's fast memory matters where
+        # it is waited for.
+        long = (
+            one
+            for one in found
+            if max(0.0 if one.link == "hbm" else one.wire_s, one.exposed_s) >= least_s
+        )
         return tuple(sorted(long, key=lambda one: (-one.exposed_s, -one.wire_s, one.line)))
 
     def _collective(self, sents: list[Sent]) -> ScheduledCollective:
@@ -215,13 +221,6 @@ def _described(event: SimulatedEvent) -> tuple[str, str, str]:
 def _last(lines: Lines) -> str:
     """The innermost line."""
     return lines[-1] if lines else _UNKNOWN
-
-
-def _sent_s(one: ScheduledCollective) -> float:
-    """Seconds on a link to elsewhere: what only goes into the chip's fast memory matters where it
-    is waited for.
-    """
-    return 0.0 if one.link == "hbm" else one.wire_s
 
 
 _DTYPES = {"f32": "fp32"}  # as the Plan calls them

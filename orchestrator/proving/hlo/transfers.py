@@ -20,7 +20,7 @@ from orchestrator.proving.hlo.collectives import (
     pairs_text,
     sent_bytes,
 )
-from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Instruction
+from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
 
 # The links of one slice: how fast its devices exchange, and which links an exchange keeps busy.
@@ -180,7 +180,10 @@ class TransferReader:
                 where.operand(one, place).arrays[0].bytes for place in range(len(one.operands))
             )
         if kind == PERMUTE:
-            return self._permute(one, size)
+            per_byte, hops, links = self._permuted(pairs_text(one))
+            seconds = size * per_byte + hops * self.links.torus.hop_s
+            axes = self.mesh.axes_of(chain(one).members)
+            return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
         if where.name.startswith(SCATTERS):
             kind = SCATTER
         members = first_group(one, self.program.partitions)
@@ -191,12 +194,6 @@ class TransferReader:
         seconds = moved / rate + hops * self.links.torus.hop_s if len(members) > 1 else 0.0
         axes = self.mesh.axes_of(members)
         return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
-
-    def _permute(self, one: Instruction, size: float) -> Transfer:
-        per_byte, hops, links = self._permuted(pairs_text(one))
-        seconds = size * per_byte + hops * self.links.torus.hop_s
-        axes = self.mesh.axes_of(chain(one).members)
-        return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
 
     def _group(self, members: tuple[int, ...], axes: int | None) -> _Way:
         if (members, axes) not in self.groups:
@@ -212,12 +209,19 @@ class TransferReader:
 
     def copy(self, one: Instruction) -> Transfer:
         """An asynchronous copy: to or from the host, or into the chip's fast memory."""
-        size = _moved(one.arrays)
+        # The part that moves is the smallest: the others are what it is cut from or put into.
+        arrays = one.arrays
+        sizes = [one.bytes for one in arrays if one.elements > 1]
+        floats = [one.bytes for one in arrays if one.elements > 1 and one.dtype[0] in "bf"]
+        size = min(floats or sizes or [0.0])
         if _HOST_SPACE not in one.shape:
             return Transfer(
                 "prefetch", (), "hbm", "", size, size / self.rates.hbm_bytes_per_s, "hbm"
             )
-        to_host = _is_to_host(one)
+        # Whether the result is the host's: the first array of a copy, the last but one of a slice.
+        results = [array for array in one.arrays if array.elements > 1]
+        place = 0 if one.opcode == "copy-start" else -1
+        to_host = bool(results) and _HOST_SPACE in results[place].layout
         rate = self.rates.host_bytes_per_s
         seconds = size / rate if rate else 0.0
         name = "offload" if to_host else "fetch"
@@ -302,17 +306,3 @@ def chain_of(program: HloProgram, fusion: Instruction) -> str:
     """The number that joins the parts of an asynchronous collective in fusions."""
     found = (_CHAIN.search(one.rest) for _, one in inside(program, fusion))
     return next((match[1] for match in found if match), "")
-
-
-def _moved(arrays: tuple[Array, ...]) -> float:
-    """The part that moves is the smallest: the others are what it is cut from or put into."""
-    sizes = [one.bytes for one in arrays if one.elements > 1]
-    floats = [one.bytes for one in arrays if one.elements > 1 and one.dtype[0] in "bf"]
-    return min(floats or sizes or [0.0])
-
-
-def _is_to_host(one: Instruction) -> bool:
-    """Whether the result is the host's: the first array of a copy, the last but one of a slice."""
-    results = [array for array in one.arrays if array.elements > 1]
-    place = 0 if one.opcode == "copy-start" else -1
-    return bool(results) and _HOST_SPACE in results[place].layout
