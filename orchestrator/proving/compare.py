@@ -1,18 +1,12 @@
-"""Compare a compiled program with the Forecast, line by line."""
+"""Compare a compiled program with the Forecast, line by line, and two proofs with each other."""
 
 from collections import defaultdict
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from orchestrator.formatting import GIB
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
-from orchestrator.proving.compiled import (
-    GROUPED_MATMUL,
-    PRODUCTS,
-    REPEATED,
-    Compiled,
-    CompiledCollective,
-    DcnSend,
-)
+from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED, Compiled, DcnSend
 from orchestrator.values.model import Model
 from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link, Plan
 from orchestrator.values.proof import (
@@ -27,6 +21,7 @@ from orchestrator.values.proof import (
     FaultCode,
     Payload,
     Proof,
+    Schedule,
 )
 
 # Check that pods exchange what the plan says, and nothing else.
@@ -45,32 +40,32 @@ _LINES: dict[Payload, tuple[LineKind, ...]] = {
 
 def _crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
     """Everything that is sent to other pods, the most bytes first."""
-    ordered = sorted(sends, key=lambda send: (-send.payload_bytes, send.name))
-    return tuple(
-        DcnCrossing(
-            name=send.name,
-            kind=send.kind,
-            dtype=send.dtype,
-            bytes_per_step=send.payload_bytes,
-            calls_per_step=send.calls,
-            places=send.places,
-            carries=_payload(send),
-            axes=send.axes,
+    crossed = []
+    for send in sorted(sends, key=lambda send: (-send.payload_bytes, send.name)):
+        carries: Payload = "other"
+        if send.kind in _SUMS and send.in_backward:
+            carries = "gradients"
+        elif send.kind == _GATHER and send.is_stored:
+            carries = "weights"
+        crossed.append(
+            DcnCrossing(
+                name=send.name,
+                kind=send.kind,
+                dtype=send.dtype,
+                bytes_per_step=send.payload_bytes,
+                calls_per_step=send.calls,
+                places=send.places,
+                carries=carries,
+                axes=send.axes,
+            )
         )
-        for send in ordered
-    )
-
-
-def _payload(send: DcnSend) -> Payload:
-    """What a send carries, by its kind and by what it depends on."""
-    if send.kind in _SUMS and send.in_backward:
-        return "gradients"
-    return "weights" if send.kind == _GATHER and send.is_stored else "other"
+    return tuple(crossed)
 
 
 def _carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
     """Whether nothing but gradients and a few scalars crosses."""
-    return _bytes([one for one in crossed if one.carries != "gradients"]) <= _SCALARS_BYTES
+    others = [crossing for crossing in crossed if crossing.carries != "gradients"]
+    return _bytes(others) <= _SCALARS_BYTES
 
 
 def _faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
@@ -78,33 +73,34 @@ def _faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault
     planned = {what: _forecast_bytes(plan, what) for what in _LINES}
     # Another trainer has no Forecast, but gradients may always cross.
     expected = {"gradients", *(what for what, size in planned.items() if size)}
-    others = [one for one in crossed if one.carries not in expected]
-    result = []
+    others = [crossing for crossing in crossed if crossing.carries not in expected]
+    faults: list[tuple[FaultCode, DcnCrossing, float, float]] = []
     if _bytes(others) > _SCALARS_BYTES:
-        result += [_fault("not_planned", one, one.bytes_per_step, 0.0) for one in others]
+        faults += [("not_planned", crossing, crossing.bytes_per_step, 0.0) for crossing in others]
     for what in sorted(expected):
-        sent = [one for one in crossed if one.carries == what]
-        is_over = _bytes(sent) > planned[what] * _ROUNDED_SHARE + _SCALARS_BYTES
+        alike = [crossing for crossing in crossed if crossing.carries == what]
+        is_over = _bytes(alike) > planned[what] * _ROUNDED_SHARE + _SCALARS_BYTES
         if is_over and plan.ledger_describes_trainer:
-            result.append(_fault("too_many_bytes", sent[0], _bytes(sent), planned[what]))
-    return tuple(result)
-
-
-def _fault(code: FaultCode, crossing: DcnCrossing, size: float, allowed: float) -> CrossingFault:
-    return CrossingFault(
-        code=code, crossing=crossing, bytes_per_step=size, allowed_bytes_per_step=allowed
+            faults.append(("too_many_bytes", alike[0], _bytes(alike), planned[what]))
+    return tuple(
+        CrossingFault(
+            code=code, crossing=crossing, bytes_per_step=size, allowed_bytes_per_step=allowed
+        )
+        for code, crossing, size, allowed in faults
     )
 
 
 def _bytes(crossed: list[DcnCrossing]) -> float:
-    return sum(one.bytes_per_step for one in crossed)
+    return sum(crossing.bytes_per_step for crossing in crossed)
 
 
 def _forecast_bytes(plan: Plan, what: Payload) -> float:
     """What the Forecast sends between pods, of one payload."""
-    lines = (line for line in plan.forecast.time if line.kind in _LINES[what])
-    sent = (line.collective for line in lines if line.collective)
-    return sum(one.bytes_per_step for one in sent if one.link == "dcn")
+    return sum(
+        line.collective.bytes_per_step
+        for line in plan.forecast.time
+        if line.kind in _LINES[what] and line.collective and line.collective.link == "dcn"
+    )
 
 
 # A Forecast agrees within these; for memory, within the larger of the two.
@@ -129,7 +125,11 @@ _Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
 def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     """The verdict on a plan that the compiler accepts, without suggestions."""
-    peak, forecast = _hbm_peak(compiled), plan.forecast
+    forecast = plan.forecast
+    # Where a program uses the host's memory, the compiler's own number is that of the memory that
+    # holds more; the program's text says which buffers are in HBM.
+    on_host, live_bytes = compiled.memory.host, compiled.summary.live_bytes
+    peak = sum(live_bytes.values()) if on_host else compiled.memory.peak
     crossed = _crossings(compiled.summary.sends)
     crossing_faults = _faults(plan, crossed)
     flops = _compared_flops(plan, compiled)
@@ -168,17 +168,16 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     )
     if not plan.ledger_describes_trainer:
         return _without_forecast(proof)
-    # Where the Forecast is off, beyond its tolerances.
     expected_flops = proof.forecast_flops_per_device or 0
     missed = (
-        *_memory_disagreements(
-            proof.peak_hbm_bytes_per_device, plan.forecast.memory_bytes_per_device
-        ),
+        *_memory_disagreements(peak, forecast.memory_bytes_per_device),
         *_memory_disagreements(
             proof.host_bytes_per_device, _forecast_host_bytes(plan), "host_memory"
         ),
         *_payload_disagreements(proof.collectives, _reported_bytes(plan.model)),
-        *_flops_disagreements(proof.flops_per_device, expected_flops),
+        *_disagreements(
+            "flops", proof.flops_per_device, expected_flops, _FLOPS_SHARE * proof.flops_per_device
+        ),
         *(
             Disagreement(code="uncounted_kernel", kernel=name)
             for name in compiled.summary.uncounted
@@ -202,15 +201,6 @@ def _without_forecast(proof: Proof) -> Proof:
 
 
 # --- memory
-
-
-def _hbm_peak(compiled: Compiled) -> float:
-    """The peak in HBM. Where a program uses the host's memory, the compiler's own number is that
-    of the memory that holds more; the program's text says which buffers are in HBM.
-    """
-    if compiled.memory.host:
-        return sum(compiled.summary.live_bytes.values())
-    return compiled.memory.peak
 
 
 def _forecast_host_bytes(plan: Plan) -> float:
@@ -245,7 +235,14 @@ def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
 def _memory_disagreements(
     compiled: float, forecast: float, code: DisagreementCode = "peak_memory"
 ) -> tuple[Disagreement, ...]:
-    if abs(compiled - forecast) <= max(_MEMORY_SHARE * compiled, _MEMORY_BYTES):
+    allowed = max(_MEMORY_SHARE * compiled, _MEMORY_BYTES)
+    return _disagreements(code, compiled, forecast, allowed)
+
+
+def _disagreements(
+    code: DisagreementCode, compiled: float, forecast: float, allowed: float
+) -> tuple[Disagreement, ...]:
+    if abs(compiled - forecast) <= allowed:
         return ()
     return (Disagreement(code=code, compiled=compiled, forecast=forecast),)
 
@@ -314,33 +311,27 @@ def _payload_disagreements(
 
 def _changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
     """What the compiler adds to the payload, the most first."""
-    added = [
-        CompilerChange(
-            what=_change(one),
-            axes=one.axes,
-            link="ici",
-            bytes_per_step=one.executed_bytes - one.payload_bytes,
-        )
-        for one in compiled.summary.collectives
-        if one.executed_bytes > one.payload_bytes
-    ]
+    added: list[tuple[str, tuple[str, ...], Link, float]] = []
+    for collective in compiled.summary.collectives:
+        more = collective.executed_bytes - collective.payload_bytes
+        kind = f"{collective.kind}, {collective.dtype}"
+        if collective.executed_kind == collective.kind:
+            what = f"padding of {kind}"
+        elif collective.executed_kind == "collective-permute":
+            what = f"collective-permute after a padded {kind}"
+        else:
+            what = f"{collective.executed_kind} in place of {kind}"
+        added.append((what, collective.axes, "ici", more))
     padding: dict[tuple[str, ...], float] = defaultdict(float)
     for send in compiled.summary.sends:
         padding[send.axes] += send.padding_bytes
-    added += [
-        CompilerChange(what="padding to tiles", axes=axes, link="dcn", bytes_per_step=size)
-        for axes, size in padding.items()
-        if size
+    added += [("padding to tiles", axes, "dcn", size) for axes, size in padding.items()]
+    changes = [
+        CompilerChange(what=what, axes=axes, link=link, bytes_per_step=size)
+        for what, axes, link, size in added
+        if size > 0
     ]
-    return tuple(sorted(added, key=lambda change: -change.bytes_per_step))
-
-
-def _change(one: CompiledCollective) -> str:
-    if one.executed_kind == one.kind:
-        return f"padding of {one.kind}, {one.dtype}"
-    if one.executed_kind == "collective-permute":
-        return f"collective-permute after a padded {one.kind}, {one.dtype}"
-    return f"{one.executed_kind} in place of {one.kind}, {one.dtype}"
+    return tuple(sorted(changes, key=lambda change: -change.bytes_per_step))
 
 
 # --- FLOPs
@@ -361,7 +352,99 @@ def _compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 
-def _flops_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
-    if abs(compiled - forecast) <= _FLOPS_SHARE * compiled:
+# --- two proofs: of two plans, two sets of compiler options, or two trainers
+
+_FigureUnit = Literal["bytes", "flops", "s"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofFigure:
+    """One figure of two compiled programs, of one device and step."""
+
+    name: str
+    unit: _FigureUnit
+    first: float
+    second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineSeconds:
+    """Seconds that a source line takes in each of two schedules; None where it is absent."""
+
+    line: str
+    first_s: float | None
+    second_s: float | None
+
+    @property
+    def more_s(self) -> float:
+        """Seconds that the second takes more than the first."""
+        return (self.second_s or 0.0) - (self.first_s or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofDiff:
+    """Two proofs side by side: figures of both, and the lines that differ most first."""
+
+    schema: int
+    proofs: tuple[Proof, Proof]
+    figures: tuple[ProofFigure, ...]
+    lines: tuple[LineSeconds, ...]
+
+
+_SCHEMA = 1
+_KINDS = ("products_s", "kernels_s", "copies_s", "other_s", "exposed_s", "total_s")
+
+
+def diff_proofs(first: Proof, second: Proof) -> ProofDiff:
+    """Figures that either proof has, and lines of source by how much their seconds differ."""
+    of_first, of_second = _figures(first), _figures(second)
+    names = dict.fromkeys([*of_first, *of_second])
+    return ProofDiff(
+        schema=_SCHEMA,
+        proofs=(first, second),
+        figures=tuple(
+            ProofFigure(
+                name=name,
+                unit=unit,
+                first=of_first.get((name, unit), 0.0),
+                second=of_second.get((name, unit), 0.0),
+            )
+            for name, unit in names
+        ),
+        lines=_lines(first.schedule, second.schedule),
+    )
+
+
+def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:
+    """Memory, FLOPs, bytes on each link, seconds of the schedule by kind."""
+    sent: dict[str, float] = defaultdict(float)
+    for one in proof.collectives:
+        sent[one.link] += one.bytes_per_step
+    found: dict[tuple[str, _FigureUnit], float] = {
+        ("peak_hbm", "bytes"): proof.peak_hbm_bytes_per_device,
+        ("host", "bytes"): proof.host_bytes_per_device,
+        ("flops", "flops"): proof.flops_per_device,
+        **{(link, "bytes"): size for link, size in sent.items()},
+    }
+    if proof.schedule:
+        found |= {(kind, "s"): getattr(proof.schedule, kind) for kind in _KINDS}
+    return found
+
+
+def _lines(first: Schedule | None, second: Schedule | None) -> tuple[LineSeconds, ...]:
+    """Every line of both, those first whose seconds differ most."""
+    if first is None or second is None:
         return ()
-    return (Disagreement(code="flops", compiled=compiled, forecast=forecast),)
+    of_first, of_second = _line_seconds(first), _line_seconds(second)
+    found = [
+        LineSeconds(line=line, first_s=of_first.get(line), second_s=of_second.get(line))
+        for line in dict.fromkeys([*of_first, *of_second])
+    ]
+    return tuple(sorted(found, key=lambda one: (-abs(one.more_s), one.line)))
+
+
+def _line_seconds(schedule: Schedule) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for one in schedule.lines:
+        total[one.line] += one.total_s
+    return dict(total)

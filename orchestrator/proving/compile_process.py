@@ -32,8 +32,8 @@ from orchestrator.proving.compiled import (
     CompileFailure,
     CompileRequest,
     CompileResult,
-    OpenedFiles,
     loaded_code,
+    opened_files,
 )
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
@@ -96,7 +96,7 @@ def _result_of(request: CompileRequest, send: _Send) -> CompileResult:
 
 def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
-    opened = OpenedFiles()
+    opened = opened_files()
     send({"stage": "laying out"})
     topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
     send({"stage": "tracing"})
@@ -137,7 +137,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
         ),
         versions={package: metadata.version(package) for package in PACKAGES},
-        code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened.paths),
+        code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened),
     )
 
 

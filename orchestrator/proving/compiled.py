@@ -13,7 +13,10 @@ from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import platformdirs
+
 from orchestrator.plugins import source
+from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
 
 # The code that a compile process loads: digests of its files, and versions of its packages.
@@ -48,18 +51,18 @@ class _LoadedCode:
         )
 
 
-class OpenedFiles:
-    """The files that Python code of this process opens to read, from now on."""
+def opened_files() -> set[str]:
+    """The paths that Python code of this process opens to read from now on; the set grows."""
+    paths: set[str] = set()
 
-    def __init__(self) -> None:
-        self.paths: set[str] = set()
-        sys.addaudithook(self._hear)
-
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and not arguments[2] & _WRITES:
             path = arguments[0]
             if isinstance(path, (str, bytes)):
-                self.paths.add(os.fsdecode(path))
+                paths.add(os.fsdecode(path))
+
+    sys.addaudithook(hear)
+    return paths
 
 
 def loaded_code(trainer_module: str, opened: Iterable[str]) -> _LoadedCode:
@@ -278,3 +281,13 @@ class CacheEntry:
 
     compiled: Compiled
     refusal: str | None = None
+
+
+def proofs_folder() -> Path:
+    """The folder of compiled programs."""
+    return platformdirs.user_cache_path("orch") / "proofs"
+
+
+def has_plan(plan: Plan) -> bool:
+    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
+    return any(proofs_folder().glob(f"{plan.digest}.*"))

@@ -2,22 +2,25 @@
 
 import platform
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 
-from orchestrator.errors import SpecError
+import msgspec
+
+from orchestrator.errors import ProofUnavailable, SpecError, UnknownName
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.planning.feasibility import usable_axes
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
-from orchestrator.plugins import require
-from orchestrator.proving import proof_cache
+from orchestrator.plugins import require, trainer_entry_point
 from orchestrator.proving.compare import proof_of
-from orchestrator.proving.compiled import CacheEntry
+from orchestrator.proving.compiled import PACKAGES, CacheEntry, proofs_folder, version
 from orchestrator.proving.compiler import (
     OnStage,
     compile_plan,
@@ -26,6 +29,7 @@ from orchestrator.proving.compiler import (
     is_out_of_memory,
     message_of,
     no_compiler,
+    schedule_rates,
     target,
 )
 from orchestrator.values import codec
@@ -145,10 +149,11 @@ def prove(
 
 def cached(plan: Plan) -> ProofResult | None:
     """The verdict if this very program was compiled before, without suggestions."""
-    program = proof_cache.find(plan)
-    if program is None:
+    found = find_program(plan)
+    if found is None:
         return None
-    return ProofResult(plan=plan, proof=_verdict(plan, program.entry), age_s=program.age_s)
+    entry, age_s = found
+    return ProofResult(plan=plan, proof=_verdict(plan, entry), age_s=age_s)
 
 
 def least_recompute(
@@ -170,7 +175,7 @@ def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())
     entry = _compiled(plan, on_stage, hlo)
-    proof_cache.save(plan, entry)
+    save_program(plan, entry)
     return _verdict(plan, entry)
 
 
@@ -211,3 +216,53 @@ def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
         if other.forecast.memory_bytes_per_device <= limit:
             return replace(proof, hints=(_change_to(spec, other, missed),))
     return proof
+
+
+# Compiled programs on disk, so that the same question is answered at once. A file's name begins
+# with the plan's digest. What follows is a digest of the compiler's other input: the trainer, the
+# topology as the compiler names it, the rates that price its schedule, and the versions of the
+# compiler. An entry is valid while the code that the compile process loaded is the same. The
+# Forecast is not cached: a program is compared with the current one.
+
+
+def find_program(plan: Plan) -> tuple[CacheEntry, float] | None:
+    """The result for that very program, and its age in seconds.
+
+    A file that cannot be read counts as absent.
+    """
+    try:
+        key = _key(plan)
+    except (ProofUnavailable, UnknownName):  # neither compiler nor trainer, and so no proof
+        return None
+    for path in proofs_folder().glob(f"{key}.*.json"):
+        try:
+            entry = codec.from_json(path.read_bytes(), CacheEntry)
+            age_s = max(0.0, time.time() - path.stat().st_mtime)
+        except (FileNotFoundError, msgspec.DecodeError):
+            continue
+        if entry.compiled.code.is_current():
+            return entry, age_s
+    return None
+
+
+def save_program(plan: Plan, entry: CacheEntry) -> None:
+    """Write the entry whole or not at all, whoever else writes the same."""
+    code = codec.short(codec.digest(entry.compiled.code))
+    path = proofs_folder() / f"{_key(plan)}.{code}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+            part.write(codec.to_json(entry))
+        Path(part.name).replace(path)
+    except OSError as error:
+        raise ProofUnavailable(
+            f"{path.parent}: no proof can be saved there: {error.strerror}"
+        ) from error
+
+
+def _key(plan: Plan) -> str:
+    trainer = trainer_entry_point(plan.trainer).value
+    rates = codec.to_json(schedule_rates(plan)).decode()
+    versions = {package: version(package) for package in PACKAGES}
+    compiler = codec.digest([trainer, target(plan), rates, versions])
+    return f"{plan.digest}.{codec.short(compiler)}"

@@ -16,7 +16,7 @@ from orchestrator.formatting import (
     with_unit,
 )
 from orchestrator.planning.diff_plans import SUM, LineDiff, PlanDiff
-from orchestrator.proving.diff_proofs import ProofDiff, ProofFigure
+from orchestrator.proving.compare import ProofDiff, ProofFigure
 from orchestrator.show.parts import (
     Part,
     Row,

@@ -261,6 +261,11 @@ class HloProgram:
     partitions: int
     sources: _SourceTables = field(default_factory=_SourceTables)
 
+    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
+        for computation in self.computations.values():
+            for instruction in computation.instructions.values():
+                yield computation, instruction
+
     def called(self, instruction: Instruction) -> list[Computation]:
         return [self.computations[name] for name in instruction.called]
 

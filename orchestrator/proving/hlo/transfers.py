@@ -16,7 +16,6 @@ from orchestrator.proving.hlo.collectives import (
     DeviceMesh,
     chain,
     first_group,
-    is_further_part,
     pairs_text,
     sent_bytes,
 )
@@ -46,7 +45,7 @@ class SliceLinks:
         return len(self.torus.lengths) - (self.torus.devices_per_chip > 1)
 
     def group_rate(self, members: tuple[int, ...], most_axes: int | None) -> float:
-        """Bytes a second at which each member receives; at most that many torus axes at once."""
+        """Bytes per second at which each member receives, over `most_axes` torus axes at once."""
         at = self._places[np.array(members)]
         spans = [self._axis_rate(at[:, axis], axis) for axis in range(at.shape[1])]
         torus, die = spans[: self._torus_axes], sum(spans[self._torus_axes :])
@@ -69,27 +68,20 @@ class SliceLinks:
 
     def group_hops(self, members: tuple[int, ...]) -> int:
         """Half way round a ring, to the far end of a line, on each axis."""
-        at, hops = self._places[np.array(members)], 0
-        for axis in range(at.shape[1]):
-            values = np.unique(at[:, axis])
-            if len(values) > 1:
-                reach = int(values[-1] - values[0])
-                hops += min(
-                    reach, self.torus.lengths[axis] // 2 if self.torus.wraps[axis] else reach
-                )
+        hops = 0
+        reaches = np.ptp(self._places[np.array(members)], axis=0)
+        for reach, length, wraps in zip(reaches, self.torus.lengths, self.torus.wraps, strict=True):
+            hops += min(int(reach), length // 2) if wraps else int(reach)
         return hops
 
     def group_links(self, members: tuple[int, ...]) -> _Bools:
         """All links of the axes along which the members differ."""
-        at = self._places[np.array(members)]
         used = np.zeros((*self.torus.lengths, len(self.torus.lengths), 2), dtype=bool)
-        for axis in range(at.shape[1]):
-            if np.ptp(at[:, axis]) > 0:
-                used[..., axis, :] = True
+        used[..., np.ptp(self._places[np.array(members)], axis=0) > 0, :] = True
         return used
 
     def permute(self, pairs: _Ints) -> tuple[float, int, _Bools]:
-        """Seconds a byte of the busiest link, the hops of the longest way, and the links in use.
+        """Seconds per byte of the busiest link, hops of the longest way, and the links in use.
 
         Messages go along one axis after another, the shorter way round.
         """
@@ -127,7 +119,6 @@ _ONE_RING = "StrategyRing"
 _HOST_SPACE = "S(5)"
 START = "-start"
 _SPARSE_CORES = "sparse cores"
-_SPARSE_CORE_THREAD = "sparsecore"
 _OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
 # A collective on the sparse cores is split: each part goes round in one direction, along one torus
 # axis after another. Some rings name no axis.
@@ -156,7 +147,7 @@ class Transfer:
         return bool((self.links & other.links).any())
 
 
-_Way = tuple[float, int, _Bools]  # bytes a second or seconds a byte, hops, links
+_Way = tuple[float, int, _Bools]  # bytes per second or seconds per byte, hops, links
 
 
 @dataclass
@@ -174,57 +165,46 @@ class TransferReader:
     def collective(self, where: Computation, one: Instruction, outside: Instruction) -> Transfer:
         """A collective within the slice; `outside` is the fusion that it runs in, or itself."""
         kind = one.opcode.removesuffix(START)
-        size = where.operand(one, 0).arrays[0].bytes
-        if len(one.operands) > 1 and kind != _RAGGED:
-            size = sum(
-                where.operand(one, place).arrays[0].bytes for place in range(len(one.operands))
-            )
+        operands = one.operands[:1] if kind == _RAGGED else one.operands
+        size = sum(where.instructions[name].arrays[0].bytes for name in operands)
+        hop_s = self.links.torus.hop_s
         if kind == PERMUTE:
-            per_byte, hops, links = self._permuted(pairs_text(one))
-            seconds = size * per_byte + hops * self.links.torus.hop_s
-            axes = self.mesh.axes_of(chain(one).members)
+            pairs = pairs_text(one)
+            if pairs not in self.permutes:
+                ends = np.array(re.findall(r"\d+", pairs), dtype=np.int64).reshape(-1, 2)
+                self.permutes[pairs] = self.links.permute(ends)
+            per_byte, hops, links = self.permutes[pairs]
+            seconds = size * per_byte + hops * hop_s
+            axes = self.mesh.axes_of(chain(pairs)[0])
             return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
         if where.name.startswith(SCATTERS):
             kind = SCATTER
         members = first_group(one, self.program.partitions)
         algorithm = _algorithm_of(outside) or _algorithm_of(one)
         moved = sent_bytes(kind, size * (len(members) if kind == GATHER else 1), len(members))
-        axes_at_once = _torus_axes(outside, algorithm) or _sparse_core_axes(one)
-        rate, hops, links = self._group(members, axes_at_once)
-        seconds = moved / rate + hops * self.links.torus.hop_s if len(members) > 1 else 0.0
+        group = members, _torus_axes(one, outside, algorithm)
+        if group not in self.groups:
+            hops, links = self.links.group_hops(members), self.links.group_links(members)
+            self.groups[group] = self.links.group_rate(*group), hops, links
+        rate, hops, links = self.groups[group]
+        seconds = moved / rate + hops * hop_s if len(members) > 1 else 0.0
         axes = self.mesh.axes_of(members)
         return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
-
-    def _group(self, members: tuple[int, ...], axes: int | None) -> _Way:
-        if (members, axes) not in self.groups:
-            rate, hops = self.links.group_rate(members, axes), self.links.group_hops(members)
-            self.groups[members, axes] = rate, hops, self.links.group_links(members)
-        return self.groups[members, axes]
-
-    def _permuted(self, text: str) -> _Way:
-        if text not in self.permutes:
-            ends = np.array(re.findall(r"\d+", text), dtype=np.int64).reshape(-1, 2)
-            self.permutes[text] = self.links.permute(ends)
-        return self.permutes[text]
 
     def copy(self, one: Instruction) -> Transfer:
         """An asynchronous copy: to or from the host, or into the chip's fast memory."""
         # The part that moves is the smallest: the others are what it is cut from or put into.
-        arrays = one.arrays
-        sizes = [one.bytes for one in arrays if one.elements > 1]
-        floats = [one.bytes for one in arrays if one.elements > 1 and one.dtype[0] in "bf"]
-        size = min(floats or sizes or [0.0])
+        arrays = [array for array in one.arrays if array.elements > 1]
+        floats = [array.bytes for array in arrays if array.dtype[0] in "bf"]
+        size = min(floats or [array.bytes for array in arrays] or [0.0])
         if _HOST_SPACE not in one.shape:
-            return Transfer(
-                "prefetch", (), "hbm", "", size, size / self.rates.hbm_bytes_per_s, "hbm"
-            )
-        # Whether the result is the host's: the first array of a copy, the last but one of a slice.
-        results = [array for array in one.arrays if array.elements > 1]
-        place = 0 if one.opcode == "copy-start" else -1
-        to_host = bool(results) and _HOST_SPACE in results[place].layout
+            seconds = size / self.rates.hbm_bytes_per_s
+            return Transfer("prefetch", (), "hbm", "", size, seconds, "hbm")
+        # The result is the first array of a copy, the last but one of a slice.
+        result = 0 if one.opcode == "copy-start" else -1
+        name = "offload" if arrays and _HOST_SPACE in arrays[result].layout else "fetch"
         rate = self.rates.host_bytes_per_s
         seconds = size / rate if rate else 0.0
-        name = "offload" if to_host else "fetch"
         return Transfer(name, (), "host", "", size, seconds, f"host {name}")
 
     def on_sparse_core(self, one: Instruction) -> Transfer:
@@ -252,33 +232,17 @@ def _algorithm_of(one: Instruction) -> str:
     return " ".join(match[1] for match in (emitter, strategy) if match)
 
 
-def _torus_axes(one: Instruction, algorithm: str) -> int | None:
+def _torus_axes(one: Instruction, outside: Instruction, algorithm: str) -> int | None:
     """On how many torus axes an algorithm sends at once; None where it does not say so."""
     if found := _DIMENSIONS.search(algorithm):
         return int(found[1])
     if _ONE_RING in algorithm:
-        found = re.search(r"Type: (\d)D", one.rest)
+        found = re.search(r"Type: (\d)D", outside.rest)
         return int(found[1]) if found else 1
-    return None
-
-
-def _sparse_core_axes(one: Instruction) -> int | None:
-    """The same of a collective on the sparse cores; None for others. Two of its parts have the two
-    directions of an axis, and others meanwhile those of another.
-    """
+    # On the sparse cores, two parts have the two directions of an axis, and others meanwhile those
+    # of another.
     parts, axes = one.rest.count(_PARTS), set(_RING_AXIS.findall(one.rest))
     return max(min(parts // 2, len(axes)), 1) if parts else None
-
-
-def collectives_in(
-    program: HloProgram, fusion: Instruction
-) -> list[tuple[Computation, Instruction]]:
-    """The collectives inside a fusion or an asynchronous call, without those it continues."""
-    return [
-        (where, one)
-        for where, one in inside(program, fusion)
-        if is_collective(one) and not is_further_part(one)
-    ]
 
 
 def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, Instruction]]:
@@ -291,11 +255,6 @@ def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, 
             if one.opcode in {"fusion", "call"}:
                 todo += one.called
     return found
-
-
-def is_on_sparse_core(one: Instruction) -> bool:
-    """Whether it begins a call that runs there."""
-    return one.quoted("async_execution_thread") == _SPARSE_CORE_THREAD
 
 
 def is_collective(one: Instruction) -> bool:
