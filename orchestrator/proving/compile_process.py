@@ -62,7 +62,14 @@ def main() -> None:
     try:
         request = codec.from_json(sys.stdin.buffer.readline(), CompileRequest)
         threading.Thread(target=_die_with_the_parent, daemon=True).start()
-        send({"result": codec.to_json(_result_of(request, send)).decode()})
+        plan = codec.from_json(request.plan, Plan)
+        try:
+            result = CompileResult(compiled=_compiled(plan, request, send))
+        except OrchError as error:
+            result = CompileResult(failure=CompileFailure(message=str(error), by="trainer"))
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            result = CompileResult(failure=CompileFailure(message=str(error), by="compiler"))
+        send({"result": codec.to_json(result).decode()})
         status = 0
     finally:
         if status:
@@ -83,17 +90,6 @@ def _exit_now(status: int) -> None:
     os._exit(status)
 
 
-def _result_of(request: CompileRequest, send: _Send) -> CompileResult:
-    """The plan compiled and summarized, or why it does not compile."""
-    plan = codec.from_json(request.plan, Plan)
-    try:
-        return CompileResult(compiled=_compiled(plan, request, send))
-    except OrchError as error:
-        return CompileResult(failure=CompileFailure(message=str(error), by="trainer"))
-    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        return CompileResult(failure=CompileFailure(message=str(error), by="compiler"))
-
-
 def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
     opened = opened_files()
@@ -103,10 +99,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
     lowered, mesh = lower(load(plan.trainer), plan, topology.devices)
     send({"stage": "compiling"})
     began = _clock()
-    settings: dict[str, Any] = {
-        **plan.compiler_options,
-        **(_BEYOND_HBM if request.beyond_hbm else {}),
-    }
+    settings = {**plan.compiler_options, **(_BEYOND_HBM if request.beyond_hbm else {})}
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = _clock() - began
     send({"stage": "reading"})
@@ -115,14 +108,12 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
         Path(request.text_path).write_text(text, encoding="utf-8")
     mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
     devices = list(mesh.devices.flat)
-    # The rates, with torus coordinates of the devices of one slice as the program numbers them.
+    in_slice = devices[: plan.devices_per_slice]
     rates = request.rates
-    if rates is None:
-        pricing = None
-    else:
-        in_slice = devices[: plan.devices_per_slice]
-        pricing = Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
-    # The mesh of slices.
+    pricing = rates and Pricing(
+        rates, tuple(_coordinates(device, rates.torus) for device in in_slice)
+    )
+    peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
     return Compiled(
         memory=_memory(executable.memory_analysis()),
         summary=summarize(
@@ -133,9 +124,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
             pricing,
         ),
         compile_s=compile_s,
-        compiler_memory_bytes=float(
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
-        ),
+        compiler_memory_bytes=peak_memory,
         versions={package: metadata.version(package) for package in PACKAGES},
         code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened),
     )

@@ -4,7 +4,6 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
@@ -49,33 +48,25 @@ def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCh
     `missed_bytes` is how much more the program of this plan needs than its Forecast says.
     """
     limit = plan.forecast.hbm_bytes_per_device - missed_bytes
-    near = [_best_within(changed, limit) for changed in _variants(spec, plan)]
-    # Given only the mesh and the remat, the search may choose fewer microbatches.
-    fit = [other for other in near if other and other.forecast.memory_bytes_per_device <= limit]
-    return tuple(dict.fromkeys(_change_to(spec, other, missed_bytes) for other in fit))
-
-
-def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
-    """The spec with any remat, on any mesh, with any of both."""
-    pinned = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
+    same_mesh = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
     shared = {axis: getattr(spec.resources.mesh, axis) for axis in SHARED_OVER_DCN}
-    free = replace(spec.resources, mesh=MeshRequest(**shared))
+    any_mesh = replace(spec.resources, mesh=MeshRequest(**shared))
     any_remat = replace(spec.experiment, remat="auto")
     same_remat = replace(spec.experiment, remat=plan.remat)
-    yield replace(spec, experiment=any_remat, resources=pinned)
-    yield replace(spec, experiment=same_remat, resources=free)
-    yield replace(spec, experiment=any_remat, resources=free)
-
-
-def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
-    """The plan of the best choice if the chip had less memory."""
-    request = search_request(spec)
-    usable = replace(request.chip.hbm_usable_bytes, value=limit_bytes)
-    request = replace(request, chip=replace(request.chip, hbm_usable_bytes=usable))
-    choices = best_choices(request, search(request).candidates, 1)
-    if not choices:
-        return None
-    return _plan_with(spec, choices[0].remat, choices[0].mesh)
+    near = (any_remat, same_mesh), (same_remat, any_mesh), (any_remat, any_mesh)
+    changes: dict[PlanChange, None] = {}
+    for experiment, resources in near:
+        changed = replace(spec, experiment=experiment, resources=resources)
+        # The plan of the best choice if the chip had less memory.
+        request = search_request(changed)
+        usable = replace(request.chip.hbm_usable_bytes, value=limit)
+        request = replace(request, chip=replace(request.chip, hbm_usable_bytes=usable))
+        for choice in best_choices(request, search(request).candidates, 1):
+            other = _plan_with(changed, choice.remat, choice.mesh)
+            # Given only the mesh and the remat, the search may choose fewer microbatches.
+            if other and other.forecast.memory_bytes_per_device <= limit:
+                changes[_change_to(spec, other, missed_bytes)] = None
+    return tuple(changes)
 
 
 def _plan_with(spec: Spec, remat: Remat, mesh: dict[str, int]) -> Plan | None:
@@ -95,8 +86,9 @@ def _plan_or_none(spec: Spec) -> Plan | None:
 def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     """The overrides that lead from a spec to a plan: the remat, and if need be the mesh."""
     overrides = [f"experiment.remat={text_of(other.remat)}"]
-    alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
-    if alone is None or alone.digest != other.digest:
+    remat_only = replace(spec, experiment=replace(spec.experiment, remat=other.remat))
+    reached = _plan_or_none(remat_only)
+    if reached is None or reached.digest != other.digest:
         axes = usable_axes(spec.experiment.model)
         overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in axes]
     return PlanChange(
@@ -115,7 +107,8 @@ def _less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
     """Plans on the same mesh that compute less twice, by the Forecast; the least first."""
     names = [name for name, policy in POLICIES.items() if not policy.needs_host]
     candidates = [_plan_with(spec, name, plan.mesh) for name in names]
-    better = [one for one in candidates if one and _recompute_flops(one) < _recompute_flops(plan)]
+    most = _recompute_flops(plan)
+    better = [other for other in candidates if other and _recompute_flops(other) < most]
     return sorted(better, key=_recompute_flops)
 
 
@@ -174,24 +167,20 @@ def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
     require("prove")
     if util.find_spec("libtpu") is None:
         raise no_compiler(sys.platform, platform.machine())
-    entry = _compiled(plan, on_stage, hlo)
-    save_program(plan, entry)
-    return _verdict(plan, entry)
-
-
-def _compiled(plan: Plan, on_stage: OnStage, hlo: Path | None) -> CacheEntry:
-    """The program in numbers. One that memory cannot hold is compiled again, to see its needs."""
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
     request = compile_request(plan, text_path)
     result, refusal = compile_plan(request, on_stage), None
     if result.failure and is_out_of_memory(result.failure):
+        # A program that memory cannot hold is compiled again, to see its needs.
         refusal = message_of(result.failure)
         on_stage("out of memory: once more, to see what it needs")
         result = compile_plan(replace(request, beyond_hbm=True), on_stage)
     if result.failure:
         raise error_of(plan, result.failure)
     assert result.compiled is not None
-    return CacheEntry(compiled=result.compiled, refusal=refusal)
+    entry = CacheEntry(compiled=result.compiled, refusal=refusal)
+    save_program(plan, entry)
+    return _verdict(plan, entry)
 
 
 def _verdict(plan: Plan, entry: CacheEntry) -> Proof:
