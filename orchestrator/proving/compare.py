@@ -26,7 +26,6 @@ from orchestrator.values.proof import (
 
 # Check that pods exchange what the plan says, and nothing else.
 
-
 _SCALARS_BYTES = 4096  # losses and the like, of one step
 _ROUNDED_SHARE = 1.1  # of the Forecast: payloads are rounded up to whole tiles and shards
 _SUMS = frozenset({"all-reduce", "reduce-scatter"})
@@ -259,29 +258,23 @@ def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedColle
         forecast[axes, one.link, one.kind, one.dtype] += one.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
-    inside: list[tuple[_Key, float, float]] = [
-        ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.summary.collectives
-        if one.payload_bytes
-    ]
-    across: list[tuple[_Key, float, float]] = [
-        ((one.axes, "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.summary.sends
-    ]
-    for key, size, count in [*inside, *across]:
-        payload[key] += size
-        calls[key] += count
+    summary = compiled.summary
+    inside = [("ici", moved) for moved in summary.collectives if moved.payload_bytes]
+    for link, moved in [*inside, *(("dcn", send) for send in summary.sends)]:
+        key = moved.axes, link, moved.kind, moved.dtype
+        payload[key] += moved.payload_bytes
+        calls[key] += moved.calls
     return tuple(
         ComparedCollective(
-            axes=key[0],
-            link=key[1],
-            kind=key[2],
-            dtype=key[3],
-            bytes_per_step=payload.get(key, 0.0),
-            forecast_bytes_per_step=forecast.get(key, 0.0),
-            calls_per_step=calls.get(key, 0.0),
+            axes=axes,
+            link=link,
+            kind=kind,
+            dtype=dtype,
+            bytes_per_step=payload.get((axes, link, kind, dtype), 0.0),
+            forecast_bytes_per_step=forecast.get((axes, link, kind, dtype), 0.0),
+            calls_per_step=calls.get((axes, link, kind, dtype), 0.0),
         )
-        for key in sorted({*forecast, *payload})
+        for axes, link, kind, dtype in sorted({*forecast, *payload})
     )
 
 
@@ -397,54 +390,46 @@ _KINDS = ("products_s", "kernels_s", "copies_s", "other_s", "exposed_s", "total_
 
 def diff_proofs(first: Proof, second: Proof) -> ProofDiff:
     """Figures that either proof has, and lines of source by how much their seconds differ."""
-    of_first, of_second = _figures(first), _figures(second)
-    names = dict.fromkeys([*of_first, *of_second])
-    return ProofDiff(
-        schema=_SCHEMA,
-        proofs=(first, second),
-        figures=tuple(
-            ProofFigure(
-                name=name,
-                unit=unit,
-                first=of_first.get((name, unit), 0.0),
-                second=of_second.get((name, unit), 0.0),
-            )
-            for name, unit in names
-        ),
-        lines=_lines(first.schedule, second.schedule),
+    in_first, in_second = _figures(first), _figures(second)
+    figures = tuple(
+        ProofFigure(
+            name=name,
+            unit=unit,
+            first=in_first.get((name, unit), 0.0),
+            second=in_second.get((name, unit), 0.0),
+        )
+        for name, unit in dict.fromkeys([*in_first, *in_second])
     )
+    lines: list[LineSeconds] = []
+    if first.schedule and second.schedule:
+        before, after = _line_seconds(first.schedule), _line_seconds(second.schedule)
+        lines = [
+            LineSeconds(line=line, first_s=before.get(line), second_s=after.get(line))
+            for line in dict.fromkeys([*before, *after])
+        ]
+    ordered = sorted(lines, key=lambda line: (-abs(line.more_s), line.line))
+    proofs = first, second
+    return ProofDiff(schema=_SCHEMA, proofs=proofs, figures=figures, lines=tuple(ordered))
 
 
 def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:
     """Memory, FLOPs, bytes on each link, seconds of the schedule by kind."""
-    sent: dict[str, float] = defaultdict(float)
-    for one in proof.collectives:
-        sent[one.link] += one.bytes_per_step
+    link_bytes: dict[str, float] = defaultdict(float)
+    for collective in proof.collectives:
+        link_bytes[collective.link] += collective.bytes_per_step
     found: dict[tuple[str, _FigureUnit], float] = {
         ("peak_hbm", "bytes"): proof.peak_hbm_bytes_per_device,
         ("host", "bytes"): proof.host_bytes_per_device,
         ("flops", "flops"): proof.flops_per_device,
-        **{(link, "bytes"): size for link, size in sent.items()},
+        **{(link, "bytes"): size for link, size in link_bytes.items()},
     }
     if proof.schedule:
         found |= {(kind, "s"): getattr(proof.schedule, kind) for kind in _KINDS}
     return found
 
 
-def _lines(first: Schedule | None, second: Schedule | None) -> tuple[LineSeconds, ...]:
-    """Every line of both, those first whose seconds differ most."""
-    if first is None or second is None:
-        return ()
-    of_first, of_second = _line_seconds(first), _line_seconds(second)
-    found = [
-        LineSeconds(line=line, first_s=of_first.get(line), second_s=of_second.get(line))
-        for line in dict.fromkeys([*of_first, *of_second])
-    ]
-    return tuple(sorted(found, key=lambda one: (-abs(one.more_s), one.line)))
-
-
 def _line_seconds(schedule: Schedule) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
-    for one in schedule.lines:
-        total[one.line] += one.total_s
+    for line in schedule.lines:
+        total[line.line] += line.total_s
     return dict(total)

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import source_from_cache
@@ -20,7 +21,6 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
 
 # The code that a compile process loads: digests of its files, and versions of its packages.
-
 
 _STANDARD = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
 _SITE = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
@@ -69,16 +69,22 @@ def loaded_code(trainer_module: str, opened: Iterable[str]) -> _LoadedCode:
     """Return the modules that this process loaded for a trainer, and files it opened near."""
     own_packages = {*_PROJECT, trainer_module.partition(".")[0]}
     files, installed = dict[str, Path](), set[str]()
-    for name, path in _modules():
+    for module in list(sys.modules.values()):
+        spec = getattr(module, "__spec__", None)
+        if not (spec and spec.origin and spec.has_location):
+            continue
+        name, path = spec.name, Path(spec.origin)  # `__main__` has the name of its file
         top = name.partition(".")[0]
         if top in own_packages or not _is_below(path, _INSTALLED):
             files[name] = path
         elif _is_below(path, _SITE):
             installed.add(top)
+    packages = metadata.packages_distributions()
+    names = {name for module in installed for name in packages.get(module, ())}
     return _LoadedCode(
         modules={name: _loaded_digest(path) for name, path in sorted(files.items())},
         data=dict(sorted(_data(files, opened))),
-        packages=_versions(installed) | {_PYTHON: version(_PYTHON)},
+        packages={name: version(name) for name in [*sorted(names), _PYTHON]},
     )
 
 
@@ -92,29 +98,19 @@ def version(package: str) -> str:
         return ""
 
 
-def _modules() -> Iterator[tuple[str, Path]]:
-    """Every loaded module that has a file. The name of `__main__` is that of its file."""
-    for module in list(sys.modules.values()):
-        spec = getattr(module, "__spec__", None)
-        if spec and spec.origin and spec.has_location:
-            yield spec.name, Path(spec.origin)
-
-
 def _is_below(path: Path, folders: Iterable[str]) -> bool:
     return any(path != Path(folder) and path.is_relative_to(folder) for folder in folders)
-
-
-def _versions(modules: set[str]) -> dict[str, str]:
-    packages = metadata.packages_distributions()
-    names = {name for module in modules for name in packages.get(module, ())}
-    return {name: version(name) for name in sorted(names)}
 
 
 def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Opened files next to a module or below it that are neither modules nor installed."""
     folders = {path.parent: name for name, path in sorted(files.items(), reverse=True)}
     modules = set(files.values())
-    for path in map(_source_file, list(opened)):  # reading them may open more
+    for name in list(opened):  # reading them may open more
+        path = Path(name).absolute()
+        if path.suffix == ".pyc":
+            with suppress(ValueError):  # bytecode that stands alone
+                path = Path(source_from_cache(path))
         folder = next((parent for parent in path.parents if parent in folders), None)
         if folder is None or path in modules or not path.is_file():
             continue
@@ -122,21 +118,10 @@ def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, 
             yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _loaded_digest(path)
 
 
-def _source_file(opened: str) -> Path:
-    """The file itself, or the source of a compiled one."""
-    path = Path(opened).absolute()
-    if path.suffix != ".pyc":
-        return path
-    try:
-        return Path(source_from_cache(path))
-    except ValueError:  # bytecode that stands alone
-        return path
-
-
 def _data_file(name: str) -> Path | None:
     module, _, path = name.partition(":")
-    beside = source(module)
-    return beside.parent / path if beside else None
+    module_file = source(module)
+    return module_file.parent / path if module_file else None
 
 
 def _loaded_digest(path: Path) -> str:

@@ -62,7 +62,6 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 # The rates that price a compiled program's schedule: the catalog's, as one device has them.
 
-
 _LINKS = 2  # of a chip on each torus axis, one each way
 
 
@@ -164,7 +163,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 # The errors for compilations that end without a verdict.
-
 
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 _UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")

@@ -38,7 +38,6 @@ from orchestrator.values.spec import MeshRequest, Remat, Spec
 
 # Suggest plans near a compiled one, by the Forecast corrected for its error in that one.
 
-
 _RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
 
 

@@ -18,7 +18,6 @@ from orchestrator.values.proof import Buffer
 
 # Find the buffers in a device's memory when a compiled program needs the most of it.
 
-
 _FORWARDS = {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while"}
 _FORWARDS |= {"copy-done", "slice-done", "send-done", "recv-done", "async-done", "add-dependency"}
 _HOLDS_NOTHING = {"after-all", "constant", "partition-id", "replica-id"}

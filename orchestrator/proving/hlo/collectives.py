@@ -24,7 +24,6 @@ from orchestrator.proving.hlo.program import Instruction, numbers
 
 # The mesh axes in which the devices of a collective differ.
 
-
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _GROUPS = "replica_groups="
@@ -259,7 +258,6 @@ def _is_sliced(flow: Dataflow, result: Value) -> bool:
 
 
 # Find what a compiled program sends to other pods, and the trainer's lines that ask for it.
-
 
 _MEGASCALE = "xla_megascale_runtime"
 _DCN_KINDS = {"ALL_REDUCE": _REDUCE, "ALL_GATHER": GATHER, "REDUCE_SCATTER": SCATTER}

@@ -23,7 +23,6 @@ from orchestrator.proving.hlo.program import Computation, HloProgram, Instructio
 
 # FLOPs of one matrix product of a compiled program.
 
-
 _OPCODES = frozenset({"dot", "convolution"})
 _WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
 _MULTIPLY_AND_ADD = 2
