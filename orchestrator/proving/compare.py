@@ -259,8 +259,9 @@ def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedColle
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
     summary = compiled.summary
-    inside = [("ici", moved) for moved in summary.collectives if moved.payload_bytes]
-    for link, moved in [*inside, *(("dcn", send) for send in summary.sends)]:
+    inside = [moved for moved in summary.collectives if moved.payload_bytes]
+    for moved in (*inside, *summary.sends):
+        link: Link = "dcn" if isinstance(moved, DcnSend) else "ici"
         key = moved.axes, link, moved.kind, moved.dtype
         payload[key] += moved.payload_bytes
         calls[key] += moved.calls

@@ -99,20 +99,26 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
     lowered, mesh = lower(load(plan.trainer), plan, topology.devices)
     send({"stage": "compiling"})
     began = _clock()
-    settings = {**plan.compiler_options, **(_BEYOND_HBM if request.beyond_hbm else {})}
+    settings: dict[str, Any] = dict(plan.compiler_options)
+    if request.beyond_hbm:
+        settings |= _BEYOND_HBM
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = _clock() - began
     send({"stage": "reading"})
     text = _text_of(executable)
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
-    mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
+    if mesh is None:  # that of the arguments, if they name one
+        shardings = jax.tree.leaves(executable.input_shardings)
+        named = (place.mesh for place in shardings if isinstance(place, NamedSharding))
+        meshes = (place for place in named if isinstance(place, Mesh))
+        mesh = next(meshes, None) or mesh_of(plan, topology.devices)
     devices = list(mesh.devices.flat)
     in_slice = devices[: plan.devices_per_slice]
-    rates = request.rates
-    pricing = rates and Pricing(
-        rates, tuple(_coordinates(device, rates.torus) for device in in_slice)
-    )
+    pricing = None
+    if rates := request.rates:
+        places = (_coordinates(device, rates.torus) for device in in_slice)
+        pricing = Pricing(rates, tuple(places))
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
     return Compiled(
         memory=_memory(executable.memory_analysis()),
@@ -140,13 +146,6 @@ def _text_of(executable: jax.stages.Compiled) -> str:
     compiled = executable.runtime_executable()
     assert compiled is not None
     return "\n\n".join(module.to_string(options) for module in compiled.hlo_modules())
-
-
-def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
-    """The mesh that a program's arguments lie on, if they name one."""
-    shardings = jax.tree.leaves(executable.input_shardings)
-    meshes = (one.mesh for one in shardings if isinstance(one, NamedSharding))
-    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
 
 
 def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from signal import Signals
-from typing import IO, Any
+from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.published import shared_efficiency
@@ -121,8 +121,13 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
             start_new_session=True,
         )
         try:
-            result = _result(process, request, on_stage)
-            return result or CompileResult(failure=_death(process.wait(), stderr))
+            if result := _result(process, request, on_stage):
+                return result
+            exit_code = process.wait()
+            stderr.seek(0)
+            message = stderr.read().decode("utf-8", "replace")
+            failure = CompileFailure(message=message, by="compiler", exit_code=exit_code)
+            return CompileResult(failure=failure)
         finally:
             _kill(process)
 
@@ -144,12 +149,6 @@ def _result(
             return codec.from_json(message["result"], CompileResult)
         on_stage(message["stage"])
     return None
-
-
-def _death(exit_code: int, stderr: IO[bytes]) -> CompileFailure:
-    stderr.seek(0)
-    message = stderr.read().decode("utf-8", "replace")
-    return CompileFailure(message=message, by="compiler", exit_code=exit_code)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -34,7 +34,7 @@ _MESH = re.compile(
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
-_CHOSEN = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")  # 'b':(2)4 is 4 of what is left after 2
+_CHOSEN = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 _PASSES = "source_target_pairs="
 _PAIRS = re.compile(r"\{(\d+),(\d+)\}")
 
@@ -93,6 +93,7 @@ def chain(pairs: str) -> tuple[tuple[int, ...], bool]:
 def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) -> tuple[int, ...]:
     """Partitions that differ only along the chosen axes, the first of them outermost."""
     sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    # 'b':(2)4 is 4 of what is left of axis 'b' after 2.
     parts = [
         (name, int(before or 1), int(size or sizes[name]))
         for name, before, size in _CHOSEN.findall(chosen)
@@ -101,8 +102,7 @@ def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) 
     for name, whole in sizes.items():
         # An axis is cut so that each part is made of whole pieces.
         ends = ((at, at * size) for part, at, size in parts if part == name)
-        cuts = sorted({1, whole}.union(*ends))
-        pieces += [(name, at, end // at) for at, end in pairwise(cuts)]
+        pieces += [(name, at, end // at) for at, end in pairwise(sorted({1, whole}.union(*ends)))]
     tiles = numbers(counted) if counted else (prod(sizes.values()),)
     devices = _iota(tiles, order).reshape([size for _, _, size in pieces])
     along = [

@@ -17,7 +17,7 @@ _MOVES = frozenset(
 # They end with the result of the computation that an asynchronous call began.
 _CALL_ENDS = frozenset({"call-done", "async-done"})
 _CROP = "ZeroCrop"  # a custom call that rounds a size up to whole tiles
-_CALLS = {"fusion", "call"}
+_CALLS = {"fusion", "call", "while"}
 RENDEZVOUS = "_xla_host_transfer_rendezvous"
 
 
@@ -49,9 +49,10 @@ class Dataflow:
         """
         where, instruction = self._where(value), self.instruction(value)
         opcode = instruction.opcode
-        if opcode in _CALL_ENDS:
-            [called] = self.program.called(where.operand(instruction, 0))
-            return [Value(called.name, called.root.name, value.element)]
+        if opcode in _CALL_ENDS | _CALLS:
+            is_end = opcode in _CALL_ENDS
+            inner = self._inner(where.operand(instruction, 0) if is_end else instruction)
+            return [Value(inner.name, inner.root.name, value.element)]
         if opcode in _MOVES or opcode in also or _is_crop(instruction):
             return [Value(where.name, instruction.operands[0], value.element)]
         if opcode == "get-tuple-element":
@@ -60,11 +61,6 @@ class Dataflow:
             return [Value(where.name, instruction.operands[value.element])]
         if opcode == "parameter":
             return self._given(where, int(instruction.arguments), value.element)
-        if opcode == "while":
-            return [Value(_body(instruction), self._root(_body(instruction)), value.element)]
-        if opcode in _CALLS:
-            [called] = self.program.called(instruction)
-            return [Value(called.name, called.root.name, value.element)]
         return []
 
     def origins(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
@@ -99,12 +95,11 @@ class Dataflow:
             return [Value(here.computation, here.name)] if _index(reader) == value.element else []
         if reader.opcode == "tuple":
             return [Value(here.computation, here.name, place)]
-        if reader.opcode == "while":
-            return [here, Value(_body(reader), self._state(_body(reader)), value.element)]
-        if reader.opcode in _CALLS:
-            [called] = self.program.called(reader)
-            return [Value(called.name, called.parameters[place].name, value.element)]
-        return []
+        if reader.opcode not in _CALLS:
+            return []
+        inner = self._inner(reader)
+        inside = Value(inner.name, inner.parameters[place].name, value.element)
+        return [here, inside] if reader.opcode == "while" else [inside]
 
     def to_callers(self, value: Value) -> list[Value]:
         """The same value in the callers, if it is the result of its computation."""
@@ -115,7 +110,7 @@ class Dataflow:
         for caller, call in self._callers[where.name]:
             values.append(Value(caller.name, call.name, value.element))
             if call.opcode == "while":  # the next round begins with it
-                values.append(Value(where.name, self._state(where.name), value.element))
+                values.append(Value(where.name, where.parameters[0].name, value.element))
         return values
 
     def copies(self, value: Value) -> Iterator[Value]:
@@ -132,7 +127,7 @@ class Dataflow:
     def loop_results(self, value: Value) -> list[Value]:
         """The values that loops leave in place of this value, where it is part of their state."""
         return [
-            Value(_body(reader), self._root(_body(reader)), at.element)
+            Value(self._inner(reader).name, self._inner(reader).root.name, at.element)
             for at in self.copies(value)
             for reader, _ in self.readers(at)
             if reader.opcode == "while"
@@ -143,11 +138,12 @@ class Dataflow:
     def _where(self, value: Value) -> Computation:
         return self.program.computations[value.computation]
 
-    def _root(self, computation: str) -> str:
-        return self.program.computations[computation].root.name
-
-    def _state(self, body: str) -> str:
-        return self.program.computations[body].parameters[0].name
+    def _inner(self, caller: Instruction) -> Computation:
+        """The computation that a fusion or a call runs, or a loop repeats."""
+        if caller.opcode == "while":
+            return self.program.computations[_body(caller)]
+        [called] = self.program.called(caller)
+        return called
 
     def _given(self, where: Computation, number: int, element: int | None) -> list[Value]:
         """What callers pass as that parameter; a loop passes its state to the next round."""
@@ -296,7 +292,17 @@ def trip_count(program: HloProgram, where: Computation, loop: Instruction) -> in
     step = _step(program, body, left)
     if step == 0 or _step(program, body, right) != 0:
         raise UnknownTrips(f"{loop.name} compares no counter with a constant limit")
-    start, limit = (_at_start(program, where, before, side) for side in (left, right))
+    ends = []
+    for side in (left, right):  # before the first round
+        value = side
+        if side.slot is not None:
+            given = where.operand(before, side.slot) if before.opcode == "tuple" else before
+            value = _value(program, where, given)
+            if value.slot is not None:
+                raise UnknownTrips(f"{given.name} is not known before the program runs")
+            value = _LoopValue(value.offset + side.offset)
+        ends.append(value.offset)
+    start, limit = ends
     return max(0, ceil((limit + _HOLDS[direction] - start) / step))
 
 
@@ -325,19 +331,6 @@ def _step(program: HloProgram, body: Computation, side: _LoopValue) -> int:
     return after.offset
 
 
-def _at_start(
-    program: HloProgram, where: Computation, before: Instruction, side: _LoopValue
-) -> int:
-    """One side of the comparison before the first round."""
-    if side.slot is None:
-        return side.offset
-    given = where.operand(before, side.slot) if before.opcode == "tuple" else before
-    value = _value(program, where, given)
-    if value.slot is not None:
-        raise UnknownTrips(f"{given.name} is not known before the program runs")
-    return value.offset + side.offset
-
-
 def _outside(
     program: HloProgram, where: Computation, fusion: Instruction, value: _LoopValue
 ) -> _LoopValue:
@@ -358,15 +351,11 @@ def _value(program: HloProgram, where: Computation, instruction: Instruction) ->
         return _LoopValue(0, int(instruction.arguments))
     if instruction.opcode == "get-tuple-element":
         return _LoopValue(0, int(instruction.attribute("index")))
-    if instruction.opcode in {"add", "subtract"}:
-        return _sum(program, where, instruction)
     if instruction.opcode == "fusion":
         [fused] = program.called(instruction)
         return _outside(program, where, instruction, _value(program, fused, fused.root))
-    raise UnknownTrips(f"{instruction.name} is a {instruction.opcode}")
-
-
-def _sum(program: HloProgram, where: Computation, instruction: Instruction) -> _LoopValue:
+    if instruction.opcode not in {"add", "subtract"}:
+        raise UnknownTrips(f"{instruction.name} is a {instruction.opcode}")
     left, right = (_value(program, where, where.operand(instruction, i)) for i in (0, 1))
     sign = 1 if instruction.opcode == "add" else -1
     if left.slot is not None and right.slot is not None:

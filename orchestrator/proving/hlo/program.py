@@ -103,7 +103,8 @@ def _source_tables(lines: list[str]) -> _SourceTables:
         [match.groups() for row in rows[table] if (match := pattern.match(row))]
         for table, pattern in _TABLES.items()
     )
-    file_names, function_names = dict(files), dict(functions)
+    file_names = {number: name for number, name in files}  # noqa: C416
+    function_names = {number: name for number, name in functions}  # noqa: C416
     places = {
         location: _SourceLine(file_names[file], function_names[function], int(line))
         for location, file, function, line in locations

@@ -88,7 +88,12 @@ class SliceLinks:
         load = np.zeros((*self.torus.lengths, len(self.torus.lengths), 2), dtype=np.int64)
         longest = np.zeros(len(pairs), dtype=np.int64)
         for axis, length in enumerate(self.torus.lengths):
-            step, left = self._way(at[:, axis], to[:, axis], axis)
+            way = to[:, axis] - at[:, axis]
+            if self.torus.wraps[axis]:
+                ahead, behind = way % length, -way % length
+                step, left = np.where(ahead <= behind, 1, -1), np.minimum(ahead, behind)
+            else:
+                step, left = np.sign(way), np.abs(way)
             longest += left
             while (moving := left > 0).any():
                 chip = at[moving].copy()
@@ -100,14 +105,6 @@ class SliceLinks:
                 left = left - moving
         rates = np.array(self.torus.link_bytes_per_s)[:, None]
         return float((load / rates).max()), int(longest.max(initial=0)), load > 0
-
-    def _way(self, start: _Ints, end: _Ints, axis: int) -> tuple[_Ints, _Ints]:
-        """The direction and the number of hops along one axis."""
-        ahead = (end - start) % self.torus.lengths[axis]
-        behind = (start - end) % self.torus.lengths[axis]
-        if not self.torus.wraps[axis]:
-            return np.sign(end - start), np.abs(end - start)
-        return np.where(ahead <= behind, 1, -1), np.minimum(ahead, behind)
 
 
 _RAGGED = "ragged-all-to-all"
