@@ -6,7 +6,14 @@ from typing import Literal
 
 from orchestrator.formatting import GIB
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
-from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED, Compiled, DcnSend
+from orchestrator.proving.compiled import (
+    GROUPED_MATMUL,
+    PRODUCTS,
+    REPEATED,
+    Compiled,
+    CompiledCollective,
+    DcnSend,
+)
 from orchestrator.values.model import Model
 from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link, Plan
 from orchestrator.values.proof import (
@@ -260,7 +267,8 @@ def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedColle
     calls: dict[_Key, float] = defaultdict(float)
     summary = compiled.summary
     inside = [moved for moved in summary.collectives if moved.payload_bytes]
-    for moved in (*inside, *summary.sends):
+    transfers: list[CompiledCollective | DcnSend] = [*inside, *summary.sends]
+    for moved in transfers:
         link: Link = "dcn" if isinstance(moved, DcnSend) else "ici"
         key = moved.axes, link, moved.kind, moved.dtype
         payload[key] += moved.payload_bytes

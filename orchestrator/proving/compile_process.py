@@ -25,16 +25,7 @@ from jaxlib import _hlo  # type: ignore[attr-defined]  # its stub is missing
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
-from orchestrator.proving.compiled import (
-    PACKAGES,
-    Compiled,
-    CompiledMemory,
-    CompileFailure,
-    CompileRequest,
-    CompileResult,
-    loaded_code,
-    opened_files,
-)
+from orchestrator.proving import compiled
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import Pricing, summarize
@@ -60,15 +51,19 @@ def main() -> None:
 
     status = 1
     try:
-        request = codec.from_json(sys.stdin.buffer.readline(), CompileRequest)
+        request = codec.from_json(sys.stdin.buffer.readline(), compiled.CompileRequest)
         threading.Thread(target=_die_with_the_parent, daemon=True).start()
         plan = codec.from_json(request.plan, Plan)
         try:
-            result = CompileResult(compiled=_compiled(plan, request, send))
+            result = compiled.CompileResult(compiled=_compiled(plan, request, send))
         except OrchError as error:
-            result = CompileResult(failure=CompileFailure(message=str(error), by="trainer"))
+            result = compiled.CompileResult(
+                failure=compiled.CompileFailure(message=str(error), by="trainer")
+            )
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            result = CompileResult(failure=CompileFailure(message=str(error), by="compiler"))
+            result = compiled.CompileResult(
+                failure=compiled.CompileFailure(message=str(error), by="compiler")
+            )
         send({"result": codec.to_json(result).decode()})
         status = 0
     finally:
@@ -90,9 +85,9 @@ def _exit_now(status: int) -> None:
     os._exit(status)
 
 
-def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
+def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> compiled.Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
-    opened = opened_files()
+    opened = compiled.opened_files()
     send({"stage": "laying out"})
     topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
     send({"stage": "tracing"})
@@ -120,7 +115,7 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
         places = (_coordinates(device, rates.torus) for device in in_slice)
         pricing = Pricing(rates, tuple(places))
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
-    return Compiled(
+    return compiled.Compiled(
         memory=_memory(executable.memory_analysis()),
         summary=summarize(
             program_of(text),
@@ -131,8 +126,8 @@ def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
         ),
         compile_s=compile_s,
         compiler_memory_bytes=peak_memory,
-        versions={package: metadata.version(package) for package in PACKAGES},
-        code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened),
+        versions={package: metadata.version(package) for package in compiled.PACKAGES},
+        code=compiled.loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened),
     )
 
 
@@ -143,9 +138,9 @@ def _text_of(executable: jax.stages.Compiled) -> str:
     """
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
-    compiled = executable.runtime_executable()
-    assert compiled is not None
-    return "\n\n".join(module.to_string(options) for module in compiled.hlo_modules())
+    program = executable.runtime_executable()
+    assert program is not None
+    return "\n\n".join(module.to_string(options) for module in program.hlo_modules())
 
 
 def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
@@ -163,8 +158,8 @@ def _coordinates(device: Any, torus: SliceTorus) -> tuple[int, ...]:
     return tuple(device.coords[: len(torus.lengths)])
 
 
-def _memory(analysis: Any) -> CompiledMemory:
-    return CompiledMemory(
+def _memory(analysis: Any) -> compiled.CompiledMemory:
+    return compiled.CompiledMemory(
         peak=analysis.peak_memory_in_bytes,
         arguments=analysis.argument_size_in_bytes,
         outputs=analysis.output_size_in_bytes,

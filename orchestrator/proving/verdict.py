@@ -18,19 +18,9 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
 from orchestrator.plugins import require, trainer_entry_point
+from orchestrator.proving import compiler
 from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import PACKAGES, CacheEntry, proofs_folder, version
-from orchestrator.proving.compiler import (
-    OnStage,
-    compile_plan,
-    compile_request,
-    error_of,
-    is_out_of_memory,
-    message_of,
-    no_compiler,
-    schedule_rates,
-    target,
-)
 from orchestrator.values import codec
 from orchestrator.values.plan import LineKind, Plan
 from orchestrator.values.proof import CompilerRefusal, PlanChange, Proof
@@ -126,7 +116,7 @@ class ProofResult:
 
 
 def prove(
-    spec: Spec, plan: Plan, on_stage: OnStage = lambda _: None, hlo: Path | None = None
+    spec: Spec, plan: Plan, on_stage: compiler.OnStage = lambda _: None, hlo: Path | None = None
 ) -> ProofResult:
     """The compiler's verdict on a plan of the spec, with suggestions.
 
@@ -149,7 +139,7 @@ def cached(plan: Plan) -> ProofResult | None:
 
 
 def least_recompute(
-    spec: Spec, plan: Plan, on_stage: OnStage = lambda _: None
+    spec: Spec, plan: Plan, on_stage: compiler.OnStage = lambda _: None
 ) -> list[ProofResult]:
     """Plans that compute less twice, each compiled, up to the first that fits; it is the last."""
     results = []
@@ -161,21 +151,21 @@ def least_recompute(
     return results
 
 
-def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
-    target(plan)  # raises for a chip that the compiler lacks, before anything starts
+def _compile(plan: Plan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
+    compiler.target(plan)  # raises for a chip that the compiler lacks, before anything starts
     require("prove")
     if util.find_spec("libtpu") is None:
-        raise no_compiler(sys.platform, platform.machine())
+        raise compiler.no_compiler(sys.platform, platform.machine())
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
-    request = compile_request(plan, text_path)
-    result, refusal = compile_plan(request, on_stage), None
-    if result.failure and is_out_of_memory(result.failure):
+    request = compiler.compile_request(plan, text_path)
+    result, refusal = compiler.compile_plan(request, on_stage), None
+    if result.failure and compiler.is_out_of_memory(result.failure):
         # A program that memory cannot hold is compiled again, to see its needs.
-        refusal = message_of(result.failure)
+        refusal = compiler.message_of(result.failure)
         on_stage("out of memory: once more, to see what it needs")
-        result = compile_plan(replace(request, beyond_hbm=True), on_stage)
+        result = compiler.compile_plan(replace(request, beyond_hbm=True), on_stage)
     if result.failure:
-        raise error_of(plan, result.failure)
+        raise compiler.error_of(plan, result.failure)
     assert result.compiled is not None
     entry = CacheEntry(compiled=result.compiled, refusal=refusal)
     save_program(plan, entry)
@@ -250,7 +240,7 @@ def save_program(plan: Plan, entry: CacheEntry) -> None:
 
 def _key(plan: Plan) -> str:
     trainer = trainer_entry_point(plan.trainer).value
-    rates = codec.to_json(schedule_rates(plan)).decode()
+    rates = codec.to_json(compiler.schedule_rates(plan)).decode()
     versions = {package: version(package) for package in PACKAGES}
-    compiler = codec.digest([trainer, target(plan), rates, versions])
-    return f"{plan.digest}.{codec.short(compiler)}"
+    compiled_by = codec.digest([trainer, compiler.target(plan), rates, versions])
+    return f"{plan.digest}.{codec.short(compiled_by)}"

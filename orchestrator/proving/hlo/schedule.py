@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from orchestrator.proving.hlo import flops
 from orchestrator.proving.hlo.collectives import (
     BACKWARD,
     is_further_part,
@@ -20,13 +21,6 @@ from orchestrator.proving.hlo.collectives import (
     transfer_of,
 )
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
-from orchestrator.proving.hlo.flops import (
-    is_kernel,
-    is_product,
-    kernel_flops,
-    kernel_name,
-    product_flops,
-)
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction, numbers
 from orchestrator.proving.hlo.transfers import (
     ASYNC_DONE,
@@ -230,25 +224,25 @@ class _SchedulePass:
         seconds = int(cycles[1]) / self.rates.clock_hz
         parts = inside(self.program, one) if one.opcode == "fusion" else [(self.where, one)]
         opcodes = {part.opcode for _, part in parts}
-        products = [(at, part) for at, part in parts if is_product(part)]
+        products = [(at, part) for at, part in parts if flops.is_product(part)]
         if not products:
             is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
             kind: _Kind = "copy" if is_move else "other"
             self._spend(Work(kind, one, self._lines(one), seconds, self.times))
             return
-        flops = [product_flops(at, part) for at, part in products]
-        _, largest = products[flops.index(max(flops))]
+        counted = [flops.product_flops(at, part) for at, part in products]
+        _, largest = products[counted.index(max(counted))]
         lines = self.program.sources.program_lines(largest.frame) or self._lines(one)
         moved = tuple(sorted(opcodes & _MOVED_IN))
-        self._spend(Work("product", largest, lines, seconds, self.times, sum(flops), moved))
+        self._spend(Work("product", largest, lines, seconds, self.times, sum(counted), moved))
 
     def kernel(self, one: Instruction) -> None:
-        flops = kernel_flops(self.program, self.where, one)
-        if flops is None:
-            self.record.unpriced.add(kernel_name(one))
+        counted = flops.kernel_flops(self.program, self.where, one)
+        if counted is None:
+            self.record.unpriced.add(flops.kernel_name(one))
             return
-        seconds = flops / (self.rates.peak_flops_per_s * self.rates.kernel_share)
-        self._spend(Work("kernel", one, self._lines(one), seconds, self.times, flops))
+        seconds = counted / (self.rates.peak_flops_per_s * self.rates.kernel_share)
+        self._spend(Work("kernel", one, self._lines(one), seconds, self.times, counted))
 
     def reduction(self, one: Instruction) -> None:
         """A reduction by itself. Where it adds whole tiles, the compiler's estimate is up to thirty
@@ -380,7 +374,7 @@ _HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
     (lambda one: one.opcode == "recv", _SchedulePass.receive),
     (lambda one: one.opcode.endswith(START), _SchedulePass.start),
     (lambda one: one.opcode.endswith(_DONE), _SchedulePass.done),
-    (is_kernel, _SchedulePass.kernel),
+    (flops.is_kernel, _SchedulePass.kernel),
     (lambda one: one.opcode == "reduce", _SchedulePass.reduction),
     (lambda _: True, _SchedulePass.compute),
 )

@@ -7,18 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.proving.hlo.collectives import (
-    GATHER,
-    KINDS,
-    PERMUTE,
-    SCATTER,
-    SCATTERS,
-    DeviceMesh,
-    chain,
-    first_group,
-    pairs_text,
-    sent_bytes,
-)
+from orchestrator.proving.hlo import collectives
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
 
@@ -151,8 +140,8 @@ class TransferReader:
     """Reads the transfers of one program. Of alike groups and permutes each is routed once."""
 
     program: HloProgram
-    mesh: DeviceMesh
-    between: DeviceMesh
+    mesh: collectives.DeviceMesh
+    between: collectives.DeviceMesh
     links: SliceLinks
     rates: TransferRates
     groups: dict[tuple[tuple[int, ...], int | None], _Way] = field(default_factory=dict)
@@ -164,20 +153,24 @@ class TransferReader:
         operands = one.operands[:1] if kind == _RAGGED else one.operands
         size = sum(where.instructions[name].arrays[0].bytes for name in operands)
         hop_s = self.links.torus.hop_s
-        if kind == PERMUTE:
-            pairs = pairs_text(one)
+        if kind == collectives.PERMUTE:
+            pairs = collectives.pairs_text(one)
             if pairs not in self.permutes:
                 ends = np.array(re.findall(r"\d+", pairs), dtype=np.int64).reshape(-1, 2)
                 self.permutes[pairs] = self.links.permute(ends)
             per_byte, hops, links = self.permutes[pairs]
             seconds = size * per_byte + hops * hop_s
-            axes = self.mesh.axes_of(chain(pairs)[0])
-            return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
-        if where.name.startswith(SCATTERS):
-            kind = SCATTER
-        members = first_group(one, self.program.partitions)
+            axes = self.mesh.axes_of(collectives.chain(pairs)[0])
+            return Transfer(
+                collectives.PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links
+            )
+        if where.name.startswith(collectives.SCATTERS):
+            kind = collectives.SCATTER
+        members = collectives.first_group(one, self.program.partitions)
         algorithm = _algorithm_of(outside) or _algorithm_of(one)
-        moved = sent_bytes(kind, size * (len(members) if kind == GATHER else 1), len(members))
+        moved = collectives.sent_bytes(
+            kind, size * (len(members) if kind == collectives.GATHER else 1), len(members)
+        )
         group = members, _torus_axes(one, outside, algorithm)
         if group not in self.groups:
             hops, links = self.links.group_hops(members), self.links.group_links(members)
@@ -215,7 +208,9 @@ class TransferReader:
     def send(self, one: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
         """What goes to other slices."""
         ways = max(len(slices), 1)
-        moved = sent_bytes(kind, one.arrays[0].bytes * (ways if kind == GATHER else 1), ways)
+        moved = collectives.sent_bytes(
+            kind, one.arrays[0].bytes * (ways if kind == collectives.GATHER else 1), ways
+        )
         seconds = moved / self.rates.dcn_bytes_per_s
         return Transfer(kind, self.between.axes_of(slices), "dcn", "", moved, seconds, "dcn")
 
@@ -254,7 +249,7 @@ def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, 
 
 
 def is_collective(one: Instruction) -> bool:
-    return one.opcode.removesuffix(START) in KINDS | {_RAGGED}
+    return one.opcode.removesuffix(START) in collectives.KINDS | {_RAGGED}
 
 
 def chain_of(program: HloProgram, fusion: Instruction) -> str:
