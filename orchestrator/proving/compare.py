@@ -259,10 +259,10 @@ def _disagreements(
 def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
     """Every kind of collective that the program or the Forecast has."""
     forecast: dict[_Key, float] = defaultdict(float)
-    for one in (line.collective for line in plan.forecast.time if line.collective):
+    for planned in (line.collective for line in plan.forecast.time if line.collective):
         # An axis of one device leaves no trace in a program.
-        axes = tuple(axis for axis in one.axes if plan.mesh[axis] > 1)
-        forecast[axes, one.link, one.kind, one.dtype] += one.bytes_per_step
+        axes = tuple(axis for axis in planned.axes if plan.mesh[axis] > 1)
+        forecast[axes, planned.link, planned.kind, planned.dtype] += planned.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
     summary = compiled.summary
@@ -301,9 +301,9 @@ def _payload_disagreements(
     """Groups of axes on which the payload is not the Forecast's, beyond what a step reports."""
     compiled: dict[tuple[str, ...], float] = defaultdict(float)
     forecast: dict[tuple[str, ...], float] = defaultdict(float)
-    for one in collectives:
-        compiled[one.axes] += one.bytes_per_step
-        forecast[one.axes] += one.forecast_bytes_per_step or 0
+    for collective in collectives:
+        compiled[collective.axes] += collective.bytes_per_step
+        forecast[collective.axes] += collective.forecast_bytes_per_step or 0
     return [
         Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
         for axes, size in compiled.items()

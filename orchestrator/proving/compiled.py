@@ -44,11 +44,9 @@ class _LoadedCode:
 
     def is_current(self) -> bool:
         """Whether a process that starts now would load the same."""
-        return (
-            all(_digest(source(name)) == digest for name, digest in self.modules.items())
-            and all(_digest(_data_file(name)) == digest for name, digest in self.data.items())
-            and all(version(name) == number for name, number in self.packages.items())
-        )
+        return all(
+            _digest(name) == digest for name, digest in (self.modules | self.data).items()
+        ) and all(version(name) == number for name, number in self.packages.items())
 
 
 def opened_files() -> set[str]:
@@ -118,20 +116,17 @@ def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, 
             yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _loaded_digest(path)
 
 
-def _data_file(name: str) -> Path | None:
-    module, _, path = name.partition(":")
-    module_file = source(module)
-    return module_file.parent / path if module_file else None
-
-
 def _loaded_digest(path: Path) -> str:
     """The digest of a file that this process has read; of no file if it was edited since."""
     return "" if path.stat().st_mtime > _STARTED_S else _file_digest(path)
 
 
-def _digest(path: Path | None) -> str | None:
+def _digest(name: str) -> str | None:
+    """The digest of a module, or of `module:path`; None where there is no such file now."""
+    module, _, path = name.partition(":")
+    file = source(module)
     try:
-        return _file_digest(path) if path else None
+        return _file_digest(file.parent / path if path else file) if file else None
     except OSError:
         return None
 

@@ -183,78 +183,78 @@ class _SchedulePass:
 
     # --- control flow
 
-    def loop(self, one: Instruction) -> None:
+    def loop(self, op: Instruction) -> None:
         try:
-            trips = trip_count(self.program, self.where, one)
+            trips = trip_count(self.program, self.where, op)
         except UnknownTrips:
             trips = 1
-            self.record.unpriced.add(f"rounds of {one.name}")
-        body = self.program.computations[one.attribute("body")[1:]]
+            self.record.unpriced.add(f"rounds of {op.name}")
+        body = self.program.computations[op.attribute("body")[1:]]
         inner = self._called(body, self.times * trips)
         works = (work.instruction.op_name for work in inner.own if work.seconds > 0)
         name = "backward" if any(BACKWARD in op_name for op_name in works) else "forward"
         self.record.rounds.append(Round(name, trips, self.times * trips, inner.now, inner.events))
-        self._join(inner, f"{trips} x {one.name}", trips, one)
+        self._join(inner, f"{trips} x {op.name}", trips, op)
 
-    def call(self, one: Instruction) -> None:
+    def call(self, op: Instruction) -> None:
         """A call; of a conditional's branches, the longest counts."""
-        branches = [self._called(called, self.times) for called in self.program.called(one)]
+        branches = [self._called(called, self.times) for called in self.program.called(op)]
         if branches:
-            self._join(max(branches, key=lambda branch: branch.now), one.name, 1, one)
+            self._join(max(branches, key=lambda branch: branch.now), op.name, 1, op)
 
     def _called(self, where: Computation, times: int) -> "_SchedulePass":
         return _SchedulePass(self.program, self.transfers, self.rates, where, times)
 
-    def _join(self, inner: "_SchedulePass", name: str, trips: int, one: Instruction) -> None:
+    def _join(self, inner: "_SchedulePass", name: str, trips: int, op: Instruction) -> None:
         self.record.work += inner.record.work
         self.record.sent += inner.record.sent
         self.record.rounds += inner.record.rounds
         self.record.unpriced |= inner.record.unpriced
         seconds = trips * inner.now
-        self._event("compute", "loop", name, self._lines(one), self.now, seconds)
+        self._event("compute", "loop", name, self._lines(op), self.now, seconds)
         self.now += seconds
 
     # --- computation
 
-    def compute(self, one: Instruction) -> None:
-        """What the compiler gives cycles for: a product, if a product is inside it."""
-        cycles = _CYCLES.search(one.rest)
+    def compute(self, op: Instruction) -> None:
+        """An operation with an estimate of cycles: a product, if a product is inside it."""
+        cycles = _CYCLES.search(op.rest)
         if cycles is None:
             return
         seconds = int(cycles[1]) / self.rates.clock_hz
-        parts = inside(self.program, one) if one.opcode == "fusion" else [(self.where, one)]
+        parts = inside(self.program, op) if op.opcode == "fusion" else [(self.where, op)]
         opcodes = {part.opcode for _, part in parts}
         products = [(at, part) for at, part in parts if flops.is_product(part)]
         if not products:
             is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
             kind: _Kind = "copy" if is_move else "other"
-            self._spend(Work(kind, one, self._lines(one), seconds, self.times))
+            self._spend(Work(kind, op, self._lines(op), seconds, self.times))
             return
         counted = [flops.product_flops(at, part) for at, part in products]
         _, largest = products[counted.index(max(counted))]
-        lines = self.program.sources.program_lines(largest.frame) or self._lines(one)
+        lines = self.program.sources.program_lines(largest.frame) or self._lines(op)
         moved = tuple(sorted(opcodes & _MOVED_IN))
         self._spend(Work("product", largest, lines, seconds, self.times, sum(counted), moved))
 
-    def kernel(self, one: Instruction) -> None:
-        counted = flops.kernel_flops(self.program, self.where, one)
+    def kernel(self, op: Instruction) -> None:
+        counted = flops.kernel_flops(self.program, self.where, op)
         if counted is None:
-            self.record.unpriced.add(flops.kernel_name(one))
+            self.record.unpriced.add(flops.kernel_name(op))
             return
         seconds = counted / (self.rates.peak_flops_per_s * self.rates.kernel_share)
-        self._spend(Work("kernel", one, self._lines(one), seconds, self.times, counted))
+        self._spend(Work("kernel", op, self._lines(op), seconds, self.times, counted))
 
-    def reduction(self, one: Instruction) -> None:
+    def reduction(self, op: Instruction) -> None:
         """A reduction by itself. Where it adds whole tiles, the compiler's estimate is up to thirty
         times its own bundles (docs/proof.md), and its bytes take longer than its additions.
         """
-        summed = self.where.operand(one, 0).arrays[0]
-        if set(numbers(one.braced("dimensions"))) & set(summed.minor_dimensions[:2]):
-            self.compute(one)
+        summed = self.where.operand(op, 0).arrays[0]
+        if set(numbers(op.braced("dimensions"))) & set(summed.minor_dimensions[:2]):
+            self.compute(op)
             return
-        moved = summed.bytes + sum(array.bytes for array in one.arrays)
+        moved = summed.bytes + sum(array.bytes for array in op.arrays)
         seconds = moved / self.transfers.rates.hbm_bytes_per_s
-        self._spend(Work("other", one, self._lines(one), seconds, self.times))
+        self._spend(Work("other", op, self._lines(op), seconds, self.times))
 
     def _spend(self, work: Work) -> None:
         self.record.work.append(work)
@@ -276,26 +276,26 @@ class _SchedulePass:
 
     # --- transfers
 
-    def fusion(self, one: Instruction) -> None:
+    def fusion(self, op: Instruction) -> None:
         """A fusion computes, and may hold a collective, or a part of one."""
         targets = {
             part.quoted("custom_call_target")
-            for _, part in inside(self.program, one)
+            for _, part in inside(self.program, op)
             if part.opcode == "custom-call"
         }
-        collectives = self._collectives(one)
+        collectives = self._collectives(op)
         if ASYNC_DONE in targets:
             # The last part of the work overlaps the end of the transfer.
-            self.compute(one)
-            self._finish(f"chain {chain_of(self.program, one)}")
+            self.compute(op)
+            self._finish(f"chain {chain_of(self.program, op)}")
         elif ASYNC_START in targets and collectives:
-            self._start(f"chain {chain_of(self.program, one)}", collectives[0], one)
-            self.compute(one)
+            self._start(f"chain {chain_of(self.program, op)}", collectives[0], op)
+            self.compute(op)
         elif collectives:
             for transfer in collectives:
-                self._wait_for(transfer, one)
+                self._wait_for(transfer, op)
         else:
-            self.compute(one)
+            self.compute(op)
 
     def _collectives(self, caller: Instruction) -> list[Transfer]:
         """The collectives inside a fusion or an asynchronous call, without those it continues."""
@@ -305,39 +305,39 @@ class _SchedulePass:
             if is_collective(part) and not is_further_part(part)
         ]
 
-    def collective(self, one: Instruction) -> None:
-        transfer = self.transfers.collective(self.where, one, one)
-        if one.opcode.endswith(START):
-            self._start(one.name, transfer, one)
+    def collective(self, op: Instruction) -> None:
+        transfer = self.transfers.collective(self.where, op, op)
+        if op.opcode.endswith(START):
+            self._start(op.name, transfer, op)
         else:
-            self._wait_for(transfer, one)
+            self._wait_for(transfer, op)
 
-    def start(self, one: Instruction) -> None:
+    def start(self, op: Instruction) -> None:
         """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
-        if collectives := self._collectives(one):
+        if collectives := self._collectives(op):
             transfer = collectives[0]
-        elif one.quoted("async_execution_thread") == _SPARSE_CORE_THREAD:
-            transfer = self.transfers.on_sparse_core(one)
+        elif op.quoted("async_execution_thread") == _SPARSE_CORE_THREAD:
+            transfer = self.transfers.on_sparse_core(op)
         else:
-            transfer = self.transfers.copy(one)
-        self._start(one.name, transfer, one)
+            transfer = self.transfers.copy(op)
+        self._start(op.name, transfer, op)
 
-    def send(self, one: Instruction) -> None:
-        if is_to_other_slices(one):
-            transfer = self.transfers.send(one, *transfer_of(one))
-            self._start(one.quoted(RENDEZVOUS), transfer, one)
+    def send(self, op: Instruction) -> None:
+        if is_to_other_slices(op):
+            transfer = self.transfers.send(op, *transfer_of(op))
+            self._start(op.quoted(RENDEZVOUS), transfer, op)
 
-    def receive(self, one: Instruction) -> None:
+    def receive(self, op: Instruction) -> None:
         """It ends when the data of the other slices has arrived."""
-        if one.quoted(RENDEZVOUS) in self.flying:
-            self.flying[one.name] = self.flying.pop(one.quoted(RENDEZVOUS))
+        if op.quoted(RENDEZVOUS) in self.flying:
+            self.flying[op.name] = self.flying.pop(op.quoted(RENDEZVOUS))
 
-    def done(self, one: Instruction) -> None:
-        self._finish(one.operands[0])
+    def done(self, op: Instruction) -> None:
+        self._finish(op.operands[0])
 
-    def _start(self, name: str, transfer: Transfer, one: Instruction) -> None:
+    def _start(self, name: str, transfer: Transfer, op: Instruction) -> None:
         ends = [other.end_s for other in self.recent if other.transfer.waits_for(transfer)]
-        begin, lines = max([self.now, *ends]), self._lines(one)
+        begin, lines = max([self.now, *ends]), self._lines(op)
         flying = _OnItsWay(transfer, begin + transfer.seconds, lines, len(self.own))
         self.recent = [other for other in self.recent if other.end_s > self.now] + [flying]
         self.flying[name] = flying
@@ -349,9 +349,9 @@ class _SchedulePass:
             behind = tuple(self.own[flying.work_before :])
             self._wait(flying, max(0.0, flying.end_s - self.now), True, behind)
 
-    def _wait_for(self, transfer: Transfer, one: Instruction) -> None:
+    def _wait_for(self, transfer: Transfer, op: Instruction) -> None:
         """A synchronous transfer: the device waits from its start to its end."""
-        self._start("now", transfer, one)
+        self._start("now", transfer, op)
         flying = self.flying.pop("now")
         self._wait(flying, flying.end_s - self.now, False, ())
 
@@ -366,15 +366,15 @@ class _SchedulePass:
 
 _Handler = Callable[[_SchedulePass, Instruction], None]
 _HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
-    (lambda one: one.opcode == "while", _SchedulePass.loop),
-    (lambda one: one.opcode in {"call", "conditional"}, _SchedulePass.call),
-    (lambda one: one.opcode == "fusion", _SchedulePass.fusion),
+    (lambda op: op.opcode == "while", _SchedulePass.loop),
+    (lambda op: op.opcode in {"call", "conditional"}, _SchedulePass.call),
+    (lambda op: op.opcode == "fusion", _SchedulePass.fusion),
     (is_collective, _SchedulePass.collective),
-    (lambda one: one.opcode == "send", _SchedulePass.send),
-    (lambda one: one.opcode == "recv", _SchedulePass.receive),
-    (lambda one: one.opcode.endswith(START), _SchedulePass.start),
-    (lambda one: one.opcode.endswith(_DONE), _SchedulePass.done),
+    (lambda op: op.opcode == "send", _SchedulePass.send),
+    (lambda op: op.opcode == "recv", _SchedulePass.receive),
+    (lambda op: op.opcode.endswith(START), _SchedulePass.start),
+    (lambda op: op.opcode.endswith(_DONE), _SchedulePass.done),
     (flops.is_kernel, _SchedulePass.kernel),
-    (lambda one: one.opcode == "reduce", _SchedulePass.reduction),
+    (lambda op: op.opcode == "reduce", _SchedulePass.reduction),
     (lambda _: True, _SchedulePass.compute),
 )

@@ -207,7 +207,7 @@ def _collectives(record: Record, least_s: float) -> tuple[ScheduledCollective, .
             behind=max(behind, key=lambda line: (behind[line], line), default=""),
             behind_s=sum(behind.values()),
         )
-        # What only goes into the chip's fast memory matters where it is waited for.
+        # A copy into the chip's fast memory matters only where the device waits for it.
         wire_s = 0.0 if how.link == "hbm" else total.wire_s
         if max(wire_s, total.exposed_s) >= least_s:
             found.append(total)

@@ -147,14 +147,14 @@ class TransferReader:
     groups: dict[tuple[tuple[int, ...], int | None], _Way] = field(default_factory=dict)
     permutes: dict[str, _Way] = field(default_factory=dict)
 
-    def collective(self, where: Computation, one: Instruction, outside: Instruction) -> Transfer:
+    def collective(self, where: Computation, op: Instruction, outside: Instruction) -> Transfer:
         """A collective within the slice; `outside` is the fusion that it runs in, or itself."""
-        kind = one.opcode.removesuffix(START)
-        operands = one.operands[:1] if kind == _RAGGED else one.operands
+        kind = op.opcode.removesuffix(START)
+        operands = op.operands[:1] if kind == _RAGGED else op.operands
         size = sum(where.instructions[name].arrays[0].bytes for name in operands)
         hop_s = self.links.torus.hop_s
         if kind == collectives.PERMUTE:
-            pairs = collectives.pairs_text(one)
+            pairs = collectives.pairs_text(op)
             if pairs not in self.permutes:
                 ends = np.array(re.findall(r"\d+", pairs), dtype=np.int64).reshape(-1, 2)
                 self.permutes[pairs] = self.links.permute(ends)
@@ -166,12 +166,12 @@ class TransferReader:
             )
         if where.name.startswith(collectives.SCATTERS):
             kind = collectives.SCATTER
-        members = collectives.first_group(one, self.program.partitions)
-        algorithm = _algorithm_of(outside) or _algorithm_of(one)
+        members = collectives.first_group(op, self.program.partitions)
+        algorithm = _algorithm_of(outside) or _algorithm_of(op)
         moved = collectives.sent_bytes(
             kind, size * (len(members) if kind == collectives.GATHER else 1), len(members)
         )
-        group = members, _torus_axes(one, outside, algorithm)
+        group = members, _torus_axes(op, outside, algorithm)
         if group not in self.groups:
             hops, links = self.links.group_hops(members), self.links.group_links(members)
             self.groups[group] = self.links.group_rate(*group), hops, links
@@ -180,50 +180,50 @@ class TransferReader:
         axes = self.mesh.axes_of(members)
         return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
 
-    def copy(self, one: Instruction) -> Transfer:
+    def copy(self, op: Instruction) -> Transfer:
         """An asynchronous copy: to or from the host, or into the chip's fast memory."""
         # The part that moves is the smallest: the others are what it is cut from or put into.
-        arrays = [array for array in one.arrays if array.elements > 1]
+        arrays = [array for array in op.arrays if array.elements > 1]
         floats = [array.bytes for array in arrays if array.dtype[0] in "bf"]
         size = min(floats or [array.bytes for array in arrays] or [0.0])
-        if _HOST_SPACE not in one.shape:
+        if _HOST_SPACE not in op.shape:
             seconds = size / self.rates.hbm_bytes_per_s
             return Transfer("prefetch", (), "hbm", "", size, seconds, "hbm")
         # The result is the first array of a copy, the last but one of a slice.
-        result = 0 if one.opcode == "copy-start" else -1
+        result = 0 if op.opcode == "copy-start" else -1
         name = "offload" if arrays and _HOST_SPACE in arrays[result].layout else "fetch"
         rate = self.rates.host_bytes_per_s
         seconds = size / rate if rate else 0.0
         return Transfer(name, (), "host", "", size, seconds, f"host {name}")
 
-    def on_sparse_core(self, one: Instruction) -> Transfer:
+    def on_sparse_core(self, op: Instruction) -> Transfer:
         """A call that moves data in HBM while other work runs: it reads and writes its result."""
-        [called] = self.program.called(one)
+        [called] = self.program.called(op)
         size = sum(array.bytes for array in called.root.arrays)
-        found = _OFFLOADED.search(one.rest)
+        found = _OFFLOADED.search(op.rest)
         kind = found[1].lower().replace("_", " ") if found else "call"
         seconds = 2 * size / self.rates.hbm_bytes_per_s
         return Transfer(kind, (), "hbm", _SPARSE_CORES, size, seconds, _SPARSE_CORES)
 
-    def send(self, one: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
+    def send(self, op: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
         """What goes to other slices."""
         ways = max(len(slices), 1)
         moved = collectives.sent_bytes(
-            kind, one.arrays[0].bytes * (ways if kind == collectives.GATHER else 1), ways
+            kind, op.arrays[0].bytes * (ways if kind == collectives.GATHER else 1), ways
         )
         seconds = moved / self.rates.dcn_bytes_per_s
         return Transfer(kind, self.between.axes_of(slices), "dcn", "", moved, seconds, "dcn")
 
 
-def _algorithm_of(one: Instruction) -> str:
+def _algorithm_of(op: Instruction) -> str:
     """The compiler's name for how a collective runs."""
-    if parts := one.rest.count(_PARTS):
+    if parts := op.rest.count(_PARTS):
         return f"{_SPARSE_CORES}, {parts} rings"
-    emitter, strategy = _EMITTER.search(one.rest), _STRATEGY.search(one.rest)
+    emitter, strategy = _EMITTER.search(op.rest), _STRATEGY.search(op.rest)
     return " ".join(match[1] for match in (emitter, strategy) if match)
 
 
-def _torus_axes(one: Instruction, outside: Instruction, algorithm: str) -> int | None:
+def _torus_axes(op: Instruction, outside: Instruction, algorithm: str) -> int | None:
     """On how many torus axes an algorithm sends at once; None where it does not say so."""
     if found := _DIMENSIONS.search(algorithm):
         return int(found[1])
@@ -232,7 +232,7 @@ def _torus_axes(one: Instruction, outside: Instruction, algorithm: str) -> int |
         return int(found[1]) if found else 1
     # On the sparse cores, two parts have the two directions of an axis, and others meanwhile those
     # of another.
-    parts, axes = one.rest.count(_PARTS), set(_RING_AXIS.findall(one.rest))
+    parts, axes = op.rest.count(_PARTS), set(_RING_AXIS.findall(op.rest))
     return max(min(parts // 2, len(axes)), 1) if parts else None
 
 
@@ -241,18 +241,18 @@ def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, 
     found, todo = [], list(caller.called)
     while todo:
         where = program.computations[todo.pop()]
-        for one in where.instructions.values():
-            found.append((where, one))
-            if one.opcode in {"fusion", "call"}:
-                todo += one.called
+        for op in where.instructions.values():
+            found.append((where, op))
+            if op.opcode in {"fusion", "call"}:
+                todo += op.called
     return found
 
 
-def is_collective(one: Instruction) -> bool:
-    return one.opcode.removesuffix(START) in collectives.KINDS | {_RAGGED}
+def is_collective(op: Instruction) -> bool:
+    return op.opcode.removesuffix(START) in collectives.KINDS | {_RAGGED}
 
 
 def chain_of(program: HloProgram, fusion: Instruction) -> str:
     """The number that joins the parts of an asynchronous collective in fusions."""
-    found = (_CHAIN.search(one.rest) for _, one in inside(program, fusion))
+    found = (_CHAIN.search(op.rest) for _, op in inside(program, fusion))
     return next((match[1] for match in found if match), "")
