@@ -11,8 +11,8 @@ from orchestrator.errors import SpecError
 from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.plan_warnings import interval_warnings
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving import proof_cache
 from orchestrator.proving.compiled import CacheEntry
+from orchestrator.proving.verdict import save_program
 from orchestrator.reading.load import load
 from orchestrator.values.plan import Plan
 from tests.conftest import RunOrch
@@ -40,7 +40,7 @@ def plan(path: Path) -> Plan:
 def prove_nothing_but(plan: Plan) -> None:
     """Put programs that are as forecast into the cache, one for each stage."""
     for stage in plan.stages:
-        proof_cache.save(stage, CacheEntry(compiled=as_forecast(stage), refusal=None))
+        save_program(stage, CacheEntry(compiled=as_forecast(stage), refusal=None))
 
 
 def test_a_stage_has_the_plan_that_it_has_in_its_run(path: Path, plan: Plan) -> None:

@@ -9,9 +9,8 @@ from jsonschema import Draft202012Validator
 
 import orchestrator as api
 from orchestrator.evidence.score.evaluate import goodput_scores, recovery_scores
-from orchestrator.proving import proof_cache
-from orchestrator.proving.diff_proofs import diff_proofs
-from orchestrator.proving.verdict import prove
+from orchestrator.proving.compare import diff_proofs
+from orchestrator.proving.verdict import prove, save_program
 from orchestrator.run.output_schemas import _OUTPUTS, _output_schema
 from orchestrator.values import codec
 from orchestrator.values.run import ExportedWeights, Finding, HealthReport, LogLine, SyncResult
@@ -121,7 +120,7 @@ def test_a_proof_is_as_its_schema_says(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for peak in (None, 1e12):
         asked, plan, entry = recorded(peak=peak)
-        proof_cache.save(plan, entry)
+        save_program(plan, entry)
         proof = prove(asked, plan).proof
         assert not faults("proof", proof)
         assert not faults("proof-diff", diff_proofs(proof, proof))

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving import compiled, proof_cache
+from orchestrator.proving import compiled, compiler, verdict
 from orchestrator.proving.compiled import CacheEntry, _LoadedCode
-from orchestrator.proving.verdict import cached, prove
+from orchestrator.proving.verdict import cached, find_program, prove, save_program
 from orchestrator.reading.load import load
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan, plan_digest
@@ -32,17 +32,18 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """A result in a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = recorded()
-    proof_cache.save(made[1], made[2])
+    save_program(made[1], made[2])
     return made
 
 
 def test_a_result_is_found_again(kept: Kept, tmp_path: Path) -> None:
     """Whole, with its age, below XDG_CACHE_HOME, and nothing unfinished beside it."""
     _, plan, result = kept
-    found = proof_cache.find(plan)
+    found = find_program(plan)
     assert found is not None
-    assert found.entry == result
-    assert 0 <= found.age_s < 60
+    entry, age_s = found
+    assert entry == result
+    assert 0 <= age_s < 60
     [path] = (tmp_path / "orch" / "proofs").iterdir()
     assert path.suffix == ".json"
 
@@ -60,14 +61,14 @@ def test_another_program_is_another_result(kept: Kept) -> None:
     """Another plan, another trainer."""
     _, plan, _ = kept
     other = replace(plan, remat="none", digest="")
-    assert proof_cache.find(replace(other, digest=plan_digest(other))) is None
-    assert proof_cache.find(replace(plan, trainer="another")) is None
+    assert find_program(replace(other, digest=plan_digest(other))) is None
+    assert find_program(replace(plan, trainer="another")) is None
 
 
 def test_another_compiler_is_another_result(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new version of what compiles."""
-    monkeypatch.setattr(proof_cache, "_versions", lambda: {"jax": "99"})
-    assert proof_cache.find(kept[1]) is None
+    monkeypatch.setattr(verdict, "version", lambda _: "99")
+    assert find_program(kept[1]) is None
 
 
 # --- what was loaded
@@ -92,11 +93,11 @@ TEXTS = {
 }
 LOADS = """
 import sys
-from orchestrator.proving.compiled import OpenedFiles, loaded_code
+from orchestrator.proving.compiled import loaded_code, opened_files
 from orchestrator.values import codec
-opened = OpenedFiles()
+opened = opened_files()
 __import__(sys.argv[1])
-print(codec.to_json(loaded_code(sys.argv[1], opened.paths)).decode())
+print(codec.to_json(loaded_code(sys.argv[1], opened)).decode())
 """
 
 
@@ -143,17 +144,17 @@ def test_a_changed_file_is_another_result(kept: Kept, site: Path, name: str) -> 
     _, plan, entry = kept
     plan = replace(plan, trainer="mine.trainer")
     code = load_in_a_process("mine.trainer", site)
-    proof_cache.save(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
-    assert proof_cache.find(plan) is not None
+    save_program(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
+    assert find_program(plan) is not None
     for unused in ("mine/unused.py", "mine/unused.json"):
         (site / unused).write_text("changed = 1\n")
-    assert proof_cache.find(plan) is not None
+    assert find_program(plan) is not None
     (site / name).write_text(f"{TEXTS[name]} # changed\n")
-    assert proof_cache.find(plan) is None
+    assert find_program(plan) is None
     (site / name).unlink()
-    assert proof_cache.find(plan) is None
+    assert find_program(plan) is None
     (site / name).write_text(TEXTS[name])
-    assert proof_cache.find(plan) is not None
+    assert find_program(plan) is not None
 
 
 def test_a_file_that_is_edited_while_it_is_compiled_is_never_current(site: Path) -> None:
@@ -171,10 +172,10 @@ def test_a_file_in_the_place_of_another_is_another_result(kept: Kept, site: Path
     _, plan, entry = kept
     plan = replace(plan, trainer="mine.trainer")
     code = load_in_a_process("mine.trainer", site)
-    proof_cache.save(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
+    save_program(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
     (site / "mine" / "plainly").mkdir()
     (site / "mine" / "plainly" / "__init__.py").write_text("other = 1\n")
-    assert proof_cache.find(plan) is None
+    assert find_program(plan) is None
 
 
 def test_another_version_of_a_loaded_package_is_another_result(
@@ -184,9 +185,9 @@ def test_another_version_of_a_loaded_package_is_another_result(
     _, plan, entry = kept
     plan = replace(plan, trainer="mine.trainer")
     code = load_in_a_process("mine.trainer", site)
-    proof_cache.save(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
+    save_program(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
     monkeypatch.setattr(compiled, "version", lambda package: package)
-    assert proof_cache.find(plan) is None
+    assert find_program(plan) is None
 
 
 def test_the_policies_are_code_of_llama_and_the_forecast_is_not() -> None:
@@ -201,8 +202,8 @@ def test_other_names_of_the_compiler_are_another_result(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chip's file names its topology; the plan's digest does not cover a chip of the catalog."""
-    monkeypatch.setattr(proof_cache, "target", lambda _: ("v6e:8x8", {}))
-    assert proof_cache.find(kept[1]) is None
+    monkeypatch.setattr(compiler, "target", lambda _: ("v6e:8x8", {}))
+    assert find_program(kept[1]) is None
 
 
 def test_the_forecast_of_the_day_is_compared(kept: Kept) -> None:
@@ -219,9 +220,9 @@ def test_a_damaged_file_is_as_good_as_none(kept: Kept, text: str, tmp_path: Path
     """It is neither an error nor believed, and the next result replaces it."""
     [path] = (tmp_path / "orch" / "proofs").iterdir()
     path.write_text(text, encoding="latin-1")
-    assert proof_cache.find(kept[1]) is None
-    proof_cache.save(kept[1], kept[2])
-    assert proof_cache.find(kept[1]) is not None
+    assert find_program(kept[1]) is None
+    save_program(kept[1], kept[2])
+    assert find_program(kept[1]) is not None
 
 
 def test_many_may_write_the_same_at_once(kept: Kept) -> None:
@@ -229,8 +230,8 @@ def test_many_may_write_the_same_at_once(kept: Kept) -> None:
     _, plan, result = kept
 
     def write_and_read(_: int) -> bool:
-        proof_cache.save(plan, result)
-        return proof_cache.find(plan) is not None
+        save_program(plan, result)
+        return find_program(plan) is not None
 
     with ThreadPoolExecutor(8) as several:
         assert all(several.map(write_and_read, range(64)))
@@ -259,7 +260,7 @@ def test_the_commands_use_what_was_kept(
     spec = tmp_path / "cached.yaml"
     spec.write_text(SPEC, encoding="utf-8")
     plan = make_plan(load(spec, ()))
-    proof_cache.save(plan, CacheEntry(compiled=as_forecast(plan)))
+    save_program(plan, CacheEntry(compiled=as_forecast(plan)))
     proof = orch("prove", str(spec))
     assert proof.returncode == 0, proof.stderr
     assert "read from the cache" in proof.stdout

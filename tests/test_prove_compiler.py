@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving import proof_cache, verdict
+from orchestrator.proving import verdict
 from orchestrator.proving.compiled import ProgramSummary
 from orchestrator.proving.compiler import (
     _environment,
@@ -203,9 +203,9 @@ def test_the_proof_depends_on_what_the_process_loaded(
     proven: tuple[ProofResult, list[str], Path],
 ) -> None:
     """The trainer and the policies, what reads the program, and the compiler's packages."""
-    found = proof_cache.find(proven[0].plan)
+    found = verdict.find_program(proven[0].plan)
     assert found is not None
-    code = found.entry.compiled.code
+    code = found[0].compiled.code
     assert {
         "trainers.llama.model",
         "orchestrator.network.rematerialization",

@@ -11,9 +11,8 @@ from orchestrator.proving.compare import (
     _forecast_bytes,
 )
 from orchestrator.proving.compiled import DcnSend
-from orchestrator.proving.hlo.collectives import DcnPayload, DeviceMesh, dcn_payloads
-from orchestrator.proving.hlo.dataflow import Dataflow
-from orchestrator.proving.hlo.execution_counts import visits
+from orchestrator.proving.hlo.collectives import DeviceMesh, dcn_payloads
+from orchestrator.proving.hlo.dataflow import Dataflow, visits
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.values.plan import Collective, CollectiveKind, LedgerLine, LineKind, Plan
 from tests.trainer_plans import plan_of
@@ -55,9 +54,7 @@ def sent(operand: str, shape: str, kind: str = "ALL_REDUCE", target: str = ALL) 
     )
 
 
-def program_that(
-    *lines: str, slices: DeviceMesh | None = None, before: str = ""
-) -> list[DcnPayload]:
+def program_that(*lines: str, slices: DeviceMesh | None = None, before: str = "") -> list[DcnSend]:
     """What a program of these lines sends to other pods; `before` are computations they call."""
     body = "\n".join(f"  {line}" for line in (*lines, "ROOT %end = f32[] constant(0)"))
     read = program_of(f"{HEAD}{before}\nENTRY %main () -> f32[] {{\n{body}\n}}\n")
@@ -84,9 +81,9 @@ def test_a_gradient_is_followed_to_the_line_that_reduces_it() -> None:
         "%token = token[] after-all()",
         sent("tiles", "bf16[2,8,128]"),
     )
-    assert (one.name, one.kind, one.dtype, one.times) == ("psum.7_0", "all-reduce", "bf16", 1)
+    assert (one.name, one.kind, one.dtype, one.calls) == ("psum.7_0", "all-reduce", "bf16", 1)
     assert one.payload_bytes == 2 * 2000 * 2 * 3 / 4
-    assert one.executed_bytes == 2 * 2048 * 2 * 3 / 4
+    assert one.padding_bytes == 2 * 48 * 2 * 3 / 4
     assert one.places == ("trainers/toy/net.py:9 (block.inner)",)
     assert one.in_backward
 
@@ -108,7 +105,7 @@ def test_a_part_that_a_sparse_core_scatters_is_sent_as_a_part() -> None:
         sent("tiles", "bf16[1,8,128]"),
         before=scattered,
     )
-    assert one.payload_bytes == one.executed_bytes == 2 * 1024 * 2 * 3 / 4
+    assert (one.payload_bytes, one.padding_bytes) == (2 * 1024 * 2 * 3 / 4, 0)
     assert one.places == ("trainers/toy/net.py:9 (block.inner)",)
     assert one.in_backward
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.network.attention import EXCHANGE
-from orchestrator.proving.hlo.execution_counts import UnknownTrips, _execution_counts, trip_count
+from orchestrator.proving.hlo.dataflow import UnknownTrips, _execution_counts, trip_count
 from orchestrator.proving.hlo.flops import is_product, product_flops
 from orchestrator.proving.hlo.program import (
     HloProgram,

@@ -7,9 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from orchestrator.proving.compare import proof_of
+from orchestrator.proving.compare import diff_proofs, proof_of
 from orchestrator.proving.compiler import schedule_rates
-from orchestrator.proving.diff_proofs import diff_proofs
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader

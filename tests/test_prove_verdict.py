@@ -12,10 +12,15 @@ import yaml
 from orchestrator import formatting
 from orchestrator.errors import ProofUnavailable
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving import proof_cache
 from orchestrator.proving import verdict as suggestions
 from orchestrator.proving.compiled import CacheEntry
-from orchestrator.proving.verdict import ProofResult, cached, least_recompute, prove
+from orchestrator.proving.verdict import (
+    ProofResult,
+    cached,
+    least_recompute,
+    prove,
+    save_program,
+)
 from orchestrator.reading.load import load
 from orchestrator.show import proof_screen as render
 from orchestrator.values.plan import Plan
@@ -34,7 +39,7 @@ def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keep:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def kept(asked: Spec, plan: Plan, result: CacheEntry) -> ProofResult:
-        proof_cache.save(plan, result)
+        save_program(plan, result)
         return prove(asked, plan)
 
     return kept

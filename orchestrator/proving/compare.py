@@ -1,7 +1,8 @@
-"""Compare a compiled program with the Forecast, line by line."""
+"""Compare a compiled program with the Forecast, line by line, and two proofs with each other."""
 
 from collections import defaultdict
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from orchestrator.formatting import GIB
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
@@ -14,7 +15,7 @@ from orchestrator.proving.compiled import (
     DcnSend,
 )
 from orchestrator.values.model import Model
-from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind, Link, Plan
+from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link, Plan
 from orchestrator.values.proof import (
     PROOF_SCHEMA,
     ComparedCollective,
@@ -27,10 +28,10 @@ from orchestrator.values.proof import (
     FaultCode,
     Payload,
     Proof,
+    Schedule,
 )
 
 # Check that pods exchange what the plan says, and nothing else.
-
 
 _SCALARS_BYTES = 4096  # losses and the like, of one step
 _ROUNDED_SHARE = 1.1  # of the Forecast: payloads are rounded up to whole tiles and shards
@@ -45,32 +46,32 @@ _LINES: dict[Payload, tuple[LineKind, ...]] = {
 
 def _crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
     """Everything that is sent to other pods, the most bytes first."""
-    ordered = sorted(sends, key=lambda send: (-send.payload_bytes, send.name))
-    return tuple(
-        DcnCrossing(
-            name=send.name,
-            kind=send.kind,
-            dtype=send.dtype,
-            bytes_per_step=send.payload_bytes,
-            calls_per_step=send.calls,
-            places=send.places,
-            carries=_payload(send),
-            axes=send.axes,
+    crossed = []
+    for send in sorted(sends, key=lambda send: (-send.payload_bytes, send.name)):
+        carries: Payload = "other"
+        if send.kind in _SUMS and send.in_backward:
+            carries = "gradients"
+        elif send.kind == _GATHER and send.is_stored:
+            carries = "weights"
+        crossed.append(
+            DcnCrossing(
+                name=send.name,
+                kind=send.kind,
+                dtype=send.dtype,
+                bytes_per_step=send.payload_bytes,
+                calls_per_step=send.calls,
+                places=send.places,
+                carries=carries,
+                axes=send.axes,
+            )
         )
-        for send in ordered
-    )
-
-
-def _payload(send: DcnSend) -> Payload:
-    """What a send carries, by its kind and by what it depends on."""
-    if send.kind in _SUMS and send.in_backward:
-        return "gradients"
-    return "weights" if send.kind == _GATHER and send.is_stored else "other"
+    return tuple(crossed)
 
 
 def _carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
     """Whether nothing but gradients and a few scalars crosses."""
-    return _bytes([one for one in crossed if one.carries != "gradients"]) <= _SCALARS_BYTES
+    others = [crossing for crossing in crossed if crossing.carries != "gradients"]
+    return _bytes(others) <= _SCALARS_BYTES
 
 
 def _faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
@@ -78,33 +79,34 @@ def _faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault
     planned = {what: _forecast_bytes(plan, what) for what in _LINES}
     # Another trainer has no Forecast, but gradients may always cross.
     expected = {"gradients", *(what for what, size in planned.items() if size)}
-    others = [one for one in crossed if one.carries not in expected]
-    result = []
+    others = [crossing for crossing in crossed if crossing.carries not in expected]
+    faults: list[tuple[FaultCode, DcnCrossing, float, float]] = []
     if _bytes(others) > _SCALARS_BYTES:
-        result += [_fault("not_planned", one, one.bytes_per_step, 0.0) for one in others]
+        faults += [("not_planned", crossing, crossing.bytes_per_step, 0.0) for crossing in others]
     for what in sorted(expected):
-        sent = [one for one in crossed if one.carries == what]
-        is_over = _bytes(sent) > planned[what] * _ROUNDED_SHARE + _SCALARS_BYTES
+        alike = [crossing for crossing in crossed if crossing.carries == what]
+        is_over = _bytes(alike) > planned[what] * _ROUNDED_SHARE + _SCALARS_BYTES
         if is_over and plan.ledger_describes_trainer:
-            result.append(_fault("too_many_bytes", sent[0], _bytes(sent), planned[what]))
-    return tuple(result)
-
-
-def _fault(code: FaultCode, crossing: DcnCrossing, size: float, allowed: float) -> CrossingFault:
-    return CrossingFault(
-        code=code, crossing=crossing, bytes_per_step=size, allowed_bytes_per_step=allowed
+            faults.append(("too_many_bytes", alike[0], _bytes(alike), planned[what]))
+    return tuple(
+        CrossingFault(
+            code=code, crossing=crossing, bytes_per_step=size, allowed_bytes_per_step=allowed
+        )
+        for code, crossing, size, allowed in faults
     )
 
 
 def _bytes(crossed: list[DcnCrossing]) -> float:
-    return sum(one.bytes_per_step for one in crossed)
+    return sum(crossing.bytes_per_step for crossing in crossed)
 
 
 def _forecast_bytes(plan: Plan, what: Payload) -> float:
     """What the Forecast sends between pods, of one payload."""
-    lines = (line for line in plan.forecast.time if line.kind in _LINES[what])
-    sent = (line.collective for line in lines if line.collective)
-    return sum(one.bytes_per_step for one in sent if one.link == "dcn")
+    return sum(
+        line.collective.bytes_per_step
+        for line in plan.forecast.time
+        if line.kind in _LINES[what] and line.collective and line.collective.link == "dcn"
+    )
 
 
 # A Forecast agrees within these; for memory, within the larger of the two.
@@ -129,7 +131,11 @@ _Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
 def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     """The verdict on a plan that the compiler accepts, without suggestions."""
-    peak, forecast = _hbm_peak(compiled), plan.forecast
+    forecast = plan.forecast
+    # Where a program uses the host's memory, the compiler's own number is that of the memory that
+    # holds more; the program's text says which buffers are in HBM.
+    on_host, live_bytes = compiled.memory.host, compiled.summary.live_bytes
+    peak = sum(live_bytes.values()) if on_host else compiled.memory.peak
     crossed = _crossings(compiled.summary.sends)
     crossing_faults = _faults(plan, crossed)
     flops = _compared_flops(plan, compiled)
@@ -168,26 +174,22 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     )
     if not plan.ledger_describes_trainer:
         return _without_forecast(proof)
-    missed = _disagreements(plan, proof, compiled.summary.uncounted)
-    return replace(proof, agrees=not missed, disagreements=missed)
-
-
-def _disagreements(
-    plan: Plan, proof: Proof, uncounted: tuple[str, ...]
-) -> tuple[Disagreement, ...]:
-    """Where the Forecast is off, beyond its tolerances."""
     expected_flops = proof.forecast_flops_per_device or 0
-    return (
-        *_memory_disagreements(
-            proof.peak_hbm_bytes_per_device, plan.forecast.memory_bytes_per_device
-        ),
+    missed = (
+        *_memory_disagreements(peak, forecast.memory_bytes_per_device),
         *_memory_disagreements(
             proof.host_bytes_per_device, _forecast_host_bytes(plan), "host_memory"
         ),
         *_payload_disagreements(proof.collectives, _reported_bytes(plan.model)),
-        *_flops_disagreements(proof.flops_per_device, expected_flops),
-        *(Disagreement(code="uncounted_kernel", kernel=name) for name in uncounted),
+        *_disagreements(
+            "flops", proof.flops_per_device, expected_flops, _FLOPS_SHARE * proof.flops_per_device
+        ),
+        *(
+            Disagreement(code="uncounted_kernel", kernel=name)
+            for name in compiled.summary.uncounted
+        ),
     )
+    return replace(proof, agrees=not missed, disagreements=missed)
 
 
 def _without_forecast(proof: Proof) -> Proof:
@@ -207,15 +209,6 @@ def _without_forecast(proof: Proof) -> Proof:
 # --- memory
 
 
-def _hbm_peak(compiled: Compiled) -> float:
-    """The peak in HBM. Where a program uses the host's memory, the compiler's own number is that
-    of the memory that holds more; the program's text says which buffers are in HBM.
-    """
-    if compiled.memory.host:
-        return sum(compiled.summary.live_bytes.values())
-    return compiled.memory.peak
-
-
 def _forecast_host_bytes(plan: Plan) -> float:
     """The host's memory for one device, by the Forecast."""
     return plan.forecast.host_memory_bytes_per_chip * plan.chips / plan.devices
@@ -226,7 +219,16 @@ def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
     for line in largest.lines:
-        for name, size in _by_class(plan, line).items():
+        # A line of memory by class. Copies and fillings are parameters, moments and gradients.
+        if line.kind not in _STORED:
+            by_class = {_CLASS_OF.get(line.kind, _WORKING): line.value}
+        else:
+            elements = line.inputs[_STORED[line.kind]]
+            parameters = DTYPE_BYTES[plan.precision.parameters] * elements
+            moments = moment_bytes(plan.optimizer, plan.precision) * elements
+            gradients = line.value - parameters - moments
+            by_class = {"parameters": parameters, "optimizer": moments, "gradients": gradients}
+        for name, size in by_class.items():
             forecast[name] += size
     live = compiled.summary.live_bytes
     return tuple(
@@ -236,21 +238,17 @@ def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     )
 
 
-def _by_class(plan: Plan, line: LedgerLine) -> dict[str, float]:
-    """A line of memory by class. Copies and fillings are parameters, moments and gradients."""
-    if line.kind not in _STORED:
-        return {_CLASS_OF.get(line.kind, _WORKING): line.value}
-    elements = line.inputs[_STORED[line.kind]]
-    parameters = DTYPE_BYTES[plan.precision.parameters] * elements
-    moments = moment_bytes(plan.optimizer, plan.precision) * elements
-    gradients = line.value - parameters - moments
-    return {"parameters": parameters, "optimizer": moments, "gradients": gradients}
-
-
 def _memory_disagreements(
     compiled: float, forecast: float, code: DisagreementCode = "peak_memory"
 ) -> tuple[Disagreement, ...]:
-    if abs(compiled - forecast) <= max(_MEMORY_SHARE * compiled, _MEMORY_BYTES):
+    allowed = max(_MEMORY_SHARE * compiled, _MEMORY_BYTES)
+    return _disagreements(code, compiled, forecast, allowed)
+
+
+def _disagreements(
+    code: DisagreementCode, compiled: float, forecast: float, allowed: float
+) -> tuple[Disagreement, ...]:
+    if abs(compiled - forecast) <= allowed:
         return ()
     return (Disagreement(code=code, compiled=compiled, forecast=forecast),)
 
@@ -261,40 +259,32 @@ def _memory_disagreements(
 def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
     """Every kind of collective that the program or the Forecast has."""
     forecast: dict[_Key, float] = defaultdict(float)
-    for one in (line.collective for line in plan.forecast.time if line.collective):
+    for planned in (line.collective for line in plan.forecast.time if line.collective):
         # An axis of one device leaves no trace in a program.
-        axes = tuple(axis for axis in one.axes if plan.mesh[axis] > 1)
-        forecast[axes, one.link, one.kind, one.dtype] += one.bytes_per_step
+        axes = tuple(axis for axis in planned.axes if plan.mesh[axis] > 1)
+        forecast[axes, planned.link, planned.kind, planned.dtype] += planned.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
-    for key, size, count in _compiled_collectives(compiled):
-        payload[key] += size
-        calls[key] += count
+    summary = compiled.summary
+    inside = [moved for moved in summary.collectives if moved.payload_bytes]
+    transfers: list[CompiledCollective | DcnSend] = [*inside, *summary.sends]
+    for moved in transfers:
+        link: Link = "dcn" if isinstance(moved, DcnSend) else "ici"
+        key = moved.axes, link, moved.kind, moved.dtype
+        payload[key] += moved.payload_bytes
+        calls[key] += moved.calls
     return tuple(
         ComparedCollective(
-            axes=key[0],
-            link=key[1],
-            kind=key[2],
-            dtype=key[3],
-            bytes_per_step=payload.get(key, 0.0),
-            forecast_bytes_per_step=forecast.get(key, 0.0),
-            calls_per_step=calls.get(key, 0.0),
+            axes=axes,
+            link=link,
+            kind=kind,
+            dtype=dtype,
+            bytes_per_step=payload.get((axes, link, kind, dtype), 0.0),
+            forecast_bytes_per_step=forecast.get((axes, link, kind, dtype), 0.0),
+            calls_per_step=calls.get((axes, link, kind, dtype), 0.0),
         )
-        for key in sorted({*forecast, *payload})
+        for axes, link, kind, dtype in sorted({*forecast, *payload})
     )
-
-
-def _compiled_collectives(compiled: Compiled) -> list[tuple[_Key, float, float]]:
-    inside: list[tuple[_Key, float, float]] = [
-        ((one.axes, "ici", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.summary.collectives
-        if one.payload_bytes
-    ]
-    across: list[tuple[_Key, float, float]] = [
-        ((one.axes, "dcn", one.kind, one.dtype), one.payload_bytes, one.calls)
-        for one in compiled.summary.sends
-    ]
-    return [*inside, *across]
 
 
 def _reported_bytes(model: Model) -> float:
@@ -311,9 +301,9 @@ def _payload_disagreements(
     """Groups of axes on which the payload is not the Forecast's, beyond what a step reports."""
     compiled: dict[tuple[str, ...], float] = defaultdict(float)
     forecast: dict[tuple[str, ...], float] = defaultdict(float)
-    for one in collectives:
-        compiled[one.axes] += one.bytes_per_step
-        forecast[one.axes] += one.forecast_bytes_per_step or 0
+    for collective in collectives:
+        compiled[collective.axes] += collective.bytes_per_step
+        forecast[collective.axes] += collective.forecast_bytes_per_step or 0
     return [
         Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
         for axes, size in compiled.items()
@@ -323,33 +313,27 @@ def _payload_disagreements(
 
 def _changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
     """What the compiler adds to the payload, the most first."""
-    added = [
-        CompilerChange(
-            what=_change(one),
-            axes=one.axes,
-            link="ici",
-            bytes_per_step=one.executed_bytes - one.payload_bytes,
-        )
-        for one in compiled.summary.collectives
-        if one.executed_bytes > one.payload_bytes
-    ]
+    added: list[tuple[str, tuple[str, ...], Link, float]] = []
+    for collective in compiled.summary.collectives:
+        more = collective.executed_bytes - collective.payload_bytes
+        kind = f"{collective.kind}, {collective.dtype}"
+        if collective.executed_kind == collective.kind:
+            what = f"padding of {kind}"
+        elif collective.executed_kind == "collective-permute":
+            what = f"collective-permute after a padded {kind}"
+        else:
+            what = f"{collective.executed_kind} in place of {kind}"
+        added.append((what, collective.axes, "ici", more))
     padding: dict[tuple[str, ...], float] = defaultdict(float)
     for send in compiled.summary.sends:
         padding[send.axes] += send.padding_bytes
-    added += [
-        CompilerChange(what="padding to tiles", axes=axes, link="dcn", bytes_per_step=size)
-        for axes, size in padding.items()
-        if size
+    added += [("padding to tiles", axes, "dcn", size) for axes, size in padding.items()]
+    changes = [
+        CompilerChange(what=what, axes=axes, link=link, bytes_per_step=size)
+        for what, axes, link, size in added
+        if size > 0
     ]
-    return tuple(sorted(added, key=lambda change: -change.bytes_per_step))
-
-
-def _change(one: CompiledCollective) -> str:
-    if one.executed_kind == one.kind:
-        return f"padding of {one.kind}, {one.dtype}"
-    if one.executed_kind == "collective-permute":
-        return f"collective-permute after a padded {one.kind}, {one.dtype}"
-    return f"{one.executed_kind} in place of {one.kind}, {one.dtype}"
+    return tuple(sorted(changes, key=lambda change: -change.bytes_per_step))
 
 
 # --- FLOPs
@@ -370,7 +354,91 @@ def _compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 
-def _flops_disagreements(compiled: float, forecast: float) -> tuple[Disagreement, ...]:
-    if abs(compiled - forecast) <= _FLOPS_SHARE * compiled:
-        return ()
-    return (Disagreement(code="flops", compiled=compiled, forecast=forecast),)
+# --- two proofs: of two plans, two sets of compiler options, or two trainers
+
+_FigureUnit = Literal["bytes", "flops", "s"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofFigure:
+    """One figure of two compiled programs, of one device and step."""
+
+    name: str
+    unit: _FigureUnit
+    first: float
+    second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineSeconds:
+    """Seconds that a source line takes in each of two schedules; None where it is absent."""
+
+    line: str
+    first_s: float | None
+    second_s: float | None
+
+    @property
+    def more_s(self) -> float:
+        """Seconds that the second takes more than the first."""
+        return (self.second_s or 0.0) - (self.first_s or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofDiff:
+    """Two proofs side by side: figures of both, and the lines that differ most first."""
+
+    schema: int
+    proofs: tuple[Proof, Proof]
+    figures: tuple[ProofFigure, ...]
+    lines: tuple[LineSeconds, ...]
+
+
+_SCHEMA = 1
+_KINDS = ("products_s", "kernels_s", "copies_s", "other_s", "exposed_s", "total_s")
+
+
+def diff_proofs(first: Proof, second: Proof) -> ProofDiff:
+    """Figures that either proof has, and lines of source by how much their seconds differ."""
+    in_first, in_second = _figures(first), _figures(second)
+    figures = tuple(
+        ProofFigure(
+            name=name,
+            unit=unit,
+            first=in_first.get((name, unit), 0.0),
+            second=in_second.get((name, unit), 0.0),
+        )
+        for name, unit in dict.fromkeys([*in_first, *in_second])
+    )
+    lines: list[LineSeconds] = []
+    if first.schedule and second.schedule:
+        before, after = _line_seconds(first.schedule), _line_seconds(second.schedule)
+        lines = [
+            LineSeconds(line=line, first_s=before.get(line), second_s=after.get(line))
+            for line in dict.fromkeys([*before, *after])
+        ]
+    ordered = sorted(lines, key=lambda line: (-abs(line.more_s), line.line))
+    proofs = first, second
+    return ProofDiff(schema=_SCHEMA, proofs=proofs, figures=figures, lines=tuple(ordered))
+
+
+def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:
+    """Memory, FLOPs, bytes on each link, seconds of the schedule by kind."""
+    link_bytes: dict[str, float] = defaultdict(float)
+    for collective in proof.collectives:
+        link_bytes[collective.link] += collective.bytes_per_step
+    found: dict[tuple[str, _FigureUnit], float] = {
+        ("peak_hbm", "bytes"): proof.peak_hbm_bytes_per_device,
+        ("host", "bytes"): proof.host_bytes_per_device,
+        ("flops", "flops"): proof.flops_per_device,
+        **{(link, "bytes"): size for link, size in link_bytes.items()},
+    }
+    if proof.schedule:
+        found |= {(kind, "s"): getattr(proof.schedule, kind) for kind in _KINDS}
+    return found
+
+
+def _line_seconds(schedule: Schedule) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for line in schedule.lines:
+        total[line.line] += line.total_s
+    return dict(total)

@@ -25,22 +25,13 @@ from jaxlib import _hlo  # type: ignore[attr-defined]  # its stub is missing
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
-from orchestrator.proving.compiled import (
-    PACKAGES,
-    Compiled,
-    CompiledMemory,
-    CompileFailure,
-    CompileRequest,
-    CompileResult,
-    OpenedFiles,
-    loaded_code,
-)
+from orchestrator.proving import compiled
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import Pricing, summarize
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import ScheduleRates, SliceTorus
+from orchestrator.values.proof import SliceTorus
 from trainers.contract import load, lower
 from trainers.mesh import mesh_of
 
@@ -60,9 +51,20 @@ def main() -> None:
 
     status = 1
     try:
-        request = codec.from_json(sys.stdin.buffer.readline(), CompileRequest)
+        request = codec.from_json(sys.stdin.buffer.readline(), compiled.CompileRequest)
         threading.Thread(target=_die_with_the_parent, daemon=True).start()
-        send({"result": codec.to_json(_result_of(request, send)).decode()})
+        plan = codec.from_json(request.plan, Plan)
+        try:
+            result = compiled.CompileResult(compiled=_compiled(plan, request, send))
+        except OrchError as error:
+            result = compiled.CompileResult(
+                failure=compiled.CompileFailure(message=str(error), by="trainer")
+            )
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            result = compiled.CompileResult(
+                failure=compiled.CompileFailure(message=str(error), by="compiler")
+            )
+        send({"result": codec.to_json(result).decode()})
         status = 0
     finally:
         if status:
@@ -83,51 +85,49 @@ def _exit_now(status: int) -> None:
     os._exit(status)
 
 
-def _result_of(request: CompileRequest, send: _Send) -> CompileResult:
-    """The plan compiled and summarized, or why it does not compile."""
-    plan = codec.from_json(request.plan, Plan)
-    try:
-        return CompileResult(compiled=_compiled(plan, request, send))
-    except OrchError as error:
-        return CompileResult(failure=CompileFailure(message=str(error), by="trainer"))
-    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        return CompileResult(failure=CompileFailure(message=str(error), by="compiler"))
-
-
-def _compiled(plan: Plan, request: CompileRequest, send: _Send) -> Compiled:
+def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> compiled.Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
-    opened = OpenedFiles()
+    opened = compiled.opened_files()
     send({"stage": "laying out"})
     topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
     send({"stage": "tracing"})
     lowered, mesh = lower(load(plan.trainer), plan, topology.devices)
     send({"stage": "compiling"})
     began = _clock()
-    settings: dict[str, Any] = {
-        **plan.compiler_options,
-        **(_BEYOND_HBM if request.beyond_hbm else {}),
-    }
+    settings: dict[str, Any] = dict(plan.compiler_options)
+    if request.beyond_hbm:
+        settings |= _BEYOND_HBM
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = _clock() - began
     send({"stage": "reading"})
     text = _text_of(executable)
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
-    mesh = mesh or _mesh_of_inputs(executable) or mesh_of(plan, topology.devices)
+    if mesh is None:  # that of the arguments, if they name one
+        shardings = jax.tree.leaves(executable.input_shardings)
+        named = (place.mesh for place in shardings if isinstance(place, NamedSharding))
+        meshes = (place for place in named if isinstance(place, Mesh))
+        mesh = next(meshes, None) or mesh_of(plan, topology.devices)
     devices = list(mesh.devices.flat)
-    return Compiled(
+    in_slice = devices[: plan.devices_per_slice]
+    pricing = None
+    if rates := request.rates:
+        places = (_coordinates(device, rates.torus) for device in in_slice)
+        pricing = Pricing(rates, tuple(places))
+    peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
+    return compiled.Compiled(
         memory=_memory(executable.memory_analysis()),
         summary=summarize(
             program_of(text),
             _mesh(plan, devices),
-            _between(plan),
+            DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"}),
             plan.model.layers,
-            _pricing(plan, devices, request.rates),
+            pricing,
         ),
         compile_s=compile_s,
-        compiler_memory_bytes=_peak_memory_bytes(),
-        versions={package: metadata.version(package) for package in PACKAGES},
-        code=loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened.paths),
+        compiler_memory_bytes=peak_memory,
+        versions={package: metadata.version(package) for package in compiled.PACKAGES},
+        code=compiled.loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened),
     )
 
 
@@ -138,16 +138,9 @@ def _text_of(executable: jax.stages.Compiled) -> str:
     """
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
-    compiled = executable.runtime_executable()
-    assert compiled is not None
-    return "\n\n".join(module.to_string(options) for module in compiled.hlo_modules())
-
-
-def _mesh_of_inputs(executable: jax.stages.Compiled) -> Mesh | None:
-    """The mesh that a program's arguments lie on, if they name one."""
-    shardings = jax.tree.leaves(executable.input_shardings)
-    meshes = (one.mesh for one in shardings if isinstance(one, NamedSharding))
-    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
+    program = executable.runtime_executable()
+    assert program is not None
+    return "\n\n".join(module.to_string(options) for module in program.hlo_modules())
 
 
 def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
@@ -159,27 +152,14 @@ def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
     return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
 
 
-def _pricing(plan: Plan, devices: list[jax.Device], rates: ScheduleRates | None) -> Pricing | None:
-    """The rates, with torus coordinates of the devices of one slice as the program numbers them."""
-    if rates is None:
-        return None
-    in_slice = devices[: plan.devices_per_slice]
-    return Pricing(rates, tuple(_coordinates(device, rates.torus) for device in in_slice))
-
-
 def _coordinates(device: Any, torus: SliceTorus) -> tuple[int, ...]:
     if torus.devices_per_chip > 1:
         return (*device.coords[: len(torus.lengths) - 1], device.core_on_chip)
     return tuple(device.coords[: len(torus.lengths)])
 
 
-def _between(plan: Plan) -> DeviceMesh:
-    """The mesh of slices."""
-    return DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"})
-
-
-def _memory(analysis: Any) -> CompiledMemory:
-    return CompiledMemory(
+def _memory(analysis: Any) -> compiled.CompiledMemory:
+    return compiled.CompiledMemory(
         peak=analysis.peak_memory_in_bytes,
         arguments=analysis.argument_size_in_bytes,
         outputs=analysis.output_size_in_bytes,
@@ -188,10 +168,6 @@ def _memory(analysis: Any) -> CompiledMemory:
         code=analysis.generated_code_size_in_bytes,
         host=analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes,
     )
-
-
-def _peak_memory_bytes() -> float:
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,20 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import platformdirs
+
 from orchestrator.plugins import source
+from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
 
 # The code that a compile process loads: digests of its files, and versions of its packages.
-
 
 _STANDARD = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
 _SITE = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
@@ -41,41 +44,45 @@ class _LoadedCode:
 
     def is_current(self) -> bool:
         """Whether a process that starts now would load the same."""
-        return (
-            all(_digest(source(name)) == digest for name, digest in self.modules.items())
-            and all(_digest(_data_file(name)) == digest for name, digest in self.data.items())
-            and all(version(name) == number for name, number in self.packages.items())
-        )
+        return all(
+            _digest(name) == digest for name, digest in (self.modules | self.data).items()
+        ) and all(version(name) == number for name, number in self.packages.items())
 
 
-class OpenedFiles:
-    """The files that Python code of this process opens to read, from now on."""
+def opened_files() -> set[str]:
+    """The paths that Python code of this process opens to read from now on; the set grows."""
+    paths: set[str] = set()
 
-    def __init__(self) -> None:
-        self.paths: set[str] = set()
-        sys.addaudithook(self._hear)
-
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and not arguments[2] & _WRITES:
             path = arguments[0]
             if isinstance(path, (str, bytes)):
-                self.paths.add(os.fsdecode(path))
+                paths.add(os.fsdecode(path))
+
+    sys.addaudithook(hear)
+    return paths
 
 
 def loaded_code(trainer_module: str, opened: Iterable[str]) -> _LoadedCode:
     """Return the modules that this process loaded for a trainer, and files it opened near."""
     own_packages = {*_PROJECT, trainer_module.partition(".")[0]}
     files, installed = dict[str, Path](), set[str]()
-    for name, path in _modules():
+    for module in list(sys.modules.values()):
+        spec = getattr(module, "__spec__", None)
+        if not (spec and spec.origin and spec.has_location):
+            continue
+        name, path = spec.name, Path(spec.origin)  # `__main__` has the name of its file
         top = name.partition(".")[0]
         if top in own_packages or not _is_below(path, _INSTALLED):
             files[name] = path
         elif _is_below(path, _SITE):
             installed.add(top)
+    packages = metadata.packages_distributions()
+    names = {name for module in installed for name in packages.get(module, ())}
     return _LoadedCode(
         modules={name: _loaded_digest(path) for name, path in sorted(files.items())},
         data=dict(sorted(_data(files, opened))),
-        packages=_versions(installed) | {_PYTHON: version(_PYTHON)},
+        packages={name: version(name) for name in [*sorted(names), _PYTHON]},
     )
 
 
@@ -89,29 +96,19 @@ def version(package: str) -> str:
         return ""
 
 
-def _modules() -> Iterator[tuple[str, Path]]:
-    """Every loaded module that has a file. The name of `__main__` is that of its file."""
-    for module in list(sys.modules.values()):
-        spec = getattr(module, "__spec__", None)
-        if spec and spec.origin and spec.has_location:
-            yield spec.name, Path(spec.origin)
-
-
 def _is_below(path: Path, folders: Iterable[str]) -> bool:
     return any(path != Path(folder) and path.is_relative_to(folder) for folder in folders)
-
-
-def _versions(modules: set[str]) -> dict[str, str]:
-    packages = metadata.packages_distributions()
-    names = {name for module in modules for name in packages.get(module, ())}
-    return {name: version(name) for name in sorted(names)}
 
 
 def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Opened files next to a module or below it that are neither modules nor installed."""
     folders = {path.parent: name for name, path in sorted(files.items(), reverse=True)}
     modules = set(files.values())
-    for path in map(_source_file, list(opened)):  # reading them may open more
+    for name in list(opened):  # reading them may open more
+        path = Path(name).absolute()
+        if path.suffix == ".pyc":
+            with suppress(ValueError):  # bytecode that stands alone
+                path = Path(source_from_cache(path))
         folder = next((parent for parent in path.parents if parent in folders), None)
         if folder is None or path in modules or not path.is_file():
             continue
@@ -119,31 +116,17 @@ def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, 
             yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _loaded_digest(path)
 
 
-def _source_file(opened: str) -> Path:
-    """The file itself, or the source of a compiled one."""
-    path = Path(opened).absolute()
-    if path.suffix != ".pyc":
-        return path
-    try:
-        return Path(source_from_cache(path))
-    except ValueError:  # bytecode that stands alone
-        return path
-
-
-def _data_file(name: str) -> Path | None:
-    module, _, path = name.partition(":")
-    beside = source(module)
-    return beside.parent / path if beside else None
-
-
 def _loaded_digest(path: Path) -> str:
     """The digest of a file that this process has read; of no file if it was edited since."""
     return "" if path.stat().st_mtime > _STARTED_S else _file_digest(path)
 
 
-def _digest(path: Path | None) -> str | None:
+def _digest(name: str) -> str | None:
+    """The digest of a module, or of `module:path`; None where there is no such file now."""
+    module, _, path = name.partition(":")
+    file = source(module)
     try:
-        return _file_digest(path) if path else None
+        return _file_digest(file.parent / path if path else file) if file else None
     except OSError:
         return None
 
@@ -278,3 +261,13 @@ class CacheEntry:
 
     compiled: Compiled
     refusal: str | None = None
+
+
+def proofs_folder() -> Path:
+    """The folder of compiled programs."""
+    return platformdirs.user_cache_path("orch") / "proofs"
+
+
+def has_plan(plan: Plan) -> bool:
+    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
+    return any(proofs_folder().glob(f"{plan.digest}.*"))

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from signal import Signals
-from typing import IO, Any
+from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.published import shared_efficiency
@@ -61,7 +61,6 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 # The rates that price a compiled program's schedule: the catalog's, as one device has them.
-
 
 _LINKS = 2  # of a chip on each torus axis, one each way
 
@@ -122,8 +121,13 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
             start_new_session=True,
         )
         try:
-            result = _result(process, request, on_stage)
-            return result or CompileResult(failure=_death(process.wait(), stderr))
+            if result := _result(process, request, on_stage):
+                return result
+            exit_code = process.wait()
+            stderr.seek(0)
+            message = stderr.read().decode("utf-8", "replace")
+            failure = CompileFailure(message=message, by="compiler", exit_code=exit_code)
+            return CompileResult(failure=failure)
         finally:
             _kill(process)
 
@@ -147,12 +151,6 @@ def _result(
     return None
 
 
-def _death(exit_code: int, stderr: IO[bytes]) -> CompileFailure:
-    stderr.seek(0)
-    message = stderr.read().decode("utf-8", "replace")
-    return CompileFailure(message=message, by="compiler", exit_code=exit_code)
-
-
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the process and all that it started."""
     with suppress(ProcessLookupError):
@@ -164,7 +162,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 # The errors for compilations that end without a verdict.
-
 
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 _UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
@@ -206,7 +203,14 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
             f"experiment.compiler_options: {option[1]} is not an option of this TPU compiler"
         )
     if failure.exit_code is not None:
-        return _exit_error(failure, failure.exit_code)
+        # The error for a process that ended before it answered.
+        if check := _CHECK.search(failure.message):
+            return ProofUnavailable(_check_text(check[1], check[2], failure.message))
+        if failure.exit_code > 0:
+            return ProofUnavailable(f"cannot prove: {_python_error(failure.message)}")
+        name = Signals(-failure.exit_code).name
+        why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
+        return ProofUnavailable(f"cannot prove: the TPU compiler was ended by {name}{why}")
     if "topology" in failure.message.lower():
         return SpecError(
             f"the TPU compiler knows no {plan.chip} slice {plan.topology}: {_first_line(failure)}"
@@ -214,17 +218,6 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
     if check := _INTERNAL.search(failure.message):
         return ProofUnavailable(_check_text(check[1], check[2], failure.message))
     return ProofUnavailable(f"cannot prove: the TPU compiler failed: {_first_line(failure)}")
-
-
-def _exit_error(failure: CompileFailure, exit_code: int) -> ProofUnavailable:
-    """The error for a process that ended before it answered."""
-    if check := _CHECK.search(failure.message):
-        return ProofUnavailable(_check_text(check[1], check[2], failure.message))
-    if exit_code > 0:
-        return ProofUnavailable(f"cannot prove: {_python_error(failure.message)}")
-    name = Signals(-exit_code).name
-    why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
-    return ProofUnavailable(f"cannot prove: the TPU compiler was ended by {name}{why}")
 
 
 def _python_error(traceback: str) -> str:

@@ -2,39 +2,31 @@
 
 import platform
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
 from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 
-from orchestrator.errors import SpecError
+import msgspec
+
+from orchestrator.errors import ProofUnavailable, SpecError, UnknownName
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.planning.feasibility import usable_axes
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
-from orchestrator.plugins import require
-from orchestrator.proving import proof_cache
+from orchestrator.plugins import require, trainer_entry_point
+from orchestrator.proving import compiler
 from orchestrator.proving.compare import proof_of
-from orchestrator.proving.compiled import CacheEntry
-from orchestrator.proving.compiler import (
-    OnStage,
-    compile_plan,
-    compile_request,
-    error_of,
-    is_out_of_memory,
-    message_of,
-    no_compiler,
-    target,
-)
+from orchestrator.proving.compiled import PACKAGES, CacheEntry, proofs_folder, version
 from orchestrator.values import codec
 from orchestrator.values.plan import LineKind, Plan
 from orchestrator.values.proof import CompilerRefusal, PlanChange, Proof
 from orchestrator.values.spec import MeshRequest, Remat, Spec
 
 # Suggest plans near a compiled one, by the Forecast corrected for its error in that one.
-
 
 _RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
 
@@ -45,33 +37,25 @@ def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCh
     `missed_bytes` is how much more the program of this plan needs than its Forecast says.
     """
     limit = plan.forecast.hbm_bytes_per_device - missed_bytes
-    near = [_best_within(changed, limit) for changed in _variants(spec, plan)]
-    # Given only the mesh and the remat, the search may choose fewer microbatches.
-    fit = [other for other in near if other and other.forecast.memory_bytes_per_device <= limit]
-    return tuple(dict.fromkeys(_change_to(spec, other, missed_bytes) for other in fit))
-
-
-def _variants(spec: Spec, plan: Plan) -> Iterator[Spec]:
-    """The spec with any remat, on any mesh, with any of both."""
-    pinned = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
+    same_mesh = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
     shared = {axis: getattr(spec.resources.mesh, axis) for axis in SHARED_OVER_DCN}
-    free = replace(spec.resources, mesh=MeshRequest(**shared))
+    any_mesh = replace(spec.resources, mesh=MeshRequest(**shared))
     any_remat = replace(spec.experiment, remat="auto")
     same_remat = replace(spec.experiment, remat=plan.remat)
-    yield replace(spec, experiment=any_remat, resources=pinned)
-    yield replace(spec, experiment=same_remat, resources=free)
-    yield replace(spec, experiment=any_remat, resources=free)
-
-
-def _best_within(spec: Spec, limit_bytes: float) -> Plan | None:
-    """The plan of the best choice if the chip had less memory."""
-    request = search_request(spec)
-    usable = replace(request.chip.hbm_usable_bytes, value=limit_bytes)
-    request = replace(request, chip=replace(request.chip, hbm_usable_bytes=usable))
-    choices = best_choices(request, search(request).candidates, 1)
-    if not choices:
-        return None
-    return _plan_with(spec, choices[0].remat, choices[0].mesh)
+    near = (any_remat, same_mesh), (same_remat, any_mesh), (any_remat, any_mesh)
+    changes: dict[PlanChange, None] = {}
+    for experiment, resources in near:
+        changed = replace(spec, experiment=experiment, resources=resources)
+        # The plan of the best choice if the chip had less memory.
+        request = search_request(changed)
+        usable = replace(request.chip.hbm_usable_bytes, value=limit)
+        request = replace(request, chip=replace(request.chip, hbm_usable_bytes=usable))
+        for choice in best_choices(request, search(request).candidates, 1):
+            other = _plan_with(changed, choice.remat, choice.mesh)
+            # Given only the mesh and the remat, the search may choose fewer microbatches.
+            if other and other.forecast.memory_bytes_per_device <= limit:
+                changes[_change_to(spec, other, missed_bytes)] = None
+    return tuple(changes)
 
 
 def _plan_with(spec: Spec, remat: Remat, mesh: dict[str, int]) -> Plan | None:
@@ -91,8 +75,9 @@ def _plan_or_none(spec: Spec) -> Plan | None:
 def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     """The overrides that lead from a spec to a plan: the remat, and if need be the mesh."""
     overrides = [f"experiment.remat={text_of(other.remat)}"]
-    alone = _plan_or_none(replace(spec, experiment=replace(spec.experiment, remat=other.remat)))
-    if alone is None or alone.digest != other.digest:
+    remat_only = replace(spec, experiment=replace(spec.experiment, remat=other.remat))
+    reached = _plan_or_none(remat_only)
+    if reached is None or reached.digest != other.digest:
         axes = usable_axes(spec.experiment.model)
         overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in axes]
     return PlanChange(
@@ -111,7 +96,8 @@ def _less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
     """Plans on the same mesh that compute less twice, by the Forecast; the least first."""
     names = [name for name, policy in POLICIES.items() if not policy.needs_host]
     candidates = [_plan_with(spec, name, plan.mesh) for name in names]
-    better = [one for one in candidates if one and _recompute_flops(one) < _recompute_flops(plan)]
+    most = _recompute_flops(plan)
+    better = [other for other in candidates if other and _recompute_flops(other) < most]
     return sorted(better, key=_recompute_flops)
 
 
@@ -130,7 +116,7 @@ class ProofResult:
 
 
 def prove(
-    spec: Spec, plan: Plan, on_stage: OnStage = lambda _: None, hlo: Path | None = None
+    spec: Spec, plan: Plan, on_stage: compiler.OnStage = lambda _: None, hlo: Path | None = None
 ) -> ProofResult:
     """The compiler's verdict on a plan of the spec, with suggestions.
 
@@ -145,14 +131,15 @@ def prove(
 
 def cached(plan: Plan) -> ProofResult | None:
     """The verdict if this very program was compiled before, without suggestions."""
-    program = proof_cache.find(plan)
-    if program is None:
+    found = find_program(plan)
+    if found is None:
         return None
-    return ProofResult(plan=plan, proof=_verdict(plan, program.entry), age_s=program.age_s)
+    entry, age_s = found
+    return ProofResult(plan=plan, proof=_verdict(plan, entry), age_s=age_s)
 
 
 def least_recompute(
-    spec: Spec, plan: Plan, on_stage: OnStage = lambda _: None
+    spec: Spec, plan: Plan, on_stage: compiler.OnStage = lambda _: None
 ) -> list[ProofResult]:
     """Plans that compute less twice, each compiled, up to the first that fits; it is the last."""
     results = []
@@ -164,29 +151,25 @@ def least_recompute(
     return results
 
 
-def _compile(plan: Plan, on_stage: OnStage, hlo: Path | None) -> Proof:
-    target(plan)  # raises for a chip that the compiler lacks, before anything starts
+def _compile(plan: Plan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
+    compiler.target(plan)  # raises for a chip that the compiler lacks, before anything starts
     require("prove")
     if util.find_spec("libtpu") is None:
-        raise no_compiler(sys.platform, platform.machine())
-    entry = _compiled(plan, on_stage, hlo)
-    proof_cache.save(plan, entry)
-    return _verdict(plan, entry)
-
-
-def _compiled(plan: Plan, on_stage: OnStage, hlo: Path | None) -> CacheEntry:
-    """The program in numbers. One that memory cannot hold is compiled again, to see its needs."""
+        raise compiler.no_compiler(sys.platform, platform.machine())
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
-    request = compile_request(plan, text_path)
-    result, refusal = compile_plan(request, on_stage), None
-    if result.failure and is_out_of_memory(result.failure):
-        refusal = message_of(result.failure)
+    request = compiler.compile_request(plan, text_path)
+    result, refusal = compiler.compile_plan(request, on_stage), None
+    if result.failure and compiler.is_out_of_memory(result.failure):
+        # A program that memory cannot hold is compiled again, to see its needs.
+        refusal = compiler.message_of(result.failure)
         on_stage("out of memory: once more, to see what it needs")
-        result = compile_plan(replace(request, beyond_hbm=True), on_stage)
+        result = compiler.compile_plan(replace(request, beyond_hbm=True), on_stage)
     if result.failure:
-        raise error_of(plan, result.failure)
+        raise compiler.error_of(plan, result.failure)
     assert result.compiled is not None
-    return CacheEntry(compiled=result.compiled, refusal=refusal)
+    entry = CacheEntry(compiled=result.compiled, refusal=refusal)
+    save_program(plan, entry)
+    return _verdict(plan, entry)
 
 
 def _verdict(plan: Plan, entry: CacheEntry) -> Proof:
@@ -211,3 +194,53 @@ def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
         if other.forecast.memory_bytes_per_device <= limit:
             return replace(proof, hints=(_change_to(spec, other, missed),))
     return proof
+
+
+# Compiled programs on disk, so that the same question is answered at once. A file's name begins
+# with the plan's digest. What follows is a digest of the compiler's other input: the trainer, the
+# topology as the compiler names it, the rates that price its schedule, and the versions of the
+# compiler. An entry is valid while the code that the compile process loaded is the same. The
+# Forecast is not cached: a program is compared with the current one.
+
+
+def find_program(plan: Plan) -> tuple[CacheEntry, float] | None:
+    """The result for that very program, and its age in seconds.
+
+    A file that cannot be read counts as absent.
+    """
+    try:
+        key = _key(plan)
+    except (ProofUnavailable, UnknownName):  # neither compiler nor trainer, and so no proof
+        return None
+    for path in proofs_folder().glob(f"{key}.*.json"):
+        try:
+            entry = codec.from_json(path.read_bytes(), CacheEntry)
+            age_s = max(0.0, time.time() - path.stat().st_mtime)
+        except (FileNotFoundError, msgspec.DecodeError):
+            continue
+        if entry.compiled.code.is_current():
+            return entry, age_s
+    return None
+
+
+def save_program(plan: Plan, entry: CacheEntry) -> None:
+    """Write the entry whole or not at all, whoever else writes the same."""
+    code = codec.short(codec.digest(entry.compiled.code))
+    path = proofs_folder() / f"{_key(plan)}.{code}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+            part.write(codec.to_json(entry))
+        Path(part.name).replace(path)
+    except OSError as error:
+        raise ProofUnavailable(
+            f"{path.parent}: no proof can be saved there: {error.strerror}"
+        ) from error
+
+
+def _key(plan: Plan) -> str:
+    trainer = trainer_entry_point(plan.trainer).value
+    rates = codec.to_json(compiler.schedule_rates(plan)).decode()
+    versions = {package: version(package) for package in PACKAGES}
+    compiled_by = codec.digest([trainer, compiler.target(plan), rates, versions])
+    return f"{plan.digest}.{codec.short(compiled_by)}"

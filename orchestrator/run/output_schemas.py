@@ -11,7 +11,7 @@ from orchestrator.evidence.score.samples import Score
 from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.odds import Offers, PlanWithOdds
-from orchestrator.proving.diff_proofs import ProofDiff
+from orchestrator.proving.compare import ProofDiff
 from orchestrator.reading.schema import schema_text, spec_schema, study_schema
 from orchestrator.values import run, study
 from orchestrator.values.proof import Proof

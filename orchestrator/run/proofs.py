@@ -11,7 +11,7 @@ from orchestrator.evidence.explain.formula import Explanation
 from orchestrator.evidence.score import evaluate
 from orchestrator.evidence.score.samples import Score
 from orchestrator.planning.stages import explained_stage, stage_specs
-from orchestrator.proving.diff_proofs import ProofDiff, diff_proofs
+from orchestrator.proving.compare import ProofDiff, diff_proofs
 from orchestrator.proving.verdict import ProofResult, least_recompute
 from orchestrator.proving.verdict import prove as prove_program
 from orchestrator.run.progress import Notice, Progress, silent, task

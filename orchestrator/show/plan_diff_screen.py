@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.diff_plans import SUM, LineDiff, PlanDiff
-from orchestrator.proving.diff_proofs import ProofDiff, ProofFigure
+from orchestrator.proving.compare import ProofDiff, ProofFigure
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.proof_screen import short_line

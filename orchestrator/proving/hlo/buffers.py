@@ -11,18 +11,16 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from orchestrator.proving.hlo.dataflow import Dataflow, Value
-from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Instruction
+from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import Buffer
 
 # Find the buffers in a device's memory when a compiled program needs the most of it.
 
-
 _FORWARDS = {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while"}
 _FORWARDS |= {"copy-done", "slice-done", "send-done", "recv-done", "async-done", "add-dependency"}
-_HOLDS_NOTHING = {"after-all", "partition-id", "replica-id"}
+_HOLDS_NOTHING = {"after-all", "constant", "partition-id", "replica-id"}
 _SHARED = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
 _DECLARED = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")
 _INDICES = re.compile(r"\[([^\]]*)\]")
@@ -56,15 +54,14 @@ def peak(program: HloProgram) -> _Peak:
     entry = program.entry
     arguments = {number: _new(entry, parameter) for number, parameter in entry.parameters.items()}
     always = tuple(buffer for buffers in arguments.values() for buffer in buffers if buffer)
-    inside = _LivenessPass(program, entry, arguments, _results(entry, arguments)).peak()
+    # The results of the step take the place of the donated arguments, in order.
+    donated: _Buffers = ()
+    if entry.root.opcode == "tuple":
+        ordered = [buffers[0] for _, buffers in sorted(arguments.items())]
+        donated = tuple(ordered[: len(entry.root.operands)])
+    inside = _LivenessPass(program, entry, arguments, donated).peak()
     total = sum(buffer.bytes for buffer in always) + inside.bytes
     return _Peak(total, (*always, *inside.buffers), inside.at)
-
-
-def _results(entry: Computation, arguments: dict[int, _Buffers]) -> _Buffers:
-    """The donated arguments, in order: the results of the step take their place."""
-    ordered = [buffers[0] for _, buffers in sorted(arguments.items())]
-    return tuple(ordered[: len(entry.root.operands)]) if entry.root.opcode == "tuple" else ()
 
 
 def _new(where: Computation, instruction: Instruction) -> _Buffers:
@@ -91,20 +88,34 @@ class _LivenessPass:
         results: _Buffers,
     ) -> None:
         self.program, self.where, self.given = program, where, given
-        self.order = list(where.instructions.values())
+        self.outside = {buffer for buffers in given.values() for buffer in buffers}
         self.of: dict[str, _Buffers] = {}
-        for instruction in self.order:
+        for instruction in where.instructions.values():
             self.of[instruction.name] = self._assigned(instruction)
-        self._settle(results)
+        # Put the results of the computation where they must end.
+        moved = {
+            new: old
+            for new, old in zip(self.of[where.root.name], results, strict=False)
+            if new and old and new.computation == where.name and new not in self.outside
+        }
+        for name, buffers in self.of.items():
+            self.of[name] = tuple(moved.get(b, b) if b else None for b in buffers)
 
     def peak(self) -> _Peak:
         """The peak, with what called computations need."""
-        outside = {buffer for buffers in self.given.values() for buffer in buffers}
-        last = self._last_reads()
+        order = list(self.where.instructions.values())
+        last: dict[_LiveBuffer, int] = {}  # the place of the last instruction that reads it
+        for at, instruction in enumerate(order):
+            if instruction.opcode in _FORWARDS and instruction.opcode != "while":
+                continue
+            for operand in instruction.operands:
+                last.update(dict.fromkeys((b for b in self.of[operand] if b), at))
+        ends = (buffer for buffer in self.of[self.where.root.name] if buffer)
+        last.update(dict.fromkeys(ends, len(order)))
         live: set[_LiveBuffer] = set()
         worst = _Peak(0.0, ())
-        for at, instruction in enumerate(self.order):
-            live |= {b for b in self.of[instruction.name] if b and b not in outside}
+        for at, instruction in enumerate(order):
+            live |= {b for b in self.of[instruction.name] if b and b not in self.outside}
             inner = self._inside(instruction)
             total = sum(buffer.bytes for buffer in live) + inner.bytes
             if total > worst.bytes:
@@ -114,27 +125,24 @@ class _LivenessPass:
         return worst
 
     def _assigned(self, instruction: Instruction) -> _Buffers:
-        opcode = instruction.opcode
+        """The buffers of its results: its own, or those of operands that it passes on."""
+        opcode, count = instruction.opcode, len(instruction.arrays)
         if opcode == "parameter":
             return self.given[int(instruction.arguments)]
-        if opcode in _HOLDS_NOTHING or opcode == "constant":
-            return (None,) * len(instruction.arrays)
+        if opcode in _HOLDS_NOTHING:
+            return (None,) * count
+        if opcode == "tuple":
+            places = range(len(instruction.operands))
+            return tuple(self._operand(instruction, place) for place in places)
         if opcode in _FORWARDS:
-            return self._forwarded(instruction)
+            source = self.of[instruction.operands[0]]
+            if opcode == "get-tuple-element":
+                return (source[int(instruction.attribute("index"))],)
+            return (source[1],) if opcode == "slice-done" else source[:count]
         buffers = list(_new(self.where, instruction))
         for element, operand in self._shared(instruction):
             buffers[element] = self._operand(instruction, operand)
         return tuple(buffers)
-
-    def _forwarded(self, instruction: Instruction) -> _Buffers:
-        if instruction.opcode == "tuple":
-            return tuple(self._operand(instruction, i) for i in range(len(instruction.operands)))
-        source = self.of[instruction.operands[0]]
-        if instruction.opcode == "get-tuple-element":
-            return (source[int(instruction.attribute("index"))],)
-        if instruction.opcode == "slice-done":
-            return (source[1],)
-        return source[: len(instruction.arrays)]
 
     def _operand(self, instruction: Instruction, place: int) -> _LiveBuffer | None:
         buffers = self.of[instruction.operands[place]]
@@ -155,30 +163,6 @@ class _LivenessPass:
             operands = [index for index in sharing if index < count]
             yield from ((i - count, operands[0]) for i in sharing if operands and i >= count)
 
-    def _settle(self, results: _Buffers) -> None:
-        """Put the results of the computation where they must end."""
-        root = self.of[self.where.root.name]
-        moved = {
-            new: old
-            for new, old in zip(root, results, strict=False)
-            if new and old and new.computation == self.where.name
-        }
-        outside = {buffer for buffers in self.given.values() for buffer in buffers}
-        moved = {new: old for new, old in moved.items() if new not in outside}
-        for name, buffers in self.of.items():
-            self.of[name] = tuple(moved.get(b, b) if b else None for b in buffers)
-
-    def _last_reads(self) -> dict[_LiveBuffer, int]:
-        last: dict[_LiveBuffer, int] = {}
-        for at, instruction in enumerate(self.order):
-            if instruction.opcode in _FORWARDS and instruction.opcode != "while":
-                continue
-            for operand in instruction.operands:
-                last.update(dict.fromkeys((b for b in self.of[operand] if b), at))
-        ends = (buffer for buffer in self.of[self.where.root.name] if buffer)
-        last.update(dict.fromkeys(ends, len(self.order)))
-        return last
-
     def _inside(self, instruction: Instruction) -> _Peak:
         """Bytes that a loop or a call needs in addition to its inputs."""
         if instruction.opcode == "while":
@@ -193,9 +177,8 @@ class _LivenessPass:
 
 
 _PARAMETERS, _OPTIMIZER, _STATE, _BATCH = "parameters", "optimizer", "other state", "batch"
-_COPIES, _GRADIENTS, _KEPT, _WORKING = (
-    "compute copies", "gradients", "kept activations", "working set",
-)  # fmt: skip
+_COPIES, _GRADIENTS = "compute copies", "gradients"
+_KEPT, _WORKING = "kept activations", "working set"
 _CLASSES = (_PARAMETERS, _OPTIMIZER, _STATE, _BATCH, _COPIES, _GRADIENTS, _KEPT, _WORKING)
 _PATH = re.compile(r"(state|batch)((?:\[[^\]]*\]|\.\w+)*)")
 _MOST = 12
@@ -209,91 +192,69 @@ class BufferClasses:
 
     def __init__(self, flow: Dataflow, peak: _Peak, layers: int) -> None:
         self.flow, self.peak, self.layers = flow, peak, layers
+        arguments = flow.program.entry.parameters.values()
+        self.parameter_shapes = {
+            argument.arrays[0].dimensions
+            for argument in arguments
+            if _path(argument).startswith(_PARAMETERS)
+        }
 
     def sizes(self) -> dict[str, float]:
         """Bytes by class; they add up to the peak."""
         total: dict[str, float] = dict.fromkeys(_CLASSES, 0.0)
         for buffer in self.peak.buffers:
-            total[self.class_of(buffer)] += buffer.bytes
+            total[self._class_of(buffer)] += buffer.bytes
         return total
 
     def largest(self) -> tuple[Buffer, ...]:
         """The largest buffers, those alike together."""
         alike: dict[tuple[str, str], float] = defaultdict(float)
         for buffer in self.peak.buffers:
-            alike[self.name_of(buffer), str(self._array(buffer))] += buffer.bytes
+            value, argument = self._value(buffer)
+            made = [*self.flow.loop_results(value)[:1], value] if not argument else []
+            name = argument or self._nearest_line(made) or buffer.instruction
+            alike[name, str(self.flow.array(value))] += buffer.bytes
         ordered = sorted(alike.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST]
         return tuple(Buffer(name=n, shape=s, bytes=size) for (n, s), size in ordered)
 
     def peak_at(self) -> str:
         """The trainer's line that runs at the peak."""
         computation, running = self.peak.at
-        for instruction in self.flow.ancestors(Value(computation, running)):
-            if name := self._name(instruction):
-                return name
-        return running
+        return self._nearest_line([Value(computation, running)]) or running
 
-    def class_of(self, buffer: _LiveBuffer) -> str:
-        argument = self._argument(buffer).split(".")[0]
+    def _class_of(self, buffer: _LiveBuffer) -> str:
+        value, argument = self._value(buffer)
         if argument:
-            return argument if argument in _CLASSES else _STATE
-        dimensions = self._array(buffer).dimensions
-        if self._is_copy(buffer):
+            kind = argument.split(".")[0]
+            return kind if kind in _CLASSES else _STATE
+        origins = map(self.flow.instruction, self.flow.origins(value, _CHANGES_NOTHING))
+        if all(_path(origin).startswith(_PARAMETERS) for origin in origins):
             return _COPIES
-        if dimensions in self._parameter_shapes:
+        dimensions = self.flow.array(value).dimensions
+        if dimensions in self.parameter_shapes:
             return _GRADIENTS
         return _KEPT if len(dimensions) > 1 and dimensions[0] == self.layers else _WORKING
 
-    def name_of(self, buffer: _LiveBuffer) -> str:
-        """An argument's path, or the trainer's line that makes what is in the buffer."""
-        argument = self._argument(buffer)
-        if argument:
-            return argument
-        value = self._value(buffer)
-        for made in [*self.flow.loop_results(value)[:1], value]:
-            for instruction in self.flow.ancestors(made):
-                if name := self._name(instruction):
-                    return name
-        return buffer.instruction
-
-    def _name(self, instruction: Instruction) -> str:
-        """The trainer's line that makes it; empty where jax's loops only pass it on."""
-        if path := _path(instruction):
-            return f"copy of {path}"
-        operation = instruction.op_name.rsplit("/", 1)[-1]
-        line = self.flow.program.sources.trainer_line(instruction.frame)
-        return f"{line} {operation}" if line and operation not in _PLUMBING else ""
-
-    def _instruction(self, buffer: _LiveBuffer) -> Instruction:
-        return self.flow.program.computations[buffer.computation].instructions[buffer.instruction]
-
-    def _array(self, buffer: _LiveBuffer) -> Array:
-        return self._instruction(buffer).arrays[buffer.element]
-
-    def _value(self, buffer: _LiveBuffer) -> Value:
-        several = len(self._instruction(buffer).arrays) > 1
-        return Value(buffer.computation, buffer.instruction, buffer.element if several else None)
-
-    def _argument(self, buffer: _LiveBuffer) -> str:
-        instruction = self._instruction(buffer)
+    def _value(self, buffer: _LiveBuffer) -> tuple[Value, str]:
+        """What is in the buffer, and its path if it is an argument of the program."""
+        value = Value(buffer.computation, buffer.instruction)
+        instruction = self.flow.instruction(value)
+        if len(instruction.arrays) > 1:
+            value = Value(buffer.computation, buffer.instruction, buffer.element)
         is_entry = buffer.computation == self.flow.program.entry.name
-        return _path(instruction) if is_entry and instruction.opcode == "parameter" else ""
+        is_argument = is_entry and instruction.opcode == "parameter"
+        return value, _path(instruction) if is_argument else ""
 
-    def _is_copy(self, buffer: _LiveBuffer) -> bool:
-        """Whether the buffer holds a parameter only."""
-        origins = map(
-            self.flow.instruction, self.flow.origins(self._value(buffer), _CHANGES_NOTHING)
-        )
-        return all(_path(origin).startswith(_PARAMETERS) for origin in origins)
-
-    @cached_property
-    def _parameter_shapes(self) -> set[tuple[int, ...]]:
-        entry = self.flow.program.entry
-        return {
-            parameter.arrays[0].dimensions
-            for parameter in entry.parameters.values()
-            if _path(parameter).startswith(_PARAMETERS)
-        }
+    def _nearest_line(self, made: list[Value]) -> str:
+        """The trainer's line that makes them, where jax's loops do not only pass them on."""
+        for instruction in (source for value in made for source in self.flow.ancestors(value)):
+            if path := _path(instruction):
+                return f"copy of {path}"
+            operation = instruction.op_name.rsplit("/", 1)[-1]
+            line = self.flow.program.sources.trainer_line(instruction.frame)
+            if line and operation not in _PLUMBING:
+                return f"{line} {operation}"
+        return ""
 
 
 def _path(instruction: Instruction) -> str:

@@ -16,13 +16,13 @@ from itertools import pairwise
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
-from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, Value
-from orchestrator.proving.hlo.execution_counts import Visit
-from orchestrator.proving.hlo.program import Array, Computation, Instruction, numbers
+from orchestrator.proving.compiled import CompiledCollective, DcnSend
+from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, Value, Visit
+from orchestrator.proving.hlo.program import Instruction, numbers
 
 # The mesh axes in which the devices of a collective differ.
-
 
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -34,7 +34,7 @@ _MESH = re.compile(
     r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
-_CHOSEN = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")  # 'b':(2)4 is 4 of what is left after 2
+_CHOSEN = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 _PASSES = "source_target_pairs="
 _PAIRS = re.compile(r"\{(\d+),(\d+)\}")
 
@@ -59,7 +59,10 @@ class DeviceMesh:
 def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
     """The partitions of the first group; the others are alike."""
     if counted := _COUNTED.search(collective.rest):
-        return _counted(*counted.groups())
+        # `[groups, size]<=[a, b]T(1, 0)`: an iota of a x b, transposed, cut into groups.
+        shape, sizes, order = counted.groups()
+        groups = _iota(numbers(sizes), order).reshape(numbers(shape))
+        return tuple(int(partition) for partition in groups[0])
     if listed := _LISTED.search(collective.rest):
         return numbers(listed[1])
     if mesh := _MESH.search(collective.rest):
@@ -69,62 +72,39 @@ def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
     return tuple(range(partitions))
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Partitions that pass their data on to one another, from the first; a ring is closed."""
-
-    members: tuple[int, ...]
-    is_ring: bool
-
-
-def chain(permute: Instruction) -> _Chain:
-    """The chain of a permute. The pairs of permutes fill most of a large program's text."""
-    return _chain(pairs_text(permute))
-
-
 def pairs_text(permute: Instruction) -> str:
-    """Its senders and receivers, as written."""
+    """The senders and receivers of a permute, as written."""
     start = permute.rest.index(_PASSES)
     return permute.rest[start : permute.rest.index("}}", start) + 1]
 
 
-@lru_cache(maxsize=256)
-def _chain(text: str) -> _Chain:
-    pairs = [(int(source), int(target)) for source, target in _PAIRS.findall(text)]
-    after = dict(pairs)
+@lru_cache(maxsize=256)  # the pairs of permutes fill most of a large program's text
+def chain(pairs: str) -> tuple[tuple[int, ...], bool]:
+    """Return the partitions that pass data on to one another, and whether they are a ring."""
+    after = {int(source): int(target) for source, target in _PAIRS.findall(pairs)}
     members = [min(after)]
     seen = set(members)
     while (following := after.get(members[-1], members[0])) not in seen:
         members.append(following)
         seen.add(following)
-    return _Chain(tuple(members), is_ring=set(after) == set(after.values()))
-
-
-def _counted(shape: str, counted: str, order: str | None) -> tuple[int, ...]:
-    """`[groups, size]<=[a, b]T(1, 0)`: an iota of a x b, transposed, cut into groups."""
-    sizes = numbers(counted)
-    iota = np.arange(prod(sizes)).reshape(sizes)
-    if order:
-        iota = iota.transpose(numbers(order))
-    groups = iota.reshape(numbers(shape))
-    return tuple(int(partition) for partition in groups[0])
+    return tuple(members), set(after) == set(after.values())
 
 
 def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) -> tuple[int, ...]:
     """Partitions that differ only along the chosen axes, the first of them outermost."""
     sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    # 'b':(2)4 is 4 of what is left of axis 'b' after 2.
     parts = [
         (name, int(before or 1), int(size or sizes[name]))
         for name, before, size in _CHOSEN.findall(chosen)
     ]
-    pieces = [
-        (name, at, end // at)
-        for name, whole in sizes.items()
-        for at, end in pairwise(_cuts(whole, [part[1:] for part in parts if part[0] == name]))
-    ]
+    pieces = []
+    for name, whole in sizes.items():
+        # An axis is cut so that each part is made of whole pieces.
+        ends = ((at, at * size) for part, at, size in parts if part == name)
+        pieces += [(name, at, end // at) for at, end in pairwise(sorted({1, whole}.union(*ends)))]
     tiles = numbers(counted) if counted else (prod(sizes.values()),)
-    iota = np.arange(prod(tiles)).reshape(tiles).transpose(numbers(order) if order else None)
-    devices = iota.reshape([size for _, _, size in pieces])
+    devices = _iota(tiles, order).reshape([size for _, _, size in pieces])
     along = [
         number
         for name, before, size in parts
@@ -136,9 +116,8 @@ def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) 
     return tuple(int(partition) for partition in first.flat)
 
 
-def _cuts(whole: int, parts: list[tuple[int, int]]) -> list[int]:
-    """Where an axis is cut so that each part is made of whole pieces."""
-    return sorted({1, whole} | {end for at, size in parts for end in (at, at * size)})
+def _iota(sizes: tuple[int, ...], order: str | None) -> NDArray[np.int64]:
+    return np.arange(prod(sizes)).reshape(sizes).transpose(numbers(order) if order else None)
 
 
 GATHER, SCATTER, _REDUCE = "all-gather", "reduce-scatter", "all-reduce"
@@ -152,18 +131,7 @@ _SLICES = frozenset({"slice", "dynamic-slice"})
 SCATTERS = "all-reduce-scatter"  # begins the name of a fusion that is a reduce-scatter
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectivePayload:
-    """One operand of a collective: the trainer's kind, and what runs. Bytes of one execution."""
-
-    name: str
-    kind: str
-    axes: tuple[str, ...]
-    dtype: str
-    payload_bytes: float
-    executed_kind: str
-    executed_bytes: float
-    times: int
+DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
 def sent_bytes(kind: str, volume: float, ways: int) -> float:
@@ -173,32 +141,49 @@ def sent_bytes(kind: str, volume: float, ways: int) -> float:
     return volume * (ways - 1) / ways * (2 if kind == _REDUCE else 1)
 
 
-def logical_payloads(flow: Dataflow, mesh: DeviceMesh, visit: Visit) -> Iterator[CollectivePayload]:
-    """The payload of a collective inside a slice; nothing for other instructions."""
+def logical_payloads(
+    flow: Dataflow, mesh: DeviceMesh, visit: Visit
+) -> Iterator[CompiledCollective]:
+    """The payload of each operand of a collective in a slice; nothing for other instructions."""
     where, instruction, times = visit
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS or is_further_part(instruction):
         return
-    group = _group(flow, instruction, kind)
+    if kind == PERMUTE:
+        group, is_ring = chain(pairs_text(instruction))
+    else:
+        group, is_ring = first_group(instruction, flow.program.partitions), False
+    ways = len(group)
+    is_scatter = where.name.startswith(SCATTERS)
+    runs = SCATTER if is_scatter else kind
     for place, operand in enumerate(instruction.operands):
         given = Value(where.name, operand)
-        result = Value(
-            where.name, instruction.name, place if len(instruction.operands) > 1 else None
-        )
-        runs = SCATTER if where.name.startswith(SCATTERS) else kind
-        logical = _logical_kind(flow, runs, given, result)
+        element = place if len(instruction.operands) > 1 else None
         array = flow.array(given)
-        volume = array.bytes * (len(group) if kind == GATHER else 1)
-        unpadded = _unpadded_bytes(flow, where, given, logical, volume)
-        yield CollectivePayload(
-            name=instruction.name,
+        volume = unpadded = array.bytes * (ways if kind == GATHER else 1)
+        # Whether it is a part that a padded reduce-scatter leaves here; permutes put it in place.
+        origins = flow.origins(given, _SLICES)
+        is_padded_part = any(end.computation.startswith(SCATTERS) for end in origins)
+        if runs == PERMUTE and is_padded_part:
+            logical = SCATTER
+        else:
+            result = Value(where.name, instruction.name, element)
+            logical = _logical_kind(flow, runs, is_ring, given, result)
+        if is_scatter and where.parameters:
+            arrays = [parameter.arrays[0] for parameter in where.parameters.values()]
+            size = sum(source.bytes for source in arrays if source.dtype == array.dtype)
+            unpadded = min(volume, size) or volume
+        elif logical == SCATTER and is_padded_part:
+            unpadded = 0.0
+        payload = sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, ways)
+        yield CompiledCollective(
             kind=logical,
             axes=mesh.axes_of(group),
-            dtype=array.dtype,
-            payload_bytes=sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, len(group)),
+            dtype=DTYPES.get(array.dtype, array.dtype),
+            payload_bytes=payload * times,
             executed_kind=runs,
-            executed_bytes=sent_bytes(runs, volume, len(group)),
-            times=times,
+            executed_bytes=sent_bytes(runs, volume, ways) * times,
+            calls=times,
         )
 
 
@@ -208,25 +193,19 @@ def is_further_part(instruction: Instruction) -> bool:
     return part is not None and part[1] != _FIRST_PART
 
 
-def _group(flow: Dataflow, instruction: Instruction, kind: str) -> tuple[int, ...]:
-    if kind == PERMUTE:
-        return chain(instruction).members
-    return first_group(instruction, flow.program.partitions)
-
-
-def _logical_kind(flow: Dataflow, runs: str, given: Value, result: Value) -> str:
+def _logical_kind(flow: Dataflow, runs: str, is_ring: bool, given: Value, result: Value) -> str:
     """The kind of collective that the trainer means."""
     if runs == PERMUTE:
-        if _is_put_in_place(flow, given):
-            return SCATTER
-        if not chain(flow.instruction(result)).is_ring:
+        # A ring around a product gathers, or scatters if it adds to what it passes on.
+        readers = (reader for at in flow.copies(result) for reader, _ in flow.readers(at))
+        if not is_ring:
             return PERMUTE
-        return SCATTER if _is_added_to(flow, result) else GATHER
+        return SCATTER if any(reader.opcode == "add" for reader in readers) else GATHER
     if runs != _REDUCE:
         return runs
-    if _is_set_into_zeros(flow, given):
+    if all(_is_set_into_a_constant(flow, end) for end in flow.origins(given)):
         return GATHER
-    return SCATTER if any(_is_sliced(flow, one) for one in _ends(flow, result)) else _REDUCE
+    return SCATTER if any(_is_sliced(flow, end) for end in _ends(flow, result)) else _REDUCE
 
 
 def _ends(flow: Dataflow, result: Value) -> list[Value]:
@@ -236,10 +215,9 @@ def _ends(flow: Dataflow, result: Value) -> list[Value]:
     if chained is None or not _PART.search(first.rest):
         return [result]
     parts = [
-        Value(where.name, one.name)
-        for where in flow.program.computations.values()
-        for one in where.instructions.values()
-        if one.opcode == first.opcode and is_further_part(one) and chained[0] in one.rest
+        Value(where.name, part.name)
+        for where, part in flow.program.instructions()
+        if part.opcode == first.opcode and is_further_part(part) and chained[0] in part.rest
     ]
     return [
         Value(part.computation, reader.name)
@@ -249,42 +227,12 @@ def _ends(flow: Dataflow, result: Value) -> list[Value]:
     ]
 
 
-def _unpadded_bytes(
-    flow: Dataflow, where: Computation, given: Value, logical: str, volume: float
-) -> float:
-    """The volume without padding; nothing for a permute that puts padded parts in place."""
-    if where.name.startswith(SCATTERS) and where.parameters:
-        arrays = [one.arrays[0] for one in where.parameters.values()]
-        size = sum(array.bytes for array in arrays if array.dtype == flow.array(given).dtype)
-        return min(volume, size) or volume
-    return 0.0 if logical == SCATTER and _is_put_in_place(flow, given) else volume
-
-
-def _is_put_in_place(flow: Dataflow, given: Value) -> bool:
-    """Whether it is a part that a padded reduce-scatter leaves here."""
-    return any(end.computation.startswith(SCATTERS) for end in flow.origins(given, _SLICES))
-
-
-def _is_added_to(flow: Dataflow, result: Value) -> bool:
-    """Whether a ring adds to what it passes on."""
-    return any(
-        reader.opcode == "add" for at in flow.copies(result) for reader, _ in flow.readers(at)
-    )
-
-
-def _is_set_into_zeros(flow: Dataflow, given: Value) -> bool:
-    made = [flow.instruction(end) for end in flow.origins(given)]
-    return all(instruction.opcode == "dynamic-update-slice" for instruction in made) and all(
-        _fills(flow, end) for end in flow.origins(given)
-    )
-
-
-def _fills(flow: Dataflow, update: Value) -> bool:
-    """Whether the update goes into a constant."""
-    target = Value(update.computation, flow.instruction(update).operands[0])
-    return all(
-        flow.instruction(end).opcode in {"broadcast", "constant"} for end in flow.origins(target)
-    )
+def _is_set_into_a_constant(flow: Dataflow, made: Value) -> bool:
+    update = flow.instruction(made)
+    if update.opcode != "dynamic-update-slice":
+        return False
+    targets = flow.origins(Value(made.computation, update.operands[0]))
+    return all(flow.instruction(end).opcode in {"broadcast", "constant"} for end in targets)
 
 
 def _is_sliced(flow: Dataflow, result: Value) -> bool:
@@ -296,7 +244,10 @@ def _is_sliced(flow: Dataflow, result: Value) -> bool:
         for reader, place in flow.readers(value):
             if reader.opcode == "dynamic-slice" and place == 0:
                 slices += 1
-            elif not _is_of_another(reader, value):
+                continue
+            # A reader that takes another element of the value's tuple does not read the value.
+            is_element = reader.opcode == "get-tuple-element"
+            if not is_element or int(reader.attribute("index")) == value.element:
                 passed_on = flow.through(value, reader, place)
                 if not passed_on:
                     return False
@@ -306,13 +257,7 @@ def _is_sliced(flow: Dataflow, result: Value) -> bool:
     return slices > 0
 
 
-def _is_of_another(reader: Instruction, value: Value) -> bool:
-    """Whether the reader takes another element of the value's tuple."""
-    return reader.opcode == "get-tuple-element" and int(reader.attribute("index")) != value.element
-
-
 # Find what a compiled program sends to other pods, and the trainer's lines that ask for it.
-
 
 _MEGASCALE = "xla_megascale_runtime"
 _DCN_KINDS = {"ALL_REDUCE": _REDUCE, "ALL_GATHER": GATHER, "REDUCE_SCATTER": SCATTER}
@@ -326,102 +271,68 @@ _MOST_PLACES = 4
 _MIXES = frozenset({"dot", "convolution", "gather", "scatter", "exponential"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class DcnPayload:
-    """One send. `in_backward`: it depends on a backward pass, as gradients do. `is_stored`: on no
-    computation with tokens, as weights do.
-    """
-
-    name: str
-    kind: str
-    dtype: str
-    payload_bytes: float
-    executed_bytes: float
-    times: int
-    places: tuple[str, ...]
-    in_backward: bool
-    is_stored: bool
-    axes: tuple[str, ...]
-
-
 def is_to_other_slices(send: Instruction) -> bool:
     is_send = send.opcode == "send"
     return is_send and send.quoted("_xla_host_transfer_handler_name") == _MEGASCALE
 
 
-def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[DcnPayload]:
+def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[DcnSend]:
     """The payload of a `send` to other pods; nothing for other instructions."""
     where, send, times = visit
     if not is_to_other_slices(send):
         return
     given = Value(where.name, send.operands[0])
     kind, members = transfer_of(send)
-    pods = len(members)
-    padded = flow.array(given)
-    logical = _logical(flow, given)
-    shards = pods if kind == GATHER else 1
-    yield DcnPayload(
+    padded, at = flow.array(given), given
+    # The payload is the smallest array that it was, before it was put into whole tiles.
+    logical_bytes = padded.bytes
+    while sources := flow.sources(at):
+        at = sources[0]
+        logical_bytes = min(logical_bytes, flow.array(at).bytes)
+    shards = len(members) if kind == GATHER else 1
+    payload, executed = (
+        sent_bytes(kind, size * shards, len(members)) for size in (logical_bytes, padded.bytes)
+    )
+    backward = flow.ancestors(given, lambda at: BACKWARD in at.op_name)
+    stored = flow.ancestors(given, lambda at: at.opcode in _MIXES)
+    yield DcnSend(
         name=send.quoted(RENDEZVOUS),
         kind=kind,
-        dtype=padded.dtype,
-        payload_bytes=sent_bytes(kind, logical.bytes * shards, pods),
-        executed_bytes=sent_bytes(kind, padded.bytes * shards, pods),
-        times=times,
+        dtype=DTYPES.get(padded.dtype, padded.dtype),
+        payload_bytes=payload * times,
+        padding_bytes=(executed - payload) * times,
+        calls=times,
         places=tuple(_places(flow, given)),
-        in_backward=_is_in_backward(flow, given),
-        is_stored=_is_stored(flow, given),
+        in_backward=any(BACKWARD in source.op_name for source in backward),
+        is_stored=all(source.opcode not in _MIXES for source in stored),
         axes=slices.axes_of(members),
     )
 
 
 def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:
     """The collective that a send belongs to, and the slices that exchange it."""
-    return _DCN_KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE), _members(send)
-
-
-def _members(send: Instruction) -> tuple[int, ...]:
-    """The slices of the first group that exchange something; the compiler counts them from one."""
+    kind = _DCN_KINDS.get(send.quoted("_xla_megascale_transfer_type"), PERMUTE)
+    # The slices of the first group that exchange something; the compiler counts them from one.
     target = _TARGET.search(send.rest)
     if target is None:
-        return ()
+        return kind, ()
     every, group = target.groups()
     if every:
-        return tuple(number - 1 for number in numbers(every))
-    return tuple(number // _OF_A_SLICE - 1 for number in numbers(group))
+        return kind, tuple(number - 1 for number in numbers(every))
+    return kind, tuple(number // _OF_A_SLICE - 1 for number in numbers(group))
 
 
-def _logical(flow: Dataflow, sent: Value) -> Array:
-    """The array before it was put into a larger one, of whole tiles: the smallest that it was."""
-    arrays, at = [flow.array(sent)], sent
-    while sources := flow.sources(at):
-        at = sources[0]
-        arrays.append(flow.array(at))
-    return min(arrays, key=lambda one: one.bytes)
-
-
-def _places(flow: Dataflow, sent: Value) -> list[str]:
+def _places(flow: Dataflow, given: Value) -> list[str]:
     """The trainer's lines nearest to a value, back through everything that it depends on."""
+
+    def line_of(instruction: Instruction) -> str:
+        return flow.program.sources.trainer_line(instruction.frame)
+
     lines: list[str] = []
-    for instruction in flow.ancestors(sent, lambda at: bool(_line(flow, at))):
-        line = _line(flow, instruction)
+    for instruction in flow.ancestors(given, lambda at: bool(line_of(at))):
+        line = line_of(instruction)
         if line and line not in lines:
             lines.append(line)
         if len(lines) == _MOST_PLACES:
             break
     return lines
-
-
-def _line(flow: Dataflow, instruction: Instruction) -> str:
-    return flow.program.sources.trainer_line(instruction.frame)
-
-
-def _is_stored(flow: Dataflow, sent: Value) -> bool:
-    """Whether it comes from the program's arguments, without a computation that mixes them."""
-    ancestors = flow.ancestors(sent, lambda at: at.opcode in _MIXES)
-    return all(one.opcode not in _MIXES for one in ancestors)
-
-
-def _is_in_backward(flow: Dataflow, sent: Value) -> bool:
-    return any(
-        BACKWARD in i.op_name for i in flow.ancestors(sent, lambda at: BACKWARD in at.op_name)
-    )

@@ -1,9 +1,10 @@
-"""Follow a value of a compiled program: where it comes from, and who reads it."""
+"""Follow a value of a compiled program: its origin, its readers, and how often loops run."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Instruction
 
@@ -16,7 +17,7 @@ _MOVES = frozenset(
 # They end with the result of the computation that an asynchronous call began.
 _CALL_ENDS = frozenset({"call-done", "async-done"})
 _CROP = "ZeroCrop"  # a custom call that rounds a size up to whole tiles
-_CALLS = {"fusion", "call"}
+_CALLS = {"fusion", "call", "while"}
 RENDEZVOUS = "_xla_host_transfer_rendezvous"
 
 
@@ -48,9 +49,10 @@ class Dataflow:
         """
         where, instruction = self._where(value), self.instruction(value)
         opcode = instruction.opcode
-        if opcode in _CALL_ENDS:
-            [called] = self.program.called(where.operand(instruction, 0))
-            return [Value(called.name, called.root.name, value.element)]
+        if opcode in _CALL_ENDS | _CALLS:
+            is_end = opcode in _CALL_ENDS
+            inner = self._inner(where.operand(instruction, 0) if is_end else instruction)
+            return [Value(inner.name, inner.root.name, value.element)]
         if opcode in _MOVES or opcode in also or _is_crop(instruction):
             return [Value(where.name, instruction.operands[0], value.element)]
         if opcode == "get-tuple-element":
@@ -59,11 +61,6 @@ class Dataflow:
             return [Value(where.name, instruction.operands[value.element])]
         if opcode == "parameter":
             return self._given(where, int(instruction.arguments), value.element)
-        if opcode == "while":
-            return [Value(_body(instruction), self._root(_body(instruction)), value.element)]
-        if opcode in _CALLS:
-            [called] = self.program.called(instruction)
-            return [Value(called.name, called.root.name, value.element)]
         return []
 
     def origins(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
@@ -98,12 +95,11 @@ class Dataflow:
             return [Value(here.computation, here.name)] if _index(reader) == value.element else []
         if reader.opcode == "tuple":
             return [Value(here.computation, here.name, place)]
-        if reader.opcode == "while":
-            return [here, Value(_body(reader), self._state(_body(reader)), value.element)]
-        if reader.opcode in _CALLS:
-            [called] = self.program.called(reader)
-            return [Value(called.name, called.parameters[place].name, value.element)]
-        return []
+        if reader.opcode not in _CALLS:
+            return []
+        inner = self._inner(reader)
+        inside = Value(inner.name, inner.parameters[place].name, value.element)
+        return [here, inside] if reader.opcode == "while" else [inside]
 
     def to_callers(self, value: Value) -> list[Value]:
         """The same value in the callers, if it is the result of its computation."""
@@ -114,7 +110,7 @@ class Dataflow:
         for caller, call in self._callers[where.name]:
             values.append(Value(caller.name, call.name, value.element))
             if call.opcode == "while":  # the next round begins with it
-                values.append(Value(where.name, self._state(where.name), value.element))
+                values.append(Value(where.name, where.parameters[0].name, value.element))
         return values
 
     def copies(self, value: Value) -> Iterator[Value]:
@@ -131,7 +127,7 @@ class Dataflow:
     def loop_results(self, value: Value) -> list[Value]:
         """The values that loops leave in place of this value, where it is part of their state."""
         return [
-            Value(_body(reader), self._root(_body(reader)), at.element)
+            Value(self._inner(reader).name, self._inner(reader).root.name, at.element)
             for at in self.copies(value)
             for reader, _ in self.readers(at)
             if reader.opcode == "while"
@@ -142,11 +138,12 @@ class Dataflow:
     def _where(self, value: Value) -> Computation:
         return self.program.computations[value.computation]
 
-    def _root(self, computation: str) -> str:
-        return self.program.computations[computation].root.name
-
-    def _state(self, body: str) -> str:
-        return self.program.computations[body].parameters[0].name
+    def _inner(self, caller: Instruction) -> Computation:
+        """The computation that a fusion or a call runs, or a loop repeats."""
+        if caller.opcode == "while":
+            return self.program.computations[_body(caller)]
+        [called] = self.program.called(caller)
+        return called
 
     def _given(self, where: Computation, number: int, element: int | None) -> list[Value]:
         """What callers pass as that parameter; a loop passes its state to the next round."""
@@ -173,30 +170,27 @@ class Dataflow:
     @cached_property
     def _callers(self) -> dict[str, list[tuple[Computation, Instruction]]]:
         callers: dict[str, list[tuple[Computation, Instruction]]] = defaultdict(list)
-        for where in self.program.computations.values():
-            for instruction in where.instructions.values():
-                for called in instruction.called:
-                    callers[called].append((where, instruction))
+        for where, instruction in self.program.instructions():
+            for called in instruction.called:
+                callers[called].append((where, instruction))
         return callers
 
     @cached_property
     def _sent(self) -> dict[str, list[Value]]:
         """What is sent to the host, by the name under which it meets what is received."""
         sent: dict[str, list[Value]] = defaultdict(list)
-        for where in self.program.computations.values():
-            for instruction in where.instructions.values():
-                if instruction.opcode == "send":
-                    name = instruction.quoted(RENDEZVOUS)
-                    sent[name].append(Value(where.name, instruction.operands[0]))
+        for where, instruction in self.program.instructions():
+            if instruction.opcode == "send":
+                name = instruction.quoted(RENDEZVOUS)
+                sent[name].append(Value(where.name, instruction.operands[0]))
         return sent
 
     @cached_property
     def _readers(self) -> dict[tuple[str, str], list[tuple[Instruction, int]]]:
         readers: dict[tuple[str, str], list[tuple[Instruction, int]]] = defaultdict(list)
-        for where in self.program.computations.values():
-            for instruction in where.instructions.values():
-                for place, operand in enumerate(instruction.operands):
-                    readers[where.name, operand].append((instruction, place))
+        for where, instruction in self.program.instructions():
+            for place, operand in enumerate(instruction.operands):
+                readers[where.name, operand].append((instruction, place))
         return readers
 
 
@@ -219,6 +213,154 @@ def _walk(start: list[Value], further: Callable[[Value], list[Value]]) -> Iterat
     while todo:
         value = todo.popleft()
         yield value
-        new = [one for one in further(value) if one not in seen]
+        new = [reached for reached in further(value) if reached not in seen]
         seen |= set(new)
         todo += dict.fromkeys(new)
+
+
+# Count how often each computation runs in one step. TPU programs have no trip counts. A loop
+# counts in one slot of its state: from the slot's value before the loop, by what the body adds to
+# it, up to what the condition compares it with.
+
+# Their computations combine two numbers, element by element: there is nothing to count in them.
+_COMBINES = {"all-reduce", "all-reduce-start", "reduce", "reduce-scatter", "reduce-window"}
+_COMBINES |= {"scatter", "select-and-scatter", "sort", "map"}
+
+# They may name the computation that their start names.
+_CONTINUES = {"async-update", "async-done"}
+
+Visit = tuple[Computation, Instruction, int]
+
+_SAME = {"bitcast", "bitcast-convert", "convert", "copy", "reshape", "optimization-barrier"}
+# What each comparison adds to the limit, with the counter on the left.
+_HOLDS = {"LT": 0, "LE": 1, "GT": 0, "GE": -1, "NE": 0}
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+
+
+def _execution_counts(program: HloProgram) -> dict[str, int]:
+    """Computation → how often it runs. Each branch of a conditional counts as taken."""
+    count: dict[str, int] = defaultdict(int)
+
+    def visit(computation: Computation, repeats: int) -> None:
+        count[computation.name] += repeats
+        for instruction in computation.instructions.values():
+            if instruction.opcode in _COMBINES | _CONTINUES or not instruction.called:
+                continue
+            if instruction.opcode == "while":
+                trips = trip_count(program, computation, instruction)
+                visit(program.computations[_body(instruction)], repeats * trips)
+            else:
+                for called in program.called(instruction):
+                    visit(called, repeats)
+
+    visit(program.entry, 1)
+    return dict(count)
+
+
+def visits(program: HloProgram) -> Iterator[Visit]:
+    """Every instruction that runs, with its computation and how often."""
+    for name, count in _execution_counts(program).items():
+        computation = program.computations[name]
+        for instruction in computation.instructions.values():
+            yield computation, instruction, count
+
+
+# --- trips of a loop
+
+
+class UnknownTrips(ValueError):
+    """This reader does not know how the loop counts."""
+
+
+@dataclass(frozen=True)
+class _LoopValue:
+    """A whole number, or the value in a slot of the loop's state plus a whole number."""
+
+    offset: int
+    slot: int | None = None
+
+
+def trip_count(program: HloProgram, where: Computation, loop: Instruction) -> int:
+    """How often the body of a `while` in that computation runs."""
+    condition, body = (
+        program.computations[loop.attribute(key)[1:]] for key in ("condition", "body")
+    )
+    before = where.operand(loop, 0)
+    left, right, direction = _comparison(program, condition)
+    if _step(program, body, left) == 0:
+        left, right, direction = right, left, _MIRRORED[direction]
+    step = _step(program, body, left)
+    if step == 0 or _step(program, body, right) != 0:
+        raise UnknownTrips(f"{loop.name} compares no counter with a constant limit")
+    ends = []
+    for side in (left, right):  # before the first round
+        value = side
+        if side.slot is not None:
+            given = where.operand(before, side.slot) if before.opcode == "tuple" else before
+            value = _value(program, where, given)
+            if value.slot is not None:
+                raise UnknownTrips(f"{given.name} is not known before the program runs")
+            value = _LoopValue(value.offset + side.offset)
+        ends.append(value.offset)
+    start, limit = ends
+    return max(0, ceil((limit + _HOLDS[direction] - start) / step))
+
+
+def _comparison(program: HloProgram, condition: Computation) -> tuple[_LoopValue, _LoopValue, str]:
+    """The two sides of the condition, also inside a fusion, and how they are compared."""
+    where, test = condition, condition.root
+    if test.opcode == "fusion":
+        [where] = program.called(test)
+        test = where.root
+    if test.opcode != "compare":
+        raise UnknownTrips(f"{condition.name} ends in {test.opcode}")
+    left, right = (_value(program, where, where.operand(test, place)) for place in (0, 1))
+    if where is not condition:
+        left, right = (_outside(program, condition, condition.root, side) for side in (left, right))
+    return left, right, test.attribute("direction")
+
+
+def _step(program: HloProgram, body: Computation, side: _LoopValue) -> int:
+    """What a round of the loop adds to one side of the comparison."""
+    if side.slot is None:
+        return 0
+    state = body.root if body.root.opcode != "tuple" else body.operand(body.root, side.slot)
+    after = _value(program, body, state)
+    if after.slot != side.slot:
+        raise UnknownTrips(f"{body.name} leaves {after} in slot {side.slot}")
+    return after.offset
+
+
+def _outside(
+    program: HloProgram, where: Computation, fusion: Instruction, value: _LoopValue
+) -> _LoopValue:
+    """A value inside a fusion, with the fusion's operand in place of its parameter."""
+    if value.slot is None:
+        return value
+    given = _value(program, where, where.operand(fusion, value.slot))
+    return _LoopValue(given.offset + value.offset, given.slot)
+
+
+def _value(program: HloProgram, where: Computation, instruction: Instruction) -> _LoopValue:
+    """An integer as a constant, or as a slot and a constant."""
+    if instruction.opcode in _SAME:
+        return _value(program, where, where.operand(instruction, 0))
+    if instruction.opcode == "constant":
+        return _LoopValue(int(instruction.arguments))
+    if instruction.opcode == "parameter":
+        return _LoopValue(0, int(instruction.arguments))
+    if instruction.opcode == "get-tuple-element":
+        return _LoopValue(0, int(instruction.attribute("index")))
+    if instruction.opcode == "fusion":
+        [fused] = program.called(instruction)
+        return _outside(program, where, instruction, _value(program, fused, fused.root))
+    if instruction.opcode not in {"add", "subtract"}:
+        raise UnknownTrips(f"{instruction.name} is a {instruction.opcode}")
+    left, right = (_value(program, where, where.operand(instruction, i)) for i in (0, 1))
+    sign = 1 if instruction.opcode == "add" else -1
+    if left.slot is not None and right.slot is not None:
+        raise UnknownTrips(f"{instruction.name} adds two slots")
+    if right.slot is not None and sign < 0:
+        raise UnknownTrips(f"{instruction.name} counts from a constant down")
+    slot = left.slot if left.slot is not None else right.slot
+    return _LoopValue(left.offset + sign * right.offset, slot)

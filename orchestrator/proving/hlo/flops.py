@@ -23,7 +23,6 @@ from orchestrator.proving.hlo.program import Computation, HloProgram, Instructio
 
 # FLOPs of one matrix product of a compiled program.
 
-
 _OPCODES = frozenset({"dot", "convolution"})
 _WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
 _MULTIPLY_AND_ADD = 2
@@ -36,25 +35,20 @@ def is_product(instruction: Instruction) -> bool:
 
 def product_flops(where: Computation, product: Instruction) -> int:
     """FLOPs of one `dot` or `convolution`."""
-    return _dot_flops(where, product) if product.opcode == "dot" else _window_flops(where, product)
-
-
-def _dot_flops(where: Computation, product: Instruction) -> int:
-    """2 x output x contracted."""
-    [out], [left] = product.arrays, where.operand(product, 0).arrays
-    contracted = re.findall(r"\d+", product.braced("lhs_contracting_dims"))
-    return _MULTIPLY_AND_ADD * out.elements * prod(left.dimensions[int(i)] for i in contracted)
-
-
-def _window_flops(where: Computation, product: Instruction) -> int:
-    """2 x output features x batch x input features x pairs of output and window that meet."""
+    if product.opcode == "dot":  # 2 x output x contracted
+        [output], [factor] = product.arrays, where.operand(product, 0).arrays
+        contracted = re.findall(r"\d+", product.braced("lhs_contracting_dims"))
+        multiplied = prod(factor.dimensions[int(number)] for number in contracted)
+        return _MULTIPLY_AND_ADD * output.elements * multiplied
+    # 2 x output features x batch x input features x pairs of output and window that meet.
     left, kernel, out = product.attribute("dim_labels").replace("->", "_").split("_")
     sizes = {
         "left": dict(zip(left, where.operand(product, 0).arrays[0].dimensions, strict=True)),
         "kernel": dict(zip(kernel, where.operand(product, 1).arrays[0].dimensions, strict=True)),
         "out": dict(zip(out, product.arrays[0].dimensions, strict=True)),
     }
-    window = _window(product)
+    # `{size=4x1 pad=3_3x0_0}` as the values of each spatial dimension.
+    window = {key: value.split("x") for key, value in _WINDOW.findall(product.braced("window"))}
     spatial = [label for label in out if label.isdigit()]
     pairs = prod(
         _pairs(sizes, label, {key: values[int(label)] for key, values in window.items()})
@@ -62,11 +56,6 @@ def _window_flops(where: Computation, product: Instruction) -> int:
     )
     batch, features = sizes["out"]["b"], sizes["out"]["f"]
     return _MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
-
-
-def _window(product: Instruction) -> dict[str, list[str]]:
-    """`{size=4x1 pad=3_3x0_0}` as the values of each spatial dimension."""
-    return {key: value.split("x") for key, value in _WINDOW.findall(product.braced("window"))}
 
 
 def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str]) -> int:
@@ -92,10 +81,8 @@ _GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
 _BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
 _BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
 _VISITED_BLOCKS = 1  # the operand with the table
-_QUERIES, _VALUES = (
-    0,
-    2,
-)  # among the operands of floats; those of whole numbers are the mask's tables
+# Among the operands of floats; those of whole numbers are the mask's tables.
+_QUERIES, _VALUES = 0, 2
 _PARTS = frozenset({"dynamic-slice"})  # a device's own part of a table
 
 
@@ -118,7 +105,18 @@ def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -
     if _METADATA in kernel.op_name:
         return 0.0
     if _GROUPED.search(kernel.op_name):
-        return _grouped_flops(where, kernel)
+        # A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows. One of its three arrays
+        # of floats holds the weights of all experts; the others have the rows. Its table of visits
+        # has one for each tile, and one for each expert that may begin within a tile.
+        read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
+        tensors = [
+            array.dimensions for array in (*read, *kernel.arrays) if not array.dtype.startswith("s")
+        ]
+        [(experts, *edges)] = [sizes for sizes in tensors if len(sizes) == 3]
+        rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
+        visits = max(array.elements for array in read if array.dtype.startswith("s"))
+        tile = rows / (visits - experts + 1)
+        return _MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
     return _splash_flops(program, where, kernel, splash[1]) if splash else None
 
 
@@ -152,21 +150,6 @@ def _visited_blocks(program: HloProgram, where: Computation, kernel: Instruction
     of_head = part.elements / part.dimensions[0]
     visited = sum(int(kind) > 0 for kind in re.findall(r"\d+", whole.arguments))
     return visited / whole.arrays[0].elements * of_head
-
-
-def _grouped_flops(where: Computation, kernel: Instruction) -> float:
-    """A grouped matmul: 2 x rows x d_in x d_out, by whole tiles of rows.
-
-    One of its three arrays of floats holds the weights of all experts; the others have the rows.
-    Its table of visits has one for each tile, and one for each expert that may begin within a tile.
-    """
-    read = [where.instructions[operand].arrays[0] for operand in kernel.operands]
-    tensors = [one.dimensions for one in (*read, *kernel.arrays) if not one.dtype.startswith("s")]
-    [(experts, *edges)] = [sizes for sizes in tensors if len(sizes) == 3]
-    rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
-    visits = max(one.elements for one in read if one.dtype.startswith("s"))
-    tile = rows / (visits - experts + 1)
-    return _MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
 
 
 def _setting(kernel: Instruction, key: str) -> str:

@@ -8,14 +8,14 @@ from math import ceil, prod
 
 # Find the trainer's line that an instruction comes from.
 
-
-_FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
+_NAME = re.compile(r'(\d+) "(.*)"$')
 _LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
-_NAME = re.compile(r'(\d+) "(.*)"')
+_FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
+_TABLES = {"FileNames": _NAME, "FunctionNames": _NAME}
+_TABLES |= {"FileLocations": _LOCATION, "StackFrames": _FRAME}
 _NO_TRAINERS = ("/jax/", "/lib/python", "/site-packages/", "/orchestrator/")
 _CALLER = "contract.py"  # it lowers every trainer's step
 _LIBRARIES = {"jax", "jaxlib", "flax", "orchestrator"}
-_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,18 @@ class _SourceLine:
 
 @dataclass(frozen=True)
 class _SourceTables:
-    """The tables at the head of a module."""
+    """The tables at the head of a module: for each frame its line, and its parent's number plus
+    one; zero means that it has no parent.
+    """
 
-    files: dict[int, str] = field(default_factory=dict)
-    functions: dict[int, str] = field(default_factory=dict)
-    locations: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    frames: dict[int, tuple[int, int]] = field(default_factory=dict)
+    frames: dict[int, tuple[_SourceLine, int]] = field(default_factory=dict)
 
     def stack(self, frame: int | None) -> list[_SourceLine]:
-        """The calls that led to an instruction, the innermost first.
-
-        A frame names its parent by the parent's number plus one; zero means that it has no parent.
-        """
+        """The calls that led to an instruction, the innermost first."""
         places = []
         while frame in self.frames:
-            location, parent = self.frames[frame]
-            file, function, line = self.locations[location]
-            places.append(_SourceLine(self.files[file], self.functions[function], line))
+            place, parent = self.frames[frame]
+            places.append(place)
             frame = parent - 1 if parent > 1 else None
         return places
 
@@ -74,7 +69,14 @@ def _once_each(stack: list[_SourceLine]) -> list[_SourceLine]:
 
 def _trainer_line(place: _SourceLine) -> str:
     """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of a library or of orch."""
-    path = _trainer_path(place.file)
+    file = place.file
+    _, folder, inside = file.rpartition("trainers/")
+    if folder:
+        path = "" if inside == _CALLER else f"{folder}{inside}"
+    elif file.startswith("/") and not any(part in file for part in _NO_TRAINERS):
+        path = "/".join(file.rsplit("/", 2)[1:])  # a trainer from elsewhere: its last folder
+    else:
+        path = ""
     function = place.function.replace("<locals>.", "")
     return f"{path}:{place.line} ({function})" if path else ""
 
@@ -84,15 +86,6 @@ def _package_line(place: _SourceLine) -> str:
     _, folder, inside = place.file.rpartition("/site-packages/")
     is_library = not folder or inside.split("/")[0] in _LIBRARIES
     return "" if is_library else f"{inside}:{place.line} ({place.function})"
-
-
-def _trainer_path(file: str) -> str:
-    """Its path below `trainers/`; for a trainer from elsewhere, its last folder and its name."""
-    _, folder, inside = file.rpartition("trainers/")
-    if folder:
-        return "" if inside == _CALLER else f"{folder}{inside}"
-    is_trainer = file.startswith("/") and not any(part in file for part in _NO_TRAINERS)
-    return "/".join(file.rsplit("/", 2)[1:]) if is_trainer else ""
 
 
 def _source_tables(lines: list[str]) -> _SourceTables:
@@ -106,23 +99,19 @@ def _source_tables(lines: list[str]) -> _SourceTables:
             break
         elif table and line:
             rows[table].append(line)
-    return _SourceTables(
-        files=_names(rows["FileNames"]),
-        functions=_names(rows["FunctionNames"]),
-        locations={
-            int(i): (int(a), int(b), int(c))
-            for i, a, b, c in _groups(_LOCATION, rows["FileLocations"])
-        },
-        frames={int(i): (int(a), int(b)) for i, a, b in _groups(_FRAME, rows["StackFrames"])},
+    files, functions, locations, frames = (
+        [match.groups() for row in rows[table] if (match := pattern.match(row))]
+        for table, pattern in _TABLES.items()
     )
-
-
-def _names(lines: list[str]) -> dict[int, str]:
-    return {int(match[1]): match[2] for line in lines if (match := _NAME.fullmatch(line))}
-
-
-def _groups(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[str, ...]]:
-    return [match.groups() for line in lines if (match := pattern.match(line))]
+    file_names = {number: name for number, name in files}  # noqa: C416
+    function_names = {number: name for number, name in functions}  # noqa: C416
+    places = {
+        location: _SourceLine(file_names[file], function_names[function], int(line))
+        for location, file, function, line in locations
+    }
+    return _SourceTables(
+        {int(frame): (places[place], int(parent)) for frame, place, parent in frames}
+    )
 
 
 _NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
@@ -263,6 +252,11 @@ class HloProgram:
     partitions: int
     sources: _SourceTables = field(default_factory=_SourceTables)
 
+    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
+        for computation in self.computations.values():
+            for instruction in computation.instructions.values():
+                yield computation, instruction
+
     def called(self, instruction: Instruction) -> list[Computation]:
         return [self.computations[name] for name in instruction.called]
 
@@ -271,9 +265,13 @@ def program_of(text: str) -> HloProgram:
     """Read a module's text."""
     lines = text.splitlines()
     computations, entry = {}, ""
-    for is_entry, computation in _computations(lines):
-        computations[computation.name] = computation
-        entry = computation.name if is_entry else entry
+    for heading, body in _computations(lines):
+        name = heading[2]
+        instructions = {part.name: part for part in map(_instruction, body)}
+        roots = [part for part in instructions.values() if part.is_root]
+        assert roots, f"computation {name} has no root"
+        computations[name] = Computation(name, instructions, roots[-1])
+        entry = name if heading[1] else entry
     partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
     return HloProgram(
         computations=computations,
@@ -283,8 +281,8 @@ def program_of(text: str) -> HloProgram:
     )
 
 
-def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
-    """Each computation, from its heading to the brace that closes it."""
+def _computations(lines: list[str]) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """The heading and the instructions of each computation, up to the brace that closes it."""
     heading: re.Match[str] | None = None
     body: list[str] = []
     for line in lines:
@@ -292,7 +290,7 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
             if line.endswith("{") and (match := _HEADING.match(line)):
                 heading, body = match, []
         elif _CLOSING.fullmatch(line):
-            yield bool(heading[1]), _computation(heading[2], body)
+            yield heading, body
             heading = None
         elif _NAMED.match(line):
             body.append(line)
@@ -300,27 +298,18 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
             body[-1] += line  # strings inside an instruction may have line breaks
 
 
-def _computation(name: str, body: list[str]) -> Computation:
-    instructions = {}
-    root = None
-    for line in body:
-        instruction = _instruction(line)
-        instructions[instruction.name] = instruction
-        root = instruction if instruction.is_root else root
-    assert root is not None, f"computation {name} has no root"
-    return Computation(name, instructions, root)
-
-
 def _instruction(line: str) -> Instruction:
     start = _NAMED.match(line)
     assert start is not None
-    after_shape = _end_of_shape(line, start.end())
+    shape = start.end()  # a tuple ends with its closing bracket, another shape before a space
+    is_tuple = line[shape] == "("
+    after_shape = shape + len(_enclosed(line, shape)) + 2 if is_tuple else line.index(" ", shape)
     opcode = _OPCODE.match(line, after_shape + 1)
     assert opcode is not None, line[:200]
     arguments = _enclosed(line, opcode.end() - 1)
     return Instruction(
         name=start[2],
-        shape=line[start.end() : after_shape],
+        shape=line[shape:after_shape],
         opcode=opcode[1],
         operands=tuple(_OPERAND.findall(arguments)) if opcode[1] != "constant" else (),
         arguments=arguments,
@@ -341,9 +330,6 @@ def _enclosed(text: str, start: int) -> str:
     raise ValueError(f"a bracket is never closed: {text[start : start + 80]}")
 
 
-# --- shapes
-
-
 def _bits(dtype: str) -> int:
     """Bits of an element: bf16 16, f8e4m3fn 8, pred 8; tokens and opaque values have 0."""
     if dtype in {"token", "opaque"}:
@@ -361,15 +347,3 @@ def _arrays(shape: str) -> tuple[Array, ...]:
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
-
-
-def _end_of_shape(line: str, start: int) -> int:
-    """The end of the shape at `start`: a tuple's closing bracket, or the next space."""
-    if line[start] != "(":
-        return line.index(" ", start)
-    depth = 0
-    for place in range(start, len(line)):
-        depth += {"(": 1, ")": -1}.get(line[place], 0)
-        if depth == 0:
-            return place + 1
-    raise ValueError(f"a tuple is never closed: {line[start : start + 80]}")

@@ -2,7 +2,7 @@
 
 The compiler writes its estimate of cycles to every fusion and copy. Kernels are priced by their
 FLOPs, transfers by their links. A device computes one operation after another. A transfer that
-starts in one operation and ends in another runs beside those between; where its end comes first,
+starts in one operation and ends in another runs during those between; where its end comes first,
 the device waits, and that wait is exposed.
 """
 
@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from orchestrator.proving.hlo.collectives import is_to_other_slices, transfer_of
-from orchestrator.proving.hlo.dataflow import RENDEZVOUS
-from orchestrator.proving.hlo.execution_counts import UnknownTrips, trip_count
-from orchestrator.proving.hlo.flops import (
-    is_kernel,
-    is_product,
-    kernel_flops,
-    kernel_name,
-    product_flops,
+from orchestrator.proving.hlo import flops
+from orchestrator.proving.hlo.collectives import (
+    BACKWARD,
+    is_further_part,
+    is_to_other_slices,
+    transfer_of,
 )
+from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction, numbers
 from orchestrator.proving.hlo.transfers import (
     ASYNC_DONE,
@@ -31,73 +29,12 @@ from orchestrator.proving.hlo.transfers import (
     Transfer,
     TransferReader,
     chain_of,
-    collectives_in,
     inside,
     is_collective,
-    is_on_sparse_core,
 )
-from orchestrator.values.proof import ComputeRates
+from orchestrator.values.proof import ComputeRates, ScheduledEvent
 
-# The source lines of every instruction, also of those that the compiler makes and names none
-# for.
-
-
-Lines = tuple[str, ...]
-
-
-class _Attribution:
-    """Lines of the instructions of one computation, the outermost first."""
-
-    def __init__(self, program: HloProgram, where: Computation) -> None:
-        self.program, self.where = program, where
-        self.known: dict[str, Lines] = {}
-
-    def lines(self, one: Instruction) -> Lines:
-        if one.name not in self.known:
-            self.known[one.name] = (
-                self._own(one)
-                or self._nearest(one, lambda at: at.operands)
-                or self._nearest(one, lambda at: self._readers[at.name])
-            )
-        return self.known[one.name]
-
-    def _own(self, one: Instruction) -> Lines:
-        if lines := self.program.sources.program_lines(one.frame):
-            return lines
-        if one.opcode != "fusion":
-            return ()
-        [fused] = self.program.called(one)
-        inner = (self.program.sources.program_lines(x.frame) for x in _from_root(fused))
-        return next(filter(None, inner), ())
-
-    def _nearest(self, one: Instruction, near: Callable[[Instruction], Iterable[str]]) -> Lines:
-        seen, todo = {one.name}, deque([one])
-        while todo:
-            at = todo.popleft()
-            for name in near(at):
-                other = self.where.instructions.get(name)
-                if other is None or name in seen:
-                    continue
-                if lines := self._own(other):
-                    return lines
-                seen.add(name)
-                todo.append(other)
-        return ()
-
-    @cached_property
-    def _readers(self) -> dict[str, list[str]]:
-        readers: dict[str, list[str]] = defaultdict(list)
-        for one in self.where.instructions.values():
-            for operand in one.operands:
-                readers[operand].append(one.name)
-        return readers
-
-
-def _from_root(fused: Computation) -> list[Instruction]:
-    """What a fusion contains, its result first."""
-    return list(fused.instructions.values())[::-1]
-
-
+Lines = tuple[str, ...]  # source lines, the outermost call first
 _Kind = Literal["product", "kernel", "copy", "other"]
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # What moves data and computes nothing, alone or inside a fusion.
@@ -105,9 +42,11 @@ _RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dy
 _RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
 _NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "iota", "broadcast"}
 _NOTHING |= {"fusion", "convert", "maximum", "select", "compare", "after-all"}
-# Beside a product in its fusion, these are named: they can slow it down.
+# With a product in its fusion, these are named: they can slow it down.
 _MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
 _DONE = "-done"
+_SPARSE_CORE_THREAD = "sparsecore"
+_UNKNOWN = "no source line"  # a line that no instruction nearby names
 
 
 @dataclass(frozen=True)
@@ -136,25 +75,14 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class SimulatedEvent:
-    """What a computation does at a time, in one round."""
-
-    start_s: float
-    seconds: float
-    what: Work | Transfer | str
-    lines: Lines
-    waits: bool = False
-
-
-@dataclass
 class Round:
-    """One round of a loop's body."""
+    """One round of a loop's body, which runs `trips` times each of the `times` of the loop."""
 
-    loop: Instruction
+    name: str
     trips: int
     times: int
     seconds: float
-    events: list[SimulatedEvent]
+    events: list[ScheduledEvent]
 
 
 @dataclass
@@ -179,241 +107,274 @@ class _OnItsWay:
 
 def schedule_of(program: HloProgram, transfers: TransferReader, rates: ComputeRates) -> Record:
     """Everything that a step runs, with seconds."""
-    return _run(program, transfers, rates, program.entry, 1).record
+    return _SchedulePass(program, transfers, rates, program.entry, 1).record
 
 
-def _run(
-    program: HloProgram,
-    transfers: TransferReader,
-    rates: ComputeRates,
-    where: Computation,
-    times: int,
-) -> "_SchedulePass":
-    run = _SchedulePass(program, transfers, rates, where, times)
-    for instruction in where.instructions.values():
-        run.step(instruction)
-    return run
+def last_line(lines: Lines) -> str:
+    """The innermost line."""
+    return lines[-1] if lines else _UNKNOWN
 
 
+@dataclass
 class _SchedulePass:
     """One pass over a computation, which runs `times` a step."""
 
-    def __init__(
-        self,
-        program: HloProgram,
-        transfers: TransferReader,
-        rates: ComputeRates,
-        where: Computation,
-        times: int,
-    ) -> None:
-        self.program, self.transfers, self.rates = program, transfers, rates
-        self.where, self.times = where, times
-        self.attribution = _Attribution(program, where)
-        self.now = 0.0
-        self.record, self.events = Record(), list[SimulatedEvent]()
-        self.own = list[Work]()  # what this computation itself computes, in order
-        self.flying, self.recent = dict[str, _OnItsWay](), list[_OnItsWay]()
+    program: HloProgram
+    transfers: TransferReader
+    rates: ComputeRates
+    where: Computation
+    times: int
+    now: float = 0.0
+    record: Record = field(default_factory=Record)
+    events: list[ScheduledEvent] = field(default_factory=list)
+    own: list[Work] = field(default_factory=list)  # what the computation itself computes, in order
+    flying: dict[str, _OnItsWay] = field(default_factory=dict)
+    recent: list[_OnItsWay] = field(default_factory=list)
+    known_lines: dict[str, Lines] = field(default_factory=dict)
 
-    def step(self, one: Instruction) -> None:
-        """Run one instruction."""
-        for applies, handle in _HANDLERS:
-            if applies(one):
-                handle(self, one)
-                return
+    def __post_init__(self) -> None:
+        for instruction in self.where.instructions.values():
+            handle = next(handle for applies, handle in _HANDLERS if applies(instruction))
+            handle(self, instruction)
+
+    # --- source lines, also of instructions that the compiler makes and names none for
+
+    def _lines(self, instruction: Instruction) -> Lines:
+        if instruction.name not in self.known_lines:
+            self.known_lines[instruction.name] = (
+                self._own_lines(instruction)
+                or self._nearest_lines(instruction, lambda at: at.operands)
+                or self._nearest_lines(instruction, lambda at: self._readers[at.name])
+            )
+        return self.known_lines[instruction.name]
+
+    def _own_lines(self, instruction: Instruction) -> Lines:
+        program_lines = self.program.sources.program_lines
+        if lines := program_lines(instruction.frame):
+            return lines
+        if instruction.opcode != "fusion":
+            return ()
+        [fused] = self.program.called(instruction)
+        from_root = reversed(fused.instructions.values())
+        return next(filter(None, (program_lines(part.frame) for part in from_root)), ())
+
+    def _nearest_lines(
+        self, instruction: Instruction, near: Callable[[Instruction], Iterable[str]]
+    ) -> Lines:
+        seen, todo = {instruction.name}, deque([instruction])
+        while todo:
+            for name in near(todo.popleft()):
+                other = self.where.instructions.get(name)
+                if other is None or name in seen:
+                    continue
+                if lines := self._own_lines(other):
+                    return lines
+                seen.add(name)
+                todo.append(other)
+        return ()
+
+    @cached_property
+    def _readers(self) -> dict[str, list[str]]:
+        readers: dict[str, list[str]] = defaultdict(list)
+        for instruction in self.where.instructions.values():
+            for operand in instruction.operands:
+                readers[operand].append(instruction.name)
+        return readers
 
     # --- control flow
 
-    def loop(self, one: Instruction) -> None:
+    def loop(self, op: Instruction) -> None:
         try:
-            trips = trip_count(self.program, self.where, one)
+            trips = trip_count(self.program, self.where, op)
         except UnknownTrips:
             trips = 1
-            self.record.unpriced.add(f"rounds of {one.name}")
-        body = self.program.computations[one.attribute("body")[1:]]
+            self.record.unpriced.add(f"rounds of {op.name}")
+        body = self.program.computations[op.attribute("body")[1:]]
         inner = self._called(body, self.times * trips)
-        self.record.rounds.append(Round(one, trips, self.times * trips, inner.now, inner.events))
-        self._join(inner)
-        self._event(f"{trips} x {one.name}", trips * inner.now, self._lines(one))
-        self.now += trips * inner.now
+        works = (work.instruction.op_name for work in inner.own if work.seconds > 0)
+        name = "backward" if any(BACKWARD in op_name for op_name in works) else "forward"
+        self.record.rounds.append(Round(name, trips, self.times * trips, inner.now, inner.events))
+        self._join(inner, f"{trips} x {op.name}", trips, op)
 
-    def call(self, one: Instruction) -> None:
+    def call(self, op: Instruction) -> None:
         """A call; of a conditional's branches, the longest counts."""
-        branches = [self._called(called, self.times) for called in self.program.called(one)]
+        branches = [self._called(called, self.times) for called in self.program.called(op)]
         if branches:
-            longest = max(branches, key=lambda branch: branch.now)
-            self._join(longest)
-            self._event(one.name, longest.now, self._lines(one))
-            self.now += longest.now
+            self._join(max(branches, key=lambda branch: branch.now), op.name, 1, op)
 
     def _called(self, where: Computation, times: int) -> "_SchedulePass":
-        return _run(self.program, self.transfers, self.rates, where, times)
+        return _SchedulePass(self.program, self.transfers, self.rates, where, times)
 
-    def _join(self, inner: "_SchedulePass") -> None:
+    def _join(self, inner: "_SchedulePass", name: str, trips: int, op: Instruction) -> None:
         self.record.work += inner.record.work
         self.record.sent += inner.record.sent
         self.record.rounds += inner.record.rounds
         self.record.unpriced |= inner.record.unpriced
+        seconds = trips * inner.now
+        self._event("compute", "loop", name, self._lines(op), self.now, seconds)
+        self.now += seconds
 
     # --- computation
 
-    def compute(self, one: Instruction) -> None:
-        """What the compiler gives cycles for."""
-        cycles = _CYCLES.search(one.rest)
-        if cycles:
-            self._spend(self._work(one, int(cycles[1]) / self.rates.clock_hz))
-
-    def kernel(self, one: Instruction) -> None:
-        flops = kernel_flops(self.program, self.where, one)
-        if flops is None:
-            self.record.unpriced.add(kernel_name(one))
+    def compute(self, op: Instruction) -> None:
+        """An operation with an estimate of cycles: a product, if a product is inside it."""
+        cycles = _CYCLES.search(op.rest)
+        if cycles is None:
             return
-        seconds = flops / (self.rates.peak_flops_per_s * self.rates.kernel_share)
-        self._spend(Work("kernel", one, self._lines(one), seconds, self.times, flops))
-
-    def reduction(self, one: Instruction) -> None:
-        """A reduction by itself. Where it adds whole tiles, the compiler's estimate is up to thirty
-        times its own bundles (docs/proof.md), and its bytes take longer than its additions.
-        """
-        summed = self.where.operand(one, 0).arrays[0]
-        if set(numbers(one.braced("dimensions"))) & set(summed.minor_dimensions[:2]):
-            self.compute(one)
-            return
-        moved = summed.bytes + sum(array.bytes for array in one.arrays)
-        seconds = moved / self.transfers.rates.hbm_bytes_per_s
-        self._spend(Work("other", one, self._lines(one), seconds, self.times))
-
-    def _work(self, one: Instruction, seconds: float) -> Work:
-        """The kind of work of an instruction: a product, if a product is inside it."""
-        parts = inside(self.program, one) if one.opcode == "fusion" else [(self.where, one)]
+        seconds = int(cycles[1]) / self.rates.clock_hz
+        parts = inside(self.program, op) if op.opcode == "fusion" else [(self.where, op)]
         opcodes = {part.opcode for _, part in parts}
-        products = [(at, part) for at, part in parts if is_product(part)]
+        products = [(at, part) for at, part in parts if flops.is_product(part)]
         if not products:
             is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
             kind: _Kind = "copy" if is_move else "other"
-            return Work(kind, one, self._lines(one), seconds, self.times)
-        flops = [product_flops(at, part) for at, part in products]
-        _, largest = products[flops.index(max(flops))]
-        lines = self.program.sources.program_lines(largest.frame) or self._lines(one)
+            self._spend(Work(kind, op, self._lines(op), seconds, self.times))
+            return
+        counted = [flops.product_flops(at, part) for at, part in products]
+        _, largest = products[counted.index(max(counted))]
+        lines = self.program.sources.program_lines(largest.frame) or self._lines(op)
         moved = tuple(sorted(opcodes & _MOVED_IN))
-        return Work("product", largest, lines, seconds, self.times, sum(flops), moved)
+        self._spend(Work("product", largest, lines, seconds, self.times, sum(counted), moved))
 
-    def _lines(self, one: Instruction) -> Lines:
-        return self.attribution.lines(one)
+    def kernel(self, op: Instruction) -> None:
+        counted = flops.kernel_flops(self.program, self.where, op)
+        if counted is None:
+            self.record.unpriced.add(flops.kernel_name(op))
+            return
+        seconds = counted / (self.rates.peak_flops_per_s * self.rates.kernel_share)
+        self._spend(Work("kernel", op, self._lines(op), seconds, self.times, counted))
+
+    def reduction(self, op: Instruction) -> None:
+        """A reduction by itself. Where it adds whole tiles, the compiler's estimate is up to thirty
+        times its own bundles (docs/proof.md), and its bytes take longer than its additions.
+        """
+        summed = self.where.operand(op, 0).arrays[0]
+        if set(numbers(op.braced("dimensions"))) & set(summed.minor_dimensions[:2]):
+            self.compute(op)
+            return
+        moved = summed.bytes + sum(array.bytes for array in op.arrays)
+        seconds = moved / self.transfers.rates.hbm_bytes_per_s
+        self._spend(Work("other", op, self._lines(op), seconds, self.times))
 
     def _spend(self, work: Work) -> None:
         self.record.work.append(work)
         self.own.append(work)
-        self._event(work, work.seconds, work.lines)
+        name = work.instruction.name
+        self._event("compute", work.kind, name, work.lines, self.now, work.seconds)
         self.now += work.seconds
 
-    def _event(self, what: Work | Transfer | str, seconds: float, lines: Lines) -> None:
+    def _event(
+        self, track: str, kind: str, name: str, lines: Lines, start_s: float, seconds: float
+    ) -> None:
         if seconds > 0:
-            self.events.append(SimulatedEvent(self.now, seconds, what, lines))
+            line = last_line(lines)
+            self.events.append(
+                ScheduledEvent(
+                    track=track, kind=kind, name=name, line=line, start_s=start_s, seconds=seconds
+                )
+            )
 
     # --- transfers
 
-    def fusion(self, one: Instruction) -> None:
+    def fusion(self, op: Instruction) -> None:
         """A fusion computes, and may hold a collective, or a part of one."""
         targets = {
             part.quoted("custom_call_target")
-            for _, part in inside(self.program, one)
+            for _, part in inside(self.program, op)
             if part.opcode == "custom-call"
         }
-        collectives = collectives_in(self.program, one)
+        collectives = self._collectives(op)
         if ASYNC_DONE in targets:
             # The last part of the work overlaps the end of the transfer.
-            self.compute(one)
-            self._finish(f"chain {chain_of(self.program, one)}")
+            self.compute(op)
+            self._finish(f"chain {chain_of(self.program, op)}")
         elif ASYNC_START in targets and collectives:
-            where, collective = collectives[0]
-            transfer = self.transfers.collective(where, collective, one)
-            self._start(f"chain {chain_of(self.program, one)}", transfer, self._lines(one))
-            self.compute(one)
+            self._start(f"chain {chain_of(self.program, op)}", collectives[0], op)
+            self.compute(op)
         elif collectives:
-            for where, collective in collectives:
-                transfer = self.transfers.collective(where, collective, one)
-                self._wait_for(transfer, self._lines(one))
+            for transfer in collectives:
+                self._wait_for(transfer, op)
         else:
-            self.compute(one)
+            self.compute(op)
 
-    def collective(self, one: Instruction) -> None:
-        transfer = self.transfers.collective(self.where, one, one)
-        if one.opcode.endswith(START):
-            self._start(one.name, transfer, self._lines(one))
+    def _collectives(self, caller: Instruction) -> list[Transfer]:
+        """The collectives inside a fusion or an asynchronous call, without those it continues."""
+        return [
+            self.transfers.collective(where, part, caller)
+            for where, part in inside(self.program, caller)
+            if is_collective(part) and not is_further_part(part)
+        ]
+
+    def collective(self, op: Instruction) -> None:
+        transfer = self.transfers.collective(self.where, op, op)
+        if op.opcode.endswith(START):
+            self._start(op.name, transfer, op)
         else:
-            self._wait_for(transfer, self._lines(one))
+            self._wait_for(transfer, op)
 
-    def start(self, one: Instruction) -> None:
+    def start(self, op: Instruction) -> None:
         """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
-        collectives = collectives_in(self.program, one)
-        if collectives:
-            where, collective = collectives[0]
-            transfer = self.transfers.collective(where, collective, one)
-        elif is_on_sparse_core(one):
-            transfer = self.transfers.on_sparse_core(one)
+        if collectives := self._collectives(op):
+            transfer = collectives[0]
+        elif op.quoted("async_execution_thread") == _SPARSE_CORE_THREAD:
+            transfer = self.transfers.on_sparse_core(op)
         else:
-            transfer = self.transfers.copy(one)
-        self._start(one.name, transfer, self._lines(one))
+            transfer = self.transfers.copy(op)
+        self._start(op.name, transfer, op)
 
-    def send(self, one: Instruction) -> None:
-        if is_to_other_slices(one):
-            transfer = self.transfers.send(one, *transfer_of(one))
-            self._start(one.quoted(RENDEZVOUS), transfer, self._lines(one))
+    def send(self, op: Instruction) -> None:
+        if is_to_other_slices(op):
+            transfer = self.transfers.send(op, *transfer_of(op))
+            self._start(op.quoted(RENDEZVOUS), transfer, op)
 
-    def receive(self, one: Instruction) -> None:
-        """It ends when what the other slices send has arrived."""
-        if one.quoted(RENDEZVOUS) in self.flying:
-            self.flying[one.name] = self.flying.pop(one.quoted(RENDEZVOUS))
+    def receive(self, op: Instruction) -> None:
+        """It ends when the data of the other slices has arrived."""
+        if op.quoted(RENDEZVOUS) in self.flying:
+            self.flying[op.name] = self.flying.pop(op.quoted(RENDEZVOUS))
 
-    def done(self, one: Instruction) -> None:
-        self._finish(one.operands[0])
+    def done(self, op: Instruction) -> None:
+        self._finish(op.operands[0])
 
-    def _start(self, name: str, transfer: Transfer, lines: Lines) -> None:
-        ends = [it.end_s for it in self.recent if it.transfer.waits_for(transfer)]
-        begin = max([self.now, *ends])
+    def _start(self, name: str, transfer: Transfer, op: Instruction) -> None:
+        ends = [other.end_s for other in self.recent if other.transfer.waits_for(transfer)]
+        begin, lines = max([self.now, *ends]), self._lines(op)
         flying = _OnItsWay(transfer, begin + transfer.seconds, lines, len(self.own))
-        self.recent = [it for it in self.recent if it.end_s > self.now] + [flying]
+        self.recent = [other for other in self.recent if other.end_s > self.now] + [flying]
         self.flying[name] = flying
-        if transfer.seconds > 0:
-            self.events.append(SimulatedEvent(begin, transfer.seconds, transfer, lines))
+        self._event(transfer.link, "transfer", transfer.kind, lines, begin, transfer.seconds)
 
     def _finish(self, name: str) -> None:
         """Wait for a transfer; one that began in another round has ended."""
-        flying = self.flying.pop(name, None)
-        if flying is None:
-            return
-        waited = max(0.0, flying.end_s - self.now)
-        behind = tuple(self.own[flying.work_before :])
-        self.record.sent.append(
-            Sent(flying.transfer, True, flying.lines, self.times, waited, behind)
-        )
-        self._expose(flying.transfer, waited, flying.lines)
+        if flying := self.flying.pop(name, None):
+            behind = tuple(self.own[flying.work_before :])
+            self._wait(flying, max(0.0, flying.end_s - self.now), True, behind)
 
-    def _wait_for(self, transfer: Transfer, lines: Lines) -> None:
+    def _wait_for(self, transfer: Transfer, op: Instruction) -> None:
         """A synchronous transfer: the device waits from its start to its end."""
-        self._start("now", transfer, lines)
+        self._start("now", transfer, op)
         flying = self.flying.pop("now")
-        waited = flying.end_s - self.now
-        self.record.sent.append(Sent(transfer, False, lines, self.times, waited))
-        self._expose(transfer, waited, lines)
+        self._wait(flying, flying.end_s - self.now, False, ())
 
-    def _expose(self, transfer: Transfer, seconds: float, lines: Lines) -> None:
-        if seconds > 0:
-            self.events.append(SimulatedEvent(self.now, seconds, transfer, lines, waits=True))
-            self.now += seconds
+    def _wait(
+        self, flying: _OnItsWay, waited_s: float, asynchronous: bool, behind: tuple[Work, ...]
+    ) -> None:
+        transfer, lines = flying.transfer, flying.lines
+        self.record.sent.append(Sent(transfer, asynchronous, lines, self.times, waited_s, behind))
+        self._event("compute", "exposed", transfer.kind, lines, self.now, waited_s)
+        self.now += max(0.0, waited_s)
 
 
 _Handler = Callable[[_SchedulePass, Instruction], None]
 _HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
-    (lambda one: one.opcode == "while", _SchedulePass.loop),
-    (lambda one: one.opcode in {"call", "conditional"}, _SchedulePass.call),
-    (lambda one: one.opcode == "fusion", _SchedulePass.fusion),
+    (lambda op: op.opcode == "while", _SchedulePass.loop),
+    (lambda op: op.opcode in {"call", "conditional"}, _SchedulePass.call),
+    (lambda op: op.opcode == "fusion", _SchedulePass.fusion),
     (is_collective, _SchedulePass.collective),
-    (lambda one: one.opcode == "send", _SchedulePass.send),
-    (lambda one: one.opcode == "recv", _SchedulePass.receive),
-    (lambda one: one.opcode.endswith(START), _SchedulePass.start),
-    (lambda one: one.opcode.endswith(_DONE), _SchedulePass.done),
-    (is_kernel, _SchedulePass.kernel),
-    (lambda one: one.opcode == "reduce", _SchedulePass.reduction),
+    (lambda op: op.opcode == "send", _SchedulePass.send),
+    (lambda op: op.opcode == "recv", _SchedulePass.receive),
+    (lambda op: op.opcode.endswith(START), _SchedulePass.start),
+    (lambda op: op.opcode.endswith(_DONE), _SchedulePass.done),
+    (flops.is_kernel, _SchedulePass.kernel),
+    (lambda op: op.opcode == "reduce", _SchedulePass.reduction),
     (lambda _: True, _SchedulePass.compute),
 )

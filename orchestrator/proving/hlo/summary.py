@@ -2,229 +2,30 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orchestrator.proving.compiled import (
-    PRODUCTS,
-    REPEATED,
-    CompiledCollective,
-    DcnSend,
-    ProgramSummary,
-)
+from orchestrator.proving.compiled import PRODUCTS, REPEATED, CompiledCollective, ProgramSummary
+from orchestrator.proving.hlo import flops
 from orchestrator.proving.hlo.buffers import BufferClasses, peak
-from orchestrator.proving.hlo.collectives import (
-    BACKWARD,
-    CollectivePayload,
-    DcnPayload,
-    DeviceMesh,
-    dcn_payloads,
-    logical_payloads,
-)
-from orchestrator.proving.hlo.dataflow import Dataflow
-from orchestrator.proving.hlo.execution_counts import Visit, visits
-from orchestrator.proving.hlo.flops import (
-    is_kernel,
-    is_product,
-    kernel_flops,
-    kernel_name,
-    product_flops,
-)
+from orchestrator.proving.hlo.collectives import DeviceMesh, dcn_payloads, logical_payloads
+from orchestrator.proving.hlo.dataflow import Dataflow, Visit, visits
 from orchestrator.proving.hlo.program import HloProgram
-from orchestrator.proving.hlo.schedule import (
-    Lines,
-    Record,
-    Round,
-    Sent,
-    SimulatedEvent,
-    Work,
-    schedule_of,
-)
-from orchestrator.proving.hlo.transfers import SliceLinks, Transfer, TransferReader
+from orchestrator.proving.hlo.schedule import Lines, Record, Sent, Work, last_line, schedule_of
+from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
 from orchestrator.values.proof import (
-    ComputeRates,
     Schedule,
     ScheduledCollective,
-    ScheduledEvent,
     ScheduledLine,
     ScheduledLoop,
     ScheduledProduct,
     ScheduleRates,
 )
 
-# A step's schedule in numbers: by line, product and transfer, and one round of a layer's loops.
-
-
 _SMALL = 1e-4  # of a step: products and transfers below that are left out of the lists
 _SHORT = 5e-4  # of a round: events below that are left out of a timeline
 _LOOPS = 2  # the forward and the backward pass
 _MOVED_OUT = 2  # rounds of a loop
-_UNKNOWN = "no source line"  # a line that no instruction nearby names
 _FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "other": "other_s"}
-
-
-class _ScheduleSummary:
-    """Sums of a record."""
-
-    def __init__(self, record: Record, rates: ComputeRates) -> None:
-        self.record, self.rates = record, rates
-
-    def schedule(self, layers: int) -> Schedule:
-        """The whole: `layers` says which loops are those over layers."""
-        lines = self._lines()
-        kinds = (*_FIELD.values(), "exposed_s")
-        sums = {kind: sum(getattr(line, kind) for line in lines) for kind in kinds}
-        total = sum(sums.values())
-        return Schedule(
-            total_s=total,
-            **sums,
-            flops=sum(line.flops for line in lines),
-            peak_flops_per_s=self.rates.peak_flops_per_s,
-            lines=lines,
-            products=self._products(_SMALL * total),
-            collectives=self._collectives(_SMALL * total),
-            loops=self._loops(layers),
-            unpriced=tuple(sorted(self.record.unpriced)),
-        )
-
-    def _lines(self) -> tuple[ScheduledLine, ...]:
-        seconds: dict[Lines, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for work in self.record.work:
-            of_stack = seconds[work.lines]
-            of_stack[_FIELD[work.kind]] += work.seconds * work.times
-            if work.kind == "product":
-                of_stack["flops"] += work.flops * work.times
-        for sent in self.record.sent:
-            seconds[sent.lines]["exposed_s"] += sent.exposed_s * sent.times
-        names = (*_FIELD.values(), "exposed_s", "flops")
-        lines = [
-            ScheduledLine(
-                line=_last(stack),
-                stack=stack,
-                **{name: sums.get(name, 0.0) for name in names},
-            )
-            for stack, sums in seconds.items()
-        ]
-        return tuple(sorted(lines, key=lambda line: (-line.total_s, line.stack)))
-
-    def _products(self, least_s: float) -> tuple[ScheduledProduct, ...]:
-        alike: dict[tuple[str, str, tuple[str, ...]], list[Work]] = defaultdict(list)
-        for work in self.record.work:
-            if work.kind == "product":
-                shape = str(work.instruction.arrays[0])
-                alike[_last(work.lines), shape, work.fused].append(work)
-        products = [self._product(key, works) for key, works in alike.items()]
-        long = (one for one in products if one.seconds >= least_s)
-        return tuple(
-            sorted(
-                long,
-                key=lambda one: (one.flops / self.rates.peak_flops_per_s - one.seconds, one.line),
-            )
-        )
-
-    def _product(
-        self, key: tuple[str, str, tuple[str, ...]], works: list[Work]
-    ) -> ScheduledProduct:
-        line, shape, fused = key
-        seconds = sum(work.seconds * work.times for work in works)
-        flops = sum(work.flops * work.times for work in works)
-        return ScheduledProduct(
-            line=line,
-            shape=shape,
-            fused=fused,
-            calls_per_step=sum(work.times for work in works),
-            flops=flops,
-            seconds=seconds,
-            peak_share=flops / seconds / self.rates.peak_flops_per_s if seconds else 0.0,
-        )
-
-    def _collectives(self, least_s: float) -> tuple[ScheduledCollective, ...]:
-        alike: dict[tuple[object, ...], list[Sent]] = defaultdict(list)
-        for sent in self.record.sent:
-            one = sent.transfer
-            key = one.kind, one.axes, one.link, one.algorithm, sent.asynchronous
-            alike[*key, _last(sent.lines)].append(sent)
-        found = [self._collective(sents) for sents in alike.values()]
-        long = (one for one in found if max(_sent_s(one), one.exposed_s) >= least_s)
-        return tuple(sorted(long, key=lambda one: (-one.exposed_s, -one.wire_s, one.line)))
-
-    def _collective(self, sents: list[Sent]) -> ScheduledCollective:
-        first, behind = sents[0], defaultdict[str, float](float)
-        for sent in sents:
-            for work in sent.behind:
-                behind[_last(work.lines)] += work.seconds * sent.times
-        one = first.transfer
-        return ScheduledCollective(
-            kind=one.kind,
-            axes=one.axes,
-            link=one.link,
-            algorithm=one.algorithm,
-            asynchronous=first.asynchronous,
-            line=_last(first.lines),
-            calls_per_step=sum(sent.times for sent in sents),
-            bytes_per_step=sum(sent.transfer.bytes * sent.times for sent in sents),
-            wire_s=sum(sent.transfer.seconds * sent.times for sent in sents),
-            exposed_s=sum(sent.exposed_s * sent.times for sent in sents),
-            behind=max(behind, key=lambda line: (behind[line], line), default=""),
-            behind_s=sum(behind.values()),
-        )
-
-    # --- one round of the loops over layers
-
-    def _loops(self, layers: int) -> tuple[ScheduledLoop, ...]:
-        """The two longest loops with that many rounds, of which the compiler may move two out of
-        the loop; of any loops, where none has.
-        """
-        rounds = [one for one in self.record.rounds if one.seconds > 0]
-        over_layers = [one for one in rounds if 0 <= layers - one.trips <= _MOVED_OUT] or rounds
-        longest = sorted(over_layers, key=lambda one: -one.seconds * one.times)[:_LOOPS]
-        return tuple(self._loop(one) for one in sorted(longest, key=rounds.index))
-
-    def _loop(self, one: Round) -> ScheduledLoop:
-        works = (event.what.instruction for event in one.events if isinstance(event.what, Work))
-        name = "backward" if any(BACKWARD in work.op_name for work in works) else "forward"
-        long = [event for event in one.events if event.seconds >= _SHORT * one.seconds]
-        return ScheduledLoop(
-            name=name,
-            trips=one.trips,
-            round_s=one.seconds,
-            events=tuple(self._event(event) for event in long),
-        )
-
-    def _event(self, event: SimulatedEvent) -> ScheduledEvent:
-        track, kind, name = _described(event)
-        return ScheduledEvent(
-            track=track,
-            kind=kind,
-            name=name,
-            line=_last(event.lines),
-            start_s=event.start_s,
-            seconds=event.seconds,
-        )
-
-
-def _described(event: SimulatedEvent) -> tuple[str, str, str]:
-    """The track, the kind and the name of an event."""
-    if isinstance(event.what, Transfer):
-        track = "compute" if event.waits else event.what.link
-        return track, "exposed" if event.waits else "transfer", event.what.kind
-    if isinstance(event.what, Work):
-        return "compute", event.what.kind, event.what.instruction.name
-    return "compute", "loop", event.what
-
-
-def _last(lines: Lines) -> str:
-    """The innermost line."""
-    return lines[-1] if lines else _UNKNOWN
-
-
-def _sent_s(one: ScheduledCollective) -> float:
-    """Seconds on a link to elsewhere: what only goes into the chip's fast memory matters where it
-    is waited for.
-    """
-    return 0.0 if one.link == "hbm" else one.wire_s
-
-
-_DTYPES = {"f32": "fp32"}  # as the Plan calls them
 _AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
 
 
@@ -250,62 +51,48 @@ def summarize(
     """
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)
-    kernels = [visit for visit in visited if is_kernel(visit[1])]
     uncounted = {
-        kernel_name(op) for where, op, _ in kernels if kernel_flops(program, where, op) is None
+        flops.kernel_name(op)
+        for where, op, _ in visited
+        if flops.is_kernel(op) and flops.kernel_flops(program, where, op) is None
     }
+    schedule = None
+    if pricing:
+        links = SliceLinks(pricing.rates.torus, pricing.places)
+        transfers = TransferReader(program, mesh, between, links, pricing.rates.transfers)
+        compute = pricing.rates.compute
+        record = schedule_of(program, transfers, compute)
+        schedule = _schedule(record, compute.peak_flops_per_s, layers)
     return ProgramSummary(
         live_bytes=classes.sizes(),
         peak_at=classes.peak_at(),
         buffers=classes.largest(),
-        collectives=_collectives(one for v in visited for one in logical_payloads(flow, mesh, v)),
-        sends=tuple(_send(one) for visit in visited for one in dcn_payloads(flow, between, visit)),
+        collectives=_alike_collectives(
+            payload for visit in visited for payload in logical_payloads(flow, mesh, visit)
+        ),
+        sends=tuple(send for visit in visited for send in dcn_payloads(flow, between, visit)),
         flops=_flops(program, visited),
         uncounted=tuple(sorted(uncounted)),
-        schedule=_schedule(program, mesh, between, layers, pricing) if pricing else None,
+        schedule=schedule,
     )
 
 
-def _schedule(
-    program: HloProgram, mesh: DeviceMesh, between: DeviceMesh, layers: int, pricing: Pricing
-) -> Schedule:
-    links = SliceLinks(pricing.rates.torus, pricing.places)
-    transfers = TransferReader(program, mesh, between, links, pricing.rates.transfers)
-    record = schedule_of(program, transfers, pricing.rates.compute)
-    return _ScheduleSummary(record, pricing.rates.compute).schedule(layers)
-
-
-def _send(one: DcnPayload) -> DcnSend:
-    return DcnSend(
-        name=one.name,
-        kind=one.kind,
-        dtype=_DTYPES.get(one.dtype, one.dtype),
-        payload_bytes=one.payload_bytes * one.times,
-        padding_bytes=(one.executed_bytes - one.payload_bytes) * one.times,
-        calls=one.times,
-        places=one.places,
-        in_backward=one.in_backward,
-        is_stored=one.is_stored,
-        axes=one.axes,
-    )
-
-
-def _collectives(payloads: Iterable[CollectivePayload]) -> tuple[CompiledCollective, ...]:
+def _alike_collectives(
+    payloads: Iterable[CompiledCollective],
+) -> tuple[CompiledCollective, ...]:
     """Alike payloads added up."""
-    alike: dict[tuple[tuple[str, ...], str, str, str], list[CollectivePayload]] = defaultdict(list)
-    for one in payloads:
-        alike[one.axes, one.kind, _DTYPES.get(one.dtype, one.dtype), one.executed_kind].append(one)
+    alike: dict[tuple[tuple[str, ...], str, str, str], list[CompiledCollective]] = defaultdict(list)
+    for payload in payloads:
+        key = payload.axes, payload.kind, payload.dtype, payload.executed_kind
+        alike[key].append(payload)
     return tuple(
-        CompiledCollective(
-            axes=axes,
-            kind=kind,
-            dtype=dtype,
-            payload_bytes=sum(one.payload_bytes * one.times for one in ones),
-            calls=sum(one.times for one in ones),
-            executed_kind=executed_kind,
-            executed_bytes=sum(one.executed_bytes * one.times for one in ones),
+        replace(
+            group[0],
+            payload_bytes=sum(payload.payload_bytes for payload in group),
+            calls=sum(payload.calls for payload in group),
+            executed_bytes=sum(payload.executed_bytes for payload in group),
         )
-        for (axes, kind, dtype, executed_kind), ones in sorted(alike.items())
+        for _, group in sorted(alike.items(), key=lambda pair: pair[0])
     )
 
 
@@ -313,19 +100,133 @@ def _flops(program: HloProgram, visited: list[Visit]) -> dict[str, float]:
     """FLOPs of one device and step: matrix products, those the compiler repeats, each kernel."""
     repeated = {
         called
-        for where in program.computations.values()
-        for instruction in where.instructions.values()
+        for _, instruction in program.instructions()
         if _AGAIN in instruction.name
         for called in instruction.called
     }
     total: dict[str, float] = defaultdict(float)
     for where, instruction, times in visited:
-        if is_product(instruction):
+        if flops.is_product(instruction):
             is_repeated = where.name in repeated or _AGAIN in instruction.name
-            total[REPEATED if is_repeated else PRODUCTS] += times * product_flops(
-                where, instruction
-            )
-        elif is_kernel(instruction):
-            each = kernel_flops(program, where, instruction) or 0
-            total[kernel_name(instruction)] += times * each
+            name = REPEATED if is_repeated else PRODUCTS
+            total[name] += times * flops.product_flops(where, instruction)
+        elif flops.is_kernel(instruction):
+            each = flops.kernel_flops(program, where, instruction) or 0
+            total[flops.kernel_name(instruction)] += times * each
     return dict(total)
+
+
+# --- a step's schedule: by line, product and transfer, and one round of the loops over layers
+
+
+def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
+    lines = _lines(record)
+    kinds = (*_FIELD.values(), "exposed_s")
+    sums = {kind: sum(getattr(line, kind) for line in lines) for kind in kinds}
+    total = sum(sums.values())
+    return Schedule(
+        total_s=total,
+        **sums,
+        flops=sum(line.flops for line in lines),
+        peak_flops_per_s=peak_flops_per_s,
+        lines=lines,
+        products=_products(record, peak_flops_per_s, _SMALL * total),
+        collectives=_collectives(record, _SMALL * total),
+        loops=_loops(record, layers),
+        unpriced=tuple(sorted(record.unpriced)),
+    )
+
+
+def _lines(record: Record) -> tuple[ScheduledLine, ...]:
+    names = (*_FIELD.values(), "exposed_s", "flops")
+    sums: dict[Lines, dict[str, float]] = defaultdict(lambda: dict.fromkeys(names, 0.0))
+    for work in record.work:
+        sums[work.lines][_FIELD[work.kind]] += work.seconds * work.times
+        if work.kind == "product":
+            sums[work.lines]["flops"] += work.flops * work.times
+    for sent in record.sent:
+        sums[sent.lines]["exposed_s"] += sent.exposed_s * sent.times
+    lines = [
+        ScheduledLine(line=last_line(stack), stack=stack, **seconds)
+        for stack, seconds in sums.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: (-line.total_s, line.stack)))
+
+
+def _products(
+    record: Record, peak_flops_per_s: float, least_s: float
+) -> tuple[ScheduledProduct, ...]:
+    """Products of at least that many seconds; those first that lose most time to the peak."""
+    alike: dict[tuple[str, str, tuple[str, ...]], list[Work]] = defaultdict(list)
+    for work in record.work:
+        if work.kind == "product":
+            shape = str(work.instruction.arrays[0])
+            alike[last_line(work.lines), shape, work.fused].append(work)
+    products = []
+    for (line, shape, fused), works in alike.items():
+        seconds = sum(work.seconds * work.times for work in works)
+        multiplied = sum(work.flops * work.times for work in works)
+        product = ScheduledProduct(
+            line=line,
+            shape=shape,
+            fused=fused,
+            calls_per_step=sum(work.times for work in works),
+            flops=multiplied,
+            seconds=seconds,
+            peak_share=multiplied / seconds / peak_flops_per_s if seconds else 0.0,
+        )
+        if seconds >= least_s:
+            products.append((multiplied / peak_flops_per_s - seconds, line, product))
+    return tuple(product for *_, product in sorted(products, key=lambda row: row[:2]))
+
+
+def _collectives(record: Record, least_s: float) -> tuple[ScheduledCollective, ...]:
+    alike: dict[tuple[object, ...], list[Sent]] = defaultdict(list)
+    for sent in record.sent:
+        how = sent.transfer
+        key = how.kind, how.axes, how.link, how.algorithm, sent.asynchronous
+        alike[*key, last_line(sent.lines)].append(sent)
+    found = []
+    for group in alike.values():
+        first, behind = group[0], defaultdict[str, float](float)
+        for sent in group:
+            for work in sent.behind:
+                behind[last_line(work.lines)] += work.seconds * sent.times
+        how = first.transfer
+        total = ScheduledCollective(
+            kind=how.kind,
+            axes=how.axes,
+            link=how.link,
+            algorithm=how.algorithm,
+            asynchronous=first.asynchronous,
+            line=last_line(first.lines),
+            calls_per_step=sum(sent.times for sent in group),
+            bytes_per_step=sum(sent.transfer.bytes * sent.times for sent in group),
+            wire_s=sum(sent.transfer.seconds * sent.times for sent in group),
+            exposed_s=sum(sent.exposed_s * sent.times for sent in group),
+            behind=max(behind, key=lambda line: (behind[line], line), default=""),
+            behind_s=sum(behind.values()),
+        )
+        # A copy into the chip's fast memory matters only where the device waits for it.
+        wire_s = 0.0 if how.link == "hbm" else total.wire_s
+        if max(wire_s, total.exposed_s) >= least_s:
+            found.append(total)
+    return tuple(sorted(found, key=lambda total: (-total.exposed_s, -total.wire_s, total.line)))
+
+
+def _loops(record: Record, layers: int) -> tuple[ScheduledLoop, ...]:
+    """The two longest loops with that many rounds, of which the compiler may move two out of
+    the loop; of any loops, where none has.
+    """
+    rounds = [each for each in record.rounds if each.seconds > 0]
+    over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
+    longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
+    return tuple(
+        ScheduledLoop(
+            name=each.name,
+            trips=each.trips,
+            round_s=each.seconds,
+            events=tuple(e for e in each.events if e.seconds >= _SHORT * each.seconds),
+        )
+        for each in sorted(longest, key=rounds.index)
+    )

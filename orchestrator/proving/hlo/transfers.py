@@ -7,24 +7,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.proving.hlo.collectives import (
-    GATHER,
-    KINDS,
-    PERMUTE,
-    SCATTER,
-    SCATTERS,
-    DeviceMesh,
-    chain,
-    first_group,
-    is_further_part,
-    pairs_text,
-    sent_bytes,
-)
-from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Instruction
+from orchestrator.proving.hlo import collectives
+from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
 
 # The links of one slice: how fast its devices exchange, and which links an exchange keeps busy.
-
 
 _Bools = NDArray[np.bool_]
 _Ints = NDArray[np.int64]
@@ -46,7 +33,7 @@ class SliceLinks:
         return len(self.torus.lengths) - (self.torus.devices_per_chip > 1)
 
     def group_rate(self, members: tuple[int, ...], most_axes: int | None) -> float:
-        """Bytes a second at which each member receives; at most that many torus axes at once."""
+        """Bytes per second at which each member receives, over `most_axes` torus axes at once."""
         at = self._places[np.array(members)]
         spans = [self._axis_rate(at[:, axis], axis) for axis in range(at.shape[1])]
         torus, die = spans[: self._torus_axes], sum(spans[self._torus_axes :])
@@ -69,27 +56,20 @@ class SliceLinks:
 
     def group_hops(self, members: tuple[int, ...]) -> int:
         """Half way round a ring, to the far end of a line, on each axis."""
-        at, hops = self._places[np.array(members)], 0
-        for axis in range(at.shape[1]):
-            values = np.unique(at[:, axis])
-            if len(values) > 1:
-                reach = int(values[-1] - values[0])
-                hops += min(
-                    reach, self.torus.lengths[axis] // 2 if self.torus.wraps[axis] else reach
-                )
+        hops = 0
+        reaches = np.ptp(self._places[np.array(members)], axis=0)
+        for reach, length, wraps in zip(reaches, self.torus.lengths, self.torus.wraps, strict=True):
+            hops += min(int(reach), length // 2) if wraps else int(reach)
         return hops
 
     def group_links(self, members: tuple[int, ...]) -> _Bools:
         """All links of the axes along which the members differ."""
-        at = self._places[np.array(members)]
         used = np.zeros((*self.torus.lengths, len(self.torus.lengths), 2), dtype=bool)
-        for axis in range(at.shape[1]):
-            if np.ptp(at[:, axis]) > 0:
-                used[..., axis, :] = True
+        used[..., np.ptp(self._places[np.array(members)], axis=0) > 0, :] = True
         return used
 
     def permute(self, pairs: _Ints) -> tuple[float, int, _Bools]:
-        """Seconds a byte of the busiest link, the hops of the longest way, and the links in use.
+        """Seconds per byte of the busiest link, hops of the longest way, and the links in use.
 
         Messages go along one axis after another, the shorter way round.
         """
@@ -97,7 +77,12 @@ class SliceLinks:
         load = np.zeros((*self.torus.lengths, len(self.torus.lengths), 2), dtype=np.int64)
         longest = np.zeros(len(pairs), dtype=np.int64)
         for axis, length in enumerate(self.torus.lengths):
-            step, left = self._way(at[:, axis], to[:, axis], axis)
+            way = to[:, axis] - at[:, axis]
+            if self.torus.wraps[axis]:
+                ahead, behind = way % length, -way % length
+                step, left = np.where(ahead <= behind, 1, -1), np.minimum(ahead, behind)
+            else:
+                step, left = np.sign(way), np.abs(way)
             longest += left
             while (moving := left > 0).any():
                 chip = at[moving].copy()
@@ -110,14 +95,6 @@ class SliceLinks:
         rates = np.array(self.torus.link_bytes_per_s)[:, None]
         return float((load / rates).max()), int(longest.max(initial=0)), load > 0
 
-    def _way(self, start: _Ints, end: _Ints, axis: int) -> tuple[_Ints, _Ints]:
-        """The direction and the number of hops along one axis."""
-        ahead = (end - start) % self.torus.lengths[axis]
-        behind = (start - end) % self.torus.lengths[axis]
-        if not self.torus.wraps[axis]:
-            return np.sign(end - start), np.abs(end - start)
-        return np.where(ahead <= behind, 1, -1), np.minimum(ahead, behind)
-
 
 _RAGGED = "ragged-all-to-all"
 _EMITTER = re.compile(r'"emitter":"([^"]+)"')
@@ -127,7 +104,6 @@ _ONE_RING = "StrategyRing"
 _HOST_SPACE = "S(5)"
 START = "-start"
 _SPARSE_CORES = "sparse cores"
-_SPARSE_CORE_THREAD = "sparsecore"
 _OFFLOADED = re.compile(r'"offload":"OFFLOAD_(\w+)"')
 # A collective on the sparse cores is split: each part goes round in one direction, along one torus
 # axis after another. Some rings name no axis.
@@ -156,7 +132,7 @@ class Transfer:
         return bool((self.links & other.links).any())
 
 
-_Way = tuple[float, int, _Bools]  # bytes a second or seconds a byte, hops, links
+_Way = tuple[float, int, _Bools]  # bytes per second or seconds per byte, hops, links
 
 
 @dataclass
@@ -164,117 +140,100 @@ class TransferReader:
     """Reads the transfers of one program. Of alike groups and permutes each is routed once."""
 
     program: HloProgram
-    mesh: DeviceMesh
-    between: DeviceMesh
+    mesh: collectives.DeviceMesh
+    between: collectives.DeviceMesh
     links: SliceLinks
     rates: TransferRates
     groups: dict[tuple[tuple[int, ...], int | None], _Way] = field(default_factory=dict)
     permutes: dict[str, _Way] = field(default_factory=dict)
 
-    def collective(self, where: Computation, one: Instruction, outside: Instruction) -> Transfer:
+    def collective(self, where: Computation, op: Instruction, outside: Instruction) -> Transfer:
         """A collective within the slice; `outside` is the fusion that it runs in, or itself."""
-        kind = one.opcode.removesuffix(START)
-        size = where.operand(one, 0).arrays[0].bytes
-        if len(one.operands) > 1 and kind != _RAGGED:
-            size = sum(
-                where.operand(one, place).arrays[0].bytes for place in range(len(one.operands))
+        kind = op.opcode.removesuffix(START)
+        operands = op.operands[:1] if kind == _RAGGED else op.operands
+        size = sum(where.instructions[name].arrays[0].bytes for name in operands)
+        hop_s = self.links.torus.hop_s
+        if kind == collectives.PERMUTE:
+            pairs = collectives.pairs_text(op)
+            if pairs not in self.permutes:
+                ends = np.array(re.findall(r"\d+", pairs), dtype=np.int64).reshape(-1, 2)
+                self.permutes[pairs] = self.links.permute(ends)
+            per_byte, hops, links = self.permutes[pairs]
+            seconds = size * per_byte + hops * hop_s
+            axes = self.mesh.axes_of(collectives.chain(pairs)[0])
+            return Transfer(
+                collectives.PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links
             )
-        if kind == PERMUTE:
-            return self._permute(one, size)
-        if where.name.startswith(SCATTERS):
-            kind = SCATTER
-        members = first_group(one, self.program.partitions)
-        algorithm = _algorithm_of(outside) or _algorithm_of(one)
-        moved = sent_bytes(kind, size * (len(members) if kind == GATHER else 1), len(members))
-        axes_at_once = _torus_axes(outside, algorithm) or _sparse_core_axes(one)
-        rate, hops, links = self._group(members, axes_at_once)
-        seconds = moved / rate + hops * self.links.torus.hop_s if len(members) > 1 else 0.0
+        if where.name.startswith(collectives.SCATTERS):
+            kind = collectives.SCATTER
+        members = collectives.first_group(op, self.program.partitions)
+        algorithm = _algorithm_of(outside) or _algorithm_of(op)
+        moved = collectives.sent_bytes(
+            kind, size * (len(members) if kind == collectives.GATHER else 1), len(members)
+        )
+        group = members, _torus_axes(op, outside, algorithm)
+        if group not in self.groups:
+            hops, links = self.links.group_hops(members), self.links.group_links(members)
+            self.groups[group] = self.links.group_rate(*group), hops, links
+        rate, hops, links = self.groups[group]
+        seconds = moved / rate + hops * hop_s if len(members) > 1 else 0.0
         axes = self.mesh.axes_of(members)
         return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
 
-    def _permute(self, one: Instruction, size: float) -> Transfer:
-        per_byte, hops, links = self._permuted(pairs_text(one))
-        seconds = size * per_byte + hops * self.links.torus.hop_s
-        axes = self.mesh.axes_of(chain(one).members)
-        return Transfer(PERMUTE, axes, "ici", f"{hops} hops", size, seconds, links=links)
-
-    def _group(self, members: tuple[int, ...], axes: int | None) -> _Way:
-        if (members, axes) not in self.groups:
-            rate, hops = self.links.group_rate(members, axes), self.links.group_hops(members)
-            self.groups[members, axes] = rate, hops, self.links.group_links(members)
-        return self.groups[members, axes]
-
-    def _permuted(self, text: str) -> _Way:
-        if text not in self.permutes:
-            ends = np.array(re.findall(r"\d+", text), dtype=np.int64).reshape(-1, 2)
-            self.permutes[text] = self.links.permute(ends)
-        return self.permutes[text]
-
-    def copy(self, one: Instruction) -> Transfer:
+    def copy(self, op: Instruction) -> Transfer:
         """An asynchronous copy: to or from the host, or into the chip's fast memory."""
-        size = _moved(one.arrays)
-        if _HOST_SPACE not in one.shape:
-            return Transfer(
-                "prefetch", (), "hbm", "", size, size / self.rates.hbm_bytes_per_s, "hbm"
-            )
-        to_host = _is_to_host(one)
+        # The part that moves is the smallest: the others are what it is cut from or put into.
+        arrays = [array for array in op.arrays if array.elements > 1]
+        floats = [array.bytes for array in arrays if array.dtype[0] in "bf"]
+        size = min(floats or [array.bytes for array in arrays] or [0.0])
+        if _HOST_SPACE not in op.shape:
+            seconds = size / self.rates.hbm_bytes_per_s
+            return Transfer("prefetch", (), "hbm", "", size, seconds, "hbm")
+        # The result is the first array of a copy, the last but one of a slice.
+        result = 0 if op.opcode == "copy-start" else -1
+        name = "offload" if arrays and _HOST_SPACE in arrays[result].layout else "fetch"
         rate = self.rates.host_bytes_per_s
         seconds = size / rate if rate else 0.0
-        name = "offload" if to_host else "fetch"
         return Transfer(name, (), "host", "", size, seconds, f"host {name}")
 
-    def on_sparse_core(self, one: Instruction) -> Transfer:
+    def on_sparse_core(self, op: Instruction) -> Transfer:
         """A call that moves data in HBM while other work runs: it reads and writes its result."""
-        [called] = self.program.called(one)
+        [called] = self.program.called(op)
         size = sum(array.bytes for array in called.root.arrays)
-        found = _OFFLOADED.search(one.rest)
+        found = _OFFLOADED.search(op.rest)
         kind = found[1].lower().replace("_", " ") if found else "call"
         seconds = 2 * size / self.rates.hbm_bytes_per_s
         return Transfer(kind, (), "hbm", _SPARSE_CORES, size, seconds, _SPARSE_CORES)
 
-    def send(self, one: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
+    def send(self, op: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
         """What goes to other slices."""
         ways = max(len(slices), 1)
-        moved = sent_bytes(kind, one.arrays[0].bytes * (ways if kind == GATHER else 1), ways)
+        moved = collectives.sent_bytes(
+            kind, op.arrays[0].bytes * (ways if kind == collectives.GATHER else 1), ways
+        )
         seconds = moved / self.rates.dcn_bytes_per_s
         return Transfer(kind, self.between.axes_of(slices), "dcn", "", moved, seconds, "dcn")
 
 
-def _algorithm_of(one: Instruction) -> str:
+def _algorithm_of(op: Instruction) -> str:
     """The compiler's name for how a collective runs."""
-    if parts := one.rest.count(_PARTS):
+    if parts := op.rest.count(_PARTS):
         return f"{_SPARSE_CORES}, {parts} rings"
-    emitter, strategy = _EMITTER.search(one.rest), _STRATEGY.search(one.rest)
+    emitter, strategy = _EMITTER.search(op.rest), _STRATEGY.search(op.rest)
     return " ".join(match[1] for match in (emitter, strategy) if match)
 
 
-def _torus_axes(one: Instruction, algorithm: str) -> int | None:
+def _torus_axes(op: Instruction, outside: Instruction, algorithm: str) -> int | None:
     """On how many torus axes an algorithm sends at once; None where it does not say so."""
     if found := _DIMENSIONS.search(algorithm):
         return int(found[1])
     if _ONE_RING in algorithm:
-        found = re.search(r"Type: (\d)D", one.rest)
+        found = re.search(r"Type: (\d)D", outside.rest)
         return int(found[1]) if found else 1
-    return None
-
-
-def _sparse_core_axes(one: Instruction) -> int | None:
-    """The same of a collective on the sparse cores; None for others. Two of its parts have the two
-    directions of an axis, and others meanwhile those of another.
-    """
-    parts, axes = one.rest.count(_PARTS), set(_RING_AXIS.findall(one.rest))
+    # On the sparse cores, two parts have the two directions of an axis, and others meanwhile those
+    # of another.
+    parts, axes = op.rest.count(_PARTS), set(_RING_AXIS.findall(op.rest))
     return max(min(parts // 2, len(axes)), 1) if parts else None
-
-
-def collectives_in(
-    program: HloProgram, fusion: Instruction
-) -> list[tuple[Computation, Instruction]]:
-    """The collectives inside a fusion or an asynchronous call, without those it continues."""
-    return [
-        (where, one)
-        for where, one in inside(program, fusion)
-        if is_collective(one) and not is_further_part(one)
-    ]
 
 
 def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, Instruction]]:
@@ -282,37 +241,18 @@ def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, 
     found, todo = [], list(caller.called)
     while todo:
         where = program.computations[todo.pop()]
-        for one in where.instructions.values():
-            found.append((where, one))
-            if one.opcode in {"fusion", "call"}:
-                todo += one.called
+        for op in where.instructions.values():
+            found.append((where, op))
+            if op.opcode in {"fusion", "call"}:
+                todo += op.called
     return found
 
 
-def is_on_sparse_core(one: Instruction) -> bool:
-    """Whether it begins a call that runs there."""
-    return one.quoted("async_execution_thread") == _SPARSE_CORE_THREAD
-
-
-def is_collective(one: Instruction) -> bool:
-    return one.opcode.removesuffix(START) in KINDS | {_RAGGED}
+def is_collective(op: Instruction) -> bool:
+    return op.opcode.removesuffix(START) in collectives.KINDS | {_RAGGED}
 
 
 def chain_of(program: HloProgram, fusion: Instruction) -> str:
     """The number that joins the parts of an asynchronous collective in fusions."""
-    found = (_CHAIN.search(one.rest) for _, one in inside(program, fusion))
+    found = (_CHAIN.search(op.rest) for _, op in inside(program, fusion))
     return next((match[1] for match in found if match), "")
-
-
-def _moved(arrays: tuple[Array, ...]) -> float:
-    """The part that moves is the smallest: the others are what it is cut from or put into."""
-    sizes = [one.bytes for one in arrays if one.elements > 1]
-    floats = [one.bytes for one in arrays if one.elements > 1 and one.dtype[0] in "bf"]
-    return min(floats or sizes or [0.0])
-
-
-def _is_to_host(one: Instruction) -> bool:
-    """Whether the result is the host's: the first array of a copy, the last but one of a slice."""
-    results = [array for array in one.arrays if array.elements > 1]
-    place = 0 if one.opcode == "copy-start" else -1
-    return bool(results) and _HOST_SPACE in results[place].layout
