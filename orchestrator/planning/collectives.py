@@ -268,13 +268,34 @@ _KV_GATHERS = 2  # forward, and again for the backward pass
 
 def exchanges(layout: Training) -> list[Exchange]:
     """Everything that counts in a step's time; over a single device nothing moves."""
+    # Keys and values of whole sequences, gathered forward and backward; their gradients back.
+    ways, compute = layout.ways("length"), layout.activation_type
+    parts = [
+        (layout.tensor_elements(tensor) * ways * layout.compute_bytes, layers * layout.microbatches)
+        for block, layers in layout.network.kinds
+        for tensor in block.attention.whole
+    ]
+
+    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
+        sent = tuple(_Part(size, times * calls) for size, calls in parts)
+        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(part.calls for part in sent)
+        return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
+
+    # Moments of Muon: matrices go to devices that have them whole, and come back orthogonal.
+    part = (_Part(_ORTHOGONAL_BYTES * layout.stored_layer_elements, 2, serial=2),)
+    moments = [
+        Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
+                 layout.devices_along(axes), 2, part, "bf16")
+        for suffix, axes in (("", GROUPS["replicas"]), (_OVER_DCN, SHARED_OVER_DCN))
+    ]  # fmt: skip
     return [
         *_stream_exchanges(layout),
         *_weight_exchanges(layout),
         *_expert_exchanges(layout),
-        *_key_value_exchanges(layout),
+        exchange("kv_gather", "kv gather", _GATHER, _KV_GATHERS),
+        exchange("kv_scatter", "kv scatter", _SCATTER, 1),
         *_gradient_exchanges(layout),
-        *_moment_exchanges(layout),
+        *(moments if layout.optimizer.name == "muon" else []),
     ]
 
 
@@ -411,35 +432,3 @@ def _expert_exchanges(layout: Training) -> list[Exchange]:
         exchange("expert_gather", "token gather", _GATHER, formula, volume, _STREAM_GATHERS),
         exchange("expert_scatter", "token scatter", _SCATTER, formula, volume, _STREAM_SCATTERS),
     ]
-
-
-def _key_value_exchanges(layout: Training) -> list[Exchange]:
-    """Keys and values of whole sequences, gathered forward and backward; their gradients back."""
-    ways, compute = layout.ways("length"), layout.activation_type
-    parts = [
-        (layout.tensor_elements(tensor) * ways * layout.compute_bytes, layers * layout.microbatches)
-        for block, layers in layout.network.kinds
-        for tensor in block.attention.whole
-    ]
-
-    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
-        sent = tuple(_Part(size, times * calls) for size, calls in parts)
-        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(part.calls for part in sent)
-        return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
-
-    return [
-        exchange("kv_gather", "kv gather", _GATHER, _KV_GATHERS),
-        exchange("kv_scatter", "kv scatter", _SCATTER, 1),
-    ]
-
-
-def _moment_exchanges(layout: Training) -> list[Exchange]:
-    """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
-    if layout.optimizer.name != "muon":
-        return []
-    part = (_Part(_ORTHOGONAL_BYTES * layout.stored_layer_elements, 2, serial=2),)
-    return [
-        Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
-                 layout.devices_along(axes), 2, part, "bf16")
-        for suffix, axes in (("", GROUPS["replicas"]), (_OVER_DCN, SHARED_OVER_DCN))
-    ]  # fmt: skip

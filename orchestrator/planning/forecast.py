@@ -9,7 +9,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.published import OTHER, REFERENCE
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.inputs import Machines, State, goodput_inputs
+from orchestrator.goodput.inputs import goodput_inputs
 from orchestrator.goodput.losses import goodput_forecast, over_share
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning import flops
@@ -34,7 +34,6 @@ from orchestrator.values.plan import (
     MemoryPhase,
     SoftwareRuns,
 )
-from orchestrator.values.run_options import EvaluationOptions
 from orchestrator.values.spec import Resources, Spec
 
 
@@ -67,15 +66,24 @@ def forecast(layout: Training, spec: Spec) -> Forecast:
         busy[f"ici {most}"] = float(time.torus_axis_s[slowest])
     ordered = sorted(busy, key=lambda name: -busy[name])
     first, second = busy[ordered[0]], busy[ordered[1]]
+    efficiency = _efficiency_of(layout)
+    expected = expected_lines(layout, lines, time, efficiency) if efficiency else ()
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
-        memory=tuple(_plain_phase(phase) for phase in phases(layout)),
+        memory=tuple(
+            replace(
+                phase,
+                lines=tuple(plain_line(line) for line in phase.lines if line.value > 0),
+                bytes=plain(phase.bytes),
+            )
+            for phase in phases(layout)
+        ),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_s,
         hidden_s=plain(transfers(layout).hidden_s()),
         bottleneck=(ordered[0], first / second - 1 if second else 0.0),
-        expected_time=_expected_ledger(layout, lines, time),
+        expected_time=tuple(map(plain_line, expected)),
         extrapolated=extrapolated(layout, lines, step_s),
     )
 
@@ -104,6 +112,17 @@ def write_forecast(
     on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
     tokens = _tokens_per_step(layout)
     goodput, days, chip_hours, dollars = time_and_money(layout, step_s, terms)
+    # The software for whose runs `expected` speaks.
+    learned, efficiency = None, _efficiency_of(layout)
+    if efficiency is not None and step_s.expected is not None:
+        runs = {
+            name: SoftwareRuns(software=name, runs=len(found.rows),
+                               longer=found.value / (1 - found.value))
+            for name, found in efficiency.software.items()
+            if name != OTHER
+        }  # fmt: skip
+        others = tuple(found for name, found in runs.items() if name != REFERENCE)
+        learned = LearnedFrom(reference=runs[REFERENCE], others=others)
     return Forecast(
         memory_bytes_per_device=peak_bytes,
         hbm_bytes_per_device=usable_bytes,
@@ -129,7 +148,7 @@ def write_forecast(
         dollars_per_chip_hour=terms.dollars_per_chip_hour,
         expected_time=expected_time,
         extrapolations=extrapolated,
-        learned_from=_learned_from(layout) if step_s.expected is not None else None,
+        learned_from=learned,
     )
 
 
@@ -150,32 +169,27 @@ def time_and_money(
 
 def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
     """What the goodput of a run of this layout follows from."""
-    chip, resources = layout.chip, spec.resources
-    slice_ = catalog.topology(chip, resources.topology)
-    pods = resources.pods.max
-    machines = Machines(
-        chip=chip,
-        chips=pods * slice_.chips,
-        hosts=pods * catalog.hosts(chip, slice_),
-        resources=resources,
-    )
+    chip, resources, options = layout.chip, spec.resources, spec.run.evaluation
+    slice_, pods = catalog.topology(chip, resources.topology), resources.pods.max
     size = layout.parameter_bytes + layout.moment_bytes
-    state = State(
-        bytes=round(size * flops.parameters(layout.model)),
+    # The forward passes of an evaluation, and the FLOPs of a step.
+    evaluation = None
+    if options is not None:
+        evaluation = EvaluationCost(
+            every_steps=options.every,
+            batches=ceil(options.sequences / int(layout.sequences)),
+            forward_flops=plain(flops.forward_flops(layout)),
+            step_flops=plain(sum(line.inputs["flops"] for line in math_lines(layout))),
+        )
+    return goodput_inputs(
+        chip,
+        pods * catalog.hosts(chip, slice_),
+        pods * slice_.chips,
+        resources,
+        spec.run,
+        state_bytes=round(size * flops.parameters(layout.model)),
         bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
-    )
-    return goodput_inputs(machines, spec.run, state, _evaluation_cost(layout, spec.run.evaluation))
-
-
-def _evaluation_cost(layout: Training, options: EvaluationOptions | None) -> EvaluationCost | None:
-    """The forward passes of an evaluation, and the FLOPs of a step."""
-    if options is None:
-        return None
-    return EvaluationCost(
-        every_steps=options.every,
-        batches=ceil(options.sequences / int(layout.sequences)),
-        forward_flops=plain(flops.forward_flops(layout)),
-        step_flops=plain(sum(line.inputs["flops"] for line in math_lines(layout))),
+        evaluation=evaluation,
     )
 
 
@@ -217,15 +231,6 @@ def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
     return catalog.efficiency(layout.chip.name)
 
 
-def _expected_ledger(
-    layout: Training, lines: list[LedgerLine], time: StepTime
-) -> tuple[LedgerLine, ...]:
-    efficiency = _efficiency_of(layout)
-    if efficiency is None:
-        return ()
-    return tuple(plain_line(line) for line in expected_lines(layout, lines, time, efficiency))
-
-
 def extrapolated(
     layout: Training, lines: list[LedgerLine], step_s: Estimate
 ) -> tuple[Extrapolation, ...]:
@@ -237,20 +242,6 @@ def extrapolated(
     return extrapolations(values, efficiency.ranges)
 
 
-def _learned_from(layout: Training) -> LearnedFrom | None:
-    """The software for whose runs `expected` speaks."""
-    efficiency = _efficiency_of(layout)
-    if efficiency is None:
-        return None
-    runs = {
-        name: SoftwareRuns(software=name, runs=len(one.rows), longer=one.value / (1 - one.value))
-        for name, one in efficiency.software.items()
-        if name != OTHER
-    }
-    others = tuple(one for name, one in runs.items() if name != REFERENCE)
-    return LearnedFrom(reference=runs[REFERENCE], others=others)
-
-
 def plain(value: Any) -> float:
     """A numpy scalar as a plain float."""
     return float(value)
@@ -259,11 +250,6 @@ def plain(value: Any) -> float:
 def plain_line(line: LedgerLine) -> LedgerLine:
     inputs = {name: plain(value) for name, value in line.inputs.items()}
     return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
-
-
-def _plain_phase(phase: MemoryPhase) -> MemoryPhase:
-    lines = tuple(plain_line(line) for line in phase.lines if line.value > 0)
-    return replace(phase, lines=lines, bytes=plain(phase.bytes))
 
 
 def scale(values: Estimate, factor: float) -> Estimate:

@@ -103,33 +103,6 @@ class _SlicesTable(_SlicePart):
     best_links: Links
 
 
-def _make_table(requests: Sequence[SearchRequest]) -> _SlicesTable:
-    """Return all meshes of the requests with the batches that they would take."""
-    meshes: dict[tuple[int, ...], tuple[_Meshes, int, int]] = {}
-    parts: list[_SlicePart] = []
-    placed = sized = keys = 0
-    for i, request in enumerate(requests):
-        shape = request.topology.shape
-        if shape not in meshes:
-            mesh = _meshes_of(request)
-            meshes[shape] = mesh, placed, sized
-            placed, sized = placed + len(mesh.factors), sized + len(mesh.sizes)
-        for part in _parts_of(request, i, *meshes[shape], keys):
-            parts.append(part)
-            keys += len(part.batch)
-    every = [mesh for mesh, *_ in meshes.values()]
-    columns = {
-        column.name: np.concatenate([getattr(part, column.name) for part in parts])
-        for column in fields(_SlicePart)
-    }
-    return _SlicesTable(
-        **columns,
-        factors=np.concatenate([mesh.factors for mesh in every]),
-        links=join_links([mesh.links for mesh in every]),
-        best_links=join_links([mesh.best_links for mesh in every]),
-    )
-
-
 def _parts_of(
     request: SearchRequest, number: int, mesh: _Meshes, first_place: int, first_size: int, keys: int
 ) -> Iterator[_SlicePart]:
@@ -153,21 +126,6 @@ def _parts_of(
             order=rows + side * len(mesh.factors),
         )
         keys += len(ones)
-
-
-def _meshes_of(request: SearchRequest) -> _Meshes:
-    """Return the realizable meshes of a slice, whatever the number of slices."""
-    batch = request.experiment.batch
-    factors = placements(
-        request.torus, request.experiment.model, batch.length, request.mesh,
-        batch_range(batch)[1],
-    )  # fmt: skip
-    sizes = axis_sizes(factors)
-    # The last size follows from the others, and all are at most the number of devices.
-    code = sizes[:, :-1] @ (request.torus.devices + 1) ** np.arange(sizes.shape[1] - 1)
-    _, first, key = np.unique(code, return_index=True, return_inverse=True)
-    links = find_links(request.torus, factors)
-    return _Meshes(factors, sizes[first], key, links, best_links(links, key, len(first)))
 
 
 _ROWS_AT_ONCE = 16_000  # of the arrays, so that they stay in the processor's cache
@@ -218,7 +176,41 @@ def _batches_of_slices(
 
 
 def _best_of_some(requests: Sequence[SearchRequest]) -> list[Choice | None]:
-    table = _make_table(requests)
+    # All meshes of the requests with the batches that they would take.
+    meshes: dict[tuple[int, ...], tuple[_Meshes, int, int]] = {}
+    parts: list[_SlicePart] = []
+    placed = sized = keys = 0
+    for i, request in enumerate(requests):
+        shape = request.topology.shape
+        if shape not in meshes:
+            # The realizable meshes of a slice, whatever the number of slices.
+            batch = request.experiment.batch
+            factors = placements(
+                request.torus, request.experiment.model, batch.length, request.mesh,
+                batch_range(batch)[1],
+            )  # fmt: skip
+            sizes = axis_sizes(factors)
+            # The last size follows from the others, and all are at most the number of devices.
+            code = sizes[:, :-1] @ (request.torus.devices + 1) ** np.arange(sizes.shape[1] - 1)
+            _, first, key = np.unique(code, return_index=True, return_inverse=True)
+            links = find_links(request.torus, factors)
+            mesh = _Meshes(factors, sizes[first], key, links, best_links(links, key, len(first)))
+            meshes[shape] = mesh, placed, sized
+            placed, sized = placed + len(mesh.factors), sized + len(mesh.sizes)
+        for part in _parts_of(request, i, *meshes[shape], keys):
+            parts.append(part)
+            keys += len(part.batch)
+    every = [mesh for mesh, *_ in meshes.values()]
+    columns = {
+        column.name: np.concatenate([getattr(part, column.name) for part in parts])
+        for column in fields(_SlicePart)
+    }
+    table = _SlicesTable(
+        **columns,
+        factors=np.concatenate([mesh.factors for mesh in every]),
+        links=join_links([mesh.links for mesh in every]),
+        best_links=join_links([mesh.best_links for mesh in every]),
+    )
     margins = (MEMORY_MARGIN, 0.0) if requests[0].experiment.remat == AUTO else (0.0,)
     found: dict[int, Choice] = {}
     for margin in margins:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block, LatentAttention, Network
+from orchestrator.network.description import Block, LatentAttention
 from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
 from orchestrator.network.rematerialization import (
     AUTO,
@@ -101,7 +101,23 @@ def _all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     """
     network = decoder(model)
     treatments = [each for each in _TREATMENTS if offloads or each != "offload"]
-    *groups, mlp_inputs = _tensor_groups(network)
+
+    # Names of tensors that are treated alike in all blocks: the input, the latents if attention has
+    # them, its inputs, its result, the stream after it; last, the inputs of the MLP.
+    def tensors(block: Block) -> list[list[str]]:
+        attention, mlp = block.attention, block.mlp
+        latents = attention.latents if isinstance(attention, LatentAttention) else ()
+        return [
+            [block.input.name],
+            *([[latent.output.name for latent in latents]] if latents else []),
+            [projection.output.name for projection in attention.inputs],
+            [attention.result.name],
+            [attention.output.output.name],
+            [projection.output.name for projection in mlp.inputs],
+        ]
+
+    by_place = zip(*map(tensors, network.blocks), strict=True)
+    *groups, mlp_inputs = [tuple(dict.fromkeys(chain(*blocks))) for blocks in by_place]
     groups += [(name,) for name in mlp_inputs]
     mlp_treatments = list(combinations_with_replacement(treatments[::-1], len(mlp_inputs)))[::-1]
     others = len(groups) - len(mlp_inputs) - 1
@@ -125,27 +141,6 @@ def _all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
         made = Policy(keep=keep, offload=offload)
         found.append(named.get(treated(made), made))
     return tuple(found)
-
-
-def _tensor_groups(network: Network) -> list[tuple[str, ...]]:
-    """Names of tensors that are treated alike in all blocks: the input, the latents if attention
-    has them, its inputs, its result, the stream after it; last, the inputs of the MLP.
-    """
-
-    def tensors(block: Block) -> list[list[str]]:
-        attention, mlp = block.attention, block.mlp
-        latents = attention.latents if isinstance(attention, LatentAttention) else ()
-        return [
-            [block.input.name],
-            *([[latent.output.name for latent in latents]] if latents else []),
-            [projection.output.name for projection in attention.inputs],
-            [attention.result.name],
-            [attention.output.output.name],
-            [projection.output.name for projection in mlp.inputs],
-        ]
-
-    by_place = zip(*map(tensors, network.blocks), strict=True)
-    return [tuple(dict.fromkeys(chain(*blocks))) for blocks in by_place]
 
 
 # `remat: auto` leaves this share of HBM, and of the host's memory, free: the forecast may be off by

@@ -36,12 +36,30 @@ def device_peak(layout: Layout) -> float:
 def time_lines(layout: Training) -> list[LedgerLine]:
     """All lines of a step."""
     sent = exchanges(layout)
+    # Hops of every collective in a slice, one after another; a line for each group.
+    calls: dict[str, Number] = {}
+    for exchange in sent:
+        if link_of(exchange.axes) == "ici":
+            paid = exchange.calls * (exchange.ways > 1)
+            calls[exchange.group] = calls.get(exchange.group, 0) + paid
     return [
         *math_lines(layout),
         *_hbm_lines(layout),
         *host_lines(layout),
         *(_exchange_line(layout, exchange) for exchange in sent),
-        *_latency_lines(layout, sent),
+        *[
+            LedgerLine(
+                kind="latency",
+                name=f"{group} latency",
+                value=layout.links.latency_s(group, count),
+                unit="s",
+                formula="calls x hops x 1 us",
+                inputs={"calls": count, "hops": layout.links.hops[group]},
+                sources=(HOP_SOURCE,),
+                resource="latency",
+            )
+            for group, count in calls.items()
+        ],
     ]
 
 
@@ -184,28 +202,6 @@ def _exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
         collective=exchange.collective(layout.mesh) if np.ndim(moved) == 0 else None,
         serial_s=exchange.serial_bytes / rate,
     )
-
-
-def _latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
-    """Hops of every collective in a slice, one after another; a line for each group."""
-    calls: dict[str, Number] = {}
-    for exchange in sent:
-        if link_of(exchange.axes) == "ici":
-            paid = exchange.calls * (exchange.ways > 1)
-            calls[exchange.group] = calls.get(exchange.group, 0) + paid
-    return [
-        LedgerLine(
-            kind="latency",
-            name=f"{group} latency",
-            value=layout.links.latency_s(group, count),
-            unit="s",
-            formula="calls x hops x 1 us",
-            inputs={"calls": count, "hops": layout.links.hops[group]},
-            sources=(HOP_SOURCE,),
-            resource="latency",
-        )
-        for group, count in calls.items()
-    ]
 
 
 @dataclass(frozen=True)
