@@ -53,6 +53,11 @@ class Tensor:
     dimensions: tuple[Dimension, ...]
     statistics: tuple[Dimension, ...] = ()
 
+    @property
+    def width(self) -> int:
+        """Numbers of one position."""
+        return prod(dimension.size for dimension in self.dimensions)
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -135,14 +140,9 @@ class Sublayer:
         return sum(vector.elements for vector in self.vectors)
 
     @property
-    def stream_width(self) -> int:
-        """Numbers of a position in the stream."""
-        return prod(dimension.size for dimension in self.output.output.dimensions)
-
-    @property
     def entering_width(self) -> int:
-        """Numbers of a position that a `tensor` group gathers for its matmuls."""
-        return self.stream_width
+        """Numbers of a position that a `tensor` group gathers for its matmuls: the stream's."""
+        return self.output.output.width
 
 
 @dataclass(frozen=True)
@@ -204,12 +204,12 @@ class Attention(Sublayer):
     @property
     def score_width(self) -> int:
         """Numbers of all query heads, which scores are products of."""
-        return prod(dimension.size for dimension in self.queries.dimensions)
+        return self.queries.width
 
     @property
     def width(self) -> int:
         """Numbers of all heads of the result."""
-        return prod(dimension.size for dimension in self.result.dimensions)
+        return self.result.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,12 +251,12 @@ class LatentAttention(Attention):
     @property
     def latent_width(self) -> int:
         """Numbers of a position's latents."""
-        return sum(prod(d.size for d in matmul.output.dimensions) for matmul in self.latents)
+        return sum(matmul.output.width for matmul in self.latents)
 
     @property
     def entering_width(self) -> int:
         """The latents, and the stream where queries are made from it."""
-        return self.latent_width + (0 if self.query_latent_norm else self.stream_width)
+        return self.latent_width + (0 if self.query_latent_norm else super().entering_width)
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,8 @@ class Mixture(MLP):
     @property
     def active_vector_elements(self) -> int:
         """All except the biases of experts that a token does not go to."""
-        biases = [one for one in self.matmuls if one.bias and one.share < 1]
-        idle = sum((1 - one.share) * one.bias.elements for one in biases if one.bias)
+        biases = [(matmul.bias, matmul.share) for matmul in self.matmuls if matmul.bias]
+        idle = sum((1 - share) * bias.elements for bias, share in biases if share < 1)
         return super().active_vector_elements - round(idle)
 
     @property
@@ -484,19 +484,6 @@ def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Nor
     )
 
 
-def query_key_norms(model: Model) -> tuple[Norm | None, Norm | None]:
-    """Norms of queries and keys: of each head by itself, or over all heads together."""
-    if model.qk_norm == "none":
-        return None, None
-    head = Dimension("head_dim", model.head_dim)
-    heads = Dimension("heads", model.heads), Dimension("kv_heads", model.kv_heads)
-    query, key = ((one, head) if model.qk_norm == "heads" else (head,) for one in heads)
-    return (
-        norm(model, "query_norm", "self_attn.q_norm", *query),
-        norm(model, "key_norm", "self_attn.k_norm", *key),
-    )
-
-
 def norms_around(model: Model, part: str) -> tuple[Norm | None, Norm | None]:
     """The norm of a sublayer's input, and that of what it adds to the stream."""
     stream = Dimension("residual", model.d_model)
@@ -509,3 +496,8 @@ def norms_around(model: Model, part: str) -> tuple[Norm | None, Norm | None]:
         for name, place in ((f"{part}_norm", "before"), (f"{part}_after_norm", "after"))
     )
     return before, after
+
+
+def bias_of(name: str, dimensions: tuple[Dimension, ...], published: str) -> Weight:
+    """A vector that starts at zero and is added to the results of a matmul."""
+    return Weight(f"{name}_bias", dimensions, None, f"{published}.bias", start=0.0)

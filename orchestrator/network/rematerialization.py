@@ -120,8 +120,6 @@ def summary_of(remat: Remat) -> str:
 
 
 # MaxText's names of rematerialization policies and of the tensors of a block.
-
-
 TENSORS = {
     "query_proj": "query",
     "key_proj": "key",
