@@ -139,7 +139,6 @@ def _detection_s(hosts: int, hang_limit_s: float) -> Uncertain:
 
 
 def _stated(stated: float | None, assumed: RecoveryTime) -> tuple[Uncertain, str]:
-    """Return what the spec states, or the catalog's assumption, with its source."""
     return (assumed, assumed.source) if stated is None else (exactly(stated), SPEC)
 
 

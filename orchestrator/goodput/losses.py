@@ -75,11 +75,9 @@ class Rhythm:
         return max(interval_s / between_s * survives / expm1(segment), _LEAST_SHARE)
 
     def saving_share(self, interval_s: float) -> float:
-        """The share of time in which steps that count wait for saves."""
         return self.stepping_share(interval_s) * self.blocks_s(interval_s) / interval_s
 
     def recovering_share(self) -> float:
-        """The share of time in recoveries, those that fail again included."""
         return -expm1(-self.recovery_s / self.between_failures_s)
 
     def best_interval_s(self) -> float:

@@ -11,8 +11,6 @@ from orchestrator.values.model import Activation, Model, RopeScaling
 
 @dataclass(frozen=True)
 class Dimension:
-    """A size, with the logical axis that decides which mesh axes split it."""
-
     axis: str
     size: int
 
@@ -55,7 +53,6 @@ class Tensor:
 
     @property
     def width(self) -> int:
-        """Numbers of one position."""
         return prod(dimension.size for dimension in self.dimensions)
 
 
@@ -86,7 +83,6 @@ class Matmul:
 
     @property
     def active_elements(self) -> int:
-        """Elements that one token is multiplied by."""
         return round(self.weight.elements * self.share)
 
 
@@ -105,7 +101,6 @@ class Sublayer:
 
     @property
     def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
-        """Its matmuls in their order, parallel ones together."""
         return self.inputs, (self.output,)
 
     @property
@@ -131,7 +126,6 @@ class Sublayer:
 
     @property
     def active_elements(self) -> int:
-        """Matrix elements that one token is multiplied by."""
         return sum(matmul.active_elements for matmul in self.matmuls)
 
     @property
@@ -203,12 +197,10 @@ class Attention(Sublayer):
 
     @property
     def score_width(self) -> int:
-        """Numbers of all query heads, which scores are products of."""
         return self.queries.width
 
     @property
     def width(self) -> int:
-        """Numbers of all heads of the result."""
         return self.result.width
 
 
@@ -338,7 +330,6 @@ class Block:
 
     @property
     def active_elements(self) -> int:
-        """Matrix elements that one token is multiplied by."""
         return sum(part.active_elements for part in self.sublayers)
 
 
@@ -393,7 +384,6 @@ class Network:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Every kind of block, once."""
         return tuple(block for block, _ in self.kinds)
 
     @property
@@ -402,12 +392,10 @@ class Network:
 
     @property
     def mixture_layers(self) -> int:
-        """Layers with experts."""
         return sum(count for block, count in self.kinds if isinstance(block.mlp, Mixture))
 
     @property
     def tables(self) -> tuple[Weight, ...]:
-        """The vocabulary tables, each once."""
         return (self.embedding,) if self.head is self.embedding else (self.embedding, self.head)
 
     @property
@@ -425,7 +413,6 @@ class Network:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters of the blocks."""
         return sum(layers * block.matrix_elements for block, layers in self.kinds)
 
     @property
@@ -449,7 +436,6 @@ class Network:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that each token is multiplied by: those of the blocks and of the head."""
         return self.active_matrices + self.head.elements
 
     @property

@@ -116,12 +116,10 @@ def link_of(axes: Iterable[str]) -> Link:
 
 
 def in_slice(axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes that lie inside a slice."""
     return tuple(axis for axis in axes if axis in ICI_AXES)
 
 
 def between_slices(axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes that join slices."""
     return tuple(axis for axis in axes if axis in DCN_AXES)
 
 

@@ -78,7 +78,6 @@ def rows_of_token(moe: MixtureOfExperts, length: int) -> float:
 
 
 def expert_d_ff(model: Model, moe: MixtureOfExperts) -> int:
-    """The hidden width of an expert."""
     return moe.d_ff or model.d_ff
 
 

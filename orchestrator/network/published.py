@@ -91,7 +91,6 @@ class _PublishedAxis:
 
 
 def _axis_of(shape: tuple[int, ...], dimensions: tuple[int, ...]) -> _PublishedAxis:
-    """The axis that these dimensions are put together to."""
     sizes = tuple(shape[dimension] for dimension in dimensions)
     return _PublishedAxis(dimensions, sizes, prod(sizes), sizes[-1], range(sizes[-1]))
 
@@ -113,7 +112,6 @@ class PublishedWeight:
 
     @property
     def stacked(self) -> tuple[int, ...]:
-        """Sizes of the dimensions that the tree has before `shape`."""
         layers = () if self.layers is None else (len(self.layers),)
         return layers if self.experts is None else (*layers, self.experts)
 
@@ -127,7 +125,6 @@ class PublishedWeight:
         return tuple(dimension for axis in self.axes for dimension in axis.dimensions)
 
     def name_at(self, index: tuple[int, ...]) -> str:
-        """The name of the array at an index of `stacked`."""
         layer = None if self.layers is None else self.layers[index[0]]
         return self.name.format(layer=layer, expert=index[-1] if index else None)
 

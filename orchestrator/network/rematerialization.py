@@ -52,7 +52,6 @@ class Policy:
 
 
 def keeping(*tensors: str) -> Policy:
-    """A policy that keeps these tensors and each block's input."""
     return Policy(keep=frozenset({BLOCK_INPUT, *tensors}))
 
 

@@ -116,7 +116,6 @@ class ChipProfile:
 
     @property
     def emulated(self) -> bool:
-        """Whether the devices are CPU devices, which take turns on the machine's cores."""
         return self.machine.platform == "cpu"
 
 
@@ -309,7 +308,6 @@ def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing
 
 
 def _source_of(profile: ChipProfile) -> str:
-    """Return the profile as the source of a number."""
     return f"profile {codec.short(codec.digest(profile))}"
 
 

@@ -66,7 +66,6 @@ class Exchange:
 
     @property
     def group(self) -> str:
-        """The name of the devices that it joins."""
         return next((name for name, axes in GROUPS.items() if axes == self.axes), self.axes[0])
 
     @property
@@ -76,7 +75,6 @@ class Exchange:
 
     @property
     def serial_bytes(self) -> Number:
-        """The part of it that no matmul hides."""
         return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
 
     def moved(self, volume: Number) -> Number:
@@ -180,7 +178,6 @@ def per_layer(layout: Training) -> Number:
 
 
 def _is_repeated(weight: Weight) -> bool:
-    """Whether every device of a slice has all of it."""
     return not any(LOGICAL_AXES[dimension.axis] for dimension in weight.dimensions)
 
 
@@ -193,7 +190,6 @@ def _is_bias_of_experts(weight: Weight) -> bool:
 
 
 def _is_copied(weight: Weight) -> bool:
-    """Whether it belongs to kv heads."""
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
 
 

@@ -18,8 +18,6 @@ class PlanReference:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff:
-    """A key whose values differ; None where one of them lacks it."""
-
     key: str
     first: bool | float | str | None
     second: bool | float | str | None
@@ -172,7 +170,6 @@ def _pairs(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]
 
 
 def _differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:
-    """Return the keys whose values are not the same, in their order."""
     return tuple(pair for pair in _pairs(first, second) if pair.first != pair.second)
 
 

@@ -34,8 +34,6 @@ _EQUAL = 1e-9  # costs that differ by less, as a share, are the same
 
 @dataclass(frozen=True)
 class _Ways:
-    """Ways to run a mesh with a batch, in the order of their `key`: the mesh and batch."""
-
     key: Ints
     remat: Ints
     microbatches: Ints

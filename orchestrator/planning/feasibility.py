@@ -85,7 +85,6 @@ def _dimension_rule(axis: str, name: str, total: int) -> _Rule:
 
 
 def _split(sizes: Sizes, logical_axis: str) -> Ints:
-    """Return the parts of a logical axis inside a pod."""
     return np.asarray(ways(sizes, logical_axis))
 
 
@@ -101,7 +100,6 @@ def sharing(mesh: MeshRequest) -> dict[str, int]:
 
 
 def sizes_by_name(rows: Ints) -> Sizes:
-    """Return columns by the names of ICI_AXES."""
     return {axis: rows[:, column] for column, axis in enumerate(ICI_AXES)}
 
 
@@ -169,6 +167,5 @@ def batches_next_to(batch: Batch, multiples: Ints) -> list[Ints]:
 
 
 def batch_range(batch: Batch) -> tuple[int, int]:
-    """Return the fewest and the most sequences within the tolerance."""
     slack = int(batch.sequences * batch.tolerance + 1e-9)
     return batch.sequences - slack, batch.sequences + slack

@@ -55,7 +55,6 @@ _MUON_STEPS, _LARGE_PRODUCTS, _SQUARE_PRODUCTS = 5, 2, 1
 
 
 def parameters(model: Model) -> int:
-    """Every trained number, exactly."""
     return decoder(model).parameters
 
 
@@ -95,7 +94,6 @@ def model_flops_per_token(model: Model, length: int) -> float:
 
 
 def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
-    """FLOPs of all tokens of a batch that MFU counts."""
     return batch.tokens * model_flops_per_token(model, batch.length)
 
 
@@ -282,7 +280,6 @@ def partial_sums_of(layout: Layout, attention: Attention) -> Number:
 
 
 def head_of(attention: Attention, compute_bytes: int) -> int:
-    """Bytes of the wider head of queries and values."""
     heads = attention.queries, attention.result
     return head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
 
@@ -306,7 +303,6 @@ def forward_flops(layout: Training) -> Number:
 
 
 def unembedding_forward_flops(layout: Layout) -> Number:
-    """Logits: 2 tokens D V."""
     return matmul_flops(layout, layout.table_elements - layout.table_padding_elements)
 
 

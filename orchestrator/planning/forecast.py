@@ -194,7 +194,6 @@ def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
 
 
 def typical(step_s: Estimate) -> float:
-    """The seconds of a step by which saves are timed."""
     return step_s.unoverlapped if step_s.expected is None else step_s.expected
 
 
@@ -203,12 +202,10 @@ def _tokens_per_step(layout: Training) -> float:
 
 
 def mfu(layout: Training, step_s: Estimate) -> Estimate:
-    """MFU by its one definition."""
     return _mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
 
 
 def _mfu_of(layout: Training, step_s: Estimate, flops_per_token: float) -> Estimate:
-    """MFU for that many FLOPs per token."""
     step_flops = _tokens_per_step(layout) * flops_per_token
     return _rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
@@ -243,7 +240,6 @@ def extrapolated(
 
 
 def plain(value: Any) -> float:
-    """A numpy scalar as a plain float."""
     return float(value)
 
 
@@ -253,7 +249,6 @@ def plain_line(line: LedgerLine) -> LedgerLine:
 
 
 def scale(values: Estimate, factor: float) -> Estimate:
-    """Scale times to days, hours or money."""
     return apply(values, lambda value: value * factor)
 
 

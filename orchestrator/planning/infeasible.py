@@ -128,7 +128,6 @@ class Infeasible(SpecError):
         return (*self.reasons, _reason("beyond_all_chips", chip=roomiest, chips=most, **memory))
 
     def full_text(self) -> str:
-        """Return the message with suggestions, and the command to type next."""
         following = f"\n\nNext: {self.next_command}" if self.next_command else ""
         return _infeasible_text(self.all_reasons(), self.suggestions()) + following
 
@@ -173,7 +172,6 @@ def _effect_text(nearest: Suggestion) -> str:
 
 
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
-    """Return the error for a search without a result."""
     return Infeasible(spec, tuple(_reasons(request, result)))
 
 

@@ -53,7 +53,6 @@ _NO_TILE = (1, 1)
 
 
 def whole(size: Number, part: int) -> Number:
-    """The size as a multiple of a part."""
     return -(-size // part) * part if part > 1 else size
 
 
@@ -91,7 +90,6 @@ def activation_type(precision: Precision) -> DType:
 
 
 def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
-    """Bytes of optimizer state for each parameter."""
     first, second = _MOMENTS[optimizer.name]
     of_first = precision.first_moment or precision.optimizer
     return first * MOMENT_BYTES[of_first] + second * MOMENT_BYTES[precision.optimizer]
@@ -134,21 +132,17 @@ class Layout:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of a parameter as stored."""
         return DTYPE_BYTES[self.precision.parameters]
 
     def over_layers(self, of_block: Callable[[Block], Number]) -> Number:
-        """The sum over all layers of what one block has."""
         return sum(layers * of_block(block) for block, layers in self.network.kinds)
 
     # --- how many devices split what
 
     def devices_along(self, axes: Iterable[str]) -> Number:
-        """Devices of a group that joins these mesh axes."""
         return prod(self.mesh[axis] for axis in axes)
 
     def ways(self, logical_axis: str) -> Number:
-        """Parts that the mesh splits a logical axis into."""
         return ways(self.mesh, logical_axis)
 
     @property
@@ -219,7 +213,6 @@ class Layout:
 
     @property
     def buffer_of_token(self) -> Number:
-        """Rows for which there is room, per token of the device."""
         return self.buffer_of_choice * self.model.moe.top_k if self.model.moe else 0.0
 
     def tensor_elements(self, tensor: Tensor) -> Number:
@@ -233,7 +226,6 @@ class Layout:
 
     @cached_property
     def layer_elements(self) -> Number:
-        """Matrix elements of all layers on a device, gathered for use."""
         return self.over_layers(self.block_elements)
 
     @cached_property
@@ -243,7 +235,6 @@ class Layout:
 
     @cached_property
     def table_elements(self) -> Number:
-        """Elements of one vocabulary table on a device, gathered for use."""
         return self.elements(self.network.embedding)
 
     @cached_property
@@ -254,7 +245,6 @@ class Layout:
 
     @cached_property
     def padding_elements(self) -> Number:
-        """Stored elements of all tables that no token has."""
         return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
@@ -283,7 +273,6 @@ class Layout:
         return _TPU_TILE if self.chip.matrix_unit else _NO_TILE
 
     def stored_size(self, dimension: Dimension) -> Number:
-        """The part of a weight's dimension that a device stores."""
         if dimension.axis in GATHERED_AXES:
             return dimension.size / self.ways(dimension.axis)
         return self.size(dimension)
@@ -301,14 +290,12 @@ class Layout:
 
     @cached_property
     def stored_layer_elements(self) -> Number:
-        """Elements that a device's part of all blocks' matrices takes."""
         return self.over_layers(
             lambda block: sum(self.stored_elements(one.weight) for one in block.matmuls)
         )
 
     @cached_property
     def stored_parameter_elements(self) -> Number:
-        """What all parameters of a device take, in elements."""
         tables = sum(self.stored_elements(table) for table in self.network.tables)
         return self.stored_layer_elements + tables + self.vector_elements
 
@@ -327,7 +314,6 @@ class Layout:
 
     @property
     def copies(self) -> Number:
-        """Devices that hold the same kv head."""
         return np.maximum(self.ways(COPIED) / self.model.kv_heads, 1)
 
     @cached_property
@@ -349,7 +335,6 @@ class Layout:
 
     @cached_property
     def copied_elements(self) -> Number:
-        """Stored elements that are copies of another device's."""
         return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
 
 
@@ -368,7 +353,6 @@ class Training(Layout):
 
     @property
     def moment_bytes(self) -> float:
-        """Bytes of optimizer state for each parameter."""
         return moment_bytes(self.optimizer, self.precision)
 
     @property
@@ -455,5 +439,4 @@ class Training(Layout):
 
 
 def is_of_experts(matmul: Matmul) -> bool:
-    """Whether its weight is that of experts."""
     return matmul.weight.dimensions[0].axis == EXPERTS

@@ -96,8 +96,6 @@ class _SlicePart:
 
 @dataclass(frozen=True)
 class _SlicesTable(_SlicePart):
-    """The meshes of all slices, with their placements and links."""
-
     factors: Ints
     links: Links
     best_links: Links
@@ -288,7 +286,6 @@ class _SlicesSearch:
         return self.layout(self.table.key_of_row[rows], microbatches, remat, links)
 
     def may_fit(self, keys: Ints, microbatches: Ints) -> tuple[Ints, Ints]:
-        """Return those that fit if activations took no memory."""
         layout = self.layout(keys, microbatches, _FreePolicy(), NO_LINKS)
         fits = peak_bytes(layout) <= layout.chip.hbm_usable_bytes.value * (1 - self.margin)
         return keys[fits], microbatches[fits]
@@ -311,7 +308,6 @@ class _SlicesSearch:
         np.minimum.at(self.bounds, self.table.key_of_row[rows], self.row_bounds[rows])
 
     def within_reach(self, keys: Ints) -> Ints:
-        """Return the meshes that may still be chosen."""
         return keys[self.bounds[keys] <= _REACH * self.best[self.table.slice[keys]]]
 
     def price(self, keys: Ints, microbatches: Ints, now: Ints) -> None:

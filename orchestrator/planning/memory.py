@@ -96,7 +96,6 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
 
 
 def peak_bytes(layout: Training) -> Number:
-    """The largest phase."""
     return np.maximum.reduce(np.broadcast_arrays(*(phase.bytes for phase in phases(layout))))
 
 
@@ -112,7 +111,6 @@ def _line(kind: LineKind, name: str, formula: str, **inputs: Number) -> LedgerLi
 
 
 def _named(block: Block, what: str) -> str:
-    """Something of a block, with the block's kind where the network has several."""
     return f"{block.kind} {what}" if block.kind else what
 
 
@@ -127,7 +125,6 @@ def _stream_line(layout: Layout, stages: Number) -> LedgerLine:
 
 
 def _matrices_line(layout: Layout, name: str, elements: Number) -> LedgerLine:
-    """Gathered matrices in the compute type."""
     inputs = {"size": layout.compute_bytes, name: elements}
     return _line("gathered_weights", "gathered weights", f"size x {name}", **inputs)
 
@@ -446,7 +443,6 @@ def _block_activation_bytes(layout: Training, treatment: Treatment, block: Block
 
 
 def activation_bytes(layout: Training, treatment: Treatment) -> Number:
-    """Activation bytes of all layers."""
     return layout.over_layers(partial(_block_activation_bytes, layout, treatment))
 
 

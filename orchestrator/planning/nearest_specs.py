@@ -103,7 +103,6 @@ def _other_meshes(near: Nearby) -> Iterator[Suggestion]:
 
 
 def requested_axes(mesh: MeshRequest) -> dict[str, int]:
-    """Return the axes whose sizes were requested."""
     return {axis: size for axis in ICI_AXES if (size := getattr(mesh, axis))}
 
 

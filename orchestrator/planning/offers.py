@@ -57,7 +57,7 @@ from orchestrator.planning.spec_changes import (
 )
 from orchestrator.planning.stages import stage_specs
 from orchestrator.planning.time import step_time, time_lines
-from orchestrator.values.plan import Estimate, Extrapolation
+from orchestrator.values.plan import Extrapolation
 from orchestrator.values.spec import MeshRequest, Spec
 
 # The largest published job over several slices: 199 slices of v5e (Google Cloud, November 2023).
@@ -132,7 +132,6 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
 
 
 def _is_round(number: int) -> bool:
-    """Whether it is a power of two, or three times one."""
     odd = number // (number & -number)
     return odd in (1, 3)
 
@@ -220,47 +219,44 @@ def _offers_of(
     candidates: Sequence[_Candidate], wanted: OfferRequest, horizon: float
 ) -> list[_StageOffer]:
     """Return the offer of each candidate, for one stage or for a run without any."""
-    made: dict[int, _StageOffer] = {}
+    reasons = [_reason_at_once(candidate, wanted, horizon) for candidate in candidates]
     searched: dict[str, list[int]] = {}  # places of candidates, by the name of their chip
     for i, candidate in enumerate(candidates):
-        if reason := _reason_at_once(candidate, wanted, horizon):
-            made[i] = _StageOffer(offer=_without_plan(candidate, wanted, reason))
-        else:
+        if reasons[i] is None:
             searched.setdefault(candidate.request.chip.name, []).append(i)
+    choices: dict[int, Choice | None] = {}
     for places in searched.values():
-        choices = best_of_slices([candidates[i].request for i in places])
-        for i, choice in zip(places, choices, strict=True):
-            made[i] = _with_plan(candidates[i], choice, wanted)
-    return [made[i] for i in range(len(candidates))]
+        found = best_of_slices([candidates[i].request for i in places])
+        choices |= dict(zip(places, found, strict=True))
+    return [
+        _stage_offer(candidate, choices.get(i), reasons[i], wanted)
+        for i, candidate in enumerate(candidates)
+    ]
 
 
-def _without_plan(candidate: _Candidate, wanted: OfferRequest, why: OfferReason | None) -> Offer:
-    name = candidate.request.chip.name
-    return Offer(
-        chip=name,
-        topology=str(candidate.request.topology),
-        pods=candidate.request.pods,
+def _stage_offer(
+    candidate: _Candidate, choice: Choice | None, reason: OfferReason | None, wanted: OfferRequest
+) -> _StageOffer:
+    """Return the offer with the figures of its plan, or why it has none."""
+    request, spec = candidate.request, candidate.spec
+    price = wanted.dollars_per_chip_hour.get(request.chip.name)
+    offer = Offer(
+        chip=request.chip.name,
+        topology=str(request.topology),
+        pods=request.pods,
         chips=candidate.chips,
         overrides=overrides(candidate.change),
-        dollars_per_chip_hour=wanted.dollars_per_chip_hour.get(name),
-        reason=why,
+        dollars_per_chip_hour=price,
     )
-
-
-def _with_plan(candidate: _Candidate, choice: Choice | None, wanted: OfferRequest) -> _StageOffer:
-    """Return the offer with the figures of its plan, or why a search found none."""
     if choice is None:
-        why = _reason_after_search(candidate)
-        return _StageOffer(offer=_without_plan(candidate, wanted, why))
-    layout = layout_of_choice(candidate.request, choice)
+        return _StageOffer(offer=replace(offer, reason=reason or _reason_after_search(candidate)))
+    layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
     step_s = step_bounds(layout, lines, step_time(layout, lines))
-    price = wanted.dollars_per_chip_hour.get(candidate.request.chip.name)
-    spec = candidate.spec
     terms = Terms(spec.experiment.tokens, run_goodput(layout, spec), price)
     goodput, days, _, dollars = time_and_money(layout, step_s, terms)
     offer = replace(
-        _without_plan(candidate, wanted, None),
+        offer,
         mesh=choice.mesh,
         sequences=choice.sequences,
         microbatches=choice.microbatches,
@@ -356,13 +352,8 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
 
 def _days(offer: Offer) -> float:
     assert offer.days
-    return _expected(offer.days)
+    return offer.days.likeliest
 
 
 def _dollars(offer: Offer) -> float:
-    return _expected(offer.dollars) if offer.dollars else inf
-
-
-def _expected(estimate: Estimate) -> float:
-    """Return what is expected, or the bound."""
-    return estimate.lower if estimate.expected is None else estimate.expected
+    return offer.dollars.likeliest if offer.dollars else inf

@@ -85,7 +85,6 @@ def policy_array(policies: Sequence[Policy], model: Model) -> _PolicyArray:
 
 
 def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
-    """Return the policies that a request allows: its own, or all where the search chooses."""
     if experiment.remat != AUTO:
         return (policy(experiment.remat),)
     return _all_policies(experiment.model, offloads=knows_host(chip))
@@ -172,7 +171,6 @@ class Choice:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The size of each mesh axis inside a pod."""
         columns = zip(*self.factors, strict=True)
         return {axis: prod(column) for axis, column in zip(ICI_AXES, columns, strict=True)}
 
@@ -205,7 +203,6 @@ class Candidates:
 
     @property
     def offloads(self) -> Bools:
-        """Whether each row offloads anything to the host."""
         return np.array([each.needs_host for each in self.policies], bool)[self.remat]
 
     def rows(self, rows: Ints) -> "Candidates":

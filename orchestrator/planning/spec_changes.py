@@ -28,13 +28,10 @@ _MOST_PODS, _MOST_SEQUENCES = 10_000, 10_000_000  # what a spec may ask for
 
 
 def overrides(change: Change) -> tuple[str, ...]:
-    """Return what is typed after `--set`."""
     return tuple(f"{key}={value}" for key, value in change.items())
 
 
 def changed(spec: Spec, change: Change) -> Spec:
-    """Return the spec that these overrides lead to."""
-
     def with_value(part: Any, keys: list[str], value: Any) -> Any:
         first, *rest = keys
         inner = with_value(getattr(part, first), rest, value) if rest else value
@@ -85,7 +82,6 @@ class Nearby:
 
     @cached_property
     def changed(self) -> Spec:
-        """The spec with what is changed in any case."""
         return changed(self.spec, self.base)
 
     def attempt(self, change: Change) -> _ChangeResult:
@@ -97,7 +93,6 @@ class Nearby:
         return result
 
     def planned(self, changes: Iterable[Change], most: int = 1) -> Iterator[Suggestion]:
-        """Return the first of further changes that have a plan."""
         found = (self.attempt(change).suggestion for change in changes)
         return islice(filter(None, found), most)
 

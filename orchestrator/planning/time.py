@@ -22,14 +22,12 @@ from orchestrator.values.plan import LedgerLine, LineKind
 
 
 def peak(chip: Chip, dtype: str) -> Quantity:
-    """Peak FLOP/s of a chip in a type; a type without a figure is an error."""
     if dtype not in chip.peak_flops_per_s:
         raise UnknownName(f"peak of {chip.name} for", dtype, sorted(chip.peak_flops_per_s))
     return chip.peak_flops_per_s[dtype]
 
 
 def device_peak(layout: Layout) -> float:
-    """Peak FLOP/s of one device in the compute type."""
     return peak(layout.chip, layout.precision.compute).value / layout.chip.devices
 
 
@@ -64,7 +62,6 @@ def time_lines(layout: Training) -> list[LedgerLine]:
 
 
 def activation_peak(layout: Layout) -> float:
-    """Peak FLOP/s of one device in the type of activations."""
     return peak(layout.chip, layout.activation_type).value / layout.chip.devices
 
 

@@ -109,7 +109,6 @@ def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
@@ -174,7 +173,6 @@ def _is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
 
 
 def _goes_through_several(chips: Ints) -> Bools:
-    """Whether a group's chips lie along more than one torus axis."""
     return np.asarray((chips > 1).sum(axis=1) > 1)
 
 
@@ -275,7 +273,6 @@ def _changed(links: Links, rate: _Change, hops: _Change, uses: _Change) -> Links
 
 
 def rows_of_links(links: Links, rows: Ints) -> Links:
-    """The links of these placements, by their places."""
     return _changed(links, *[itemgetter(rows)] * 3)
 
 
