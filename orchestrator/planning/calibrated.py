@@ -257,10 +257,21 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         inputs={"bytes": plain(pass_bytes(layout))},
         resource="hbm",
     )
-    lines = [
-        _measured_line(line, plan, profile) if line.resource in _OPERATIONS else line
-        for line in (*was.time, between)
-    ]
+    lines = []
+    for line in (*was.time, between):
+        measured = line
+        if line.resource in _OPERATIONS:
+            operation = "attention" if line.kind in ATTENTION_LINES else _OPERATIONS[line.resource]
+            rate = _timing_of(profile, operation, plan).per_s
+            unit = "flops" if "flops" in line.inputs else "bytes"
+            measured = replace(
+                line,
+                value=line.inputs[unit] / rate,
+                formula=f"{unit} / measured rate",
+                inputs={unit: line.inputs[unit], "rate": rate},
+                sources=(_source_of(profile),),
+            )
+        lines.append(measured)
     # What passes at the measured rates hide of transfers to the host.
     moved, hidden_s = transfers(layout), 0.0
     if moved.one_way_s:
@@ -274,21 +285,6 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
     )
     return replace(made, hidden_s=was.hidden_s)
-
-
-def _measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:
-    """Return a line at the measured rate of its operation."""
-    operation = "attention" if line.kind in ATTENTION_LINES else _OPERATIONS[line.resource]
-    rate = _timing_of(profile, operation, plan).per_s
-    unit = "flops" if "flops" in line.inputs else "bytes"
-    amount = line.inputs[unit]
-    return replace(
-        line,
-        value=amount / rate,
-        formula=f"{unit} / measured rate",
-        inputs={unit: amount, "rate": rate},
-        sources=(_source_of(profile),),
-    )
 
 
 # --- what was measured

@@ -81,13 +81,17 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
     staged = bool(first.stages or second.stages)
     whole = bool(first.stages) != bool(second.stages)
     figures = [_figures(plan, _TOTALS) if whole else _all_figures(plan) for plan in plans]
+    time = [
+        _summed((line.resource or "", line.name, line.value) for line in plan.forecast.time)
+        for plan in plans
+    ]
     return PlanDiff(
         schema=_SCHEMA,
         plans=(_reference(first), _reference(second)),
         requested=_differing(*(_requested(spec, whole=whole) for spec in specs)),
         decided=() if whole else _differing(*map(_decided, plans)),
         memory=() if staged else _merged("bytes", *map(_memory, plans)),
-        time=() if staged else _merged("s", *map(_time, plans)),
+        time=() if staged else _merged("s", *time),
         figures=_pairs(*figures),
         bounds=(first.forecast.bound, second.forecast.bound),
     )
@@ -182,10 +186,6 @@ def _memory(plan: Plan) -> _Lines:
         lines |= _summed((phase.name, line.name, line.value) for line in phase.lines)
         lines[phase.name, SUM] = phase.bytes
     return lines
-
-
-def _time(plan: Plan) -> _Lines:
-    return _summed((line.resource or "", line.name, line.value) for line in plan.forecast.time)
 
 
 def _summed(entries: Iterable[tuple[str, str, float]]) -> _Lines:

@@ -144,31 +144,27 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
         lines += ["", "closest specs that work:"]
     for nearest in suggestions:
         options = " ".join(f"--set {shlex.quote(override)}" for override in nearest.overrides)
-        lines += [f"  {options}", f"    {_effect_text(nearest)}"]
+        # What the plan takes and costs: what is expected, or the bound where nothing is.
+        sequences = f"{nearest.sequences:,} sequences"
+        if nearest.batch_change:
+            sequences += f" ({change_by(1 + nearest.batch_change)})"
+        memory = nearest.memory_bytes_per_device / GIB
+        takes = (
+            f"{nearest.chips:,} {nearest.chip} chips",
+            sequences,
+            f"remat {summary_of(nearest.remat)}",
+            f"{memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}",
+        )
+        costs = [
+            f"{seconds(nearest.step_s.likeliest)} a step",
+            f"MFU {percent(nearest.mfu.likeliest)}",
+            lasting(nearest.days.likeliest),
+        ]
+        if nearest.dollars is not None:
+            costs.append(dollars(nearest.dollars.likeliest))
+        known = "at best" if nearest.step_s.expected is None else "expected"
+        lines += [f"  {options}", f"    {', '.join(takes)}; {', '.join(costs)} {known}"]
     return "\n".join(lines)
-
-
-def _effect_text(nearest: Suggestion) -> str:
-    """Return what the plan takes and costs: what is expected, or the bound where nothing is."""
-    sequences = f"{nearest.sequences:,} sequences"
-    if nearest.batch_change:
-        sequences += f" ({change_by(1 + nearest.batch_change)})"
-    memory = nearest.memory_bytes_per_device / GIB
-    takes = (
-        f"{nearest.chips:,} {nearest.chip} chips",
-        sequences,
-        f"remat {summary_of(nearest.remat)}",
-        f"{memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}",
-    )
-    costs = [
-        f"{seconds(nearest.step_s.likeliest)} a step",
-        f"MFU {percent(nearest.mfu.likeliest)}",
-        lasting(nearest.days.likeliest),
-    ]
-    if nearest.dollars is not None:
-        costs.append(dollars(nearest.dollars.likeliest))
-    known = "at best" if nearest.step_s.expected is None else "expected"
-    return f"{', '.join(takes)}; {', '.join(costs)} {known}"
 
 
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:

@@ -148,29 +148,24 @@ def best_of_slices(requests: Sequence[SearchRequest]) -> list[Choice | None]:
 
     The requests differ only in topology and pods, and no mesh is requested.
     """
-    by_shape = sorted(range(len(requests)), key=lambda i: requests[i].topology.shape)
     found: list[Choice | None] = [None] * len(requests)
-    for chunk in _batches_of_slices(requests, by_shape):
-        for i, choice in zip(chunk, _best_of_some([requests[i] for i in chunk]), strict=True):
-            found[i] = choice
+
+    def shape(place: int) -> tuple[int, ...]:
+        return requests[place].topology.shape
+
+    # In batches of about _ROWS_AT_ONCE devices; topologies stay together.
+    groups = [list(group) for _, group in groupby(sorted(range(len(requests)), key=shape), shape)]
+    batch: list[int] = []
+    devices = 0
+    for i, same in enumerate(groups):
+        batch += same
+        devices += len(same) * requests[same[0]].torus.devices
+        if devices > _ROWS_AT_ONCE or i == len(groups) - 1:
+            choices = _best_of_some([requests[place] for place in batch])
+            for place, choice in zip(batch, choices, strict=True):
+                found[place] = choice
+            batch, devices = [], 0
     return found
-
-
-def _batches_of_slices(
-    requests: Sequence[SearchRequest], order: Sequence[int]
-) -> Iterator[list[int]]:
-    """Yield requests in batches of about _ROWS_AT_ONCE devices; topologies stay together."""
-    places: list[int] = []
-    weight = 0
-    for _, group in groupby(order, key=lambda i: requests[i].topology.shape):
-        same = list(group)
-        places += same
-        weight += len(same) * requests[same[0]].torus.devices
-        if weight > _ROWS_AT_ONCE:
-            yield places
-            places, weight = [], 0
-    if places:
-        yield places
 
 
 def _best_of_some(requests: Sequence[SearchRequest]) -> list[Choice | None]:

@@ -35,7 +35,7 @@ from orchestrator.planning.feasibility import (
     usable_axes,
 )
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.step_work import knows_host, transfers
+from orchestrator.planning.step_work import transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
     NO_LINKS,
@@ -87,7 +87,9 @@ def policy_array(policies: Sequence[Policy], model: Model) -> _PolicyArray:
 def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
     if experiment.remat != AUTO:
         return (policy(experiment.remat),)
-    return _all_policies(experiment.model, offloads=knows_host(chip))
+    # The catalog has the rate of the link to the host, and the host's memory.
+    knows_host = chip.host_link_bytes_per_s is not None and chip.host_bytes is not None
+    return _all_policies(experiment.model, offloads=knows_host)
 
 
 @cache

@@ -23,10 +23,6 @@ from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 # The host's part of a step: memory for what is offloaded, and transfers there and back.
 
 
-def knows_host(chip: Chip) -> bool:
-    return chip.host_link_bytes_per_s is not None and chip.host_bytes is not None
-
-
 def host_bytes(layout: Training) -> Number:
     """Memory of the host for one chip: the offloaded activations of a microbatch."""
     return layout.chip.devices * activation_bytes(layout, "offload")
