@@ -10,16 +10,7 @@ from orchestrator.catalog.chips import Chip, FailureRates, Quantity
 from orchestrator.catalog.published import RecoveryTime, recovery
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.losses import changed, exactly, total
-from orchestrator.values.goodput import (
-    SPARE_WAIT_S,
-    EvaluationCost,
-    GoodputInputs,
-    SaveCost,
-    Uncertain,
-    heartbeat_interval_s,
-    poll_interval_s,
-    settling_s,
-)
+from orchestrator.values import goodput
 from orchestrator.values.run_options import RunOptions
 from orchestrator.values.spec import Resources
 
@@ -36,8 +27,8 @@ def goodput_inputs(
     *,
     state_bytes: int,
     bytes_per_chip: float,
-    evaluation: EvaluationCost | None = None,
-) -> GoodputInputs:
+    evaluation: goodput.EvaluationCost | None = None,
+) -> goodput.GoodputInputs:
     """Return the inputs of a run on the hosts and chips of all pods. A save holds `state_bytes`, of
     which a chip sends `bytes_per_chip` to its host.
     """
@@ -63,7 +54,7 @@ def goodput_inputs(
     storage, storage_source = _stated(options.storage_bytes_per_s, known.storage_bytes_per_s)
     rate, levels = changed(storage, lambda rate: min(rate, network)), 1 + log2(hosts)
     overhead = changed(known.save_overhead_s, lambda s: s * levels)
-    save = SaveCost(
+    save = goodput.SaveCost(
         bytes=state_bytes,
         host_bytes_per_chip=bytes_per_chip,
         host_link_bytes_per_s=link.value if link else None,
@@ -76,7 +67,7 @@ def goodput_inputs(
     waiting, missing_pods, starts, repair_source = _slice_recovery(
         resources, slices.value, failures.value, restart.value + restore.value
     )
-    return GoodputInputs(
+    return goodput.GoodputInputs(
         failures_per_day=failures,
         detection_s=_detection_s(hosts, run.hang_limit_s),
         waiting_s=waiting,
@@ -102,7 +93,7 @@ def goodput_inputs(
     )
 
 
-def nothing_fails(inputs: GoodputInputs) -> GoodputInputs:
+def nothing_fails(inputs: goodput.GoodputInputs) -> goodput.GoodputInputs:
     """Return the inputs of a rehearsal, which is too short to fail; a stated goodput stays."""
     never, free = exactly(0.0), replace(inputs.save, blocking_s=exactly(0.0), write_s=exactly(0.0))
     return replace(
@@ -118,33 +109,35 @@ def nothing_fails(inputs: GoodputInputs) -> GoodputInputs:
 
 def _rate(
     count: float, stated: float | None, listed: Quantity | None, rates: FailureRates | None
-) -> Uncertain:
+) -> goodput.Uncertain:
     if stated is not None:
         return exactly(count * stated)
     if listed is None or rates is None:
         return exactly(0.0)
     value = count * listed.value
-    return Uncertain(value=value, low=value / rates.spread, high=value * rates.spread)
+    return goodput.Uncertain(value=value, low=value / rates.spread, high=value * rates.spread)
 
 
-def _detection_s(hosts: int, hang_limit_s: float) -> Uncertain:
+def _detection_s(hosts: int, hang_limit_s: float) -> goodput.Uncertain:
     """Return the seconds from a failure to the end of its attempt. In a few failures nothing dies:
     they are detected when no step ends for `hang_limit_s`.
     """
-    known, heartbeat_s = recovery(), heartbeat_interval_s(hosts, hang_limit_s)
-    poll_s, hangs = poll_interval_s(heartbeat_s) / 2, known.hang_share
-    dies = changed(known.node_loss_s, lambda s: (1 - hangs.value) * (s + settling_s(heartbeat_s)))
+    known, heartbeat_s = recovery(), goodput.heartbeat_interval_s(hosts, hang_limit_s)
+    poll_s, hangs = goodput.poll_interval_s(heartbeat_s) / 2, known.hang_share
+    dies = changed(
+        known.node_loss_s, lambda s: (1 - hangs.value) * (s + goodput.settling_s(heartbeat_s))
+    )
     hung = changed(hangs, lambda share: share * hang_limit_s)
     return total((exactly(poll_s), dies, hung))
 
 
-def _stated(stated: float | None, assumed: RecoveryTime) -> tuple[Uncertain, str]:
+def _stated(stated: float | None, assumed: RecoveryTime) -> tuple[goodput.Uncertain, str]:
     return (assumed, assumed.source) if stated is None else (exactly(stated), SPEC)
 
 
 def _slice_recovery(
     resources: Resources, slices_per_day: float, failures_per_day: float, restart_s: float
-) -> tuple[Uncertain, Uncertain, float, str]:
+) -> tuple[goodput.Uncertain, goodput.Uncertain, float, str]:
     """Return the seconds from a failure until the run has its slices again, on average over all
     failures; the pods that it goes on without; the starts after a failure, which are one, and one
     more where the run goes on with fewer pods for a while; and the source of a repair's seconds.
@@ -158,17 +151,17 @@ def _slice_recovery(
     out = slices_per_day / failures_per_day if failures_per_day else 0.0
     missing = out * _no_spare(slices_per_day * repair.value / DAY_S, pods.spare)
     reroute = changed(known.reroute_s, lambda s: s * (1 - out))
-    if not missing or pods.min == pods.max or repair.value <= SPARE_WAIT_S:
+    if not missing or pods.min == pods.max or repair.value <= goodput.SPARE_WAIT_S:
         waiting = changed(repair, lambda s: s * missing)
         return total((waiting, reroute)), exactly(0.0), 1.0, source
     pod_failures_per_day = slices_per_day * missing / out / pods.max
 
     def share_out(repair_s: float) -> float:
         # The share of time that a pod is out, which does not fail again while it is out.
-        fails = pod_failures_per_day * max(repair_s - SPARE_WAIT_S - restart_s, 0.0) / DAY_S
+        fails = pod_failures_per_day * max(repair_s - goodput.SPARE_WAIT_S - restart_s, 0.0) / DAY_S
         return fails / (1 + fails)
 
-    waiting = total((exactly(missing * SPARE_WAIT_S), reroute))
+    waiting = total((exactly(missing * goodput.SPARE_WAIT_S), reroute))
     return waiting, changed(repair, share_out), 1.0 + missing, source
 
 

@@ -15,14 +15,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
 from orchestrator.network.mesh_axes import GATHERED_AXES, PARAMETER_AXES
 from orchestrator.network.mlp import EXPERTS
-from orchestrator.planning.kernels import (
-    LANES,
-    attention_block,
-    grouped_tile,
-    head_bytes,
-    partial_sums,
-    query_keys,
-)
+from orchestrator.planning import kernels
 from orchestrator.planning.layout import Layout, Number, Training, is_of_experts
 from orchestrator.values.model import Model
 from orchestrator.values.plan import PlannedBatch
@@ -136,7 +129,7 @@ def expert_padding_flops(layout: Training) -> Number:
     experts = moe.experts / layout.ways("experts")
     unit = layout.chip.matrix_unit
     ragged = unit.value if unit else 1
-    rows = 2 * ragged + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
+    rows = 2 * ragged + kernels.grouped_tile(layout.tokens * layout.buffer_of_token, experts)
     return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
 
 
@@ -220,7 +213,7 @@ def attention_backward_flops(layout: Layout) -> Number:
             positions = _computed_positions(layout, attention, size, keys)
             return _attention_flops(layout, attention, positions, products)
 
-        apart = kernel(query_keys(size), OF_QUERIES) + kernel(size, OF_KEYS_AND_VALUES)
+        apart = kernel(kernels.query_keys(size), OF_QUERIES) + kernel(size, OF_KEYS_AND_VALUES)
         at_once = kernel(layout.length / np.maximum(sums, 1), AT_ONCE)
         return np.where(sums > 0, at_once, apart)
 
@@ -269,19 +262,19 @@ def _computed_positions(
 def _block_of(layout: Layout, attention: Attention) -> Number:
     """Positions that the kernels take at a time, or would where they cannot take the sequence."""
     window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
-    size = attention_block(layout.length, layout.ways("length"), window, head)
-    return np.where(size > 0, size, min(LANES, layout.length))
+    size = kernels.attention_block(layout.length, layout.ways("length"), window, head)
+    return np.where(size > 0, size, min(kernels.LANES, layout.length))
 
 
 def partial_sums_of(layout: Layout, attention: Attention) -> Number:
     """Gradients of each query that one backward kernel writes, or 0 where there are two kernels."""
     window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
-    return partial_sums(layout.length, _block_of(layout, attention), window, head)
+    return kernels.partial_sums(layout.length, _block_of(layout, attention), window, head)
 
 
 def head_of(attention: Attention, compute_bytes: int) -> int:
     heads = attention.queries, attention.result
-    return head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
+    return kernels.head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
 
 
 def attention_recompute_flops(layout: Training) -> Number:

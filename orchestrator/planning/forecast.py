@@ -24,16 +24,8 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.step_work import host_bytes, host_limit_bytes, step_work, transfers
 from orchestrator.planning.time import StepTime, device_peak, math_lines, step_time, time_lines
+from orchestrator.values import plan
 from orchestrator.values.goodput import EvaluationCost, GoodputForecast, GoodputInputs
-from orchestrator.values.plan import (
-    Estimate,
-    Extrapolation,
-    Forecast,
-    LearnedFrom,
-    LedgerLine,
-    MemoryPhase,
-    SoftwareRuns,
-)
 from orchestrator.values.spec import Resources, Spec
 
 
@@ -46,7 +38,7 @@ class Terms:
     dollars_per_chip_hour: float | None
 
 
-def forecast(layout: Training, spec: Spec) -> Forecast:
+def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     """The forecast of one layout of plain numbers."""
     resources = spec.resources
     lines = time_lines(layout)
@@ -99,14 +91,14 @@ def write_forecast(
     layout: Training,
     terms: Terms,
     *,
-    memory: tuple[MemoryPhase, ...],
-    time: tuple[LedgerLine, ...],
-    step_s: Estimate,
+    memory: tuple[plan.MemoryPhase, ...],
+    time: tuple[plan.LedgerLine, ...],
+    step_s: plan.Estimate,
     hidden_s: float = 0.0,
     bottleneck: tuple[str, float],
-    expected_time: tuple[LedgerLine, ...],
-    extrapolated: tuple[Extrapolation, ...] = (),
-) -> Forecast:
+    expected_time: tuple[plan.LedgerLine, ...],
+    extrapolated: tuple[plan.Extrapolation, ...] = (),
+) -> plan.Forecast:
     """The ledgers with every figure that follows from them."""
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
     on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
@@ -116,14 +108,14 @@ def write_forecast(
     learned, efficiency = None, _efficiency_of(layout)
     if efficiency is not None and step_s.expected is not None:
         runs = {
-            name: SoftwareRuns(software=name, runs=len(found.rows),
+            name: plan.SoftwareRuns(software=name, runs=len(found.rows),
                                longer=found.value / (1 - found.value))
             for name, found in efficiency.software.items()
             if name != OTHER
         }  # fmt: skip
         others = tuple(found for name, found in runs.items() if name != REFERENCE)
-        learned = LearnedFrom(reference=runs[REFERENCE], others=others)
-    return Forecast(
+        learned = plan.LearnedFrom(reference=runs[REFERENCE], others=others)
+    return plan.Forecast(
         memory_bytes_per_device=peak_bytes,
         hbm_bytes_per_device=usable_bytes,
         host_memory_bytes_per_chip=on_host_bytes,
@@ -153,8 +145,8 @@ def write_forecast(
 
 
 def time_and_money(
-    layout: Training, step_s: Estimate, terms: Terms
-) -> tuple[GoodputForecast, Estimate, Estimate, Estimate | None]:
+    layout: Training, step_s: plan.Estimate, terms: Terms
+) -> tuple[GoodputForecast, plan.Estimate, plan.Estimate, plan.Estimate | None]:
     """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
     price is unknown.
     """
@@ -193,7 +185,7 @@ def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
     )
 
 
-def typical(step_s: Estimate) -> float:
+def typical(step_s: plan.Estimate) -> float:
     return step_s.unoverlapped if step_s.expected is None else step_s.expected
 
 
@@ -201,24 +193,26 @@ def _tokens_per_step(layout: Training) -> float:
     return float(layout.sequences) * layout.length
 
 
-def mfu(layout: Training, step_s: Estimate) -> Estimate:
+def mfu(layout: Training, step_s: plan.Estimate) -> plan.Estimate:
     return _mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
 
 
-def _mfu_of(layout: Training, step_s: Estimate, flops_per_token: float) -> Estimate:
+def _mfu_of(layout: Training, step_s: plan.Estimate, flops_per_token: float) -> plan.Estimate:
     step_flops = _tokens_per_step(layout) * flops_per_token
     return _rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
 
-def step_bounds(layout: Training, lines: list[LedgerLine], time: StepTime) -> Estimate:
+def step_bounds(layout: Training, lines: list[plan.LedgerLine], time: StepTime) -> plan.Estimate:
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
     efficiency = _efficiency_of(layout)
     if efficiency is None:
-        return Estimate(lower=lower, unoverlapped=unoverlapped)
+        return plan.Estimate(lower=lower, unoverlapped=unoverlapped)
     expected = float(expected_s(layout, lines, time, efficiency))
     low, high = interval(layout, lines, time, efficiency)
-    return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
+    return plan.Estimate(
+        lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high
+    )
 
 
 def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
@@ -229,8 +223,8 @@ def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
 
 
 def extrapolated(
-    layout: Training, lines: list[LedgerLine], step_s: Estimate
-) -> tuple[Extrapolation, ...]:
+    layout: Training, lines: list[plan.LedgerLine], step_s: plan.Estimate
+) -> tuple[plan.Extrapolation, ...]:
     """The axes along which the plan leaves the range of published runs."""
     efficiency = _efficiency_of(layout)
     if efficiency is None or step_s.expected is None:
@@ -243,23 +237,23 @@ def plain(value: Any) -> float:
     return float(value)
 
 
-def plain_line(line: LedgerLine) -> LedgerLine:
+def plain_line(line: plan.LedgerLine) -> plan.LedgerLine:
     inputs = {name: plain(value) for name, value in line.inputs.items()}
     return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
 
 
-def scale(values: Estimate, factor: float) -> Estimate:
+def scale(values: plan.Estimate, factor: float) -> plan.Estimate:
     return apply(values, lambda value: value * factor)
 
 
-def add(values: Sequence[Estimate]) -> Estimate:
+def add(values: Sequence[plan.Estimate]) -> plan.Estimate:
     """The sum of times that are long together: ends of intervals add up."""
 
     def sum_of(name: str) -> float | None:
         parts = [getattr(one, name) for one in values]
         return None if None in parts else sum(parts)
 
-    return Estimate(
+    return plan.Estimate(
         lower=sum(one.lower for one in values),
         unoverlapped=sum(one.unoverlapped for one in values),
         expected=sum_of("expected"),
@@ -268,24 +262,24 @@ def add(values: Sequence[Estimate]) -> Estimate:
     )
 
 
-def plus(values: Estimate, more: float) -> Estimate:
+def plus(values: plan.Estimate, more: float) -> plan.Estimate:
     """The same times, each with so much more; the bound is without it."""
     return replace(apply(values, lambda value: value + more), lower=values.lower)
 
 
-def _rates(values: Estimate, amount: float) -> Estimate:
+def _rates(values: plan.Estimate, amount: float) -> plan.Estimate:
     """An amount over each of these times; the longest time is the lowest rate."""
     of_times = apply(values, lambda value: amount / value)
     return replace(of_times, low=of_times.high, high=of_times.low)
 
 
-def apply(values: Estimate, change: Callable[[float], float]) -> Estimate:
+def apply(values: plan.Estimate, change: Callable[[float], float]) -> plan.Estimate:
     """The estimate with every value changed."""
 
     def if_known(value: float | None) -> float | None:
         return None if value is None else change(value)
 
-    return Estimate(
+    return plan.Estimate(
         lower=change(values.lower),
         unoverlapped=change(values.unoverlapped),
         expected=if_known(values.expected),

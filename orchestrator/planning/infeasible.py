@@ -24,14 +24,7 @@ from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.notes import sentence, sentences
-from orchestrator.planning.feasibility import (
-    batch_range,
-    model_rules,
-    realizable,
-    sharing,
-    sizes_by_name,
-    usable_axes,
-)
+from orchestrator.planning import feasibility
 from orchestrator.planning.nearest_specs import all_meshes, nearest_specs, requested_axes
 from orchestrator.planning.search import SearchRequest, SearchResult, multiple_of
 from orchestrator.planning.spec_changes import state_bytes
@@ -174,7 +167,7 @@ def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infe
 def _reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
     undivided = [
         _reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
-        for axis, ways in sharing(request.mesh).items()
+        for axis, ways in feasibility.sharing(request.mesh).items()
         if request.pods % ways
     ]
     if undivided:
@@ -215,8 +208,8 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
 def _batch_reason(request: SearchRequest, meshes: Ints) -> Reason:
     """Return that no mesh divides a batch within the tolerance."""
     batch = request.experiment.batch
-    multiples = np.unique(multiple_of(request, sizes_by_name(meshes))).tolist()
-    low, high = batch_range(batch)
+    multiples = np.unique(multiple_of(request, feasibility.sizes_by_name(meshes))).tolist()
+    low, high = feasibility.batch_range(batch)
     return _batch_not_divisible(
         sequences=batch.sequences,
         tolerance=batch.tolerance,
@@ -289,15 +282,15 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
     yield _requested_mesh(**sizes)
     broken = []
     row = [[sizes.get(axis, 1) for axis in ICI_AXES]]
-    by_name = sizes_by_name(np.array(row, np.int64))
-    for rule in model_rules(request.experiment.model, request.experiment.batch.length):
-        if not realizable([rule], request.mesh, by_name)[0]:
+    by_name = feasibility.sizes_by_name(np.array(row, np.int64))
+    for rule in feasibility.model_rules(request.experiment.model, request.experiment.batch.length):
+        if not feasibility.realizable([rule], request.mesh, by_name)[0]:
             code: ReasonCode = "dimension_not_divisible"
             if rule.is_whole:
                 code = "sequences_not_whole"
             broken.append(_reason(code, name=rule.name, total=rule.total, ways=rule.ways))
     devices, ways = request.torus.devices, prod(sizes.values())
-    every_axis = len(sizes) >= len(usable_axes(request.experiment.model))
+    every_axis = len(sizes) >= len(feasibility.usable_axes(request.experiment.model))
     if devices % ways or (every_axis and devices != ways):
         topology = str(request.topology)
         broken.append(_mesh_size(ways=ways, devices=devices, topology=topology, **sizes))
