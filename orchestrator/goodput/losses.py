@@ -98,9 +98,6 @@ class Rhythm:
         return max(x * between_s, self.write_s)
 
 
-# --- numbers with an 80 % interval
-
-
 def exactly(value: float) -> Uncertain:
     return Uncertain(value=value, low=value, high=value)
 
@@ -148,9 +145,6 @@ def over_share(amount: Estimate, share: GoodputForecast) -> Estimate:
     up = hypot(log(amount.high / amount.expected), log(share.expected / share.low))
     low = max(expected * exp(-down), lower)
     return replace(whole, expected=expected, low=low, high=expected * exp(up))
-
-
-# --- the forecast
 
 
 _DEFAULT_EVERY = 200  # steps, where nothing is known to fail and the best interval is wanted

@@ -136,9 +136,6 @@ def _combined(beliefs: list[_Belief]) -> _Belief:
     return _Belief(mean, sum(weights) ** -0.5)
 
 
-# The goodput of a run in stages, from that of each stage.
-
-
 @dataclass(frozen=True, kw_only=True)
 class StagePart:
     """The goodput of a stage, and the seconds of its steps without losses."""

@@ -48,15 +48,11 @@ _MESH_AXES = (
     Parallelism(
         "tensor",
         links=("ici",),
-        exchanges=(
-            "activation_gather",
-            "activation_scatter",
-            "gradient_reduction",
-            "moment_exchange",
-        ),
+        exchanges=("activation_gather", "activation_scatter", "gradient_reduction",
+                   "moment_exchange"),
         ring=True,
     ),
-)
+)  # fmt: skip
 
 # Logical axis → the mesh axes that split it, outermost first.
 LOGICAL_AXES: dict[str, tuple[str, ...]] = {

@@ -201,9 +201,6 @@ def _write(
     )
 
 
-# --- emulated devices: the trainer's own step
-
-
 def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     """Return a forecast whose `lower` is what MFU counts at the measured rate of a matmul, which is
     MFU's peak.
@@ -238,9 +235,6 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     ]
     nothing = nothing_fails(plan.forecast.goodput.inputs)
     return _write(plan, _layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
-
-
-# --- chips: the ledger at measured rates
 
 
 def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
@@ -285,9 +279,6 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
     )
     return replace(made, hidden_s=was.hidden_s)
-
-
-# --- what was measured
 
 
 def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:

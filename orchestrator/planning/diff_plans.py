@@ -106,9 +106,6 @@ def _reference(plan: Plan) -> PlanReference:
     )
 
 
-# --- values by dotted key
-
-
 def _all_figures(plan: Plan) -> dict[str, Any]:
     """Return the forecast's figures; of a run in stages those of all together, and of each."""
     if plan.stages:
@@ -175,9 +172,6 @@ def _pairs(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]
 
 def _differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:
     return tuple(pair for pair in _pairs(first, second) if pair.first != pair.second)
-
-
-# --- lines of ledgers
 
 
 def _memory(plan: Plan) -> _Lines:

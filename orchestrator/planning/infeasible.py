@@ -202,9 +202,6 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
         yield _reason("largest_slice", chip=chip.name, most=most)
 
 
-# --- the batch
-
-
 def _batch_reason(request: SearchRequest, meshes: Ints) -> Reason:
     """Return that no mesh divides a batch within the tolerance."""
     batch = request.experiment.batch
@@ -271,9 +268,6 @@ def factored(number: int) -> str:
             parts.append(f"{prime}^{power}" if power > 1 else str(prime))
         prime += 1
     return " x ".join(parts) or "1"
-
-
-# --- the mesh
 
 
 def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:

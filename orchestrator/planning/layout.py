@@ -231,7 +231,7 @@ class Layout:
 
     @cached_property
     def table_padding_elements(self) -> Number:
-        """The part of these that no token has: zero where the mesh divides the vocabulary."""
+        """Elements of a table that no token has: zero where the mesh divides the vocabulary."""
         ways = self.ways(PADDED)
         return (padded(self.model.vocab, ways) - self.model.vocab) / ways * self.model.d_model
 

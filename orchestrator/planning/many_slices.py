@@ -48,8 +48,6 @@ from orchestrator.planning.torus import (
 )
 from orchestrator.values.fields import Treatment
 
-# The meshes of many slices in one table: each with the batches it would take, and placed.
-
 
 @dataclass(frozen=True)
 class _Meshes:

@@ -446,9 +446,6 @@ def activation_bytes(layout: Training, treatment: Treatment) -> Number:
     return layout.over_layers(partial(_block_activation_bytes, layout, treatment))
 
 
-# --- the loss
-
-
 def _arrival_lines(layout: Training) -> list[LedgerLine]:
     """The unembedding as it arrives, before the loss, where the rows of each device do not fill
     sublanes: the one in which rows follow each other is alive too, and the stream.

@@ -82,9 +82,6 @@ def _bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
             yield base
 
 
-# --- the same chips
-
-
 def _other_meshes(near: Nearby) -> Iterator[Suggestion]:
     """Yield the sizes nearest to the requested ones by ratio, then what the search chooses."""
     request = search_request(near.changed)

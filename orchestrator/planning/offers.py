@@ -81,9 +81,6 @@ def make_offers(spec: Spec, wanted: odds.OfferRequest) -> odds.Offers:
     return _collected(spec, wanted, [_joined(same, wanted) for same in zip(*made, strict=True)])
 
 
-# --- what may be rented
-
-
 def _candidates(spec: Spec, wanted: odds.OfferRequest) -> Iterator[_Candidate]:
     """Yield all slices of the wanted chips, in all numbers. Sizes are powers of two and three times
     these, and numbers are as large as the network joins.
@@ -183,9 +180,6 @@ def _reason(code: odds.OfferReasonCode, **figures: int | float | str) -> odds.Of
     return odds.OfferReason(code=code, figures=figures)
 
 
-# --- what is planned
-
-
 def _offers_of(
     candidates: Sequence[_Candidate], wanted: odds.OfferRequest, horizon: float
 ) -> list[_StageOffer]:
@@ -281,9 +275,6 @@ def _joined(stages: Sequence[_StageOffer], wanted: odds.OfferRequest) -> odds.Of
         odds=odds.odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
         extrapolations=tuple(farthest.values()),
     )
-
-
-# --- which to choose: the cheapest that is sure, the fastest in the budget, the frontier
 
 
 def _collected(spec: Spec, wanted: odds.OfferRequest, made: Sequence[odds.Offer]) -> odds.Offers:

@@ -20,8 +20,6 @@ from orchestrator.planning.memory import activation_bytes
 from orchestrator.planning.time import activation_peak, device_peak, host_lines
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
-# The host's part of a step: memory for what is offloaded, and transfers there and back.
-
 
 def host_bytes(layout: Training) -> Number:
     """Memory of the host for one chip: the offloaded activations of a microbatch."""
