@@ -110,9 +110,10 @@ def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
     return np.unique(axis_sizes(factors), axis=0)
 
 
-def _shared_weights(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the fewest slices that must share weights, of those there are or of more; or another
-    number where the requested is wrong.
+def _searched_instead(near: Nearby) -> Iterator[Suggestion]:
+    """Yield the fewest slices that must share weights, of those there are or of more, or another
+    number where the requested is wrong; then the policy, and the number of microbatches, that the
+    search chooses.
     """
     resources = near.changed.resources
     pods = resources.pods.max
@@ -124,10 +125,6 @@ def _shared_weights(near: Nearby) -> Iterator[Suggestion]:
             yield from near.planned([*among, *more])
         elif pods % requested:
             yield from near.planned([{f"{MESH}.{axis}": AUTO}])
-
-
-def _searched_instead(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the policy, and the number of microbatches, that the search chooses."""
     experiment = near.changed.experiment
     if near.lacks_memory and experiment.remat != AUTO:
         yield from near.planned([{REMAT: AUTO}])
@@ -301,7 +298,6 @@ def _change_to(near: Nearby, now: _SliceChoice, then: _SliceChoice) -> Change | 
 
 _KINDS = (
     _other_meshes,
-    _shared_weights,
     _searched_instead,
     _other_batches,
     _other_pods,
