@@ -4,7 +4,6 @@ Forecast and measurement call the same functions for MFU. Executed FLOPs add wha
 recomputes, whole attention blocks, and copied heads.
 """
 
-from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
+from orchestrator.network.description import Attention, Block, Mixture
 from orchestrator.network.mesh_axes import GATHERED_AXES, PARAMETER_AXES
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.planning import kernels
@@ -176,20 +175,18 @@ def blocks_recompute_flops(layout: Training) -> Number:
     surplus = surplus_rows(layout)
 
     def elements(block: Block) -> Number:
-        return sum(
-            (1 + surplus * is_of_experts(parallel[0])) * _repeated_elements(layout, part, parallel)
-            for part in block.sublayers
-            for parallel in part.parallel
-        )
+        total: Number = 0
+        for part in block.sublayers:
+            for parallel in part.parallel:
+                if parallel == (part.output,) and part.after:
+                    repeated = layout.repeats_output(part) * layout.multiplied_elements(part.output)
+                else:
+                    in_ring = not isinstance(part, Mixture)
+                    repeated = layout.repeated_elements(parallel, in_ring=in_ring)
+                total = total + (1 + surplus * is_of_experts(parallel[0])) * repeated
+        return total
 
     return matmul_flops(layout, layout.over_layers(elements))
-
-
-def _repeated_elements(layout: Training, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
-    """Weights of a sublayer's parallel matmuls that the backward pass multiplies by again."""
-    if parallel == (part.output,) and part.after:
-        return layout.repeats_output(part) * layout.multiplied_elements(part.output)
-    return layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
 
 
 def attention_forward_flops(layout: Layout) -> Number:

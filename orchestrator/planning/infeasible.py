@@ -1,7 +1,7 @@
 """Why a spec has no plan: reasons with their arithmetic, and specs near it that have one."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import gcd, prod
 from typing import Any
 
@@ -161,27 +161,23 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
 
 
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
-    return Infeasible(spec, tuple(_reasons(request, result)))
-
-
-def _reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
-    undivided = [
+    """Return the error for a search without a result."""
+    reasons: Iterable[Reason] = [
         _reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
         for axis, ways in feasibility.sharing(request.mesh).items()
         if request.pods % ways
     ]
-    if undivided:
-        yield from undivided
+    if reasons:
+        pass
     elif result.realizable:
-        yield from _memory_reasons(request, result)
+        reasons = _memory_reasons(request, result)
     elif len(meshes := all_meshes(request, request.mesh)):
-        yield _factors_of_slice(request)
-        yield _batch_reason(request, meshes)
+        reasons = [_factors_of_slice(request), _batch_reason(request, meshes)]
     elif len(all_meshes(request, MeshRequest())):
-        yield from _mesh_reasons(request)
+        reasons = _mesh_reasons(request)
     else:
-        yield _factors_of_slice(request)
-        yield _reason("no_mesh")
+        reasons = [_factors_of_slice(request), _reason("no_mesh")]
+    return Infeasible(spec, tuple(reasons))
 
 
 def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
