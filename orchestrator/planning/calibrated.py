@@ -13,16 +13,9 @@ from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError
 from orchestrator.goodput.inputs import nothing_fails
 from orchestrator.network.rematerialization import policy
-from orchestrator.planning import flops
+from orchestrator.planning import flops, plan_warnings
 from orchestrator.planning.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.planning.layout import Training
-from orchestrator.planning.plan_warnings import (
-    forecast_warnings,
-    goodput_warnings,
-    make_warning,
-    too_long,
-    unknown_rates,
-)
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
 from orchestrator.planning.torus import NO_LINKS
@@ -133,15 +126,17 @@ def shape_digest(plan: Plan) -> str:
 
 def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """Return the plan with a forecast from a profile, which it names; its digest changes, too."""
-    replaced = forecast_warnings(plan)  # of the forecast by datasheets
+    replaced = plan_warnings.forecast_warnings(plan)  # of the forecast by datasheets
     forecast = _emulated_forecast if profile.emulated else _chip_forecast
     calibrated = replace(plan, chip_profile=codec.digest(profile), forecast=forecast(plan, profile))
     warnings = [warning for warning in plan.warnings if warning not in replaced]
-    warnings += [*too_long(calibrated), *unknown_rates(calibrated)]
+    warnings += [*plan_warnings.too_long(calibrated), *plan_warnings.unknown_rates(calibrated)]
     if not profile.emulated:
-        warnings += goodput_warnings(calibrated)
+        warnings += plan_warnings.goodput_warnings(calibrated)
     elif not (step := _timing_of(profile, "step", plan)).is_steady:
-        warnings.append(make_warning("unsteady_profile", spread=step.spread, others=step.others))
+        warnings.append(
+            plan_warnings.make_warning("unsteady_profile", spread=step.spread, others=step.others)
+        )
     return replace(calibrated, digest=plan_digest(calibrated), warnings=tuple(warnings))
 
 
