@@ -75,11 +75,9 @@ class Rhythm:
         return max(interval_s / between_s * survives / expm1(segment), _LEAST_SHARE)
 
     def saving_share(self, interval_s: float) -> float:
-        """The share of time in which steps that count wait for saves."""
         return self.stepping_share(interval_s) * self.blocks_s(interval_s) / interval_s
 
     def recovering_share(self) -> float:
-        """The share of time in recoveries, those that fail again included."""
         return -expm1(-self.recovery_s / self.between_failures_s)
 
     def best_interval_s(self) -> float:
@@ -98,9 +96,6 @@ class Rhythm:
                 break
             x -= value / slope
         return max(x * between_s, self.write_s)
-
-
-# --- numbers with an 80 % interval
 
 
 def exactly(value: float) -> Uncertain:
@@ -152,9 +147,6 @@ def over_share(amount: Estimate, share: GoodputForecast) -> Estimate:
     return replace(whole, expected=expected, low=low, high=expected * exp(up))
 
 
-# --- the forecast
-
-
 _DEFAULT_EVERY = 200  # steps, where nothing is known to fail and the best interval is wanted
 _RECOVERY: tuple[LossKind, ...] = ("detection", "waiting", "restart", "restore")
 
@@ -163,7 +155,16 @@ def goodput_forecast(inputs: GoodputInputs, step_s: float, steps: int) -> Goodpu
     """Return the goodput of a run of `steps` steps, each of which should take `step_s`."""
     rhythm = _rhythm_of(inputs, {})
     with_evaluation_s = step_s / (1 - rhythm.evaluating)
-    best_steps = _best_every(inputs, rhythm, with_evaluation_s, steps)
+    # The whole number of steps between saves with the highest share, at most all steps. A save is
+    # over before the next begins, also where the storage is as slow as it may be: steps that wait
+    # for it cost more than those that are done again after a failure.
+    if rhythm.between_failures_s == inf:
+        best_steps = _DEFAULT_EVERY
+    else:
+        written = ceil(inputs.save.write_s.high / with_evaluation_s)
+        least = max(int(rhythm.best_interval_s() / with_evaluation_s), written, 1)
+        every = max((least, least + 1), key=lambda every: rhythm.share(every * with_evaluation_s))
+        best_steps = max(min(every, steps), 1)
     every = inputs.every_steps or best_steps
     every_s = every * with_evaluation_s
     stated = inputs.stated
@@ -229,20 +230,6 @@ def _ends(inputs: GoodputInputs, every_s: float, run_s: float) -> Iterator[tuple
             _rhythm_of(inputs, {name: end}).share(every_s) for end in (number.low, number.high)
         )
         yield low, high
-
-
-def _best_every(inputs: GoodputInputs, rhythm: Rhythm, step_s: float, steps: int) -> int:
-    """Return the whole number of steps between saves with the highest share, at most all steps.
-
-    A save is over before the next begins, also where the storage is as slow as it may be: steps
-    that wait for it cost more than those that are done again after a failure.
-    """
-    if rhythm.between_failures_s == inf:
-        return _DEFAULT_EVERY
-    written = ceil(inputs.save.write_s.high / step_s)
-    least = max(int(rhythm.best_interval_s() / step_s), written, 1)
-    best = max((least, least + 1), key=lambda every: rhythm.share(every * step_s))
-    return max(min(best, steps), 1)
 
 
 def _lines(

@@ -91,6 +91,14 @@ def outlook(
     seconds = left_s.uncertain() if left else exactly(0.0)
     price = plan.forecast.dollars_per_chip_hour if forecast and not plan.chip_profile else None
     rate = price and price * plan.chips * plan.forecast.goodput.inputs.rented / HOUR_S
+    # The odds that what is left ends by the deadline.
+    odds, until_s = None, (deadline_at_s or 0.0) - so_far.now_s
+    if deadline_at_s is not None and (not left or until_s <= 0):
+        odds = float(not left)
+    elif deadline_at_s is not None and not left_s.deviation:
+        odds = float(log(until_s) >= left_s.mean)
+    elif deadline_at_s is not None:
+        odds = 0.5 * (1 + erf((log(until_s) - left_s.mean) / left_s.deviation / sqrt(2)))
     return Outlook(
         steps_left=left,
         step_s=step.uncertain(),
@@ -100,7 +108,7 @@ def outlook(
         dollars_so_far=None if rate is None else rate * so_far.running_s,
         dollars_left=None if rate is None else changed(seconds, lambda s: s * rate),
         deadline_at_s=deadline_at_s,
-        odds=None if deadline_at_s is None else _odds(left_s, left, deadline_at_s - so_far.now_s),
+        odds=odds,
     )
 
 
@@ -126,18 +134,6 @@ def _combined(beliefs: list[_Belief]) -> _Belief:
     weights = [belief.deviation**-2 for belief in beliefs]
     mean = sum(w * belief.mean for w, belief in zip(weights, beliefs, strict=True)) / sum(weights)
     return _Belief(mean, sum(weights) ** -0.5)
-
-
-def _odds(left_s: _Belief, left: int, until_s: float) -> float:
-    """Return the probability that what is left takes no longer than `until_s`."""
-    if not left or until_s <= 0:
-        return float(not left)
-    if not left_s.deviation:
-        return float(log(until_s) >= left_s.mean)
-    return 0.5 * (1 + erf((log(until_s) - left_s.mean) / left_s.deviation / sqrt(2)))
-
-
-# The goodput of a run in stages, from that of each stage.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +174,19 @@ def over_stages(parts: Sequence[StagePart]) -> GoodputForecast:
         return float(steps_s / (seconds + sum(changes)))
 
     total_s = sum(part.all_s for part in parts) + sum(changes)
-    lines = _stage_lines(parts, total_s)
+    # Losses of all stages, each kind once; formulas and inputs are those of the longest.
+    by_kind: dict[str, list[tuple[StagePart, GoodputLine]]] = {}
+    for part in parts:
+        for line in part.goodput.lines:
+            by_kind.setdefault(line.kind, []).append((part, line))
+    lines = []
+    for same in by_kind.values():
+        lost_s = sum(part.all_s * line.share for part, line in same)
+        count = sum(part.all_s / DAY_S * line.per_day for part, line in same)
+        _, line = max(same, key=lambda pair: pair[0].all_s)
+        each_s = lost_s / count if count else line.each_s
+        per_day = count / total_s * DAY_S
+        lines.append(replace(line, share=lost_s / total_s, each_s=each_s, per_day=per_day))
     if lost_s := sum(changes):
         each_s = lost_s / len(changes)
         lines.append(
@@ -199,27 +207,3 @@ def over_stages(parts: Sequence[StagePart]) -> GoodputForecast:
         best=share("best"),
         lines=tuple(lines),
     )
-
-
-def _stage_lines(parts: Sequence[StagePart], total_s: float) -> list[GoodputLine]:
-    """Return the losses of all stages, each kind once; formulas and inputs are those of the
-    longest.
-    """
-    by_kind: dict[str, list[tuple[StagePart, GoodputLine]]] = {}
-    for part in parts:
-        for line in part.goodput.lines:
-            by_kind.setdefault(line.kind, []).append((part, line))
-    lines = []
-    for same in by_kind.values():
-        lost_s = sum(part.all_s * line.share for part, line in same)
-        count = sum(part.all_s / DAY_S * line.per_day for part, line in same)
-        _, longest = max(same, key=lambda pair: pair[0].all_s)
-        lines.append(
-            replace(
-                longest,
-                share=lost_s / total_s,
-                each_s=lost_s / count if count else longest.each_s,
-                per_day=count / total_s * DAY_S,
-            )
-        )
-    return lines

@@ -11,12 +11,11 @@ from orchestrator.network.description import (
     Scores,
     Tensor,
     Weight,
+    bias_of,
     norm,
     norms_around,
-    query_key_norms,
 )
 from orchestrator.network.mesh_axes import GATHERED
-from orchestrator.values import model as latent
 from orchestrator.values.model import Model
 
 # How a program names the products that exchange the halves of heads: they compute nothing.
@@ -27,18 +26,13 @@ def _rotary(model: Model, window: int | None) -> Rotary:
     """The rotary positions of a layer. Local layers may have a base of their own, and then nothing
     stretches their positions.
     """
+    # Numbers of a head that turn, in whole pairs. Of latent attention they are a part of their own.
+    width = (
+        model.latent.rope_dim if model.latent else 2 * int(model.head_dim * model.rotary_share / 2)
+    )
     if window is not None and model.local_rope_theta is not None:
-        return Rotary(_rotated_width(model), model.local_rope_theta)
-    return Rotary(_rotated_width(model), model.rope_theta, model.rope_scaling)
-
-
-def _rotated_width(model: Model) -> int:
-    """Numbers of a head that turn, the first of them; whole pairs. Of latent attention they are a
-    part of their own.
-    """
-    if model.latent is not None:
-        return model.latent.rope_dim
-    return 2 * int(model.head_dim * model.rotary_share / 2)
+        return Rotary(width, model.local_rope_theta)
+    return Rotary(width, model.rope_theta, model.rope_scaling)
 
 
 def yarn_growth(factor: float, share: float = 1) -> float:
@@ -59,7 +53,12 @@ def grouped_query_attention(model: Model, residual_scale: float, window: int | N
         for name, dimensions in (("query", heads), ("key", kv_heads), ("value", kv_heads))
     )
     before, after = norms_around(model, "attention")
-    query_norm, key_norm = query_key_norms(model)
+    # Norms of queries and keys: of each head by itself, or over all heads together.
+    query_norm = key_norm = None
+    if model.qk_norm != "none":
+        query, key = (made if model.qk_norm == "heads" else made[1:] for made in (heads, kv_heads))
+        query_norm = norm(model, "query_norm", "self_attn.q_norm", *query)
+        key_norm = norm(model, "key_norm", "self_attn.k_norm", *key)
     return Attention(
         before=before,
         after=after,
@@ -71,16 +70,17 @@ def grouped_query_attention(model: Model, residual_scale: float, window: int | N
         rotary=_rotary(model, window),
         query_norm=query_norm,
         key_norm=key_norm,
-        sinks=Weight("sinks", heads[:1], None, "self_attn.sinks", start=0.0)
-        if model.sinks
-        else None,
+        sinks=_sinks(model, heads[0]),
     )
 
 
 def _scores(model: Model, window: int | None) -> Scores:
-    """How the scores of a layer are made."""
     scale = model.attention_scale or model.head_dim**-0.5
     return Scores(scale=scale, cap=model.attention_cap, window=window)
+
+
+def _sinks(model: Model, heads: Dimension) -> Weight | None:
+    return Weight("sinks", (heads,), None, "self_attn.sinks", start=0.0) if model.sinks else None
 
 
 def _projection(model: Model, name: str, dimensions: tuple[Dimension, ...]) -> Matmul:
@@ -90,9 +90,7 @@ def _projection(model: Model, name: str, dimensions: tuple[Dimension, ...]) -> M
     return Matmul(
         Weight(name, (embed, *dimensions), model.d_model**-0.5, published),
         Tensor(name, "length", dimensions),
-        bias=Weight(f"{name}_bias", dimensions, None, f"{published}.bias", start=0.0)
-        if model.qkv_bias
-        else None,
+        bias=bias_of(name, dimensions, published) if model.qkv_bias else None,
     )
 
 
@@ -104,15 +102,11 @@ def _output_projection(model: Model, residual_scale: float, heads: tuple[Dimensi
     return Matmul(
         Weight("output", dimensions, residual_scale * width**-0.5, published),
         Tensor("mlp_input", "residual_length", stream),
-        bias=Weight("output_bias", stream, None, f"{published}.bias", start=0.0)
-        if model.output_bias
-        else None,
+        bias=bias_of("output", stream, published) if model.output_bias else None,
     )
 
 
 # Multi-head latent attention: queries, keys and values from narrow latents (arXiv 2405.04434).
-
-
 LATENT = "latent"  # the tensor: what queries, keys and values are made from
 _KEYS_AND_VALUES = "kv_b_proj"
 _LATENT_AND_TURNED = "kv_a_proj_with_mqa"
@@ -123,10 +117,8 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
     shape = model.latent
     assert shape is not None
     heads = Dimension("heads", model.heads)
-    whole_head, values = (
-        Dimension("head_dim", shape.head_dim),
-        Dimension("value_dim", shape.value_dim),
-    )
+    whole_head = Dimension("head_dim", shape.head_dim)
+    values = Dimension("value_dim", shape.value_dim)
     key, value = (
         _from_latent("kv_rank", shape.kv_rank, name, _KEYS_AND_VALUES, (heads, made), (heads, kept))
         for name, made, kept in (
@@ -134,40 +126,46 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
             ("value", values, values),
         )
     )
+    query_heads = (heads, whole_head)
+    query = _projection(model, "query", query_heads)
+    query_latent_norm = None
+    if (rank := shape.query_rank) is not None:
+        query = _from_latent("query_rank", rank, "query", "q_b_proj", query_heads, query_heads)
+        query_latent = Dimension("query_latent", rank)
+        query_latent_norm = norm(
+            model, "query_latent_norm", "self_attn.q_a_layernorm", query_latent
+        )
+    # From the stream to the latents, and to the part of keys that RoPE turns.
+    embed = Dimension(GATHERED, model.d_model)
+    latents = tuple(
+        Matmul(
+            Weight(name, (embed, Dimension(axis, size)), model.d_model**-0.5,
+                   f"self_attn.{published}"),
+            Tensor(LATENT, "residual_length", (Dimension(axis, size),)),
+        )
+        for name, axis, size, published in (
+            ("query_down", "query_latent", shape.query_rank, "q_a_proj"),
+            ("kv_down", "kv_latent", shape.kv_rank, _LATENT_AND_TURNED),
+            ("key_rope", "rope_dim", shape.rope_dim, _LATENT_AND_TURNED),
+        )
+        if size is not None
+    )  # fmt: skip
+    kv_latent = Dimension("kv_latent", shape.kv_rank)
     before, after = norms_around(model, "attention")
     return LatentAttention(
         before=before,
         after=after,
-        inputs=(_queries(model, shape, (heads, whole_head)), key, value),
+        inputs=(query, key, value),
         output=_output_projection(model, residual_scale, (heads, values)),
         result=Tensor(RESULT, "length", (heads, values), statistics=(heads,)),
         whole=(key.output, value.output),
         scores=_scores(model, window),
         rotary=_rotary(model, window),
-        sinks=Weight("sinks", (heads,), None, "self_attn.sinks", start=0.0)
-        if model.sinks
-        else None,
-        latents=_latents(model, shape),
-        query_latent_norm=norm(
-            model, "query_latent_norm", "self_attn.q_a_layernorm",
-            Dimension("query_latent", shape.query_rank),
-        )
-        if shape.query_rank
-        else None,
-        kv_latent_norm=norm(
-            model, "kv_latent_norm", "self_attn.kv_a_layernorm",
-            Dimension("kv_latent", shape.kv_rank),
-        ),
-    )  # fmt: skip
-
-
-def _queries(
-    model: Model, shape: latent.LatentDimensions, dimensions: tuple[Dimension, Dimension]
-) -> Matmul:
-    """From their latent, or from the stream."""
-    if shape.query_rank is None:
-        return _projection(model, "query", dimensions)
-    return _from_latent("query_rank", shape.query_rank, "query", "q_b_proj", dimensions, dimensions)
+        sinks=_sinks(model, heads),
+        latents=latents,
+        query_latent_norm=query_latent_norm,
+        kv_latent_norm=norm(model, "kv_latent_norm", "self_attn.kv_a_layernorm", kv_latent),
+    )
 
 
 def _from_latent(
@@ -184,22 +182,3 @@ def _from_latent(
         Weight(name, dimensions, rank**-0.5, f"self_attn.{published}"),
         Tensor(name, "length", kept),
     )
-
-
-def _latents(model: Model, shape: latent.LatentDimensions) -> tuple[Matmul, ...]:
-    """Projections of the stream: to the latents, and to the part of keys that RoPE turns."""
-    embed = Dimension(GATHERED, model.d_model)
-    kinds = [
-        ("query_down", "query_latent", shape.query_rank, "q_a_proj"),
-        ("kv_down", "kv_latent", shape.kv_rank, _LATENT_AND_TURNED),
-        ("key_rope", "rope_dim", shape.rope_dim, _LATENT_AND_TURNED),
-    ]
-    return tuple(
-        Matmul(
-            Weight(name, (embed, Dimension(axis, size)), model.d_model**-0.5,
-                   f"self_attn.{published}"),
-            Tensor(LATENT, "residual_length", (Dimension(axis, size),)),
-        )
-        for name, axis, size, published in kinds
-        if size is not None
-    )  # fmt: skip

@@ -19,9 +19,6 @@ from orchestrator.network.description import (
 from orchestrator.network.mlp import EXPERTS, is_mixture, mixture, mlp
 from orchestrator.values.model import Model
 
-# Finds the repeated pattern in a row of layers.
-
-
 _LONGEST = 32  # layers in a pattern
 
 
@@ -98,9 +95,14 @@ def decoder(model: Model) -> Network:
     table = Dimension("vocab", model.vocab), Dimension("embed", model.d_model)
     deviation = model.d_model**-0.5
     embedding = Weight("embedding", table, deviation, "model.embed_tokens")
+    blocks, pattern = [], model.window_pattern
+    for layer in range(model.layers):
+        # Without a window, attention sees every position before.
+        window = model.window if pattern[layer % len(pattern)] == LOCAL else None
+        blocks.append(_block_of_kind(model, window, is_mixture(model, layer)))
     return Network(
         embedding=embedding,
-        segments=segments([_block(model, layer) for layer in range(model.layers)]),
+        segments=segments(blocks),
         norm=norm(model, "norm", "model.norm", stream),
         head=embedding if model.tied else Weight("unembedding", table, deviation, "lm_head"),
         embedding_scale=model.d_model**0.5 if model.embedding_scale else 1.0,
@@ -108,18 +110,13 @@ def decoder(model: Model) -> Network:
     )
 
 
-def _block(model: Model, layer: int) -> Block:
-    """The block of a layer."""
-    return _block_of_kind(model, _window_of(model, layer), is_mixture(model, layer))
-
-
 @cache
 def _block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block:
     """A block. The stream adds up 2 L outputs, so their initial weights are smaller."""
     stream = Tensor(BLOCK_INPUT, "residual_length", (Dimension("residual", model.d_model),))
     residual_scale = (2 * model.layers) ** -0.5
-    # The kind of attention of a model.
-    # The name of a block in a network of several kinds.
+    attend = grouped_query_attention if model.latent is None else latent_attention
+    # A block has a name where the network has several kinds.
     words = []
     if model.window is not None and len(set(model.window_pattern)) > 1:
         words.append("global" if window is None else "local")
@@ -127,18 +124,10 @@ def _block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block
         words.append("mixture" if has_experts else "dense")
     return Block(
         input=stream,
-        attention=(grouped_query_attention if model.latent is None else latent_attention)(
-            model, residual_scale, window
-        ),
+        attention=attend(model, residual_scale, window),
         mlp=(mixture if has_experts else mlp)(model, stream, residual_scale),
         kind=" ".join(words),
     )
-
-
-def _window_of(model: Model, layer: int) -> int | None:
-    """The window of a layer's attention; None where it sees every position before."""
-    pattern = model.window_pattern
-    return model.window if pattern[layer % len(pattern)] == LOCAL else None
 
 
 def segments(blocks: list[Block]) -> tuple[Segment, ...]:

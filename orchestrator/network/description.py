@@ -11,8 +11,6 @@ from orchestrator.values.model import Activation, Model, RopeScaling
 
 @dataclass(frozen=True)
 class Dimension:
-    """A size, with the logical axis that decides which mesh axes split it."""
-
     axis: str
     size: int
 
@@ -53,6 +51,10 @@ class Tensor:
     dimensions: tuple[Dimension, ...]
     statistics: tuple[Dimension, ...] = ()
 
+    @property
+    def width(self) -> int:
+        return prod(dimension.size for dimension in self.dimensions)
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -81,7 +83,6 @@ class Matmul:
 
     @property
     def active_elements(self) -> int:
-        """Elements that one token is multiplied by."""
         return round(self.weight.elements * self.share)
 
 
@@ -100,7 +101,6 @@ class Sublayer:
 
     @property
     def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
-        """Its matmuls in their order, parallel ones together."""
         return self.inputs, (self.output,)
 
     @property
@@ -126,7 +126,6 @@ class Sublayer:
 
     @property
     def active_elements(self) -> int:
-        """Matrix elements that one token is multiplied by."""
         return sum(matmul.active_elements for matmul in self.matmuls)
 
     @property
@@ -135,14 +134,9 @@ class Sublayer:
         return sum(vector.elements for vector in self.vectors)
 
     @property
-    def stream_width(self) -> int:
-        """Numbers of a position in the stream."""
-        return prod(dimension.size for dimension in self.output.output.dimensions)
-
-    @property
     def entering_width(self) -> int:
-        """Numbers of a position that a `tensor` group gathers for its matmuls."""
-        return self.stream_width
+        """Numbers of a position that a `tensor` group gathers for its matmuls: the stream's."""
+        return self.output.output.width
 
 
 @dataclass(frozen=True)
@@ -203,13 +197,11 @@ class Attention(Sublayer):
 
     @property
     def score_width(self) -> int:
-        """Numbers of all query heads, which scores are products of."""
-        return prod(dimension.size for dimension in self.queries.dimensions)
+        return self.queries.width
 
     @property
     def width(self) -> int:
-        """Numbers of all heads of the result."""
-        return prod(dimension.size for dimension in self.result.dimensions)
+        return self.result.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,12 +243,12 @@ class LatentAttention(Attention):
     @property
     def latent_width(self) -> int:
         """Numbers of a position's latents."""
-        return sum(prod(d.size for d in matmul.output.dimensions) for matmul in self.latents)
+        return sum(matmul.output.width for matmul in self.latents)
 
     @property
     def entering_width(self) -> int:
         """The latents, and the stream where queries are made from it."""
-        return self.latent_width + (0 if self.query_latent_norm else self.stream_width)
+        return self.latent_width + (0 if self.query_latent_norm else super().entering_width)
 
 
 @dataclass(frozen=True)
@@ -287,8 +279,8 @@ class Mixture(MLP):
     @property
     def active_vector_elements(self) -> int:
         """All except the biases of experts that a token does not go to."""
-        biases = [one for one in self.matmuls if one.bias and one.share < 1]
-        idle = sum((1 - one.share) * one.bias.elements for one in biases if one.bias)
+        biases = [(matmul.bias, matmul.share) for matmul in self.matmuls if matmul.bias]
+        idle = sum((1 - share) * bias.elements for bias, share in biases if share < 1)
         return super().active_vector_elements - round(idle)
 
     @property
@@ -338,7 +330,6 @@ class Block:
 
     @property
     def active_elements(self) -> int:
-        """Matrix elements that one token is multiplied by."""
         return sum(part.active_elements for part in self.sublayers)
 
 
@@ -393,7 +384,6 @@ class Network:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Every kind of block, once."""
         return tuple(block for block, _ in self.kinds)
 
     @property
@@ -402,12 +392,10 @@ class Network:
 
     @property
     def mixture_layers(self) -> int:
-        """Layers with experts."""
         return sum(count for block, count in self.kinds if isinstance(block.mlp, Mixture))
 
     @property
     def tables(self) -> tuple[Weight, ...]:
-        """The vocabulary tables, each once."""
         return (self.embedding,) if self.head is self.embedding else (self.embedding, self.head)
 
     @property
@@ -425,7 +413,6 @@ class Network:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters of the blocks."""
         return sum(layers * block.matrix_elements for block, layers in self.kinds)
 
     @property
@@ -449,7 +436,6 @@ class Network:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that each token is multiplied by: those of the blocks and of the head."""
         return self.active_matrices + self.head.elements
 
     @property
@@ -484,19 +470,6 @@ def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Nor
     )
 
 
-def query_key_norms(model: Model) -> tuple[Norm | None, Norm | None]:
-    """Norms of queries and keys: of each head by itself, or over all heads together."""
-    if model.qk_norm == "none":
-        return None, None
-    head = Dimension("head_dim", model.head_dim)
-    heads = Dimension("heads", model.heads), Dimension("kv_heads", model.kv_heads)
-    query, key = ((one, head) if model.qk_norm == "heads" else (head,) for one in heads)
-    return (
-        norm(model, "query_norm", "self_attn.q_norm", *query),
-        norm(model, "key_norm", "self_attn.k_norm", *key),
-    )
-
-
 def norms_around(model: Model, part: str) -> tuple[Norm | None, Norm | None]:
     """The norm of a sublayer's input, and that of what it adds to the stream."""
     stream = Dimension("residual", model.d_model)
@@ -509,3 +482,8 @@ def norms_around(model: Model, part: str) -> tuple[Norm | None, Norm | None]:
         for name, place in ((f"{part}_norm", "before"), (f"{part}_after_norm", "after"))
     )
     return before, after
+
+
+def bias_of(name: str, dimensions: tuple[Dimension, ...], published: str) -> Weight:
+    """A vector that starts at zero and is added to the results of a matmul."""
+    return Weight(f"{name}_bias", dimensions, None, f"{published}.bias", start=0.0)

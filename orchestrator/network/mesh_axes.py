@@ -48,15 +48,11 @@ _MESH_AXES = (
     Parallelism(
         "tensor",
         links=("ici",),
-        exchanges=(
-            "activation_gather",
-            "activation_scatter",
-            "gradient_reduction",
-            "moment_exchange",
-        ),
+        exchanges=("activation_gather", "activation_scatter", "gradient_reduction",
+                   "moment_exchange"),
         ring=True,
     ),
-)
+)  # fmt: skip
 
 # Logical axis → the mesh axes that split it, outermost first.
 LOGICAL_AXES: dict[str, tuple[str, ...]] = {
@@ -116,12 +112,10 @@ def link_of(axes: Iterable[str]) -> Link:
 
 
 def in_slice(axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes that lie inside a slice."""
     return tuple(axis for axis in axes if axis in ICI_AXES)
 
 
 def between_slices(axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes that join slices."""
     return tuple(axis for axis in axes if axis in DCN_AXES)
 
 

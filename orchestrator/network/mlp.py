@@ -9,6 +9,7 @@ from orchestrator.network.description import (
     Mixture,
     Tensor,
     Weight,
+    bias_of,
     norms_around,
 )
 from orchestrator.network.mesh_axes import GATHERED, GATHERED_OF_EXPERTS
@@ -34,10 +35,8 @@ def mlp(model: Model, stream: Tensor, residual_scale: float) -> MLP:
 
     def matmul(name: str, weight: tuple[Dimension, ...], deviation: float, to: Tensor) -> Matmul:
         published = f"mlp.{name}_proj"
-        bias = Weight(f"{name}_bias", to.dimensions, None, f"{published}.bias", start=0.0)
-        return Matmul(
-            Weight(name, weight, deviation, published), to, bias=bias if model.mlp_bias else None
-        )
+        bias = bias_of(name, to.dimensions, published) if model.mlp_bias else None
+        return Matmul(Weight(name, weight, deviation, published), to, bias=bias)
 
     return MLP(
         before=before,
@@ -52,8 +51,6 @@ def mlp(model: Model, stream: Tensor, residual_scale: float) -> MLP:
 
 
 # Mixtures of experts: a router chooses `top_k` of many MLPs for each token.
-
-
 CHOICES = "choices"  # logical axis of the experts that a token goes to
 EXPERTS = "experts"
 BALANCE_BIAS = "balance_bias"  # no gradient moves it, but the load of its expert
@@ -81,7 +78,6 @@ def rows_of_token(moe: MixtureOfExperts, length: int) -> float:
 
 
 def expert_d_ff(model: Model, moe: MixtureOfExperts) -> int:
-    """The hidden width of an expert."""
     return moe.d_ff or model.d_ff
 
 
@@ -89,68 +85,44 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     """The mixture of a layer. `residual_scale` shrinks the initial weights of its outputs."""
     moe = model.moe
     assert moe is not None
-    width = expert_d_ff(model, moe)
+    width, deviation = expert_d_ff(model, moe), model.d_model**-0.5
     embed, ff = Dimension(GATHERED_OF_EXPERTS, model.d_model), Dimension("expert_ff", width)
-    of_choice = Dimension(CHOICES, moe.top_k)
+    experts, residual = Dimension(EXPERTS, moe.experts), Dimension("residual", model.d_model)
+    choices = Dimension(CHOICES, moe.top_k), ff
     before, after = norms_around(model, "mlp")
+
+    def matmul(
+        name: str, ends: tuple[Dimension, Dimension], deviation: float, output: Tensor,
+        to: Dimension,
+    ) -> Matmul:  # fmt: skip
+        """Each expert has weights of its own for it, and each token does it with some."""
+        published = f"mlp.experts.{{expert}}.{name}_proj"
+        bias = bias_of(f"expert_{name}", (experts, to), published) if moe.biases else None
+        weight = Weight(f"expert_{name}", (experts, *ends), deviation, published)
+        return Matmul(weight, output, moe.top_k / moe.experts, bias)
+
+    # The router scores the experts for a token; a bias spreads tokens over them.
+    scored = (Dimension("routed_experts", moe.experts),)
+    router, bias_name = Dimension(GATHERED, model.d_model), "mlp.gate.e_score_correction_bias"
     return Mixture(
         before=before,
         after=after,
         inputs=tuple(
-            _of_experts(
-                moe, name, (embed, ff), model.d_model**-0.5,
-                Tensor(name, "length", (of_choice, ff)), ff,
-            )
+            matmul(name, (embed, ff), deviation, Tensor(name, "length", choices), ff)
             for name in _inputs_of(model)
         ),
-        output=_of_experts(
-            moe, "down", (ff, embed), residual_scale * width**-0.5,
-            stream, Dimension("residual", model.d_model),
-        ),
+        output=matmul("down", (ff, embed), residual_scale * width**-0.5, stream, residual),
         activation=_activation_of(model),
-        router=_router_of(model, moe),
-        balance=_balance_of(moe),
+        router=Matmul(
+            Weight("router", (router, *scored), deviation, "mlp.gate"),
+            Tensor("router", "length", scored),
+            bias=bias_of("router", scored, "mlp.gate") if moe.router_bias else None,
+        ),
+        balance=None
+        if moe.balance_bias is None
+        else Weight(BALANCE_BIAS, scored, None, bias_name, start=0.0),
         shared=_shared_experts(model, moe, stream, residual_scale),
-    )  # fmt: skip
-
-
-def _of_experts(
-    moe: MixtureOfExperts,
-    name: str,
-    dimensions: tuple[Dimension, Dimension],
-    deviation: float,
-    output: Tensor,
-    to: Dimension,
-) -> Matmul:
-    """A matmul that each expert has weights of its own for, and each token does with some."""
-    experts = Dimension(EXPERTS, moe.experts)
-    published = f"mlp.experts.{{expert}}.{name}_proj"
-    bias = Weight(f"expert_{name}_bias", (experts, to), None, f"{published}.bias", start=0.0)
-    return Matmul(
-        Weight(f"expert_{name}", (experts, *dimensions), deviation, published),
-        output,
-        moe.top_k / moe.experts,
-        bias if moe.biases else None,
     )
-
-
-def _router_of(model: Model, moe: MixtureOfExperts) -> Matmul:
-    """The matmul that scores the experts for a token."""
-    width, scored = Dimension(GATHERED, model.d_model), Dimension("routed_experts", moe.experts)
-    bias = Weight("router_bias", (scored,), None, "mlp.gate.bias", start=0.0)
-    return Matmul(
-        Weight("router", (width, scored), model.d_model**-0.5, "mlp.gate"),
-        Tensor("router", "length", (scored,)),
-        bias=bias if moe.router_bias else None,
-    )
-
-
-def _balance_of(moe: MixtureOfExperts) -> Weight | None:
-    """The bias that spreads tokens over the experts."""
-    if moe.balance_bias is None:
-        return None
-    scored = Dimension("routed_experts", moe.experts)
-    return Weight(BALANCE_BIAS, (scored,), None, "mlp.gate.e_score_correction_bias", start=0.0)
 
 
 def _shared_experts(

@@ -91,7 +91,6 @@ class _PublishedAxis:
 
 
 def _axis_of(shape: tuple[int, ...], dimensions: tuple[int, ...]) -> _PublishedAxis:
-    """The axis that these dimensions are put together to."""
     sizes = tuple(shape[dimension] for dimension in dimensions)
     return _PublishedAxis(dimensions, sizes, prod(sizes), sizes[-1], range(sizes[-1]))
 
@@ -113,7 +112,6 @@ class PublishedWeight:
 
     @property
     def stacked(self) -> tuple[int, ...]:
-        """Sizes of the dimensions that the tree has before `shape`."""
         layers = () if self.layers is None else (len(self.layers),)
         return layers if self.experts is None else (*layers, self.experts)
 
@@ -127,7 +125,6 @@ class PublishedWeight:
         return tuple(dimension for axis in self.axes for dimension in axis.dimensions)
 
     def name_at(self, index: tuple[int, ...]) -> str:
-        """The name of the array at an index of `stacked`."""
         layer = None if self.layers is None else self.layers[index[0]]
         return self.name.format(layer=layer, expert=index[-1] if index else None)
 
@@ -135,17 +132,15 @@ class PublishedWeight:
 def published_weights(network: Network, model_type: str) -> list[PublishedWeight]:
     """Every weight of a network as checkpoints of that architecture store it."""
     naming = _NAMINGS.get(model_type, _LLAMA)
-    found = [_table(weight) for weight in network.tables]
+    found = []
+    for table in network.tables:
+        shape = tuple(dimension.size for dimension in table.dimensions)
+        axes = _axis_of(shape, (0,)), _axis_of(shape, (1,))
+        found.append(PublishedWeight((table.name,), _full_name(table.published), shape, axes))
     found += [_vector((weight.name,), weight) for weight in network.norm.weights]
     for stack in network.stacks:
         found += _joined(naming, list(_stack(naming, stack)))
     return found
-
-
-def _table(weight: Weight) -> PublishedWeight:
-    shape = tuple(dimension.size for dimension in weight.dimensions)
-    axes = _axis_of(shape, (0,)), _axis_of(shape, (1,))
-    return PublishedWeight((weight.name,), _full_name(weight.published), shape, axes)
 
 
 def _vector(
@@ -179,44 +174,37 @@ def _stack(naming: _Naming, stack: Stack) -> Iterator[PublishedWeight]:
         elif weight not in outputs:
             yield _vector(path, weight, name, stack.layers)
         else:
-            matrix = _matrix(path, weight, name, outputs[weight], stack.layers)
+            # The last dimensions of a matrix are those of its outputs.
+            experts = weight.dimensions[0].size if weight.dimensions[0].axis == EXPERTS else None
+            inner = weight.dimensions if experts is None else weight.dimensions[1:]
+            shape, places = tuple(size.size for size in inner), tuple(range(len(inner)))
+            ends = places[-outputs[weight] :], places[: -outputs[weight]]
+            matrix_axes = tuple(_axis_of(shape, end) for end in ends)
+            matrix = PublishedWeight(path, name, shape, matrix_axes, stack.layers, experts)
             if isinstance(attention, LatentAttention):
                 matrix = _of_latents(attention, matrix)
             yield matrix
-
-
-def _matrix(
-    path: tuple[str, ...], weight: Weight, name: str, outputs: int, layers: range
-) -> PublishedWeight:
-    """A matrix whose last dimensions, so many, are those of its outputs."""
-    first, *_ = weight.dimensions
-    experts = first.size if first.axis == EXPERTS else None
-    dimensions = weight.dimensions if experts is None else weight.dimensions[1:]
-    shape = tuple(dimension.size for dimension in dimensions)
-    places = tuple(range(len(shape)))
-    axes = _axis_of(shape, places[-outputs:]), _axis_of(shape, places[:-outputs])
-    return PublishedWeight(path, name, shape, axes, layers, experts)
 
 
 def _of_latents(attention: LatentAttention, weight: PublishedWeight) -> PublishedWeight:
     """A matrix of DeepSeek's attention. A head's keys and values, and the latent and the part of
     keys that RoPE turns, are published as one; of what RoPE turns, pairs are neighbours.
     """
-    of = weight.path[-1]
+    name = weight.path[-1]
     rows, *columns = weight.axes
     nope, last = attention.nope, rows.sizes[-1]
     latent = attention.kv_latent_norm.weights[0].dimensions[0].size
     turned = attention.rotary.width
-    if of == "query":
+    if name == "query":
         pairs = tuple(nope + place for place in _neighbours(turned))
         rows = replace(rows, order=(*range(nope), *pairs))
-    if of in ("key", "value"):
+    if name in ("key", "value"):
         period = nope + attention.result.dimensions[-1].size
-        size, first = rows.sizes[0] * period, 0 if of == "key" else nope
+        size, first = rows.sizes[0] * period, 0 if name == "key" else nope
         rows = replace(rows, size=size, period=period, first=first)
-    if of == "kv_down":
+    if name == "kv_down":
         rows = replace(rows, size=last + turned)
-    if of == "key_rope":
+    if name == "key_rope":
         rows = replace(rows, size=latent + last, order=_neighbours(last), first=latent)
     return replace(weight, axes=(rows, *columns))
 

@@ -52,7 +52,6 @@ class Policy:
 
 
 def keeping(*tensors: str) -> Policy:
-    """A policy that keeps these tensors and each block's input."""
     return Policy(keep=frozenset({BLOCK_INPUT, *tensors}))
 
 
@@ -120,8 +119,6 @@ def summary_of(remat: Remat) -> str:
 
 
 # MaxText's names of rematerialization policies and of the tensors of a block.
-
-
 TENSORS = {
     "query_proj": "query",
     "key_proj": "key",

@@ -13,16 +13,9 @@ from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError
 from orchestrator.goodput.inputs import nothing_fails
 from orchestrator.network.rematerialization import policy
-from orchestrator.planning import flops
+from orchestrator.planning import flops, plan_warnings
 from orchestrator.planning.forecast import Terms, plain, plain_line, write_forecast
 from orchestrator.planning.layout import Training
-from orchestrator.planning.plan_warnings import (
-    forecast_warnings,
-    goodput_warnings,
-    make_warning,
-    too_long,
-    unknown_rates,
-)
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
 from orchestrator.planning.torus import NO_LINKS
@@ -116,7 +109,6 @@ class ChipProfile:
 
     @property
     def emulated(self) -> bool:
-        """Whether the devices are CPU devices, which take turns on the machine's cores."""
         return self.machine.platform == "cpu"
 
 
@@ -134,15 +126,17 @@ def shape_digest(plan: Plan) -> str:
 
 def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
     """Return the plan with a forecast from a profile, which it names; its digest changes, too."""
-    replaced = forecast_warnings(plan)  # of the forecast by datasheets
+    replaced = plan_warnings.forecast_warnings(plan)  # of the forecast by datasheets
     forecast = _emulated_forecast if profile.emulated else _chip_forecast
     calibrated = replace(plan, chip_profile=codec.digest(profile), forecast=forecast(plan, profile))
     warnings = [warning for warning in plan.warnings if warning not in replaced]
-    warnings += [*too_long(calibrated), *unknown_rates(calibrated)]
+    warnings += [*plan_warnings.too_long(calibrated), *plan_warnings.unknown_rates(calibrated)]
     if not profile.emulated:
-        warnings += goodput_warnings(calibrated)
+        warnings += plan_warnings.goodput_warnings(calibrated)
     elif not (step := _timing_of(profile, "step", plan)).is_steady:
-        warnings.append(make_warning("unsteady_profile", spread=step.spread, others=step.others))
+        warnings.append(
+            plan_warnings.make_warning("unsteady_profile", spread=step.spread, others=step.others)
+        )
     return replace(calibrated, digest=plan_digest(calibrated), warnings=tuple(warnings))
 
 
@@ -202,9 +196,6 @@ def _write(
     )
 
 
-# --- emulated devices: the trainer's own step
-
-
 def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     """Return a forecast whose `lower` is what MFU counts at the measured rate of a matmul, which is
     MFU's peak.
@@ -241,9 +232,6 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     return _write(plan, _layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
 
 
-# --- chips: the ledger at measured rates
-
-
 def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     """Return a forecast with the bound, peak and price of the plan, and its seconds of links and
     hosts.
@@ -258,10 +246,21 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         inputs={"bytes": plain(pass_bytes(layout))},
         resource="hbm",
     )
-    lines = [
-        _measured_line(line, plan, profile) if line.resource in _OPERATIONS else line
-        for line in (*was.time, between)
-    ]
+    lines = []
+    for line in (*was.time, between):
+        measured = line
+        if line.resource in _OPERATIONS:
+            operation = "attention" if line.kind in ATTENTION_LINES else _OPERATIONS[line.resource]
+            rate = _timing_of(profile, operation, plan).per_s
+            unit = "flops" if "flops" in line.inputs else "bytes"
+            measured = replace(
+                line,
+                value=line.inputs[unit] / rate,
+                formula=f"{unit} / measured rate",
+                inputs={unit: line.inputs[unit], "rate": rate},
+                sources=(_source_of(profile),),
+            )
+        lines.append(measured)
     # What passes at the measured rates hide of transfers to the host.
     moved, hidden_s = transfers(layout), 0.0
     if moved.one_way_s:
@@ -275,24 +274,6 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
     )
     return replace(made, hidden_s=was.hidden_s)
-
-
-def _measured_line(line: LedgerLine, plan: Plan, profile: ChipProfile) -> LedgerLine:
-    """Return a line at the measured rate of its operation."""
-    operation = "attention" if line.kind in ATTENTION_LINES else _OPERATIONS[line.resource]
-    rate = _timing_of(profile, operation, plan).per_s
-    unit = "flops" if "flops" in line.inputs else "bytes"
-    amount = line.inputs[unit]
-    return replace(
-        line,
-        value=amount / rate,
-        formula=f"{unit} / measured rate",
-        inputs={unit: amount, "rate": rate},
-        sources=(_source_of(profile),),
-    )
-
-
-# --- what was measured
 
 
 def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
@@ -309,7 +290,6 @@ def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing
 
 
 def _source_of(profile: ChipProfile) -> str:
-    """Return the profile as the source of a number."""
     return f"profile {codec.short(codec.digest(profile))}"
 
 

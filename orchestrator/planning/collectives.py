@@ -66,7 +66,6 @@ class Exchange:
 
     @property
     def group(self) -> str:
-        """The name of the devices that it joins."""
         return next((name for name, axes in GROUPS.items() if axes == self.axes), self.axes[0])
 
     @property
@@ -76,7 +75,6 @@ class Exchange:
 
     @property
     def serial_bytes(self) -> Number:
-        """The part of it that no matmul hides."""
         return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
 
     def moved(self, volume: Number) -> Number:
@@ -180,7 +178,6 @@ def per_layer(layout: Training) -> Number:
 
 
 def _is_repeated(weight: Weight) -> bool:
-    """Whether every device of a slice has all of it."""
     return not any(LOGICAL_AXES[dimension.axis] for dimension in weight.dimensions)
 
 
@@ -193,7 +190,6 @@ def _is_bias_of_experts(weight: Weight) -> bool:
 
 
 def _is_copied(weight: Weight) -> bool:
-    """Whether it belongs to kv heads."""
     return any(dimension.axis == COPIED for dimension in weight.dimensions)
 
 
@@ -268,13 +264,34 @@ _KV_GATHERS = 2  # forward, and again for the backward pass
 
 def exchanges(layout: Training) -> list[Exchange]:
     """Everything that counts in a step's time; over a single device nothing moves."""
+    # Keys and values of whole sequences, gathered forward and backward; their gradients back.
+    ways, compute = layout.ways("length"), layout.activation_type
+    parts = [
+        (layout.tensor_elements(tensor) * ways * layout.compute_bytes, layers * layout.microbatches)
+        for block, layers in layout.network.kinds
+        for tensor in block.attention.whole
+    ]
+
+    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
+        sent = tuple(_Part(size, times * calls) for size, calls in parts)
+        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(part.calls for part in sent)
+        return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
+
+    # Moments of Muon: matrices go to devices that have them whole, and come back orthogonal.
+    part = (_Part(_ORTHOGONAL_BYTES * layout.stored_layer_elements, 2, serial=2),)
+    moments = [
+        Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
+                 layout.devices_along(axes), 2, part, "bf16")
+        for suffix, axes in (("", GROUPS["replicas"]), (_OVER_DCN, SHARED_OVER_DCN))
+    ]  # fmt: skip
     return [
         *_stream_exchanges(layout),
         *_weight_exchanges(layout),
         *_expert_exchanges(layout),
-        *_key_value_exchanges(layout),
+        exchange("kv_gather", "kv gather", _GATHER, _KV_GATHERS),
+        exchange("kv_scatter", "kv scatter", _SCATTER, 1),
         *_gradient_exchanges(layout),
-        *_moment_exchanges(layout),
+        *(moments if layout.optimizer.name == "muon" else []),
     ]
 
 
@@ -411,35 +428,3 @@ def _expert_exchanges(layout: Training) -> list[Exchange]:
         exchange("expert_gather", "token gather", _GATHER, formula, volume, _STREAM_GATHERS),
         exchange("expert_scatter", "token scatter", _SCATTER, formula, volume, _STREAM_SCATTERS),
     ]
-
-
-def _key_value_exchanges(layout: Training) -> list[Exchange]:
-    """Keys and values of whole sequences, gathered forward and backward; their gradients back."""
-    ways, compute = layout.ways("length"), layout.activation_type
-    parts = [
-        (layout.tensor_elements(tensor) * ways * layout.compute_bytes, layers * layout.microbatches)
-        for block, layers in layout.network.kinds
-        for tensor in block.attention.whole
-    ]
-
-    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
-        sent = tuple(_Part(size, times * calls) for size, calls in parts)
-        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(part.calls for part in sent)
-        return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
-
-    return [
-        exchange("kv_gather", "kv gather", _GATHER, _KV_GATHERS),
-        exchange("kv_scatter", "kv scatter", _SCATTER, 1),
-    ]
-
-
-def _moment_exchanges(layout: Training) -> list[Exchange]:
-    """Moments of Muon: matrices go to devices that have them whole, and come back orthogonal."""
-    if layout.optimizer.name != "muon":
-        return []
-    part = (_Part(_ORTHOGONAL_BYTES * layout.stored_layer_elements, 2, serial=2),)
-    return [
-        Exchange("moment_exchange", f"moments{suffix}", ALL_TO_ALL, axes, "owned matrices",
-                 layout.devices_along(axes), 2, part, "bf16")
-        for suffix, axes in (("", GROUPS["replicas"]), (_OVER_DCN, SHARED_OVER_DCN))
-    ]  # fmt: skip

@@ -18,8 +18,6 @@ class PlanReference:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff:
-    """A key whose values differ; None where one of them lacks it."""
-
     key: str
     first: bool | float | str | None
     second: bool | float | str | None
@@ -83,13 +81,17 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
     staged = bool(first.stages or second.stages)
     whole = bool(first.stages) != bool(second.stages)
     figures = [_figures(plan, _TOTALS) if whole else _all_figures(plan) for plan in plans]
+    time = [
+        _summed((line.resource or "", line.name, line.value) for line in plan.forecast.time)
+        for plan in plans
+    ]
     return PlanDiff(
         schema=_SCHEMA,
         plans=(_reference(first), _reference(second)),
         requested=_differing(*(_requested(spec, whole=whole) for spec in specs)),
         decided=() if whole else _differing(*map(_decided, plans)),
         memory=() if staged else _merged("bytes", *map(_memory, plans)),
-        time=() if staged else _merged("s", *map(_time, plans)),
+        time=() if staged else _merged("s", *time),
         figures=_pairs(*figures),
         bounds=(first.forecast.bound, second.forecast.bound),
     )
@@ -102,9 +104,6 @@ def _reference(plan: Plan) -> PlanReference:
         spec_digest=plan.spec_digest,
         overrides=plan.overrides,
     )
-
-
-# --- values by dotted key
 
 
 def _all_figures(plan: Plan) -> dict[str, Any]:
@@ -172,11 +171,7 @@ def _pairs(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]
 
 
 def _differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, ...]:
-    """Return the keys whose values are not the same, in their order."""
     return tuple(pair for pair in _pairs(first, second) if pair.first != pair.second)
-
-
-# --- lines of ledgers
 
 
 def _memory(plan: Plan) -> _Lines:
@@ -185,10 +180,6 @@ def _memory(plan: Plan) -> _Lines:
         lines |= _summed((phase.name, line.name, line.value) for line in phase.lines)
         lines[phase.name, SUM] = phase.bytes
     return lines
-
-
-def _time(plan: Plan) -> _Lines:
-    return _summed((line.resource or "", line.name, line.value) for line in plan.forecast.time)
 
 
 def _summed(entries: Iterable[tuple[str, str, float]]) -> _Lines:

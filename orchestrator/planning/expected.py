@@ -5,8 +5,8 @@ of their collectives that does not hide, and other slices. docs/score.md has the
 the catalog has the constants and their sources. The expected step is never shorter than `lower`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from math import expm1, hypot
 
 import numpy as np
@@ -37,9 +37,6 @@ _NAMES: dict[LineKind, str] = {
     "slice_wait": "waiting for slices",
     "busiest_resource": "waiting for the busiest resource",
 }
-_SHARE, _EXPOSED = "peak / share", "links * exposed"
-_GATHERS = "max(links * exposed, slowest - own)"
-_WAITS = "(calls * wait + hops * hop) * skew"
 # In every published run on several slices a reduction comes after this much work or more. Closer
 # reductions are assumed to wait in proportion to the work between them.
 _APART_S = 0.11
@@ -57,7 +54,7 @@ def _step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number
         "exposed_gathers": _exposed_gathers_s(work, own_s, efficiency),
         "exposed_tensor": work.tensor_s * efficiency.exposed_tensor.value,
         "serial_collectives": work.serial_s,
-        "slice_wait": (full_s * skew_share(work, own_s)),
+        "slice_wait": full_s * skew_share(work, own_s),
     }
 
 
@@ -110,129 +107,79 @@ def expected_lines(
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
     work = step_work(layout, lines)
-    formulas = _step_formulas(layout, work, efficiency)
-    ledger = [_line(kind, s, *formulas[kind]) for kind, s in _step_parts(work, efficiency).items()]
-    total_s = sum(one.value for one in ledger)
-    inputs = {"lower": time.lower_s, "above": total_s}
-    busiest = _line("busiest_resource", time.lower_s - total_s, "lower - above", inputs)
-    return tuple(one for one in [*ledger, busiest] if one.value > 0)
-
-
-def _step_formulas(
-    layout: Training, work: StepWork, efficiency: Efficiency
-) -> dict[LineKind, tuple[str, dict[str, Number]]]:
-    """How each part is computed, with its numbers."""
+    parts = _step_parts(work, efficiency)
     own_s = sum(_own_step_parts(work, efficiency).values())
-    gathers = {
-        "links": work.gathers_s + work.dcn_s,
-        "exposed": efficiency.exposed_gathers.value,
-        "slowest": np.maximum(work.gathers_s, work.dcn_s),
-        "own": own_s,
-    }
-    tensor = {"links": work.tensor_s, "exposed": efficiency.exposed_tensor.value}
-    waits = {
-        "calls": work.reductions,
-        "wait": efficiency.slice_wait_s.value,
-        "hops": work.hops,
-        "hop": efficiency.slice_hop_s.value,
-        "skew": skew_share(work, own_s),
-    }
-    hidden_s = work.host.hidden_s(*_pace(work, efficiency))
-    return {
-        "matmul": (_SHARE, {"peak": work.matmul_s, "share": efficiency.matmul.value}),
-        "attention": (_SHARE, {"peak": work.attention_s, "share": efficiency.attention.value}),
+    # How each part is computed, with its numbers.
+    formulas: dict[LineKind, tuple[str, dict[str, Number]]] = {
+        "matmul": ("peak / share", {"peak": work.matmul_s, "share": efficiency.matmul.value}),
+        "attention": (
+            "peak / share", {"peak": work.attention_s, "share": efficiency.attention.value}
+        ),
         "weight_traffic": ("peak", {"peak": work.hbm_s}),
         "elementwise": ("bytes / rate", {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)}),
-        "offload": ("2 * way - hidden", {"way": work.host.one_way_s, "hidden": hidden_s}),
-        "exposed_gathers": (_GATHERS, gathers),
-        "exposed_tensor": (_EXPOSED, tensor),
+        "offload": (
+            "2 * way - hidden",
+            {"way": work.host.one_way_s, "hidden": work.host.hidden_s(*_pace(work, efficiency))},
+        ),
+        "exposed_gathers": (
+            "max(links * exposed, slowest - own)",
+            {
+                "links": work.gathers_s + work.dcn_s,
+                "exposed": efficiency.exposed_gathers.value,
+                "slowest": np.maximum(work.gathers_s, work.dcn_s),
+                "own": own_s,
+            },
+        ),
+        "exposed_tensor": (
+            "links * exposed",
+            {"links": work.tensor_s, "exposed": efficiency.exposed_tensor.value},
+        ),
         "serial_collectives": ("links", {"links": work.serial_s}),
-        "slice_wait": (_WAITS, waits),
-    }
-
-
-def _line(kind: LineKind, seconds: Number, formula: str, inputs: dict[str, Number]) -> LedgerLine:
-    return LedgerLine(
-        kind=kind,
-        name=_NAMES[kind],
-        value=seconds,
-        unit="s",
-        formula=formula,
-        inputs=inputs,
-        sources=(SOURCE,),
+        "slice_wait": (
+            "(calls * wait + hops * hop) * skew",
+            {
+                "calls": work.reductions,
+                "wait": efficiency.slice_wait_s.value,
+                "hops": work.hops,
+                "hop": efficiency.slice_hop_s.value,
+                "skew": skew_share(work, own_s),
+            },
+        ),
+    }  # fmt: skip
+    total_s = sum(parts.values())
+    formulas["busiest_resource"] = ("lower - above", {"lower": time.lower_s, "above": total_s})
+    parts["busiest_resource"] = time.lower_s - total_s
+    return tuple(
+        LedgerLine(
+            kind=kind,
+            name=_NAMES[kind],
+            value=seconds,
+            unit="s",
+            formula=formulas[kind][0],
+            inputs=formulas[kind][1],
+            sources=(SOURCE,),
+        )
+        for kind, seconds in parts.items()
+        if seconds > 0
     )
 
 
-# Where a plan leaves the range of the published runs, and how sure `expected` is.
+# --- where a plan leaves the range of the published runs, and how sure `expected` is
 
 
-_EXPOSED_LINES: tuple[LineKind, ...] = ("exposed_gathers", "exposed_tensor", "serial_collectives")
 STANDARD_DEVIATIONS = 1.28  # standard deviations that hold 80 % of a normal distribution
-
-
-@dataclass(frozen=True, kw_only=True)
-class _UnsurePart:
-    """A part of the step, and the axes whose range decides whether published runs show it."""
-
-    axes: tuple[str, ...]
-    seconds: Callable[[StepWork, Efficiency], float]
-
-
-def _matmul_s(work: StepWork, efficiency: Efficiency) -> float:
-    """Matmuls beyond their time at the peak: small ones may reach less, and large ones more."""
-    return float(_step_parts(work, efficiency)["matmul"] - work.matmul_s)
-
-
-def _attention_s(work: StepWork, efficiency: Efficiency) -> float:
-    return float(_step_parts(work, efficiency)["attention"] - work.attention_s)
-
-
-def _hidden_s(work: StepWork, efficiency: Efficiency) -> float:
-    """Collectives that are assumed to hide."""
-    parts = _step_parts(work, efficiency)
-    shown = parts["exposed_gathers"] + parts["exposed_tensor"]
-    return max(float(work.gathers_s + work.dcn_s + work.tensor_s - shown), 0.0)
-
-
-def _accumulated_s(work: StepWork, efficiency: Efficiency) -> float:
-    """What is assumed to hide, and the waits for slices that accumulated gradients spare."""
-    by_layer = replace(work, reductions=work.reductions_by_layer)
-    spared_s = _waits_s(by_layer, efficiency) - _waits_s(work, efficiency)
-    return _hidden_s(work, efficiency) + max(spared_s, 0.0)
-
-
-def _transfers_s(work: StepWork, efficiency: Efficiency) -> float:
-    """Transfers to the host that are assumed to hide."""
-    shown_s = _step_parts(work, efficiency)["offload"]
-    return float(2 * work.host.one_way_s - shown_s)
-
-
-def _exposed_s(work: StepWork, efficiency: Efficiency) -> float:
-    """Collectives that show: the more devices join, the more there are to be late."""
-    parts = _step_parts(work, efficiency)
-    return float(sum(parts[kind] for kind in _EXPOSED_LINES))
-
-
-def _waits_s(work: StepWork, efficiency: Efficiency) -> float:
-    return float(_step_parts(work, efficiency)["slice_wait"])
-
-
-def _overhead_s(_work: StepWork, efficiency: Efficiency) -> float:
-    """Seconds that a run pays for each step outside the step."""
-    return efficiency.run_overhead_s.value
-
-
-_UNCERTAIN = (
-    _UnsurePart(axes=("tokens",), seconds=_matmul_s),
-    _UnsurePart(axes=("length", "attention_share", "sequence"), seconds=_attention_s),
-    _UnsurePart(axes=("microbatches",), seconds=_accumulated_s),
-    _UnsurePart(axes=("data", "fsdp_dcn", "tensor", "links_share"), seconds=_hidden_s),
-    _UnsurePart(axes=("host_share",), seconds=_transfers_s),
-    _UnsurePart(axes=("chips",), seconds=_exposed_s),
-    _UnsurePart(axes=("slices",), seconds=_waits_s),
-    _UnsurePart(axes=("step_s",), seconds=_overhead_s),
-)
-AXES = tuple(axis for part in _UNCERTAIN for axis in part.axes)
+# Parts of a step, and the axes whose range decides whether published runs show them.
+_UNSURE_AXES = {
+    "matmuls": ("tokens",),
+    "attention": ("length", "attention_share", "sequence"),
+    "accumulation": ("microbatches",),
+    "hidden collectives": ("data", "fsdp_dcn", "tensor", "links_share"),
+    "hidden transfers": ("host_share",),
+    "exposed collectives": ("chips",),
+    "waits": ("slices",),
+    "overhead": ("step_s",),
+}
+AXES = tuple(axis for axes in _UNSURE_AXES.values() for axis in axes)
 # Fewer tokens, shorter sequences and shorter steps than in any run are as little known as more of
 # anything else. More tokens and longer steps are not.
 _BELOW = frozenset({"tokens", "length", "step_s"})
@@ -316,8 +263,31 @@ def deviation(work: StepWork, efficiency: Efficiency) -> float:
 def unseen(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
     """The part of the step that no run shows, as a share."""
     parts, seen = _seconds_of(work, efficiency), _seen_share(work, efficiency)
-    unseen_s = (*_outside_s(work, values, efficiency), (1 - seen) * parts["slice_wait"])
-    return hypot(*unseen_s) / sum(parts.values())
+    exposed_s = parts["exposed_gathers"] + parts["exposed_tensor"]
+    hidden_s = max(float(work.gathers_s + work.dcn_s + work.tensor_s) - exposed_s, 0.0)
+    # Waits for slices that accumulated gradients spare.
+    by_layer = replace(work, reductions=work.reductions_by_layer)
+    spared_s = _seconds_of(by_layer, efficiency)["slice_wait"] - parts["slice_wait"]
+    unsure_s = {
+        # Beyond their time at the peak: small matmuls may reach less, and large ones more.
+        "matmuls": parts["matmul"] - float(work.matmul_s),
+        "attention": parts["attention"] - float(work.attention_s),
+        # What is assumed to hide.
+        "accumulation": hidden_s + max(spared_s, 0.0),
+        "hidden collectives": hidden_s,
+        "hidden transfers": float(2 * work.host.one_way_s) - parts["offload"],
+        # With more devices, a late one is likelier.
+        "exposed collectives": exposed_s + parts["serial_collectives"],
+        "waits": parts["slice_wait"],
+        # What a run pays for each step outside the step.
+        "overhead": efficiency.run_overhead_s.value,
+    }
+    unseen_s = []
+    for part, axes in _UNSURE_AXES.items():
+        known = [axis for axis in axes if axis in efficiency.ranges]
+        shares = [_outside(axis, values[axis], efficiency.ranges[axis]) for axis in known]
+        unseen_s.append(max(shares, default=0.0) * unsure_s[part])
+    return hypot(*unseen_s, (1 - seen) * parts["slice_wait"]) / sum(parts.values())
 
 
 def _seconds_of(work: StepWork, efficiency: Efficiency) -> dict[LineKind, float]:
@@ -327,13 +297,3 @@ def _seconds_of(work: StepWork, efficiency: Efficiency) -> dict[LineKind, float]
 def _seen_share(work: StepWork, efficiency: Efficiency) -> float:
     own_s = sum(_own_step_parts(work, efficiency).values())
     return float(skew_share(work, own_s))
-
-
-def _outside_s(
-    work: StepWork, values: Mapping[str, float], efficiency: Efficiency
-) -> Iterator[float]:
-    """Seconds of each part that lie outside the range of the runs."""
-    for part in _UNCERTAIN:
-        known = [axis for axis in part.axes if axis in efficiency.ranges]
-        shares = [_outside(axis, values[axis], efficiency.ranges[axis]) for axis in known]
-        yield max(shares, default=0.0) * part.seconds(work, efficiency)

@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestrator.network.mesh_axes import GROUPS
 from orchestrator.planning import flops
-from orchestrator.planning.layout import Number, Training
+from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import peak_bytes, stream_bytes
 from orchestrator.planning.step_work import (
     crosses,
@@ -34,8 +34,6 @@ _EQUAL = 1e-9  # costs that differ by less, as a share, are the same
 
 @dataclass(frozen=True)
 class _Ways:
-    """Ways to run a mesh with a batch, in the order of their `key`: the mesh and batch."""
-
     key: Ints
     remat: Ints
     microbatches: Ints
@@ -62,7 +60,23 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[_Ways, Lea
         host_bytes=float(hosts[fits].min(initial=np.inf)),
     )
     fits &= hosts <= host_limit_bytes(layout.chip) * (1 - margin)
-    repeated, traffic, others = _costs_of_policy(layout)
+    # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
+    # policy costs, its collective at the rate of a whole torus axis.
+    chip = layout.chip
+    repeated_s = flops.blocks_recompute_flops(layout) / device_peak(layout)
+    attention_s = flops.attention_recompute_flops(layout) / activation_peak(layout)
+    # Attention's output is scattered over `tensor` again: (1 - 1/n) of it, on two links.
+    ways = layout.devices_along(GROUPS["tensor"])
+    scatters = layout.microbatches * layout.over_layers(
+        lambda block: layout.repeats_output(block.attention)
+    )
+    link_bytes_per_s = 2 * chip.ici_link_bytes_per_s.value / chip.devices
+    scattered_s = scatters * stream_bytes(layout) * (1 - 1 / ways) / link_bytes_per_s
+    repeated, traffic, others = (
+        repeated_s + attention_s,
+        activation_traffic_bytes(layout) / hbm_rate(layout),
+        scattered_s + transfers(layout).exposed_s(),
+    )
     place_in_key = np.arange(len(key)) - np.searchsorted(key, key)
     # The second number of microbatches is the fewest that accumulate gradients.
     stay = (place_in_key == 1) & crosses(layout)
@@ -90,27 +104,6 @@ def joined(parts: Sequence[tuple[_Ways, LeastMemory]]) -> tuple[_Ways, LeastMemo
     ), LeastMemory(
         hbm_bytes=min(part.hbm_bytes for part in least),
         host_bytes=min(part.host_bytes for part in least),
-    )
-
-
-def _costs_of_policy(layout: Training) -> tuple[Number, Number, Number]:
-    """Return seconds of a step: of recomputation, of HBM traffic of activations, and of all else
-    that a policy costs, its collective at the rate of a whole torus axis.
-    """
-    chip = layout.chip
-    repeated_s = flops.blocks_recompute_flops(layout) / device_peak(layout)
-    attention_s = flops.attention_recompute_flops(layout) / activation_peak(layout)
-    # Attention's output is scattered over `tensor` again: (1 - 1/n) of it, on two links.
-    ways = layout.devices_along(GROUPS["tensor"])
-    scatters = layout.microbatches * layout.over_layers(
-        lambda block: layout.repeats_output(block.attention)
-    )
-    link_bytes_per_s = 2 * chip.ici_link_bytes_per_s.value / chip.devices
-    scattered_s = scatters * stream_bytes(layout) * (1 - 1 / ways) / link_bytes_per_s
-    return (
-        repeated_s + attention_s,
-        activation_traffic_bytes(layout) / hbm_rate(layout),
-        scattered_s + transfers(layout).exposed_s(),
     )
 
 

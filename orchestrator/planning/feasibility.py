@@ -48,9 +48,21 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
 
     The vocabulary needs none: it is padded.
     """
-    rules = [
-        _dimension_rule(axis, key, size) for axis, key, size in split_sizes(model) if axis != PADDED
-    ]
+
+    def dimension_rule(axis: str, name: str, total: int) -> _Rule:
+        """A dimension divides evenly; KV heads may also be replicated evenly: 8 heads do not suit 3
+        devices, but they suit 24, each head on 3 of them.
+        """
+        axes, may_replicate = " x ".join(LOGICAL_AXES[axis]), axis == COPIED
+
+        def holds(sizes: Sizes) -> Bools:
+            parts = _split(sizes, axis)
+            return np.asarray((total % parts == 0) | (may_replicate & (parts % total == 0)))
+
+        suffix = " (or divides it)" if may_replicate else ""
+        return _Rule(name, total, f"{axes}{suffix}", holds, inherited=not may_replicate)
+
+    rules = [dimension_rule(*size) for size in split_sizes(model) if size[0] != PADDED]
     if model.moe is not None and model.moe.capacity_factor is not None:
         # Experts have a capacity for each sequence: no axis splits its positions.
         axes = " x ".join(LOGICAL_AXES["length"])
@@ -68,24 +80,7 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
     return [*rules, _Rule("length", length, f"{axes}, in two halves for zigzag", divides_length)]
 
 
-def _dimension_rule(axis: str, name: str, total: int) -> _Rule:
-    """Return the rule that a dimension divides evenly; KV heads may also be replicated evenly."""
-    axes = " x ".join(LOGICAL_AXES[axis])
-
-    def divides(sizes: Sizes) -> Bools:
-        return np.asarray(total % _split(sizes, axis) == 0)
-
-    def divides_or_replicates(sizes: Sizes) -> Bools:
-        return np.asarray(divides(sizes) | (_split(sizes, axis) % total == 0))
-
-    if axis == COPIED:
-        # 8 heads do not suit 3 devices, but they suit 24, each head on 3 of them.
-        return _Rule(name, total, f"{axes} (or divides it)", divides_or_replicates, inherited=False)
-    return _Rule(name, total, axes, divides)
-
-
 def _split(sizes: Sizes, logical_axis: str) -> Ints:
-    """Return the parts of a logical axis inside a pod."""
     return np.asarray(ways(sizes, logical_axis))
 
 
@@ -101,7 +96,6 @@ def sharing(mesh: MeshRequest) -> dict[str, int]:
 
 
 def sizes_by_name(rows: Ints) -> Sizes:
-    """Return columns by the names of ICI_AXES."""
     return {axis: rows[:, column] for column, axis in enumerate(ICI_AXES)}
 
 
@@ -169,6 +163,5 @@ def batches_next_to(batch: Batch, multiples: Ints) -> list[Ints]:
 
 
 def batch_range(batch: Batch) -> tuple[int, int]:
-    """Return the fewest and the most sequences within the tolerance."""
     slack = int(batch.sequences * batch.tolerance + 1e-9)
     return batch.sequences - slack, batch.sequences + slack

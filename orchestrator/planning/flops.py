@@ -4,7 +4,6 @@ Forecast and measurement call the same functions for MFU. Executed FLOPs add wha
 recomputes, whole attention blocks, and copied heads.
 """
 
-from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -12,17 +11,10 @@ import numpy as np
 
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Attention, Block, Matmul, Mixture, Sublayer
+from orchestrator.network.description import Attention, Block, Mixture
 from orchestrator.network.mesh_axes import GATHERED_AXES, PARAMETER_AXES
 from orchestrator.network.mlp import EXPERTS
-from orchestrator.planning.kernels import (
-    LANES,
-    attention_block,
-    grouped_tile,
-    head_bytes,
-    partial_sums,
-    query_keys,
-)
+from orchestrator.planning import kernels
 from orchestrator.planning.layout import Layout, Number, Training, is_of_experts
 from orchestrator.values.model import Model
 from orchestrator.values.plan import PlannedBatch
@@ -55,7 +47,6 @@ _MUON_STEPS, _LARGE_PRODUCTS, _SQUARE_PRODUCTS = 5, 2, 1
 
 
 def parameters(model: Model) -> int:
-    """Every trained number, exactly."""
     return decoder(model).parameters
 
 
@@ -95,7 +86,6 @@ def model_flops_per_token(model: Model, length: int) -> float:
 
 
 def model_flops_per_step(model: Model, batch: PlannedBatch) -> float:
-    """FLOPs of all tokens of a batch that MFU counts."""
     return batch.tokens * model_flops_per_token(model, batch.length)
 
 
@@ -138,7 +128,7 @@ def expert_padding_flops(layout: Training) -> Number:
     experts = moe.experts / layout.ways("experts")
     unit = layout.chip.matrix_unit
     ragged = unit.value if unit else 1
-    rows = 2 * ragged + grouped_tile(layout.tokens * layout.buffer_of_token, experts)
+    rows = 2 * ragged + kernels.grouped_tile(layout.tokens * layout.buffer_of_token, experts)
     return 2 * layout.microbatches * rows * (experts - 1) / experts * routed
 
 
@@ -185,20 +175,18 @@ def blocks_recompute_flops(layout: Training) -> Number:
     surplus = surplus_rows(layout)
 
     def elements(block: Block) -> Number:
-        return sum(
-            (1 + surplus * is_of_experts(parallel[0])) * _repeated_elements(layout, part, parallel)
-            for part in block.sublayers
-            for parallel in part.parallel
-        )
+        total: Number = 0
+        for part in block.sublayers:
+            for parallel in part.parallel:
+                if parallel == (part.output,) and part.after:
+                    repeated = layout.repeats_output(part) * layout.multiplied_elements(part.output)
+                else:
+                    in_ring = not isinstance(part, Mixture)
+                    repeated = layout.repeated_elements(parallel, in_ring=in_ring)
+                total = total + (1 + surplus * is_of_experts(parallel[0])) * repeated
+        return total
 
     return matmul_flops(layout, layout.over_layers(elements))
-
-
-def _repeated_elements(layout: Training, part: Sublayer, parallel: Sequence[Matmul]) -> Number:
-    """Weights of a sublayer's parallel matmuls that the backward pass multiplies by again."""
-    if parallel == (part.output,) and part.after:
-        return layout.repeats_output(part) * layout.multiplied_elements(part.output)
-    return layout.repeated_elements(parallel, in_ring=not isinstance(part, Mixture))
 
 
 def attention_forward_flops(layout: Layout) -> Number:
@@ -222,7 +210,7 @@ def attention_backward_flops(layout: Layout) -> Number:
             positions = _computed_positions(layout, attention, size, keys)
             return _attention_flops(layout, attention, positions, products)
 
-        apart = kernel(query_keys(size), OF_QUERIES) + kernel(size, OF_KEYS_AND_VALUES)
+        apart = kernel(kernels.query_keys(size), OF_QUERIES) + kernel(size, OF_KEYS_AND_VALUES)
         at_once = kernel(layout.length / np.maximum(sums, 1), AT_ONCE)
         return np.where(sums > 0, at_once, apart)
 
@@ -271,20 +259,19 @@ def _computed_positions(
 def _block_of(layout: Layout, attention: Attention) -> Number:
     """Positions that the kernels take at a time, or would where they cannot take the sequence."""
     window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
-    size = attention_block(layout.length, layout.ways("length"), window, head)
-    return np.where(size > 0, size, min(LANES, layout.length))
+    size = kernels.attention_block(layout.length, layout.ways("length"), window, head)
+    return np.where(size > 0, size, min(kernels.LANES, layout.length))
 
 
 def partial_sums_of(layout: Layout, attention: Attention) -> Number:
     """Gradients of each query that one backward kernel writes, or 0 where there are two kernels."""
     window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
-    return partial_sums(layout.length, _block_of(layout, attention), window, head)
+    return kernels.partial_sums(layout.length, _block_of(layout, attention), window, head)
 
 
 def head_of(attention: Attention, compute_bytes: int) -> int:
-    """Bytes of the wider head of queries and values."""
     heads = attention.queries, attention.result
-    return head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
+    return kernels.head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
 
 
 def attention_recompute_flops(layout: Training) -> Number:
@@ -306,7 +293,6 @@ def forward_flops(layout: Training) -> Number:
 
 
 def unembedding_forward_flops(layout: Layout) -> Number:
-    """Logits: 2 tokens D V."""
     return matmul_flops(layout, layout.table_elements - layout.table_padding_elements)
 
 

@@ -9,7 +9,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.published import OTHER, REFERENCE
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.inputs import Machines, State, goodput_inputs
+from orchestrator.goodput.inputs import goodput_inputs
 from orchestrator.goodput.losses import goodput_forecast, over_share
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning import flops
@@ -24,17 +24,8 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.step_work import host_bytes, host_limit_bytes, step_work, transfers
 from orchestrator.planning.time import StepTime, device_peak, math_lines, step_time, time_lines
+from orchestrator.values import plan
 from orchestrator.values.goodput import EvaluationCost, GoodputForecast, GoodputInputs
-from orchestrator.values.plan import (
-    Estimate,
-    Extrapolation,
-    Forecast,
-    LearnedFrom,
-    LedgerLine,
-    MemoryPhase,
-    SoftwareRuns,
-)
-from orchestrator.values.run_options import EvaluationOptions
 from orchestrator.values.spec import Resources, Spec
 
 
@@ -47,7 +38,7 @@ class Terms:
     dollars_per_chip_hour: float | None
 
 
-def forecast(layout: Training, spec: Spec) -> Forecast:
+def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     """The forecast of one layout of plain numbers."""
     resources = spec.resources
     lines = time_lines(layout)
@@ -67,15 +58,24 @@ def forecast(layout: Training, spec: Spec) -> Forecast:
         busy[f"ici {most}"] = float(time.torus_axis_s[slowest])
     ordered = sorted(busy, key=lambda name: -busy[name])
     first, second = busy[ordered[0]], busy[ordered[1]]
+    efficiency = _efficiency_of(layout)
+    expected = expected_lines(layout, lines, time, efficiency) if efficiency else ()
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
-        memory=tuple(_plain_phase(phase) for phase in phases(layout)),
+        memory=tuple(
+            replace(
+                phase,
+                lines=tuple(plain_line(line) for line in phase.lines if line.value > 0),
+                bytes=plain(phase.bytes),
+            )
+            for phase in phases(layout)
+        ),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_s,
         hidden_s=plain(transfers(layout).hidden_s()),
         bottleneck=(ordered[0], first / second - 1 if second else 0.0),
-        expected_time=_expected_ledger(layout, lines, time),
+        expected_time=tuple(map(plain_line, expected)),
         extrapolated=extrapolated(layout, lines, step_s),
     )
 
@@ -91,20 +91,31 @@ def write_forecast(
     layout: Training,
     terms: Terms,
     *,
-    memory: tuple[MemoryPhase, ...],
-    time: tuple[LedgerLine, ...],
-    step_s: Estimate,
+    memory: tuple[plan.MemoryPhase, ...],
+    time: tuple[plan.LedgerLine, ...],
+    step_s: plan.Estimate,
     hidden_s: float = 0.0,
     bottleneck: tuple[str, float],
-    expected_time: tuple[LedgerLine, ...],
-    extrapolated: tuple[Extrapolation, ...] = (),
-) -> Forecast:
+    expected_time: tuple[plan.LedgerLine, ...],
+    extrapolated: tuple[plan.Extrapolation, ...] = (),
+) -> plan.Forecast:
     """The ledgers with every figure that follows from them."""
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
     on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
     tokens = _tokens_per_step(layout)
     goodput, days, chip_hours, dollars = time_and_money(layout, step_s, terms)
-    return Forecast(
+    # The software for whose runs `expected` speaks.
+    learned, efficiency = None, _efficiency_of(layout)
+    if efficiency is not None and step_s.expected is not None:
+        runs = {
+            name: plan.SoftwareRuns(software=name, runs=len(found.rows),
+                               longer=found.value / (1 - found.value))
+            for name, found in efficiency.software.items()
+            if name != OTHER
+        }  # fmt: skip
+        others = tuple(found for name, found in runs.items() if name != REFERENCE)
+        learned = plan.LearnedFrom(reference=runs[REFERENCE], others=others)
+    return plan.Forecast(
         memory_bytes_per_device=peak_bytes,
         hbm_bytes_per_device=usable_bytes,
         host_memory_bytes_per_chip=on_host_bytes,
@@ -129,13 +140,13 @@ def write_forecast(
         dollars_per_chip_hour=terms.dollars_per_chip_hour,
         expected_time=expected_time,
         extrapolations=extrapolated,
-        learned_from=_learned_from(layout) if step_s.expected is not None else None,
+        learned_from=learned,
     )
 
 
 def time_and_money(
-    layout: Training, step_s: Estimate, terms: Terms
-) -> tuple[GoodputForecast, Estimate, Estimate, Estimate | None]:
+    layout: Training, step_s: plan.Estimate, terms: Terms
+) -> tuple[GoodputForecast, plan.Estimate, plan.Estimate, plan.Estimate | None]:
     """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
     price is unknown.
     """
@@ -150,37 +161,31 @@ def time_and_money(
 
 def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
     """What the goodput of a run of this layout follows from."""
-    chip, resources = layout.chip, spec.resources
-    slice_ = catalog.topology(chip, resources.topology)
-    pods = resources.pods.max
-    machines = Machines(
-        chip=chip,
-        chips=pods * slice_.chips,
-        hosts=pods * catalog.hosts(chip, slice_),
-        resources=resources,
-    )
+    chip, resources, options = layout.chip, spec.resources, spec.run.evaluation
+    slice_, pods = catalog.topology(chip, resources.topology), resources.pods.max
     size = layout.parameter_bytes + layout.moment_bytes
-    state = State(
-        bytes=round(size * flops.parameters(layout.model)),
+    # The forward passes of an evaluation, and the FLOPs of a step.
+    evaluation = None
+    if options is not None:
+        evaluation = EvaluationCost(
+            every_steps=options.every,
+            batches=ceil(options.sequences / int(layout.sequences)),
+            forward_flops=plain(flops.forward_flops(layout)),
+            step_flops=plain(sum(line.inputs["flops"] for line in math_lines(layout))),
+        )
+    return goodput_inputs(
+        chip,
+        pods * catalog.hosts(chip, slice_),
+        pods * slice_.chips,
+        resources,
+        spec.run,
+        state_bytes=round(size * flops.parameters(layout.model)),
         bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
-    )
-    return goodput_inputs(machines, spec.run, state, _evaluation_cost(layout, spec.run.evaluation))
-
-
-def _evaluation_cost(layout: Training, options: EvaluationOptions | None) -> EvaluationCost | None:
-    """The forward passes of an evaluation, and the FLOPs of a step."""
-    if options is None:
-        return None
-    return EvaluationCost(
-        every_steps=options.every,
-        batches=ceil(options.sequences / int(layout.sequences)),
-        forward_flops=plain(flops.forward_flops(layout)),
-        step_flops=plain(sum(line.inputs["flops"] for line in math_lines(layout))),
+        evaluation=evaluation,
     )
 
 
-def typical(step_s: Estimate) -> float:
-    """The seconds of a step by which saves are timed."""
+def typical(step_s: plan.Estimate) -> float:
     return step_s.unoverlapped if step_s.expected is None else step_s.expected
 
 
@@ -188,26 +193,26 @@ def _tokens_per_step(layout: Training) -> float:
     return float(layout.sequences) * layout.length
 
 
-def mfu(layout: Training, step_s: Estimate) -> Estimate:
-    """MFU by its one definition."""
+def mfu(layout: Training, step_s: plan.Estimate) -> plan.Estimate:
     return _mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
 
 
-def _mfu_of(layout: Training, step_s: Estimate, flops_per_token: float) -> Estimate:
-    """MFU for that many FLOPs per token."""
+def _mfu_of(layout: Training, step_s: plan.Estimate, flops_per_token: float) -> plan.Estimate:
     step_flops = _tokens_per_step(layout) * flops_per_token
     return _rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
 
-def step_bounds(layout: Training, lines: list[LedgerLine], time: StepTime) -> Estimate:
+def step_bounds(layout: Training, lines: list[plan.LedgerLine], time: StepTime) -> plan.Estimate:
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
     efficiency = _efficiency_of(layout)
     if efficiency is None:
-        return Estimate(lower=lower, unoverlapped=unoverlapped)
+        return plan.Estimate(lower=lower, unoverlapped=unoverlapped)
     expected = float(expected_s(layout, lines, time, efficiency))
     low, high = interval(layout, lines, time, efficiency)
-    return Estimate(lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high)
+    return plan.Estimate(
+        lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high
+    )
 
 
 def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
@@ -217,18 +222,9 @@ def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
     return catalog.efficiency(layout.chip.name)
 
 
-def _expected_ledger(
-    layout: Training, lines: list[LedgerLine], time: StepTime
-) -> tuple[LedgerLine, ...]:
-    efficiency = _efficiency_of(layout)
-    if efficiency is None:
-        return ()
-    return tuple(plain_line(line) for line in expected_lines(layout, lines, time, efficiency))
-
-
 def extrapolated(
-    layout: Training, lines: list[LedgerLine], step_s: Estimate
-) -> tuple[Extrapolation, ...]:
+    layout: Training, lines: list[plan.LedgerLine], step_s: plan.Estimate
+) -> tuple[plan.Extrapolation, ...]:
     """The axes along which the plan leaves the range of published runs."""
     efficiency = _efficiency_of(layout)
     if efficiency is None or step_s.expected is None:
@@ -237,48 +233,27 @@ def extrapolated(
     return extrapolations(values, efficiency.ranges)
 
 
-def _learned_from(layout: Training) -> LearnedFrom | None:
-    """The software for whose runs `expected` speaks."""
-    efficiency = _efficiency_of(layout)
-    if efficiency is None:
-        return None
-    runs = {
-        name: SoftwareRuns(software=name, runs=len(one.rows), longer=one.value / (1 - one.value))
-        for name, one in efficiency.software.items()
-        if name != OTHER
-    }
-    others = tuple(one for name, one in runs.items() if name != REFERENCE)
-    return LearnedFrom(reference=runs[REFERENCE], others=others)
-
-
 def plain(value: Any) -> float:
-    """A numpy scalar as a plain float."""
     return float(value)
 
 
-def plain_line(line: LedgerLine) -> LedgerLine:
+def plain_line(line: plan.LedgerLine) -> plan.LedgerLine:
     inputs = {name: plain(value) for name, value in line.inputs.items()}
     return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
 
 
-def _plain_phase(phase: MemoryPhase) -> MemoryPhase:
-    lines = tuple(plain_line(line) for line in phase.lines if line.value > 0)
-    return replace(phase, lines=lines, bytes=plain(phase.bytes))
-
-
-def scale(values: Estimate, factor: float) -> Estimate:
-    """Scale times to days, hours or money."""
+def scale(values: plan.Estimate, factor: float) -> plan.Estimate:
     return apply(values, lambda value: value * factor)
 
 
-def add(values: Sequence[Estimate]) -> Estimate:
+def add(values: Sequence[plan.Estimate]) -> plan.Estimate:
     """The sum of times that are long together: ends of intervals add up."""
 
     def sum_of(name: str) -> float | None:
         parts = [getattr(one, name) for one in values]
         return None if None in parts else sum(parts)
 
-    return Estimate(
+    return plan.Estimate(
         lower=sum(one.lower for one in values),
         unoverlapped=sum(one.unoverlapped for one in values),
         expected=sum_of("expected"),
@@ -287,24 +262,24 @@ def add(values: Sequence[Estimate]) -> Estimate:
     )
 
 
-def plus(values: Estimate, more: float) -> Estimate:
+def plus(values: plan.Estimate, more: float) -> plan.Estimate:
     """The same times, each with so much more; the bound is without it."""
     return replace(apply(values, lambda value: value + more), lower=values.lower)
 
 
-def _rates(values: Estimate, amount: float) -> Estimate:
+def _rates(values: plan.Estimate, amount: float) -> plan.Estimate:
     """An amount over each of these times; the longest time is the lowest rate."""
     of_times = apply(values, lambda value: amount / value)
     return replace(of_times, low=of_times.high, high=of_times.low)
 
 
-def apply(values: Estimate, change: Callable[[float], float]) -> Estimate:
+def apply(values: plan.Estimate, change: Callable[[float], float]) -> plan.Estimate:
     """The estimate with every value changed."""
 
     def if_known(value: float | None) -> float | None:
         return None if value is None else change(value)
 
-    return Estimate(
+    return plan.Estimate(
         lower=change(values.lower),
         unoverlapped=change(values.unoverlapped),
         expected=if_known(values.expected),

@@ -1,7 +1,7 @@
 """Why a spec has no plan: reasons with their arithmetic, and specs near it that have one."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import gcd, prod
 from typing import Any
 
@@ -24,14 +24,7 @@ from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.notes import sentence, sentences
-from orchestrator.planning.feasibility import (
-    batch_range,
-    model_rules,
-    realizable,
-    sharing,
-    sizes_by_name,
-    usable_axes,
-)
+from orchestrator.planning import feasibility
 from orchestrator.planning.nearest_specs import all_meshes, nearest_specs, requested_axes
 from orchestrator.planning.search import SearchRequest, SearchResult, multiple_of
 from orchestrator.planning.spec_changes import state_bytes
@@ -128,7 +121,6 @@ class Infeasible(SpecError):
         return (*self.reasons, _reason("beyond_all_chips", chip=roomiest, chips=most, **memory))
 
     def full_text(self) -> str:
-        """Return the message with suggestions, and the command to type next."""
         following = f"\n\nNext: {self.next_command}" if self.next_command else ""
         return _infeasible_text(self.all_reasons(), self.suggestions()) + following
 
@@ -145,56 +137,47 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
         lines += ["", "closest specs that work:"]
     for nearest in suggestions:
         options = " ".join(f"--set {shlex.quote(override)}" for override in nearest.overrides)
-        lines += [f"  {options}", f"    {_effect_text(nearest)}"]
+        # What the plan takes and costs: what is expected, or the bound where nothing is.
+        sequences = f"{nearest.sequences:,} sequences"
+        if nearest.batch_change:
+            sequences += f" ({change_by(1 + nearest.batch_change)})"
+        memory = nearest.memory_bytes_per_device / GIB
+        takes = (
+            f"{nearest.chips:,} {nearest.chip} chips",
+            sequences,
+            f"remat {summary_of(nearest.remat)}",
+            f"{memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}",
+        )
+        costs = [
+            f"{seconds(nearest.step_s.likeliest)} a step",
+            f"MFU {percent(nearest.mfu.likeliest)}",
+            lasting(nearest.days.likeliest),
+        ]
+        if nearest.dollars is not None:
+            costs.append(dollars(nearest.dollars.likeliest))
+        known = "at best" if nearest.step_s.expected is None else "expected"
+        lines += [f"  {options}", f"    {', '.join(takes)}; {', '.join(costs)} {known}"]
     return "\n".join(lines)
-
-
-def _effect_text(nearest: Suggestion) -> str:
-    """Return what the plan takes and costs: what is expected, or the bound where nothing is."""
-    sequences = f"{nearest.sequences:,} sequences"
-    if nearest.batch_change:
-        sequences += f" ({change_by(1 + nearest.batch_change)})"
-    memory = nearest.memory_bytes_per_device / GIB
-    takes = (
-        f"{nearest.chips:,} {nearest.chip} chips",
-        sequences,
-        f"remat {summary_of(nearest.remat)}",
-        f"{memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}",
-    )
-    costs = [
-        f"{seconds(nearest.step_s.likeliest)} a step",
-        f"MFU {percent(nearest.mfu.likeliest)}",
-        lasting(nearest.days.likeliest),
-    ]
-    if nearest.dollars is not None:
-        costs.append(dollars(nearest.dollars.likeliest))
-    known = "at best" if nearest.step_s.expected is None else "expected"
-    return f"{', '.join(takes)}; {', '.join(costs)} {known}"
 
 
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
     """Return the error for a search without a result."""
-    return Infeasible(spec, tuple(_reasons(request, result)))
-
-
-def _reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
-    undivided = [
+    reasons: Iterable[Reason] = [
         _reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
-        for axis, ways in sharing(request.mesh).items()
+        for axis, ways in feasibility.sharing(request.mesh).items()
         if request.pods % ways
     ]
-    if undivided:
-        yield from undivided
+    if reasons:
+        pass
     elif result.realizable:
-        yield from _memory_reasons(request, result)
+        reasons = _memory_reasons(request, result)
     elif len(meshes := all_meshes(request, request.mesh)):
-        yield _factors_of_slice(request)
-        yield _batch_reason(request, meshes)
+        reasons = [_factors_of_slice(request), _batch_reason(request, meshes)]
     elif len(all_meshes(request, MeshRequest())):
-        yield from _mesh_reasons(request)
+        reasons = _mesh_reasons(request)
     else:
-        yield _factors_of_slice(request)
-        yield _reason("no_mesh")
+        reasons = [_factors_of_slice(request), _reason("no_mesh")]
+    return Infeasible(spec, tuple(reasons))
 
 
 def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
@@ -215,14 +198,11 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
         yield _reason("largest_slice", chip=chip.name, most=most)
 
 
-# --- the batch
-
-
 def _batch_reason(request: SearchRequest, meshes: Ints) -> Reason:
     """Return that no mesh divides a batch within the tolerance."""
     batch = request.experiment.batch
-    multiples = np.unique(multiple_of(request, sizes_by_name(meshes))).tolist()
-    low, high = batch_range(batch)
+    multiples = np.unique(multiple_of(request, feasibility.sizes_by_name(meshes))).tolist()
+    low, high = feasibility.batch_range(batch)
     return _batch_not_divisible(
         sequences=batch.sequences,
         tolerance=batch.tolerance,
@@ -286,24 +266,21 @@ def factored(number: int) -> str:
     return " x ".join(parts) or "1"
 
 
-# --- the mesh
-
-
 def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
     """Yield the rules that the requested mesh breaks."""
     sizes = requested_axes(request.mesh)
     yield _requested_mesh(**sizes)
     broken = []
     row = [[sizes.get(axis, 1) for axis in ICI_AXES]]
-    by_name = sizes_by_name(np.array(row, np.int64))
-    for rule in model_rules(request.experiment.model, request.experiment.batch.length):
-        if not realizable([rule], request.mesh, by_name)[0]:
+    by_name = feasibility.sizes_by_name(np.array(row, np.int64))
+    for rule in feasibility.model_rules(request.experiment.model, request.experiment.batch.length):
+        if not feasibility.realizable([rule], request.mesh, by_name)[0]:
             code: ReasonCode = "dimension_not_divisible"
             if rule.is_whole:
                 code = "sequences_not_whole"
             broken.append(_reason(code, name=rule.name, total=rule.total, ways=rule.ways))
     devices, ways = request.torus.devices, prod(sizes.values())
-    every_axis = len(sizes) >= len(usable_axes(request.experiment.model))
+    every_axis = len(sizes) >= len(feasibility.usable_axes(request.experiment.model))
     if devices % ways or (every_axis and devices != ways):
         topology = str(request.topology)
         broken.append(_mesh_size(ways=ways, devices=devices, topology=topology, **sizes))

@@ -128,7 +128,6 @@ def block_sizes(length: int, ways: int, window: int | None, head_bytes: float) -
 
 
 def _at_a_time(block: int, most: int) -> int:
-    """The most that divide a block, up to a limit."""
     return max(size for size in range(LANES, most + 1, LANES) if block % size == 0)
 
 

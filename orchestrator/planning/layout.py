@@ -14,16 +14,8 @@ from typing import Any
 import numpy as np
 
 from orchestrator.catalog.chips import Chip
+from orchestrator.network import description
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import (
-    Block,
-    Dimension,
-    Matmul,
-    Network,
-    Sublayer,
-    Tensor,
-    Weight,
-)
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -53,7 +45,6 @@ _NO_TILE = (1, 1)
 
 
 def whole(size: Number, part: int) -> Number:
-    """The size as a multiple of a part."""
     return -(-size // part) * part if part > 1 else size
 
 
@@ -91,7 +82,6 @@ def activation_type(precision: Precision) -> DType:
 
 
 def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
-    """Bytes of optimizer state for each parameter."""
     first, second = _MOMENTS[optimizer.name]
     of_first = precision.first_moment or precision.optimizer
     return first * MOMENT_BYTES[of_first] + second * MOMENT_BYTES[precision.optimizer]
@@ -116,7 +106,7 @@ class Layout:
     # --- what the request says
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> description.Network:
         """The layers that a device's stage holds: all of them where there are no stages.
 
         Every formula sums over these, so a stage is priced as a network of its own segments.
@@ -134,21 +124,17 @@ class Layout:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of a parameter as stored."""
         return DTYPE_BYTES[self.precision.parameters]
 
-    def over_layers(self, of_block: Callable[[Block], Number]) -> Number:
-        """The sum over all layers of what one block has."""
+    def over_layers(self, of_block: Callable[[description.Block], Number]) -> Number:
         return sum(layers * of_block(block) for block, layers in self.network.kinds)
 
     # --- how many devices split what
 
     def devices_along(self, axes: Iterable[str]) -> Number:
-        """Devices of a group that joins these mesh axes."""
         return prod(self.mesh[axis] for axis in axes)
 
     def ways(self, logical_axis: str) -> Number:
-        """Parts that the mesh splits a logical axis into."""
         return ways(self.mesh, logical_axis)
 
     @property
@@ -167,7 +153,7 @@ class Layout:
 
     # --- what one device holds
 
-    def size(self, dimension: Dimension) -> Number:
+    def size(self, dimension: description.Dimension) -> Number:
         """How much of a dimension a device works on. Matrices are gathered for use."""
         axis = dimension.axis
         if axis == CHOICES:
@@ -180,14 +166,14 @@ class Layout:
         share = dimension.size / ways
         return np.maximum(share, 1) if axis == COPIED else share
 
-    def elements(self, weight: Weight) -> Number:
+    def elements(self, weight: description.Weight) -> Number:
         """Elements of a weight on a device, a matrix gathered for use."""
         return prod(self.size(dimension) for dimension in weight.dimensions)
 
-    def total_elements(self, matmuls: Iterable[Matmul]) -> Number:
+    def total_elements(self, matmuls: Iterable[description.Matmul]) -> Number:
         return sum(self.elements(matmul.weight) for matmul in matmuls)
 
-    def multiplied_elements(self, matmul: Matmul) -> Number:
+    def multiplied_elements(self, matmul: description.Matmul) -> Number:
         """Elements of a weight that a device multiplies one of its tokens by."""
         if not is_of_experts(matmul):
             return self.elements(matmul.weight)
@@ -219,21 +205,19 @@ class Layout:
 
     @property
     def buffer_of_token(self) -> Number:
-        """Rows for which there is room, per token of the device."""
         return self.buffer_of_choice * self.model.moe.top_k if self.model.moe else 0.0
 
-    def tensor_elements(self, tensor: Tensor) -> Number:
+    def tensor_elements(self, tensor: description.Tensor) -> Number:
         """Elements of an activation on a device, of one layer and microbatch."""
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
-    def block_elements(self, block: Block) -> Number:
+    def block_elements(self, block: description.Block) -> Number:
         """Matrix elements of a block on a device, gathered for use."""
         return self.total_elements(block.matmuls)
 
     @cached_property
     def layer_elements(self) -> Number:
-        """Matrix elements of all layers on a device, gathered for use."""
         return self.over_layers(self.block_elements)
 
     @cached_property
@@ -243,18 +227,16 @@ class Layout:
 
     @cached_property
     def table_elements(self) -> Number:
-        """Elements of one vocabulary table on a device, gathered for use."""
         return self.elements(self.network.embedding)
 
     @cached_property
     def table_padding_elements(self) -> Number:
-        """The part of these that no token has: zero where the mesh divides the vocabulary."""
+        """Elements of a table that no token has: zero where the mesh divides the vocabulary."""
         ways = self.ways(PADDED)
         return (padded(self.model.vocab, ways) - self.model.vocab) / ways * self.model.d_model
 
     @cached_property
     def padding_elements(self) -> Number:
-        """Stored elements of all tables that no token has."""
         return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
@@ -271,7 +253,7 @@ class Layout:
         others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
         return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements
 
-    def routed_elements(self, block: Block) -> Number:
+    def routed_elements(self, block: description.Block) -> Number:
         """Matrix elements of a block's experts on a device, gathered for use."""
         return self.total_elements(one for one in block.matmuls if is_of_experts(one))
 
@@ -282,17 +264,16 @@ class Layout:
         """The tile of the chip. One without a matrix unit is a GPU and does not pad."""
         return _TPU_TILE if self.chip.matrix_unit else _NO_TILE
 
-    def stored_size(self, dimension: Dimension) -> Number:
-        """The part of a weight's dimension that a device stores."""
+    def stored_size(self, dimension: description.Dimension) -> Number:
         if dimension.axis in GATHERED_AXES:
             return dimension.size / self.ways(dimension.axis)
         return self.size(dimension)
 
-    def stored_elements(self, weight: Weight) -> Number:
+    def stored_elements(self, weight: description.Weight) -> Number:
         """Elements that a device's part of a weight takes: parameters lie as they pad least."""
         return _fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
 
-    def elements_in_order(self, weight: Weight) -> Number:
+    def elements_in_order(self, weight: description.Weight) -> Number:
         """Elements that its part of a weight takes with its last dimension as the minor one."""
         sizes = [self.stored_size(one) for one in weight.dimensions]
         if len(sizes) < 2:
@@ -301,18 +282,16 @@ class Layout:
 
     @cached_property
     def stored_layer_elements(self) -> Number:
-        """Elements that a device's part of all blocks' matrices takes."""
         return self.over_layers(
             lambda block: sum(self.stored_elements(one.weight) for one in block.matmuls)
         )
 
     @cached_property
     def stored_parameter_elements(self) -> Number:
-        """What all parameters of a device take, in elements."""
         tables = sum(self.stored_elements(table) for table in self.network.tables)
         return self.stored_layer_elements + tables + self.vector_elements
 
-    def stored_tensor_elements(self, tensor: Tensor) -> Number:
+    def stored_tensor_elements(self, tensor: description.Tensor) -> Number:
         """Elements that an activation of one layer and microbatch takes.
 
         The attention kernel fixes the order of what it reads and writes: a head's numbers are the
@@ -327,20 +306,19 @@ class Layout:
 
     @property
     def copies(self) -> Number:
-        """Devices that hold the same kv head."""
         return np.maximum(self.ways(COPIED) / self.model.kv_heads, 1)
 
     @cached_property
     def copied_heads(self) -> Number:
         """Heads on a device beyond its even share: zero unless heads are copied."""
-        heads = Dimension(COPIED, self.model.kv_heads)
+        heads = description.Dimension(COPIED, self.model.kv_heads)
         return self.size(heads) - heads.size / self.ways(COPIED)
 
     @cached_property
     def layer_elements_of_a_head(self) -> Number:
         """Elements of all layers that belong to one replicated KV head."""
 
-        def elements(block: Block) -> Number:
+        def elements(block: description.Block) -> Number:
             weights = [matmul.weight.dimensions for matmul in block.matmuls]
             copied = [each for each in weights if any(size.axis == COPIED for size in each)]
             return sum(prod(self.size(d) for d in each if d.axis != COPIED) for each in copied)
@@ -349,7 +327,6 @@ class Layout:
 
     @cached_property
     def copied_elements(self) -> Number:
-        """Stored elements that are copies of another device's."""
         return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
 
 
@@ -368,7 +345,6 @@ class Training(Layout):
 
     @property
     def moment_bytes(self) -> float:
-        """Bytes of optimizer state for each parameter."""
         return moment_bytes(self.optimizer, self.precision)
 
     @property
@@ -381,7 +357,7 @@ class Training(Layout):
     def gradient_bytes(self) -> int:
         return DTYPE_BYTES[self.precision.gradients]
 
-    def recomputed(self, matmul: Matmul) -> Number:
+    def recomputed(self, matmul: description.Matmul) -> Number:
         """One if the backward pass makes the result of a matmul again, else zero: where the policy
         says so, and where a norm follows, of which the policy keeps what comes out.
         """
@@ -394,13 +370,15 @@ class Training(Layout):
         blocks = self.network.blocks
         return frozenset(one.output.name for block in blocks for one in block.attention.normalized)
 
-    def repeats_output(self, part: Sublayer) -> Number:
+    def repeats_output(self, part: description.Sublayer) -> Number:
         """One if the backward pass makes a sublayer's result again: also where a norm follows,
         whose backward pass needs what came in.
         """
         return 1 if part.after else self.recomputed(part.output)
 
-    def repeated_elements(self, parallel: Sequence[Matmul], *, in_ring: bool = True) -> Number:
+    def repeated_elements(
+        self, parallel: Sequence[description.Matmul], *, in_ring: bool = True
+    ) -> Number:
         """Weights of parallel matmuls that the backward pass multiplies by again: those whose
         results are missing; all of them where they travel round a ring of `tensor` as one.
         """
@@ -454,6 +432,5 @@ class Training(Layout):
         return bool(option) & (apart | bool(option and option.between_slices))
 
 
-def is_of_experts(matmul: Matmul) -> bool:
-    """Whether its weight is that of experts."""
+def is_of_experts(matmul: description.Matmul) -> bool:
     return matmul.weight.dimensions[0].axis == EXPERTS

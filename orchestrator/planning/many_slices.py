@@ -22,6 +22,7 @@ import numpy as np
 
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN, SLICE_REPLICAS
 from orchestrator.network.rematerialization import AUTO, Treatments
+from orchestrator.planning import search
 from orchestrator.planning.fastest_ways import fastest_ways
 from orchestrator.planning.feasibility import (
     batch_range,
@@ -33,18 +34,6 @@ from orchestrator.planning.feasibility import (
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, contenders, expected_s_of, pick
-from orchestrator.planning.search import (
-    MEMORY_MARGIN,
-    Candidates,
-    Choice,
-    SearchRequest,
-    make_layout,
-    matching,
-    policy_array,
-    price_layouts,
-    searched_policies,
-    splits,
-)
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
     NO_LINKS,
@@ -58,8 +47,6 @@ from orchestrator.planning.torus import (
     rows_of_links,
 )
 from orchestrator.values.fields import Treatment
-
-# The meshes of many slices in one table: each with the batches it would take, and placed.
 
 
 @dataclass(frozen=True)
@@ -96,42 +83,18 @@ class _SlicePart:
 
 @dataclass(frozen=True)
 class _SlicesTable(_SlicePart):
-    """The meshes of all slices, with their placements and links."""
-
     factors: Ints
     links: Links
     best_links: Links
 
 
-def _make_table(requests: Sequence[SearchRequest]) -> _SlicesTable:
-    """Return all meshes of the requests with the batches that they would take."""
-    meshes: dict[tuple[int, ...], tuple[_Meshes, int, int]] = {}
-    parts: list[_SlicePart] = []
-    placed = sized = keys = 0
-    for i, request in enumerate(requests):
-        shape = request.topology.shape
-        if shape not in meshes:
-            mesh = _meshes_of(request)
-            meshes[shape] = mesh, placed, sized
-            placed, sized = placed + len(mesh.factors), sized + len(mesh.sizes)
-        for part in _parts_of(request, i, *meshes[shape], keys):
-            parts.append(part)
-            keys += len(part.batch)
-    every = [mesh for mesh, *_ in meshes.values()]
-    columns = {
-        column.name: np.concatenate([getattr(part, column.name) for part in parts])
-        for column in fields(_SlicePart)
-    }
-    return _SlicesTable(
-        **columns,
-        factors=np.concatenate([mesh.factors for mesh in every]),
-        links=join_links([mesh.links for mesh in every]),
-        best_links=join_links([mesh.best_links for mesh in every]),
-    )
-
-
 def _parts_of(
-    request: SearchRequest, number: int, mesh: _Meshes, first_place: int, first_size: int, keys: int
+    request: search.SearchRequest,
+    number: int,
+    mesh: _Meshes,
+    first_place: int,
+    first_size: int,
+    keys: int,
 ) -> Iterator[_SlicePart]:
     """Yield the rows of one slice: meshes with the batch below, and with the one above."""
     batch = request.experiment.batch
@@ -155,21 +118,6 @@ def _parts_of(
         keys += len(ones)
 
 
-def _meshes_of(request: SearchRequest) -> _Meshes:
-    """Return the realizable meshes of a slice, whatever the number of slices."""
-    batch = request.experiment.batch
-    factors = placements(
-        request.torus, request.experiment.model, batch.length, request.mesh,
-        batch_range(batch)[1],
-    )  # fmt: skip
-    sizes = axis_sizes(factors)
-    # The last size follows from the others, and all are at most the number of devices.
-    code = sizes[:, :-1] @ (request.torus.devices + 1) ** np.arange(sizes.shape[1] - 1)
-    _, first, key = np.unique(code, return_index=True, return_inverse=True)
-    links = find_links(request.torus, factors)
-    return _Meshes(factors, sizes[first], key, links, best_links(links, key, len(first)))
-
-
 _ROWS_AT_ONCE = 16_000  # of the arrays, so that they stay in the processor's cache
 _COLUMNS_AT_ONCE = 400  # meshes with microbatches, each of which is priced under all policies
 _MOST_KEYS = (2, 6, 24, 1_000_000)  # meshes of each slice that are priced, round by round
@@ -187,54 +135,74 @@ class _FreePolicy:
         return 0
 
 
-def best_of_slices(requests: Sequence[SearchRequest]) -> list[Choice | None]:
+def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
     """Return the choice for each request; None where nothing is realizable or fits.
 
     The requests differ only in topology and pods, and no mesh is requested.
     """
-    by_shape = sorted(range(len(requests)), key=lambda i: requests[i].topology.shape)
-    found: list[Choice | None] = [None] * len(requests)
-    for chunk in _batches_of_slices(requests, by_shape):
-        for i, choice in zip(chunk, _best_of_some([requests[i] for i in chunk]), strict=True):
-            found[i] = choice
+    found: list[search.Choice | None] = [None] * len(requests)
+
+    def shape(place: int) -> tuple[int, ...]:
+        return requests[place].topology.shape
+
+    # In batches of about _ROWS_AT_ONCE devices; topologies stay together.
+    groups = [list(group) for _, group in groupby(sorted(range(len(requests)), key=shape), shape)]
+    batch: list[int] = []
+    devices = 0
+    for i, same in enumerate(groups):
+        batch += same
+        devices += len(same) * requests[same[0]].torus.devices
+        if devices > _ROWS_AT_ONCE or i == len(groups) - 1:
+            choices = _best_of_some([requests[place] for place in batch])
+            for place, choice in zip(batch, choices, strict=True):
+                found[place] = choice
+            batch, devices = [], 0
     return found
 
 
-def _batches_of_slices(
-    requests: Sequence[SearchRequest], order: Sequence[int]
-) -> Iterator[list[int]]:
-    """Yield requests in batches of about _ROWS_AT_ONCE devices; topologies stay together."""
-    places: list[int] = []
-    weight = 0
-    for _, group in groupby(order, key=lambda i: requests[i].topology.shape):
-        same = list(group)
-        places += same
-        weight += len(same) * requests[same[0]].torus.devices
-        if weight > _ROWS_AT_ONCE:
-            yield places
-            places, weight = [], 0
-    if places:
-        yield places
-
-
-def _best_of_some(requests: Sequence[SearchRequest]) -> list[Choice | None]:
-    table = _make_table(requests)
-    margins = (MEMORY_MARGIN, 0.0) if requests[0].experiment.remat == AUTO else (0.0,)
-    found: dict[int, Choice] = {}
+def _best_of_some(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
+    # All meshes of the requests with the batches that they would take.
+    meshes: dict[tuple[int, ...], tuple[_Meshes, int, int]] = {}
+    parts: list[_SlicePart] = []
+    placed = sized = keys = 0
+    for i, request in enumerate(requests):
+        shape = request.topology.shape
+        if shape not in meshes:
+            # The realizable meshes of a slice, whatever the number of slices.
+            batch = request.experiment.batch
+            factors = placements(
+                request.torus, request.experiment.model, batch.length, request.mesh,
+                batch_range(batch)[1],
+            )  # fmt: skip
+            sizes = axis_sizes(factors)
+            # The last size follows from the others, and all are at most the number of devices.
+            code = sizes[:, :-1] @ (request.torus.devices + 1) ** np.arange(sizes.shape[1] - 1)
+            _, first, key = np.unique(code, return_index=True, return_inverse=True)
+            links = find_links(request.torus, factors)
+            mesh = _Meshes(factors, sizes[first], key, links, best_links(links, key, len(first)))
+            meshes[shape] = mesh, placed, sized
+            placed, sized = placed + len(mesh.factors), sized + len(mesh.sizes)
+        for part in _parts_of(request, i, *meshes[shape], keys):
+            parts.append(part)
+            keys += len(part.batch)
+    every = [mesh for mesh, *_ in meshes.values()]
+    columns = {
+        column.name: np.concatenate([getattr(part, column.name) for part in parts])
+        for column in fields(_SlicePart)
+    }
+    table = _SlicesTable(
+        **columns,
+        factors=np.concatenate([mesh.factors for mesh in every]),
+        links=join_links([mesh.links for mesh in every]),
+        best_links=join_links([mesh.best_links for mesh in every]),
+    )
+    margins = (search.MEMORY_MARGIN, 0.0) if requests[0].experiment.remat == AUTO else (0.0,)
+    found: dict[int, search.Choice] = {}
     for margin in margins:
         left = ~np.isin(table.slice, list(found))
         if left.any():
             found |= _SlicesSearch(requests, table, margin).choices(np.flatnonzero(left))
     return [found.get(i) for i in range(len(requests))]
-
-
-@dataclass(frozen=True)
-class _PricedRows:
-    """Candidates, with the slice of each and its row in the table."""
-
-    candidates: Candidates
-    slices: Ints
-    rows: Ints
 
 
 class _SlicesSearch:
@@ -245,46 +213,56 @@ class _SlicesSearch:
     """
 
     def __init__(
-        self, requests: Sequence[SearchRequest], table: _SlicesTable, margin: float
+        self, requests: Sequence[search.SearchRequest], table: _SlicesTable, margin: float
     ) -> None:
         self.requests, self.table, self.margin = requests, table, margin
         request = requests[0]
-        self.policies = searched_policies(request.chip, request.experiment)
-        self.treated = policy_array(self.policies, request.experiment.model)
+        self.policies = search.searched_policies(request.chip, request.experiment)
+        self.treated = search.policy_array(self.policies, request.experiment.model)
         self.bounds = np.full(len(table.slice), np.inf)
         self.row_bounds = np.full(len(table.key_of_row), -np.inf)
         self.best = np.full(len(requests), np.inf)
-        self.parts: list[_PricedRows] = []
+        self.slice_of_row = table.slice[table.key_of_row]
+        self.parts: list[tuple[search.Candidates, Ints]] = []  # with the row of each in the table
 
-    def choices(self, keys: Ints) -> dict[int, Choice]:
+    def choices(self, keys: Ints) -> dict[int, search.Choice]:
         """Return the choice of each slice that has one among these meshes."""
-        keys, microbatches = self.may_fit(*self.microbatches_of(keys))
+        table = self.table
+        # Every number of microbatches of each mesh, ascending: those that fit if activations took
+        # no memory.
+        sizes = np.column_stack([table.sizes[keys], table.batch[keys]])
+        place, microbatches = search.splits(self.requests[0], sizes, table.pods[keys])
+        keys = keys[place]
+        layout = self.layout(keys, microbatches, _FreePolicy(), NO_LINKS)
+        fits = peak_bytes(layout) <= layout.chip.hbm_usable_bytes.value * (1 - self.margin)
+        keys, microbatches = keys[fits], microbatches[fits]
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         fewest = np.zeros(len(self.bounds), np.int64)
         fewest[keys[first]] = microbatches[first]
         open_keys = keys[first]
-        links = rows_of_links(self.table.best_links, self.table.mesh[open_keys])
+        links = rows_of_links(table.best_links, table.mesh[open_keys])
         self.bounds[open_keys] = self.cost_bounds(open_keys, fewest, links)
         for most in _MOST_KEYS:
-            # Return, for each slice, the `most` meshes with the lowest bound.
-            order = open_keys[np.lexsort((self.bounds[open_keys], self.table.slice[open_keys]))]
-            ordered = self.table.slice[order]
+            # For each slice, the `most` meshes with the lowest bound.
+            order = open_keys[np.lexsort((self.bounds[open_keys], table.slice[open_keys]))]
+            ordered = table.slice[order]
             place_in_slice = np.arange(len(order)) - np.searchsorted(ordered, ordered)
             now = np.sort(order[place_in_slice < most])
-            self.bound_rows(now, fewest)
+            # Bound their placements, each on its own links.
+            rows = np.flatnonzero(np.isin(table.key_of_row, now))
+            for begin in range(0, len(rows), _ROWS_AT_ONCE):
+                chunk = rows[begin : begin + _ROWS_AT_ONCE]
+                links = rows_of_links(table.links, table.place[chunk])
+                self.row_bounds[chunk] = self.cost_bounds(table.key_of_row[chunk], fewest, links)
+            self.bounds[now] = np.inf
+            np.minimum.at(self.bounds, table.key_of_row[rows], self.row_bounds[rows])
             self.price(keys, microbatches, self.within_reach(now))
             open_keys = self.within_reach(np.setdiff1d(open_keys, now))
-        return self.chosen()
-
-    def microbatches_of(self, keys: Ints) -> tuple[Ints, Ints]:
-        """Return every number of microbatches of each mesh, ascending; first the mesh."""
-        rows = np.column_stack([self.table.sizes[keys], self.table.batch[keys]])
-        place, microbatches = splits(self.requests[0], rows, self.table.pods[keys])
-        return keys[place], microbatches
+        return self.chosen() if np.isfinite(self.best).any() else {}
 
     def layout(self, keys: Ints, microbatches: Number, remat: Treatments, links: Links) -> Training:
         table = self.table
-        made = make_layout(
+        made = search.make_layout(
             self.requests[0], sizes_by_name(table.sizes[keys]), table.batch[keys], microbatches,
             remat, links,
         )  # fmt: skip
@@ -295,12 +273,6 @@ class _SlicesSearch:
         links = rows_of_links(self.table.links, self.table.place[rows])
         return self.layout(self.table.key_of_row[rows], microbatches, remat, links)
 
-    def may_fit(self, keys: Ints, microbatches: Ints) -> tuple[Ints, Ints]:
-        """Return those that fit if activations took no memory."""
-        layout = self.layout(keys, microbatches, _FreePolicy(), NO_LINKS)
-        fits = peak_bytes(layout) <= layout.chip.hbm_usable_bytes.value * (1 - self.margin)
-        return keys[fits], microbatches[fits]
-
     def cost_bounds(self, keys: Ints, fewest: Ints, links: Links) -> Floats:
         """Return seconds per token with the fewest microbatches and a policy without cost."""
         layout = self.layout(keys, fewest[keys], _FreePolicy(), links)
@@ -308,83 +280,63 @@ class _SlicesSearch:
         tokens = layout.sequences * layout.length
         return np.asarray((time.lower_s + time.unoverlapped_s) / 2 / tokens)
 
-    def bound_rows(self, keys: Ints, fewest: Ints) -> None:
-        """Bound the placements of these meshes, each on its own links."""
-        rows = np.flatnonzero(np.isin(self.table.key_of_row, keys))
-        for begin in range(0, len(rows), _ROWS_AT_ONCE):
-            chunk = rows[begin : begin + _ROWS_AT_ONCE]
-            links = rows_of_links(self.table.links, self.table.place[chunk])
-            self.row_bounds[chunk] = self.cost_bounds(self.table.key_of_row[chunk], fewest, links)
-        self.bounds[keys] = np.inf
-        np.minimum.at(self.bounds, self.table.key_of_row[rows], self.row_bounds[rows])
-
     def within_reach(self, keys: Ints) -> Ints:
-        """Return the meshes that may still be chosen."""
         return keys[self.bounds[keys] <= _REACH * self.best[self.table.slice[keys]]]
 
     def price(self, keys: Ints, microbatches: Ints, now: Ints) -> None:
         """Price some of the meshes under all policies, on the placements that may be chosen."""
-        columns = np.isin(keys, now)
-        slice_of_row = self.table.slice[self.table.key_of_row]
-        may_win = self.row_bounds <= _REACH * self.best[slice_of_row]
-        rows = np.flatnonzero(may_win & np.isin(self.table.key_of_row, now))
-        for chunk, microbatches_of_chunk in _in_chunks(keys[columns], microbatches[columns]):
-            rows_of_chunk = rows[np.isin(self.table.key_of_row[rows], chunk)]
-            self.parts.append(self.priced(chunk, microbatches_of_chunk, rows_of_chunk))
-            part = self.parts[-1]
-            np.minimum.at(self.best, part.slices, part.candidates.cost_s_per_token)
+        key_of_row = self.table.key_of_row
+        may_win = self.row_bounds <= _REACH * self.best[self.slice_of_row]
+        rows = np.flatnonzero(may_win & np.isin(key_of_row, now))
+        columns = np.flatnonzero(np.isin(keys, now))
+        # In parts, the columns of a mesh together.
+        while len(columns):
+            end = min(_COLUMNS_AT_ONCE, len(columns))
+            while end < len(columns) and keys[columns[end]] == keys[columns[end - 1]]:
+                end += 1
+            chunk, columns = columns[:end], columns[end:]
+            own_rows = rows[np.isin(key_of_row[rows], keys[chunk])]
+            candidates, priced_rows = self.priced(keys[chunk], microbatches[chunk], own_rows)
+            self.parts.append((candidates, priced_rows))
+            slices = self.slice_of_row[priced_rows]
+            np.minimum.at(self.best, slices, candidates.cost_s_per_token)
 
-    def priced(self, keys: Ints, microbatches: Ints, rows: Ints) -> _PricedRows:
+    def priced(self, keys: Ints, microbatches: Ints, rows: Ints) -> tuple[search.Candidates, Ints]:
         own, place = np.unique(keys, return_inverse=True)
         layout = self.layout(keys, microbatches, self.treated[:, None], NO_LINKS)
         ways, _ = fastest_ways(layout, place, self.margin)
-        row, way = matching(np.searchsorted(own, self.table.key_of_row[rows]), ways.key)
+        row, way = search.matching(np.searchsorted(own, self.table.key_of_row[rows]), ways.key)
         rows, remat = rows[row], ways.remat[way]
         layout = self.layout_of_rows(rows, ways.microbatches[way], self.treated[remat])
         factors = self.table.factors[self.table.place[rows]]
-        made = price_layouts(layout, factors, remat, self.policies)
-        return _PricedRows(made, self.table.slice[self.table.key_of_row[rows]], rows)
+        return search.price_layouts(layout, factors, remat, self.policies), rows
 
-    def chosen(self) -> dict[int, Choice]:
-        """Return the choice of each slice, by the rule of the ranking."""
-        if not np.isfinite(self.best).any():
-            return {}
-        found = self.nearest()
-        near = {
-            int(i): contenders(self.requests[i], found.candidates, found.slices == i)
-            for i in np.unique(found.slices)
-        }
-        every = np.concatenate(list(near.values()))
-        candidates, expected = found.candidates, np.full(len(found.rows), np.nan)
-        microbatches, remat = candidates.microbatches[every], candidates.remat[every]
-        layout = self.layout_of_rows(found.rows[every], microbatches, self.treated[remat])
-        expected[every] = expected_s_of(layout)
-        return {
-            i: candidates.choice(pick(candidates, rows, expected[rows])) for i, rows in near.items()
-        }
-
-    def nearest(self) -> _PricedRows:
-        """Return candidates within reach of the best of their slice, in its own search's order."""
+    def chosen(self) -> dict[int, search.Choice]:
+        """Return the choice of each slice, by the rule of the ranking, among the candidates within
+        reach of its best, in the order of its own search.
+        """
         near = [
-            np.flatnonzero(part.candidates.cost_s_per_token <= _REACH * self.best[part.slices])
-            for part in self.parts
+            np.flatnonzero(made.cost_s_per_token <= _REACH * self.best[self.slice_of_row[rows]])
+            for made, rows in self.parts
         ]
         pairs = list(zip(self.parts, near, strict=True))
-        candidates = Candidates.join([part.candidates.rows(places) for part, places in pairs])
-        slices = np.concatenate([part.slices[places] for part, places in pairs])
-        rows = np.concatenate([part.rows[places] for part, places in pairs])
-        order = np.lexsort(
-            (candidates.remat, candidates.microbatches, self.table.order[rows], slices)
-        )
-        return _PricedRows(candidates.rows(order), slices[order], rows[order])
-
-
-def _in_chunks(keys: Ints, microbatches: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Yield columns in parts, those of a mesh together."""
-    begin = 0
-    while begin < len(keys):
-        end = min(begin + _COLUMNS_AT_ONCE, len(keys))
-        while end < len(keys) and keys[end] == keys[end - 1]:
-            end += 1
-        yield keys[begin:end], microbatches[begin:end]
-        begin = end
+        candidates = search.Candidates.join([made.rows(places) for (made, _), places in pairs])
+        rows = np.concatenate([rows[places] for (_, rows), places in pairs])
+        order = np.lexsort((
+            candidates.remat, candidates.microbatches, self.table.order[rows],
+            self.slice_of_row[rows],
+        ))  # fmt: skip
+        candidates, rows = candidates.rows(order), rows[order]
+        slices = self.slice_of_row[rows]
+        best = {
+            int(i): contenders(self.requests[i], candidates, slices == i) for i in np.unique(slices)
+        }
+        every = np.concatenate(list(best.values()))
+        expected = np.full(len(rows), np.nan)
+        microbatches, remat = candidates.microbatches[every], candidates.remat[every]
+        layout = self.layout_of_rows(rows[every], microbatches, self.treated[remat])
+        expected[every] = expected_s_of(layout)
+        return {
+            i: candidates.choice(pick(candidates, places, expected[places]))
+            for i, places in best.items()
+        }

@@ -40,7 +40,22 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     def phase(name: str, *lines: LedgerLine) -> MemoryPhase:
         return MemoryPhase(name=name, lines=lines, bytes=sum(line.value for line in lines))
 
-    resting, gradients = _resting_lines(layout), _gradient_line(layout)
+    # Gradients of the layers and of the unembedding. A single gradient is not summed: it stays in
+    # the type it came in. What replicas of a slice reduce layer by layer comes out of one message,
+    # and keeps the order of its dimensions.
+    at_once = layout.microbatches == 1
+    single = at_once & (layout.devices_along(REPLICA_AXES) == 1)
+    size = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
+    in_order = layout.over_layers(
+        lambda block: sum(layout.elements_in_order(matmul.weight) for matmul in block.matmuls)
+    )
+    from_message = at_once & (layout.mesh["data"] > 1)
+    blocks = np.where(from_message, in_order, layout.stored_layer_elements)
+    elements = blocks + layout.stored_elements(layout.network.head)
+    resting, gradients = (
+        _resting_lines(layout),
+        _line("gradients", "gradients", "size x elements", size=size, elements=elements),
+    )
     # What a device holds from a microbatch's forward pass to its backward pass.
     kept = [
         _line("kept_activations", f"kept {_named(block, 'activations')}", "layers x size",
@@ -81,7 +96,6 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
 
 
 def peak_bytes(layout: Training) -> Number:
-    """The largest phase."""
     return np.maximum.reduce(np.broadcast_arrays(*(phase.bytes for phase in phases(layout))))
 
 
@@ -97,7 +111,6 @@ def _line(kind: LineKind, name: str, formula: str, **inputs: Number) -> LedgerLi
 
 
 def _named(block: Block, what: str) -> str:
-    """Something of a block, with the block's kind where the network has several."""
     return f"{block.kind} {what}" if block.kind else what
 
 
@@ -112,7 +125,6 @@ def _stream_line(layout: Layout, stages: Number) -> LedgerLine:
 
 
 def _matrices_line(layout: Layout, name: str, elements: Number) -> LedgerLine:
-    """Gathered matrices in the compute type."""
     inputs = {"size": layout.compute_bytes, name: elements}
     return _line("gathered_weights", "gathered weights", f"size x {name}", **inputs)
 
@@ -164,7 +176,33 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
     """The phases of a block's backward pass, by name."""
     moe, ways = layout.model.moe, _split_ways(layout)
     if isinstance(block.mlp, Mixture) and moe and moe.capacity_factor is None:
-        found = _dropless_phases(layout, block, block.mlp)
+        # The backward pass of experts whose rows lie in groups of any size. A kernel reads matrices
+        # in only one order, so those for the gradients of rows are copies, made before the first
+        # product. Then the products are made again, and their gradients, after that of the last
+        # matrix, which is not needed any more. At last each of the first matrices has a part of the
+        # rows' gradient; they are added up next to the rows and the gradient of the results. Where
+        # experts lie apart, which no compiled program has shown yet, one more of each is counted.
+        apart = np.where(layout.ways("experts") > 1, 1, 0)
+        first = sum(layout.elements(matmul.weight) for matmul in block.mlp.inputs)
+        inputs = len(block.mlp.inputs)
+        found = [
+            (
+                name,
+                [
+                    _line("gathered_weights", "gathered weights", "size x stages x first",
+                         size=layout.compute_bytes, stages=stages, first=first),
+                    _stream_line(layout, 4),
+                    _products_line(layout, block, products + apart),
+                    _routed_line(layout, rows + apart),
+                    _attention_line(_attention_bytes(layout, block)),
+                ],
+            )
+            for name, stages, products, rows in (
+                ("turned experts", _TURNED_STAGES, 1, _DROPLESS_STAGES),
+                ("mlp", 1, _mlp_products(layout, block), _DROPLESS_STAGES),
+                ("rows of experts", 1, inputs, _DROPLESS_STAGES + inputs),
+            )
+        ]  # fmt: skip
     else:
         moment = _activation_moment(layout, block)
         found = [("mlp", _mlp_lines(layout, block, *moment))]
@@ -176,40 +214,6 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
             found.append(("mlp ring", _mlp_lines(layout, block, *in_ring)))
         found.append(("attention again", _again_lines(layout, block)))
     return [*found, ("attention", _attention_lines(layout, block))]
-
-
-def _dropless_phases(
-    layout: Training, block: Block, mixture: Mixture
-) -> list[tuple[str, list[LedgerLine]]]:
-    """The backward pass of experts whose rows lie in groups of any size.
-
-    A kernel reads matrices in only one order, so those for the gradients of rows are copies, made
-    before the first product. Then the products are made again, and their gradients, after that of
-    the last matrix, which is not needed any more. At last each of the first matrices has a part of
-    the rows' gradient; they are added up next to the rows and the gradient of the results. Where
-    experts lie apart, which no compiled program has shown yet, one more of each is counted.
-    """
-    apart = np.where(layout.ways("experts") > 1, 1, 0)
-    first = sum(layout.elements(matmul.weight) for matmul in mixture.inputs)
-    inputs = len(mixture.inputs)
-    return [
-        (
-            name,
-            [
-                _line("gathered_weights", "gathered weights", "size x stages x first",
-                     size=layout.compute_bytes, stages=stages, first=first),
-                _stream_line(layout, 4),
-                _products_line(layout, block, products + apart),
-                _routed_line(layout, rows + apart),
-                _attention_line(_attention_bytes(layout, block)),
-            ],
-        )
-        for name, stages, products, rows in (
-            ("turned experts", _TURNED_STAGES, 1, _DROPLESS_STAGES),
-            ("mlp", 1, _mlp_products(layout, block), _DROPLESS_STAGES),
-            ("rows of experts", 1, inputs, _DROPLESS_STAGES + inputs),
-        )
-    ]  # fmt: skip
 
 
 def _mlp_lines(
@@ -439,29 +443,7 @@ def _block_activation_bytes(layout: Training, treatment: Treatment, block: Block
 
 
 def activation_bytes(layout: Training, treatment: Treatment) -> Number:
-    """Activation bytes of all layers."""
     return layout.over_layers(partial(_block_activation_bytes, layout, treatment))
-
-
-def _gradient_line(layout: Training) -> LedgerLine:
-    """Gradients of the layers and of the unembedding.
-
-    A single gradient is not summed: it stays in the type it came in. What replicas of
-    a slice reduce layer by layer comes out of one message, and keeps the order of its dimensions.
-    """
-    at_once = layout.microbatches == 1
-    single = at_once & (layout.devices_along(REPLICA_AXES) == 1)
-    size = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
-    in_order = layout.over_layers(
-        lambda block: sum(layout.elements_in_order(matmul.weight) for matmul in block.matmuls)
-    )
-    from_message = at_once & (layout.mesh["data"] > 1)
-    blocks = np.where(from_message, in_order, layout.stored_layer_elements)
-    elements = blocks + layout.stored_elements(layout.network.head)
-    return _line("gradients", "gradients", "size x elements", size=size, elements=elements)
-
-
-# --- the loss
 
 
 def _arrival_lines(layout: Training) -> list[LedgerLine]:

@@ -82,9 +82,6 @@ def _bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
             yield base
 
 
-# --- the same chips
-
-
 def _other_meshes(near: Nearby) -> Iterator[Suggestion]:
     """Yield the sizes nearest to the requested ones by ratio, then what the search chooses."""
     request = search_request(near.changed)
@@ -103,7 +100,6 @@ def _other_meshes(near: Nearby) -> Iterator[Suggestion]:
 
 
 def requested_axes(mesh: MeshRequest) -> dict[str, int]:
-    """Return the axes whose sizes were requested."""
     return {axis: size for axis in ICI_AXES if (size := getattr(mesh, axis))}
 
 
@@ -114,9 +110,10 @@ def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
     return np.unique(axis_sizes(factors), axis=0)
 
 
-def _shared_weights(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the fewest slices that must share weights, of those there are or of more; or another
-    number where the requested is wrong.
+def _searched_instead(near: Nearby) -> Iterator[Suggestion]:
+    """Yield the fewest slices that must share weights, of those there are or of more, or another
+    number where the requested is wrong; then the policy, and the number of microbatches, that the
+    search chooses.
     """
     resources = near.changed.resources
     pods = resources.pods.max
@@ -128,10 +125,6 @@ def _shared_weights(near: Nearby) -> Iterator[Suggestion]:
             yield from near.planned([*among, *more])
         elif pods % requested:
             yield from near.planned([{f"{MESH}.{axis}": AUTO}])
-
-
-def _searched_instead(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the policy, and the number of microbatches, that the search chooses."""
     experiment = near.changed.experiment
     if near.lacks_memory and experiment.remat != AUTO:
         yield from near.planned([{REMAT: AUTO}])
@@ -305,7 +298,6 @@ def _change_to(near: Nearby, now: _SliceChoice, then: _SliceChoice) -> Change | 
 
 _KINDS = (
     _other_meshes,
-    _shared_weights,
     _searched_instead,
     _other_batches,
     _other_pods,

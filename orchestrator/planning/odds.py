@@ -74,8 +74,6 @@ class PlanWithOdds(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class OfferReason:
-    """Why an offer has no plan: a code, and its figures."""
-
     code: OfferReasonCode
     figures: dict[str, int | float | str]
 

@@ -13,51 +13,19 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.outlook import change_s
-from orchestrator.planning import flops
+from orchestrator.planning import flops, forecast, odds, spec_changes
 from orchestrator.planning.feasibility import batch_range, replicas_in_pod, sizes_by_name
-from orchestrator.planning.forecast import (
-    Terms,
-    add,
-    extrapolated,
-    mfu,
-    plus,
-    price_of,
-    run_goodput,
-    step_bounds,
-    time_and_money,
-)
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.nearest_specs import all_meshes, rentable
-from orchestrator.planning.odds import (
-    Offer,
-    OfferReason,
-    OfferReasonCode,
-    OfferRequest,
-    Offers,
-    odds_of,
-)
 from orchestrator.planning.plan_warnings import (
     LEDGER_TRAINER,
     batch_warnings,
     critical_batch_tokens,
 )
 from orchestrator.planning.search import Choice, SearchRequest, layout_of_choice, search_request
-from orchestrator.planning.spec_changes import (
-    CHIP,
-    MESH,
-    PODS,
-    PRICE,
-    TOPOLOGY,
-    Change,
-    changed,
-    divides,
-    memory_that_shares,
-    overrides,
-    state_bytes,
-)
 from orchestrator.planning.stages import stage_specs
 from orchestrator.planning.time import step_time, time_lines
-from orchestrator.values.plan import Estimate, Extrapolation
+from orchestrator.values.plan import Extrapolation
 from orchestrator.values.spec import MeshRequest, Spec
 
 # The largest published job over several slices: 199 slices of v5e (Google Cloud, November 2023).
@@ -77,7 +45,7 @@ class _Candidate:
     """Slices that may be rented, the spec on them, and what leads to it."""
 
     spec: Spec
-    change: Change
+    change: spec_changes.Change
     request: SearchRequest
     days_at_best: float
 
@@ -90,12 +58,12 @@ class _Candidate:
 class _StageOffer:
     """An offer for one stage, the seconds of a change to it, and all rented chips."""
 
-    offer: Offer
+    offer: odds.Offer
     change_s: float = 0.0
     rented_chips: float = 0.0
 
 
-def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
+def make_offers(spec: Spec, wanted: odds.OfferRequest) -> odds.Offers:
     """Return every offer for a spec: those with a plan by their days, then the others."""
     if spec.run.trainer != LEDGER_TRAINER:
         raise UnknownCost(spec.run.trainer)
@@ -113,10 +81,7 @@ def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
     return _collected(spec, wanted, [_joined(same, wanted) for same in zip(*made, strict=True)])
 
 
-# --- what may be rented
-
-
-def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
+def _candidates(spec: Spec, wanted: odds.OfferRequest) -> Iterator[_Candidate]:
     """Yield all slices of the wanted chips, in all numbers. Sizes are powers of two and three times
     these, and numbers are as large as the network joins.
     """
@@ -132,25 +97,27 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
 
 
 def _is_round(number: int) -> bool:
-    """Whether it is a power of two, or three times one."""
     odd = number // (number & -number)
     return odd in (1, 3)
 
 
 def _candidate(
-    spec: Spec, wanted: OfferRequest, chip: Chip, topology: Topology, pods: int
+    spec: Spec, wanted: odds.OfferRequest, chip: Chip, topology: Topology, pods: int
 ) -> _Candidate:
     """Return the spec on these slices, at the wanted price; a requested mesh was for others."""
-    change: dict[str, int | float | str] = {TOPOLOGY: str(topology), PODS: pods}
+    change: dict[str, int | float | str] = {
+        spec_changes.TOPOLOGY: str(topology),
+        spec_changes.PODS: pods,
+    }
     if chip.name != spec.resources.chip:
-        change = {CHIP: chip.name, **change}
+        change = {spec_changes.CHIP: chip.name, **change}
     if spec.resources.mesh != MeshRequest():
-        change[MESH] = "auto"
-    other = changed(spec, change)
+        change[spec_changes.MESH] = "auto"
+    other = spec_changes.changed(spec, change)
     price = wanted.dollars_per_chip_hour.get(chip.name)
-    if price is not None and price != price_of(chip, other.resources):
-        change[PRICE] = price
-        other = changed(spec, change)
+    if price is not None and price != forecast.price_of(chip, other.resources):
+        change[spec_changes.PRICE] = price
+        other = spec_changes.changed(spec, change)
     request, experiment = search_request(other), other.experiment
     # Days at the peak of all chips: no plan takes less. Infinite where no peak is known.
     days, peak = inf, chip.peak_flops_per_s.get(experiment.precision.compute)
@@ -165,8 +132,8 @@ def _candidate(
 
 
 def _reason_at_once(
-    candidate: _Candidate, wanted: OfferRequest, horizon: float
-) -> OfferReason | None:
+    candidate: _Candidate, wanted: odds.OfferRequest, horizon: float
+) -> odds.OfferReason | None:
     """Return why an offer needs no search: too slow or too small at best, no price or no rate."""
     request, experiment = candidate.request, candidate.spec.experiment
     chip, batch, days = request.chip.name, experiment.batch, candidate.days_at_best
@@ -176,15 +143,15 @@ def _reason_at_once(
         return _reason("no_rate", chip=chip, compute=experiment.precision.compute)
     if days > horizon:
         return _reason("too_slow", days_at_best=days, days=horizon)
-    needed, memory = state_bytes(experiment), memory_that_shares(request)
+    needed, memory = spec_changes.state_bytes(experiment), spec_changes.memory_that_shares(request)
     if needed > memory:
         return _reason("memory", needed_bytes=needed, usable_bytes=memory)
     if request.pods > batch_range(batch)[1]:
         return _reason("too_few_sequences", sequences=batch.sequences, least=request.pods)
-    return None if divides(request) else _batch_reason(candidate)
+    return None if spec_changes.divides(request) else _batch_reason(candidate)
 
 
-def _reason_after_search(candidate: _Candidate) -> OfferReason:
+def _reason_after_search(candidate: _Candidate) -> odds.OfferReason:
     """Return why a search found nothing."""
     request, batch = candidate.request, candidate.spec.experiment.batch
     meshes = all_meshes(request, request.mesh)
@@ -200,7 +167,7 @@ def _reason_after_search(candidate: _Candidate) -> OfferReason:
     return _reason("memory", usable_bytes=usable * request.torus.devices)
 
 
-def _batch_reason(candidate: _Candidate) -> OfferReason:
+def _batch_reason(candidate: _Candidate) -> odds.OfferReason:
     return _reason(
         "batch_not_divisible",
         sequences=candidate.spec.experiment.batch.sequences,
@@ -209,75 +176,72 @@ def _batch_reason(candidate: _Candidate) -> OfferReason:
     )
 
 
-def _reason(code: OfferReasonCode, **figures: int | float | str) -> OfferReason:
-    return OfferReason(code=code, figures=figures)
-
-
-# --- what is planned
+def _reason(code: odds.OfferReasonCode, **figures: int | float | str) -> odds.OfferReason:
+    return odds.OfferReason(code=code, figures=figures)
 
 
 def _offers_of(
-    candidates: Sequence[_Candidate], wanted: OfferRequest, horizon: float
+    candidates: Sequence[_Candidate], wanted: odds.OfferRequest, horizon: float
 ) -> list[_StageOffer]:
     """Return the offer of each candidate, for one stage or for a run without any."""
-    made: dict[int, _StageOffer] = {}
+    reasons = [_reason_at_once(candidate, wanted, horizon) for candidate in candidates]
     searched: dict[str, list[int]] = {}  # places of candidates, by the name of their chip
     for i, candidate in enumerate(candidates):
-        if reason := _reason_at_once(candidate, wanted, horizon):
-            made[i] = _StageOffer(offer=_without_plan(candidate, wanted, reason))
-        else:
+        if reasons[i] is None:
             searched.setdefault(candidate.request.chip.name, []).append(i)
+    choices: dict[int, Choice | None] = {}
     for places in searched.values():
-        choices = best_of_slices([candidates[i].request for i in places])
-        for i, choice in zip(places, choices, strict=True):
-            made[i] = _with_plan(candidates[i], choice, wanted)
-    return [made[i] for i in range(len(candidates))]
+        found = best_of_slices([candidates[i].request for i in places])
+        choices |= dict(zip(places, found, strict=True))
+    return [
+        _stage_offer(candidate, choices.get(i), reasons[i], wanted)
+        for i, candidate in enumerate(candidates)
+    ]
 
 
-def _without_plan(candidate: _Candidate, wanted: OfferRequest, why: OfferReason | None) -> Offer:
-    name = candidate.request.chip.name
-    return Offer(
-        chip=name,
-        topology=str(candidate.request.topology),
-        pods=candidate.request.pods,
+def _stage_offer(
+    candidate: _Candidate,
+    choice: Choice | None,
+    reason: odds.OfferReason | None,
+    wanted: odds.OfferRequest,
+) -> _StageOffer:
+    """Return the offer with the figures of its plan, or why it has none."""
+    request, spec = candidate.request, candidate.spec
+    price = wanted.dollars_per_chip_hour.get(request.chip.name)
+    offer = odds.Offer(
+        chip=request.chip.name,
+        topology=str(request.topology),
+        pods=request.pods,
         chips=candidate.chips,
-        overrides=overrides(candidate.change),
-        dollars_per_chip_hour=wanted.dollars_per_chip_hour.get(name),
-        reason=why,
+        overrides=spec_changes.overrides(candidate.change),
+        dollars_per_chip_hour=price,
     )
-
-
-def _with_plan(candidate: _Candidate, choice: Choice | None, wanted: OfferRequest) -> _StageOffer:
-    """Return the offer with the figures of its plan, or why a search found none."""
     if choice is None:
-        why = _reason_after_search(candidate)
-        return _StageOffer(offer=_without_plan(candidate, wanted, why))
-    layout = layout_of_choice(candidate.request, choice)
+        return _StageOffer(offer=replace(offer, reason=reason or _reason_after_search(candidate)))
+    layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
-    step_s = step_bounds(layout, lines, step_time(layout, lines))
-    price = wanted.dollars_per_chip_hour.get(candidate.request.chip.name)
-    spec = candidate.spec
-    terms = Terms(spec.experiment.tokens, run_goodput(layout, spec), price)
-    goodput, days, _, dollars = time_and_money(layout, step_s, terms)
+    step_s = forecast.step_bounds(layout, lines, step_time(layout, lines))
+    terms = forecast.Terms(spec.experiment.tokens, forecast.run_goodput(layout, spec), price)
+    goodput, days, _, dollars = forecast.time_and_money(layout, step_s, terms)
     offer = replace(
-        _without_plan(candidate, wanted, None),
+        offer,
         mesh=choice.mesh,
         sequences=choice.sequences,
         microbatches=choice.microbatches,
         tokens_per_chip=choice.sequences * layout.length / candidate.chips,
         remat=choice.remat,
         step_s=step_s,
-        mfu=mfu(layout, step_s),
+        mfu=forecast.mfu(layout, step_s),
         days=days,
         dollars=dollars,
-        odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
-        extrapolations=extrapolated(layout, lines, step_s),
+        odds=odds.odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
+        extrapolations=forecast.extrapolated(layout, lines, step_s),
     )
     rented = candidate.chips * terms.goodput.rented
     return _StageOffer(offer=offer, change_s=change_s(goodput), rented_chips=rented)
 
 
-def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
+def _joined(stages: Sequence[_StageOffer], wanted: odds.OfferRequest) -> odds.Offer:
     """Return the offer for all stages; mesh, step and batch are those of the longest. The first
     stage without a plan is returned as it is.
     """
@@ -286,11 +250,15 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         return without
     longest = max(offers, key=lambda offer: offer.days.likeliest if offer.days else 0.0)
     changes_s = sum(stage.change_s for stage in stages[1:])
-    days = plus(add([offer.days for offer in offers if offer.days]), changes_s / DAY_S)
+    days = forecast.plus(
+        forecast.add([offer.days for offer in offers if offer.days]), changes_s / DAY_S
+    )
     paid, dollars = [offer.dollars for offer in offers if offer.dollars], None
     if len(paid) == len(offers):
         price = longest.dollars_per_chip_hour or 0.0
-        dollars = plus(add(paid), price * stages[0].rented_chips * changes_s / HOUR_S)
+        dollars = forecast.plus(
+            forecast.add(paid), price * stages[0].rented_chips * changes_s / HOUR_S
+        )
 
     def beyond(axis: Extrapolation) -> float:
         return axis.value / axis.high if axis.value > axis.high else axis.low / axis.value
@@ -304,18 +272,15 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         longest,
         days=days,
         dollars=dollars,
-        odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
+        odds=odds.odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
         extrapolations=tuple(farthest.values()),
     )
 
 
-# --- which to choose: the cheapest that is sure, the fastest in the budget, the frontier
-
-
-def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offers:
+def _collected(spec: Spec, wanted: odds.OfferRequest, made: Sequence[odds.Offer]) -> odds.Offers:
     """Return the offers in their order, with the frontier and those that are chosen."""
     planned = sorted((offer for offer in made if offer.days), key=lambda o: (_days(o), _dollars(o)))
-    shown: list[Offer] = []
+    shown: list[odds.Offer] = []
     cheapest = inf
     for offer in planned:
         # No faster one is as cheap.
@@ -324,10 +289,10 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
         shown.append(replace(offer, on_frontier=best))
     unlimited = wanted.by_days is None and wanted.budget_dollars is None
 
-    def odds_of_both(offer: Offer) -> float:
+    def odds_of_both(offer: odds.Offer) -> float:
         return (offer.odds.both if offer.odds else None) or 0.0
 
-    def stays_in_budget(offer: Offer) -> bool:
+    def stays_in_budget(offer: odds.Offer) -> bool:
         if wanted.budget_dollars is None:
             return True
         return offer.odds is not None and (offer.odds.in_budget or 0.0) >= wanted.sure
@@ -336,7 +301,7 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
     known = [o for o in shown if o.odds and o.odds.both is not None]
     parts = spec.experiment.stages or (spec.experiment,)
     batch_tokens = max(part.batch.sequences * part.batch.length for part in parts)
-    return Offers(
+    return odds.Offers(
         name=spec.name,
         tokens=spec.experiment.tokens,
         batch_tokens=batch_tokens,
@@ -354,15 +319,10 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
     )
 
 
-def _days(offer: Offer) -> float:
+def _days(offer: odds.Offer) -> float:
     assert offer.days
-    return _expected(offer.days)
+    return offer.days.likeliest
 
 
-def _dollars(offer: Offer) -> float:
-    return _expected(offer.dollars) if offer.dollars else inf
-
-
-def _expected(estimate: Estimate) -> float:
-    """Return what is expected, or the bound."""
-    return estimate.lower if estimate.expected is None else estimate.expected
+def _dollars(offer: odds.Offer) -> float:
+    return offer.dollars.likeliest if offer.dollars else inf

@@ -292,9 +292,6 @@ def _saves_block(blocking_s: float, every_s: float, bytes: float) -> str:  # noq
     )
 
 
-# --- where a plan lies outside the published runs
-
-
 # The name of an axis, and the format of its values.
 _AXES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens": ("tokens a chip", count),

@@ -88,6 +88,14 @@ def _write_plan(
     layout = layout_of_choice(request, choice)
     experiment, pods = spec.experiment, request.pods
     model, batch = experiment.model, experiment.batch
+    # Each mesh axis with its link and the torus axes it lies on, outermost first.
+    factors, sizes = factors_of(choice)[0], slice_sizes(request).items()
+    between = (MeshAxis(name=axis, size=size, link="dcn", spans=()) for axis, size in sizes)
+    inside = (
+        MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
+                 spans=spans_of(request.torus, factors, (axis,)))
+        for axis in ICI_AXES
+    )  # fmt: skip
     plan = Plan(
         schema=PLAN_SCHEMA,
         digest="",
@@ -126,7 +134,7 @@ def _write_plan(
         devices=prod(layout.mesh.values()),
         hosts=pods * catalog.hosts(request.chip, request.topology),
         mesh={axis: layout.mesh[axis] for axis in AXES},
-        axes=_place_axes(request, choice),
+        axes=(*between, *inside),
         groups=_device_groups(request, choice, layout),
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
         loss_chunk_tokens=layout.loss_chunk_tokens,
@@ -144,21 +152,6 @@ def _write_plan(
     )
     warnings = tuple(all_warnings(plan, spec, request, result))
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
-
-
-def _place_axes(request: SearchRequest, choice: Choice) -> tuple[MeshAxis, ...]:
-    """Return each mesh axis with its link and the torus axes it lies on, outermost first."""
-    factors = factors_of(choice)[0]
-    between = (
-        MeshAxis(name=axis, size=size, link="dcn", spans=())
-        for axis, size in slice_sizes(request).items()
-    )
-    inside = (
-        MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
-                 spans=spans_of(request.torus, factors, (axis,)))
-        for axis in ICI_AXES
-    )  # fmt: skip
-    return (*between, *inside)
 
 
 def _device_groups(

@@ -112,7 +112,6 @@ def pick(candidates: Candidates, rows: Ints, expected: Floats) -> int:
 
 
 def _least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
-    """Return the rows with the least value, or within a share of it."""
     return np.asarray(rows[values <= values.min() * (1 + within)])
 
 

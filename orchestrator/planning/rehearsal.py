@@ -230,7 +230,6 @@ def _moe(full: Model, moe: MixtureOfExperts, mesh: dict[str, int]) -> MixtureOfE
 
 
 def _is_small(plan: Plan) -> bool:
-    """Whether the model and its batch are small enough to stay as they are."""
     return plan.model.d_model <= _D_MODEL
 
 

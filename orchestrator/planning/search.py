@@ -12,17 +12,10 @@ from numpy.typing import NDArray
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
+from orchestrator.network import rematerialization
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block, LatentAttention, Network
+from orchestrator.network.description import Block, LatentAttention
 from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
-from orchestrator.network.rematerialization import (
-    AUTO,
-    POLICIES,
-    Policy,
-    Treatments,
-    policy,
-    remat_of,
-)
 from orchestrator.planning.fastest_ways import LeastMemory, fastest_ways, joined
 from orchestrator.planning.feasibility import (
     Sizes,
@@ -35,7 +28,7 @@ from orchestrator.planning.feasibility import (
     usable_axes,
 )
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.step_work import knows_host, transfers
+from orchestrator.planning.step_work import transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
     NO_LINKS,
@@ -76,7 +69,7 @@ class _PolicyArray:
         return _PolicyArray({name: array[places] for name, array in self.treated.items()})
 
 
-def policy_array(policies: Sequence[Policy], model: Model) -> _PolicyArray:
+def policy_array(policies: Sequence[rematerialization.Policy], model: Model) -> _PolicyArray:
     treated = {
         tensor.name: [_TREATMENTS.index(each.treatment(tensor.name)) for each in policies]
         for tensor in decoder(model).tensors
@@ -84,15 +77,16 @@ def policy_array(policies: Sequence[Policy], model: Model) -> _PolicyArray:
     return _PolicyArray({name: np.array(numbers, np.int8) for name, numbers in treated.items()})
 
 
-def searched_policies(chip: Chip, experiment: Experiment) -> tuple[Policy, ...]:
-    """Return the policies that a request allows: its own, or all where the search chooses."""
-    if experiment.remat != AUTO:
-        return (policy(experiment.remat),)
-    return _all_policies(experiment.model, offloads=knows_host(chip))
+def searched_policies(chip: Chip, experiment: Experiment) -> tuple[rematerialization.Policy, ...]:
+    if experiment.remat != rematerialization.AUTO:
+        return (rematerialization.policy(experiment.remat),)
+    # The catalog has the rate of the link to the host, and the host's memory.
+    knows_host = chip.host_link_bytes_per_s is not None and chip.host_bytes is not None
+    return _all_policies(experiment.model, offloads=knows_host)
 
 
 @cache
-def _all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
+def _all_policies(model: Model, *, offloads: bool) -> tuple[rematerialization.Policy, ...]:
     """Return every way to treat the tensors of a block, but for those that gain nothing.
 
     Queries, keys and values are treated alike: keys and values are small. So are all latents. Of
@@ -101,37 +95,9 @@ def _all_policies(model: Model, *, offloads: bool) -> tuple[Policy, ...]:
     """
     network = decoder(model)
     treatments = [each for each in _TREATMENTS if offloads or each != "offload"]
-    *groups, mlp_inputs = _tensor_groups(network)
-    groups += [(name,) for name in mlp_inputs]
-    mlp_treatments = list(combinations_with_replacement(treatments[::-1], len(mlp_inputs)))[::-1]
-    others = len(groups) - len(mlp_inputs) - 1
 
-    def treated(each: Policy) -> tuple[Treatment, ...]:
-        return tuple(each.treatment(tensor.name) for tensor in network.tensors)
-
-    # An MLP without a gate has fewer tensors, and policies with the names of those with one.
-    named = {treated(known): known for known in POLICIES.values()}
-    found = []
-    for first, *middle, mlp in product(
-        [each for each in treatments if each != "recompute"],
-        *[treatments] * others,
-        mlp_treatments,
-    ):
-        chosen = list(zip(groups, (first, *middle, *mlp), strict=True))
-        keep, offload = (
-            frozenset(chain(*(group for group, treatment in chosen if treatment == wanted)))
-            for wanted in ("keep", "offload")
-        )
-        made = Policy(keep=keep, offload=offload)
-        found.append(named.get(treated(made), made))
-    return tuple(found)
-
-
-def _tensor_groups(network: Network) -> list[tuple[str, ...]]:
-    """Names of tensors that are treated alike in all blocks: the input, the latents if attention
-    has them, its inputs, its result, the stream after it; last, the inputs of the MLP.
-    """
-
+    # Names of tensors that are treated alike in all blocks: the input, the latents if attention has
+    # them, its inputs, its result, the stream after it; last, the inputs of the MLP.
     def tensors(block: Block) -> list[list[str]]:
         attention, mlp = block.attention, block.mlp
         latents = attention.latents if isinstance(attention, LatentAttention) else ()
@@ -145,7 +111,30 @@ def _tensor_groups(network: Network) -> list[tuple[str, ...]]:
         ]
 
     by_place = zip(*map(tensors, network.blocks), strict=True)
-    return [tuple(dict.fromkeys(chain(*blocks))) for blocks in by_place]
+    *groups, mlp_inputs = [tuple(dict.fromkeys(chain(*blocks))) for blocks in by_place]
+    groups += [(name,) for name in mlp_inputs]
+    mlp_treatments = list(combinations_with_replacement(treatments[::-1], len(mlp_inputs)))[::-1]
+    others = len(groups) - len(mlp_inputs) - 1
+
+    def treated(each: rematerialization.Policy) -> tuple[Treatment, ...]:
+        return tuple(each.treatment(tensor.name) for tensor in network.tensors)
+
+    # An MLP without a gate has fewer tensors, and policies with the names of those with one.
+    named = {treated(known): known for known in rematerialization.POLICIES.values()}
+    found = []
+    for first, *middle, mlp in product(
+        [each for each in treatments if each != "recompute"],
+        *[treatments] * others,
+        mlp_treatments,
+    ):
+        chosen = list(zip(groups, (first, *middle, *mlp), strict=True))
+        keep, offload = (
+            frozenset(chain(*(group for group, treatment in chosen if treatment == wanted)))
+            for wanted in ("keep", "offload")
+        )
+        made = rematerialization.Policy(keep=keep, offload=offload)
+        found.append(named.get(treated(made), made))
+    return tuple(found)
 
 
 # `remat: auto` leaves this share of HBM, and of the host's memory, free: the forecast may be off by
@@ -177,7 +166,6 @@ class Choice:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The size of each mesh axis inside a pod."""
         columns = zip(*self.factors, strict=True)
         return {axis: prod(column) for axis, column in zip(ICI_AXES, columns, strict=True)}
 
@@ -197,7 +185,7 @@ class Candidates:
     lower_s_per_token: Floats
     unoverlapped_s_per_token: Floats
     hidden_s_per_token: Floats
-    policies: tuple[Policy, ...]
+    policies: tuple[rematerialization.Policy, ...]
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -210,7 +198,6 @@ class Candidates:
 
     @property
     def offloads(self) -> Bools:
-        """Whether each row offloads anything to the host."""
         return np.array([each.needs_host for each in self.policies], bool)[self.remat]
 
     def rows(self, rows: Ints) -> "Candidates":
@@ -229,7 +216,7 @@ class Candidates:
             factors=tuple(map(tuple, self.factors[row].tolist())),
             sequences=int(self.sequences[row]),
             microbatches=int(self.microbatches[row]),
-            remat=remat_of(self.policies[self.remat[row]]),
+            remat=rematerialization.remat_of(self.policies[self.remat[row]]),
         )
 
 
@@ -270,7 +257,7 @@ def make_layout(
     sizes: dict[str, Number],
     batch: Number,
     microbatches: Number,
-    remat: Treatments,
+    remat: rematerialization.Treatments,
     group_links: Links,
 ) -> Training:
     """Return meshes and what they run; plain numbers make one layout, arrays many."""
@@ -305,7 +292,7 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
         choice.mesh,
         choice.sequences,
         choice.microbatches,
-        policy(choice.remat),
+        rematerialization.policy(choice.remat),
         plain_links(request.torus, factors_of(choice)),
     )
 
@@ -340,7 +327,7 @@ def search(request: SearchRequest) -> SearchResult:
     sequences = np.concatenate(batches_next_to(batch, multiples))
     rows = np.tile(np.arange(len(realizable)), 2)[sequences > 0]
     sequences = sequences[sequences > 0]
-    auto = experiment.remat == AUTO
+    auto = experiment.remat == rematerialization.AUTO
     margin = MEMORY_MARGIN if auto else 0.0
     candidates, least = _price(request, realizable[rows], sequences, margin)
     if auto and not len(candidates):
@@ -414,7 +401,7 @@ def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:
 
 
 def price_layouts(
-    layout: Training, factors: Ints, remat: Ints, policies: tuple[Policy, ...]
+    layout: Training, factors: Ints, remat: Ints, policies: tuple[rematerialization.Policy, ...]
 ) -> Candidates:
     """Return the cost of each row per token of the batch."""
     time = step_time(layout, time_lines(layout))

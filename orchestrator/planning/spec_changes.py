@@ -28,13 +28,10 @@ _MOST_PODS, _MOST_SEQUENCES = 10_000, 10_000_000  # what a spec may ask for
 
 
 def overrides(change: Change) -> tuple[str, ...]:
-    """Return what is typed after `--set`."""
     return tuple(f"{key}={value}" for key, value in change.items())
 
 
 def changed(spec: Spec, change: Change) -> Spec:
-    """Return the spec that these overrides lead to."""
-
     def with_value(part: Any, keys: list[str], value: Any) -> Any:
         first, *rest = keys
         inner = with_value(getattr(part, first), rest, value) if rest else value
@@ -64,7 +61,6 @@ class _ChangeResult:
     suggestion: Suggestion | None
     memory_times: float = 0.0
     searched: bool = True
-    priced: int = 0
 
 
 @dataclass
@@ -85,65 +81,59 @@ class Nearby:
 
     @cached_property
     def changed(self) -> Spec:
-        """The spec with what is changed in any case."""
         return changed(self.spec, self.base)
 
     def attempt(self, change: Change) -> _ChangeResult:
         """Plan a further change."""
         if self.budget.left <= 0:
             return _ChangeResult(None, searched=False)
-        result = _attempt(self.spec, {**self.base, **change})
-        self.budget.left -= result.priced
-        return result
+        change = {**self.base, **change}
+        other = changed(self.spec, change)
+        batch = other.experiment.batch
+        # Whether a file may say so: its tokens fill a batch, its numbers are in range.
+        if (
+            not 1 <= batch.sequences <= _MOST_SEQUENCES
+            or batch.sequences * batch.length > other.experiment.tokens
+            or other.resources.pods.max > _MOST_PODS
+        ):
+            return _ChangeResult(None, searched=False)
+        request = search_request(other)
+        # What follows saves the search of what it would refuse too.
+        times = state_bytes(other.experiment) / memory_that_shares(request)
+        if times > 1 or not divides(request):
+            return _ChangeResult(None, times, searched=False)
+        result = search(request)
+        choices = best_choices(request, result.candidates, 1)
+        if not choices:
+            usable = request.chip.hbm_usable_bytes.value
+            times = result.smallest_bytes / usable if result.realizable else 0.0
+            self.budget.left -= result.realizable
+            return _ChangeResult(None, times)
+        choice = choices[0]
+        predicted = forecast(layout_of_choice(request, choice), other)
+        suggestion = Suggestion(
+            overrides=overrides(change),
+            chip=request.chip.name,
+            topology=str(request.topology),
+            pods=request.pods,
+            chips=request.topology.chips * request.pods,
+            mesh=choice.mesh,
+            sequences=choice.sequences,
+            batch_change=choice.sequences / self.spec.experiment.batch.sequences - 1,
+            remat=choice.remat,
+            memory_bytes_per_device=predicted.memory_bytes_per_device,
+            hbm_bytes_per_device=predicted.hbm_bytes_per_device,
+            step_s=predicted.step_s,
+            mfu=predicted.mfu,
+            days=predicted.days,
+            dollars=predicted.dollars,
+        )
+        self.budget.left -= len(result.candidates)
+        return _ChangeResult(suggestion)
 
     def planned(self, changes: Iterable[Change], most: int = 1) -> Iterator[Suggestion]:
-        """Return the first of further changes that have a plan."""
         found = (self.attempt(change).suggestion for change in changes)
         return islice(filter(None, found), most)
-
-
-def _attempt(spec: Spec, change: Change) -> _ChangeResult:
-    """Plan a changed spec."""
-    other = changed(spec, change)
-    batch = other.experiment.batch
-    # Whether a file may say so: its tokens fill a batch, its numbers are in range.
-    if (
-        not 1 <= batch.sequences <= _MOST_SEQUENCES
-        or batch.sequences * batch.length > other.experiment.tokens
-        or other.resources.pods.max > _MOST_PODS
-    ):
-        return _ChangeResult(None, searched=False)
-    request = search_request(other)
-    # What follows saves the search of what it would refuse too.
-    times = state_bytes(other.experiment) / memory_that_shares(request)
-    if times > 1 or not divides(request):
-        return _ChangeResult(None, times, searched=False)
-    result = search(request)
-    choices = best_choices(request, result.candidates, 1)
-    if not choices:
-        usable = request.chip.hbm_usable_bytes.value
-        times = result.smallest_bytes / usable if result.realizable else 0.0
-        return _ChangeResult(None, times, priced=result.realizable)
-    choice = choices[0]
-    predicted = forecast(layout_of_choice(request, choice), other)
-    suggestion = Suggestion(
-        overrides=overrides(change),
-        chip=request.chip.name,
-        topology=str(request.topology),
-        pods=request.pods,
-        chips=request.topology.chips * request.pods,
-        mesh=choice.mesh,
-        sequences=choice.sequences,
-        batch_change=choice.sequences / spec.experiment.batch.sequences - 1,
-        remat=choice.remat,
-        memory_bytes_per_device=predicted.memory_bytes_per_device,
-        hbm_bytes_per_device=predicted.hbm_bytes_per_device,
-        step_s=predicted.step_s,
-        mfu=predicted.mfu,
-        days=predicted.days,
-        dollars=predicted.dollars,
-    )
-    return _ChangeResult(suggestion, priced=len(result.candidates))
 
 
 def state_bytes(experiment: Experiment) -> float:

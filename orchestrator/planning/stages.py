@@ -9,7 +9,6 @@ from orchestrator.goodput.outlook import StagePart, change_s, over_stages
 from orchestrator.planning.forecast import add, plus, typical
 from orchestrator.planning.plan_warnings import interval_warnings, run_warnings
 from orchestrator.values.plan import (
-    Forecast,
     Plan,
     PlanWarning,
     StageSpan,
@@ -77,17 +76,61 @@ def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
 
 def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
     """Return the plan of the whole run from those of its stages, each in its place."""
+    # The forecast of the first stage, with the time and the money of all, and with what binds the
+    # longest. What is unknown about one stage is unknown about all: ends of intervals add up.
+    forecasts = [stage.forecast for stage in stages]
+    first, longest = forecasts[0], max(forecasts, key=lambda forecast: forecast.days.likeliest)
+    goodput = over_stages(
+        [
+            StagePart(goodput=each.goodput, steps_s=stage.total_steps * typical(each.step_s))
+            for stage, each in zip(stages, forecasts, strict=True)
+        ]
+    )
+    changes_s = sum(change_s(forecast.goodput) for forecast in forecasts[1:])
+    chips = stages[0].chips * first.goodput.inputs.rented
+    price, paid = first.dollars_per_chip_hour, [each.dollars for each in forecasts if each.dollars]
+    dollars = None
+    if price is not None and len(paid) == len(stages):
+        dollars = plus(add(paid), changes_s / HOUR_S * chips * price)
     whole = replace(
         stages[0],
         stage=None,
         stages=tuple(stages),
         tokens=sum(stage.tokens for stage in stages),
         run_steps=spec.run.steps,
-        forecast=_total_forecast(stages),
+        forecast=replace(
+            first,
+            fits=all(forecast.fits for forecast in forecasts),
+            bound=longest.bound,
+            bound_by=longest.bound_by,
+            goodput=goodput,
+            days=plus(add([forecast.days for forecast in forecasts]), changes_s / DAY_S),
+            chip_hours=plus(
+                add([forecast.chip_hours for forecast in forecasts]), changes_s / HOUR_S * chips
+            ),
+            dollars=dollars,
+        ),
         warnings=(),
     )
     of_stages = [warning for stage in stages for warning in stage.warnings]
-    warnings = (*_clearest(of_stages), *interval_warnings(whole), *run_warnings(whole))
+    # Each warning once, and an axis as far beyond as it gets. The interval between saves is one for
+    # all stages: the run itself has that warning.
+    clearest: dict[object, tuple[float, PlanWarning]] = {}
+    for warning in of_stages:
+        figures, beyond = warning.figures, 0.0
+        key: object = (warning.code, tuple(figures.items()))
+        if warning.code == "extrapolation":
+            value, low, high = (float(figures[name]) for name in ("value", "low", "high"))
+            key, beyond = figures["axis"], value / high if value > high else low / value
+        if warning.code != "checkpoint_interval" and (
+            key not in clearest or beyond > clearest[key][0]
+        ):
+            clearest[key] = (beyond, warning)
+    warnings = (
+        *[warning for _, warning in clearest.values()],
+        *interval_warnings(whole),
+        *run_warnings(whole),
+    )
     return replace(whole, digest=plan_digest(whole), warnings=warnings)
 
 
@@ -114,55 +157,3 @@ def _stage_spans(stages: Sequence[TrainingStage], plans: Sequence[Plan]) -> list
             )
         )
     return spans
-
-
-def _total_forecast(stages: Sequence[Plan]) -> Forecast:
-    """Return the forecast of the first stage, with the time and the money of all, and with what
-    binds the longest.
-
-    What is unknown about one stage is unknown about all: ends of intervals add up.
-    """
-    forecasts = [stage.forecast for stage in stages]
-    first, longest = forecasts[0], max(forecasts, key=lambda forecast: forecast.days.likeliest)
-    goodput = over_stages(
-        [
-            StagePart(goodput=each.goodput, steps_s=stage.total_steps * typical(each.step_s))
-            for stage, each in zip(stages, forecasts, strict=True)
-        ]
-    )
-    changes_s = sum(change_s(forecast.goodput) for forecast in forecasts[1:])
-    chips = stages[0].chips * first.goodput.inputs.rented
-    price, paid = first.dollars_per_chip_hour, [each.dollars for each in forecasts if each.dollars]
-    dollars = None
-    if price is not None and len(paid) == len(stages):
-        dollars = plus(add(paid), changes_s / HOUR_S * chips * price)
-    return replace(
-        first,
-        fits=all(forecast.fits for forecast in forecasts),
-        bound=longest.bound,
-        bound_by=longest.bound_by,
-        goodput=goodput,
-        days=plus(add([forecast.days for forecast in forecasts]), changes_s / DAY_S),
-        chip_hours=plus(
-            add([forecast.chip_hours for forecast in forecasts]), changes_s / HOUR_S * chips
-        ),
-        dollars=dollars,
-    )
-
-
-def _clearest(warnings: Sequence[PlanWarning]) -> list[PlanWarning]:
-    """Return each warning once, and an axis as far beyond as it gets. The interval between saves is
-    one for all stages: the run itself has that warning.
-    """
-    clearest: dict[object, tuple[float, PlanWarning]] = {}
-    for warning in warnings:
-        figures, beyond = warning.figures, 0.0
-        key: object = (warning.code, tuple(figures.items()))
-        if warning.code == "extrapolation":
-            value, low, high = (float(figures[name]) for name in ("value", "low", "high"))
-            key, beyond = figures["axis"], value / high if value > high else low / value
-        if warning.code != "checkpoint_interval" and (
-            key not in clearest or beyond > clearest[key][0]
-        ):
-            clearest[key] = (beyond, warning)
-    return [warning for _, warning in clearest.values()]

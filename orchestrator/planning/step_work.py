@@ -20,13 +20,6 @@ from orchestrator.planning.memory import activation_bytes
 from orchestrator.planning.time import activation_peak, device_peak, host_lines
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
-# The host's part of a step: memory for what is offloaded, and transfers there and back.
-
-
-def knows_host(chip: Chip) -> bool:
-    """Whether the catalog has the rate of the link to the host, and the host's memory."""
-    return chip.host_link_bytes_per_s is not None and chip.host_bytes is not None
-
 
 def host_bytes(layout: Training) -> Number:
     """Memory of the host for one chip: the offloaded activations of a microbatch."""
@@ -179,12 +172,10 @@ def _reached_s(line: LedgerLine, seconds: Number) -> Number:
 
 
 def _hidden_s(line: LedgerLine) -> Number:
-    """Seconds of a collective that may run behind other layers."""
     return _reached_s(line, line.value - line.serial_s)
 
 
 def hbm_rate(layout: Layout) -> float:
-    """Bytes per second of a device."""
     return layout.chip.hbm_bytes_per_s.value / layout.chip.devices
 
 
@@ -239,5 +230,4 @@ def _reductions(layout: Training) -> Number:
 
 
 def crosses(layout: Training) -> Number:
-    """Whether gradients go between slices at all."""
     return layout.devices_along(DCN_AXES) > 1

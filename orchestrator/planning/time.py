@@ -22,31 +22,46 @@ from orchestrator.values.plan import LedgerLine, LineKind
 
 
 def peak(chip: Chip, dtype: str) -> Quantity:
-    """Peak FLOP/s of a chip in a type; a type without a figure is an error."""
     if dtype not in chip.peak_flops_per_s:
         raise UnknownName(f"peak of {chip.name} for", dtype, sorted(chip.peak_flops_per_s))
     return chip.peak_flops_per_s[dtype]
 
 
 def device_peak(layout: Layout) -> float:
-    """Peak FLOP/s of one device in the compute type."""
     return peak(layout.chip, layout.precision.compute).value / layout.chip.devices
 
 
 def time_lines(layout: Training) -> list[LedgerLine]:
     """All lines of a step."""
     sent = exchanges(layout)
+    # Hops of every collective in a slice, one after another; a line for each group.
+    calls: dict[str, Number] = {}
+    for exchange in sent:
+        if link_of(exchange.axes) == "ici":
+            paid = exchange.calls * (exchange.ways > 1)
+            calls[exchange.group] = calls.get(exchange.group, 0) + paid
     return [
         *math_lines(layout),
         *_hbm_lines(layout),
         *host_lines(layout),
         *(_exchange_line(layout, exchange) for exchange in sent),
-        *_latency_lines(layout, sent),
+        *[
+            LedgerLine(
+                kind="latency",
+                name=f"{group} latency",
+                value=layout.links.latency_s(group, count),
+                unit="s",
+                formula="calls x hops x 1 us",
+                inputs={"calls": count, "hops": layout.links.hops[group]},
+                sources=(HOP_SOURCE,),
+                resource="latency",
+            )
+            for group, count in calls.items()
+        ],
     ]
 
 
 def activation_peak(layout: Layout) -> float:
-    """Peak FLOP/s of one device in the type of activations."""
     return peak(layout.chip, layout.activation_type).value / layout.chip.devices
 
 
@@ -184,28 +199,6 @@ def _exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
         collective=exchange.collective(layout.mesh) if np.ndim(moved) == 0 else None,
         serial_s=exchange.serial_bytes / rate,
     )
-
-
-def _latency_lines(layout: Layout, sent: list[Exchange]) -> list[LedgerLine]:
-    """Hops of every collective in a slice, one after another; a line for each group."""
-    calls: dict[str, Number] = {}
-    for exchange in sent:
-        if link_of(exchange.axes) == "ici":
-            paid = exchange.calls * (exchange.ways > 1)
-            calls[exchange.group] = calls.get(exchange.group, 0) + paid
-    return [
-        LedgerLine(
-            kind="latency",
-            name=f"{group} latency",
-            value=layout.links.latency_s(group, count),
-            unit="s",
-            formula="calls x hops x 1 us",
-            inputs={"calls": count, "hops": layout.links.hops[group]},
-            sources=(HOP_SOURCE,),
-            resource="latency",
-        )
-        for group, count in calls.items()
-    ]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ ICI_AXES multiply to L, the first axis outermost. Every row of an array of facto
 so one function serves a search over thousands and a single plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from math import inf, prod
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from orchestrator.values.plan import TorusSpan
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+_Change = Callable[[Any], Any]
 
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"
@@ -52,14 +54,24 @@ class Torus:
     def devices(self) -> int:
         return prod(axis.length for axis in self.axes)
 
+    @cached_property
+    def link_bytes_per_s(self) -> Floats:
+        return np.array([axis.bytes_per_s for axis in self.axes])
+
+    @cached_property
+    def on_die(self) -> Bools:
+        """Which axes join the dies of a chip."""
+        return np.array([axis.name == _DIE_AXIS for axis in self.axes])
+
 
 def make_torus(chip: Chip, topology: Topology) -> Torus:
     """The links of a slice of that chip. Two links an axis, except in a switched domain."""
     links = 1 if chip.switched else 2
-    names = ("x", "y", "z")
     axes = [
-        _TorusAxis(names[i], length, wraps, links * chip.ici_link_bytes_per_s.value)
-        for i, (length, wraps) in enumerate(zip(topology.shape, topology.wraps, strict=True))
+        _TorusAxis(name, length, wraps, links * chip.ici_link_bytes_per_s.value)
+        for name, length, wraps in zip(
+            "xyz"[: len(topology.shape)], topology.shape, topology.wraps, strict=True
+        )
     ]
     if chip.devices > 1:
         assert chip.die_link_bytes_per_s is not None
@@ -97,7 +109,6 @@ def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
@@ -118,7 +129,7 @@ def _group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
     return _product(factors[:, :, first : last + 1], 2), _product(factors[:, :, last + 1 :], 2)
 
 
-def _closes(slice_torus: Torus, size: Ints, stride: Ints) -> NDArray[np.bool_]:
+def _closes(slice_torus: Torus, size: Ints, stride: Ints) -> Bools:
     """Whether a span is a ring: all of an axis that wraps, or part of a switched domain."""
     lengths = np.array([axis.length for axis in slice_torus.axes])
     wraps = np.array([axis.wraps for axis in slice_torus.axes])
@@ -137,15 +148,18 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     size, stride = _group_spans(factors, group)
     shape = np.where(_closes(slice_torus, size, stride), 1.0, 0.5)
     shared = np.ones_like(stride) if slice_torus.switched else stride
-    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
+    link, on_die = slice_torus.link_bytes_per_s, slice_torus.on_die
     per_axis = np.where(size > 1, link * shape / shared, 0.0)
-    on_die = np.array([axis.name == _DIE_AXIS for axis in slice_torus.axes])
     die_rate = per_axis[:, on_die].sum(axis=1)
     share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
     on_torus = per_axis[:, ~on_die].sum(axis=1)
     if _is_ring(slice_torus, group):
-        several = _goes_through_several(size[:, ~on_die])
-        on_torus = np.where(several, _one_ring_rate(slice_torus, size, stride), on_torus)
+        # One ring through several spans has the rate of its slowest link, both ways. A closed way
+        # exists where a span has an even number of chips; else the ring is an open line.
+        chips = size[:, ~on_die]
+        slowest = np.where((size > 1) & ~on_die, link / stride, np.inf).min(axis=1)
+        one_ring = slowest * np.where(_has_closed_way(chips), 1.0, 0.5)
+        on_torus = np.where(_goes_through_several(chips), one_ring, on_torus)
     torus_rate = on_torus * share
     rate = np.where(torus_rate > 0, torus_rate, die_rate)
     return np.where(rate > 0, rate, np.inf)
@@ -159,19 +173,7 @@ def _is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
 
 
 def _goes_through_several(chips: Ints) -> Bools:
-    """Whether a group's chips lie along more than one torus axis."""
     return np.asarray((chips > 1).sum(axis=1) > 1)
-
-
-def _one_ring_rate(slice_torus: Torus, size: Ints, stride: Ints) -> Floats:
-    """Bytes per second around one ring through several spans: of the slowest link, both ways.
-
-    A closed way exists where a span has an even number of chips; else the ring is an open line.
-    """
-    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
-    on_torus = np.array([axis.name != _DIE_AXIS for axis in slice_torus.axes])
-    slowest = np.where((size > 1) & on_torus, link / stride, np.inf).min(axis=1)
-    return np.asarray(slowest * np.where(_has_closed_way(size[:, on_torus]), 1.0, 0.5))
 
 
 def _has_closed_way(chips: Ints) -> Bools:
@@ -190,10 +192,9 @@ def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) ->
         return gather
     size, stride = _group_spans(factors, group)
     shape = np.where(_closes(slice_torus, size, stride), 1.0, 0.5)
-    link = np.array([axis.bytes_per_s for axis in slice_torus.axes])
-    on_die = np.array([axis.name == _DIE_AXIS for axis in slice_torus.axes])
-    share = np.where(on_die, 1.0, 1.0 / slice_torus.devices_per_chip)
-    along = np.where(size > 1, 4 * link * share * shape / stride / size, np.inf).min(axis=1)
+    share = np.where(slice_torus.on_die, 1.0, 1.0 / slice_torus.devices_per_chip)
+    rate = 4 * slice_torus.link_bytes_per_s * share * shape / stride / size
+    along = np.where(size > 1, rate, np.inf).min(axis=1)
     devices = size.prod(axis=1)
     return np.where(devices > 1, np.where(devices > 1, along, 0) * (devices - 1) / devices, gather)
 
@@ -208,11 +209,11 @@ def _group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Fl
     ring = _closes(slice_torus, size, stride)
     hops = (np.where(ring, size // 2, size - 1) * stride).sum(axis=1)
     if _is_ring(slice_torus, group):
-        on_torus = np.array([axis.name != _DIE_AXIS for axis in slice_torus.axes])
-        chips = size[:, on_torus].prod(axis=1)
-        around = np.where(_has_closed_way(size[:, on_torus]), chips // 2, chips - 1)
-        around = around + (size[:, ~on_torus] - 1).sum(axis=1)
-        hops = np.where(_goes_through_several(size[:, on_torus]), around, hops)
+        spans = size[:, ~slice_torus.on_die]
+        chips = spans.prod(axis=1)
+        around = np.where(_has_closed_way(spans), chips // 2, chips - 1)
+        around = around + (size[:, slice_torus.on_die] - 1).sum(axis=1)
+        hops = np.where(_goes_through_several(spans), around, hops)
     return np.asarray(hops.astype(float))
 
 
@@ -255,20 +256,33 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
             name: _exchange_rate(slice_torus, factors, GROUPS[name]) for name in _EXCHANGING
         },
         hops={name: _group_hops(slice_torus, factors, axes) for name, axes in groups},
-        uses={name: (_group_spans(factors, axes)[0] > 1) for name, axes in groups},
+        uses={name: _group_spans(factors, axes)[0] > 1 for name, axes in groups},
         cluster_bytes_per_s=slice_torus.cluster_bytes_per_s,
     )
 
 
-def rows_of_links(links: Links, rows: Ints) -> Links:
-    """The links of these placements, by their places."""
+def _changed(links: Links, rate: _Change, hops: _Change, uses: _Change) -> Links:
+    """The links with other values for each group."""
     return Links(
-        rates={name: rate[rows] for name, rate in links.rates.items()},
-        exchange_rates={name: rate[rows] for name, rate in links.exchange_rates.items()},
-        hops={name: hops[rows] for name, hops in links.hops.items()},
-        uses={name: uses[rows] for name, uses in links.uses.items()},
+        rates={name: rate(values) for name, values in links.rates.items()},
+        exchange_rates={name: rate(values) for name, values in links.exchange_rates.items()},
+        hops={name: hops(values) for name, values in links.hops.items()},
+        uses={name: uses(values) for name, values in links.uses.items()},
         cluster_bytes_per_s=links.cluster_bytes_per_s,
     )
+
+
+def rows_of_links(links: Links, rows: Ints) -> Links:
+    return _changed(links, *[itemgetter(rows)] * 3)
+
+
+def plain_links(slice_torus: Torus, factors: Ints) -> Links:
+    """The links of one placement, as plain numbers."""
+
+    def plain(values: Floats) -> float:
+        return float(values[0])
+
+    return _changed(find_links(slice_torus, factors), plain, plain, itemgetter(0))
 
 
 def best_links(links: Links, key: Ints, keys: int) -> Links:
@@ -276,24 +290,20 @@ def best_links(links: Links, key: Ints, keys: int) -> Links:
     shares: the fewest that it has on any placement, spread over all.
     """
 
-    def of_all(extreme: np.ufunc, values: Floats, start: float) -> Floats:
-        found = np.full(keys, start)
-        extreme.at(found, key, values)
+    def highest(rates: Floats) -> Floats:
+        found = np.zeros(keys)
+        np.maximum.at(found, key, rates)
+        return found
+
+    def lowest(values: Floats) -> Floats:
+        found = np.full(keys, np.inf)
+        np.minimum.at(found, key, values)
         return found
 
     def spread(uses: Bools) -> Floats:
-        fewest = of_all(np.minimum, uses.mean(axis=1), 1.0)
-        return np.repeat(fewest[:, None], uses.shape[1], axis=1)
+        return np.repeat(lowest(uses.mean(axis=1))[:, None], uses.shape[1], axis=1)
 
-    return Links(
-        rates={name: of_all(np.maximum, one, 0.0) for name, one in links.rates.items()},
-        exchange_rates={
-            name: of_all(np.maximum, one, 0.0) for name, one in links.exchange_rates.items()
-        },
-        hops={name: of_all(np.minimum, one, np.inf) for name, one in links.hops.items()},
-        uses={name: spread(one) for name, one in links.uses.items()},
-        cluster_bytes_per_s=links.cluster_bytes_per_s,
-    )
+    return _changed(links, highest, lowest, spread)
 
 
 def join_links(several: Sequence[Links]) -> Links:
@@ -307,18 +317,6 @@ def join_links(several: Sequence[Links]) -> Links:
 
     rates, exchange_rates, hops, uses = map(joined, ("rates", "exchange_rates", "hops", "uses"))
     return Links(rates, exchange_rates, hops, uses, several[0].cluster_bytes_per_s)
-
-
-def plain_links(slice_torus: Torus, factors: Ints) -> Links:
-    """The links of one placement, as plain numbers."""
-    rows = find_links(slice_torus, factors)
-    return Links(
-        rates={name: float(rate[0]) for name, rate in rows.rates.items()},
-        exchange_rates={name: float(rate[0]) for name, rate in rows.exchange_rates.items()},
-        hops={name: float(hops[0]) for name, hops in rows.hops.items()},
-        uses={name: uses[0] for name, uses in rows.uses.items()},
-        cluster_bytes_per_s=rows.cluster_bytes_per_s,
-    )
 
 
 def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[TorusSpan, ...]:
