@@ -1,19 +1,16 @@
 """Show studies: the forecast of their trials, what was measured, and what it says."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
-from orchestrator.values.report import Spread
 from orchestrator.values.run import LIVE
 from orchestrator.values.study import (
     GapExplanation,
     PlannedTrial,
-    RepeatedTrial,
     ScalingForecast,
     ScalingReport,
     Study,
@@ -21,17 +18,12 @@ from orchestrator.values.study import (
     SweepReport,
     SweepTrialReport,
     Trial,
-    TrialReport,
 )
 
 SCALINGS = {
     "strong": "strong scaling, with the same batch in every trial",
     "weak": "weak scaling, with a batch that grows with the pods",
 }
-_EMULATED_PODS = "emulated pods share this machine's cores, so more of them are slower each"
-_EFFICIENCY = "EFFICIENCY is tokens per second and chip over the smallest trial's"
-_LAST = "LOSS is the mean over the last tenth of the steps"
-_TOKENS = "trials with other batches see other numbers of tokens in the same number of steps"
 _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
 
 
@@ -80,13 +72,24 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
     remarks: list[ui.Part] = []
     if isinstance(forecast, SweepForecast):
         kind = f"a sweep of {trials} over {', '.join(forecast.vary)}"
-        verdict = f"Sweep: {', '.join([*parts, *_sweep_costs(forecast, len(planned))])}."
+        if days := forecast.days:
+            total = fmt.lasting(days.likeliest)
+            if days.expected is None:
+                total += " at best"
+            elif days.low is not None and days.high is not None:
+                total += f" ({fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))})"
+            runs = fmt.counted(len(planned) * forecast.repeats, "run")
+            parts.append(f"{runs} one after another: {total}")
+        if cost := forecast.dollars:
+            at_best = " at best" if cost.expected is None else ""
+            parts.append(f"{fmt.dollars(cost.likeliest)}{at_best}")
+        verdict = f"Sweep: {', '.join(parts)}."
         if not are_expected:
             remarks = ui.notes(["values are those at best: no known runs on such chips"])
     else:
         kind = f"{trials}, {SCALINGS[forecast.scaling]}"
         efficiencies = [
-            _TrialEfficiency(
+            (
                 plan.chips,
                 plan.efficiency.expected or plan.efficiency.lower,
                 fmt.percent(plan.efficiency.likeliest),
@@ -106,16 +109,20 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
         ui.indent([ui.heading(verdict)]),
         ui.indent([_planned_trials(forecast)]),
         remarks,
-        _trial_warnings(forecast),
+        _trial_warnings(forecast, len(planned)),
         ui.next_step(next_command),
     )
 
 
 def _planned_trials(forecast: ScalingForecast | SweepForecast) -> ui.Table:
     """Return the figures of each trial, expected or else at best."""
-    rows: list[ui.Row] = []
+    is_sweep = isinstance(forecast, SweepForecast)
+    names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
+    if is_sweep:
+        names, last = ("steps", "step", "MFU", "time"), ">"
+    head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
+    rows: list[ui.Row] = [_in_capitals(head)]
     for trial in forecast.trials:
-        start = (str(trial.number), *(trial.settings[key] for key in forecast.vary))
         cells: ui.Row = ("-", "-", "-", "-", "-", "no plan", "-")
         if plan := trial.planned:
             speed: ui.Row = (fmt.seconds(plan.step_s.likeliest), fmt.percent(plan.mfu.likeliest))
@@ -125,41 +132,19 @@ def _planned_trials(forecast: ScalingForecast | SweepForecast) -> ui.Table:
                 speed = (fmt.count(plan.steps), *speed, fmt.lasting(plan.days.likeliest))
             cost = fmt.dollars(plan.dollars.likeliest) if plan.dollars else "-"
             cells = (fmt.count(plan.chips), fmt.count(plan.sequences), *speed, cost)
-        rows.append((*start, *cells))
-    names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
-    if isinstance(forecast, SweepForecast):
-        names, last = ("steps", "step", "MFU", "time"), ">"
-    head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
-    return ui.Table([_in_capitals(head), *rows], f"{'>' * (len(head) - 2)}{last}>")
+        rows.append((str(trial.number), *(trial.settings[key] for key in forecast.vary), *cells))
+    return ui.Table(rows, f"{'>' * (len(head) - 2)}{last}>")
 
 
-def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
-    parts = []
-    if days := forecast.days:
-        runs = fmt.counted(planned * forecast.repeats, "run")
-        total = fmt.lasting(days.likeliest)
-        if days.expected is None:
-            total += " at best"
-        elif days.low is not None and days.high is not None:
-            total += f" ({fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))})"
-        parts.append(f"{runs} one after another: {total}")
-    if cost := forecast.dollars:
-        at_best = " at best" if cost.expected is None else ""
-        parts.append(f"{fmt.dollars(cost.likeliest)}{at_best}")
-    return parts
-
-
-def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[ui.Part]:
+def _trial_warnings(forecast: ScalingForecast | SweepForecast, planned: int) -> list[ui.Part]:
     """Return why trials have no plan, then the warnings; those of all plans name no trial."""
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for trial in forecast.trials:
         if trial.infeasible:
             refused.setdefault(trial.infeasible, []).append(str(trial.number))
-        warnings = trial.planned.warnings if trial.planned else ()
-        for text in warning_texts(warnings, values=False):
+        for text in warning_texts(trial.planned.warnings if trial.planned else (), values=False):
             warned.setdefault(text, []).append(str(trial.number))
-    planned = sum(trial.planned is not None for trial in forecast.trials)
     lines = [f"no plan for trial {', '.join(trials)}: {why}" for why, trials in refused.items()]
     for text, trials in warned.items():
         which = f"{'trial' if len(trials) == 1 else 'trials'} {', '.join(trials)}: "
@@ -167,28 +152,21 @@ def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[ui.Part]:
     return [ui.warning(line) for line in lines]
 
 
-class _TrialEfficiency(NamedTuple):
-    """The scaling efficiency of a trial, as a number and as text."""
-
-    chips: int
-    fraction: float
-    text: str
-    series: Mapping[str, str]
+# The scaling efficiency of a trial: its chips, a fraction, the fraction as text, and its series.
+_Efficiency = tuple[int, float, str, Mapping[str, str]]
 
 
-def _scaling_efficiency(trials: Sequence[_TrialEfficiency], vary: Sequence[str], chips: str) -> str:
+def _scaling_efficiency(trials: Sequence[_Efficiency], vary: Sequence[str], chips: str) -> str:
     """Return the efficiency of the largest trial; of several series, the lowest and highest."""
-    largest: dict[str, _TrialEfficiency] = {}
-    for trial in trials:
-        name = settings_text(trial.series, vary)
-        if name not in largest or trial.chips > largest[name].chips:
-            largest[name] = trial
-    texts = {name: f"{trial.text} on {fmt.count(trial.chips)} {chips}"
-             for name, trial in largest.items()}  # fmt: skip
-    if len(texts) == 1:
-        return f"scaling efficiency is {next(iter(texts.values()))}"
-    lowest, *_, highest = sorted(largest, key=lambda name: largest[name].fraction)
-    ends = (f"{texts[name]} ({name})" for name in (lowest, highest))
+    largest: dict[str, tuple[int, float, str]] = {}  # chips, fraction and text by series
+    for number, fraction, text, series in trials:
+        name = settings_text(series, vary)
+        if name not in largest or number > largest[name][0]:
+            largest[name] = number, fraction, f"{text} on {fmt.count(number)} {chips}"
+    if len(largest) == 1:
+        return f"scaling efficiency is {next(iter(largest.values()))[2]}"
+    lowest, *_, highest = sorted(largest, key=lambda name: largest[name][1])
+    ends = (f"{largest[name][2]} ({name})" for name in (lowest, highest))
     return f"scaling efficiency is between {' and '.join(ends)}"
 
 
@@ -235,9 +213,9 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
 
 
 def verdict_text(report: ScalingReport | SweepReport) -> str:
-    if isinstance(report, SweepReport):
-        return ui.fit(f"{report.study}: {sweep_verdict(report)}\n")
-    return ui.fit(f"{report.study}: {scaling_verdict(report)}\n")
+    is_sweep = isinstance(report, SweepReport)
+    text = sweep_verdict(report) if is_sweep else scaling_verdict(report)
+    return ui.fit(f"{report.study}: {text}\n")
 
 
 # A scaling study.
@@ -251,35 +229,29 @@ def scaling_table(report: ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
     for trial in report.trials:
         cells: ui.Row = ("-",) * 7
         if measured := trial.measured:
+            predicted, over = "-", "-"
+            if trial.predicted and not trial.not_compared:
+                # Over the expected step, or over the lower bound.
+                efficiency = trial.predicted.efficiency
+                predicted = f"{fmt.percent(efficiency.lower)} at best"
+                if trial.expected_s is not None:
+                    predicted = fmt.percent(efficiency.expected or efficiency.unoverlapped)
+                least_s = trial.expected_s or trial.predicted.step_s.lower
+                ratio = measured.step_s.median / least_s
+                text = fmt.scaled(ratio, 2) if ratio >= _TOO_WIDE else fmt.to_digits(ratio, 3)
+                over = f"{text} x"
             cells = (
                 fmt.seconds(measured.step_s.median),
                 spread(measured.step_s) if len(measured.runs) > 1 else "-",
                 fmt.scaled(measured.tokens_per_s_per_chip.median),
                 fmt.percent(measured.mfu.median) if measured.mfu else "-",
                 fmt.percent(measured.efficiency.median),
-                _predicted_efficiency(trial),
-                _over_predicted(trial, measured),
+                predicted,
+                over,
             )
         settings = (trial.settings[key] for key in report.vary)
         rows.append((str(trial.number), *settings, f"{trial.done} / {report.repeats}", *cells))
     return head, rows
-
-
-def _predicted_efficiency(trial: TrialReport) -> str:
-    if trial.predicted is None or trial.not_compared:
-        return "-"
-    efficiency = trial.predicted.efficiency
-    if trial.expected_s is not None:
-        return fmt.percent(efficiency.expected or efficiency.unoverlapped)
-    return f"{fmt.percent(efficiency.lower)} at best"
-
-
-def _over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
-    """Return the measured step over the expected one, or over the lower bound."""
-    if trial.predicted is None or trial.not_compared:
-        return "-"
-    ratio = measured.step_s.median / (trial.expected_s or trial.predicted.step_s.lower)
-    return f"{fmt.scaled(ratio, 2) if ratio >= _TOO_WIDE else fmt.to_digits(ratio, 3)} x"
 
 
 def scaling_notes(report: ScalingReport) -> list[str]:
@@ -287,13 +259,13 @@ def scaling_notes(report: ScalingReport) -> list[str]:
     codes = sorted({trial.not_compared for trial in report.trials if trial.not_compared})
     texts = [NOT_COMPARED[code] for code in codes]
     if report.rehearsal:
-        texts.append(_EMULATED_PODS)
+        texts.append("emulated pods share this machine's cores, so more of them are slower each")
     compared = [trial for trial in report.trials if trial.measured and not trial.not_compared]
     if compared:
         against = "the expected step" if compared[0].expected_s else "the lower bound"
         texts.append(f"OVER is the measured step over {against}")
     if any(trial.measured for trial in report.trials):
-        texts.append(_EFFICIENCY)
+        texts.append("EFFICIENCY is tokens per second and chip over the smallest trial's")
     return texts
 
 
@@ -317,19 +289,14 @@ def scaling_verdict(report: ScalingReport) -> str:
         return "nothing is measured yet."
     if len(measured) == 1:
         return "one trial is measured; efficiency needs another."
-
-    def with_range(efficiency: Spread) -> str:
-        """Return the median, with the range where repeats differ visibly."""
+    efficiencies: list[_Efficiency] = []
+    for trial, found in measured:
+        # The median, with the range where repeats differ visibly.
+        efficiency = found.efficiency
         low, high = fmt.percent(efficiency.low), fmt.percent(efficiency.high)
-        median = fmt.percent(efficiency.median)
-        return median if low == high else f"{median} ({fmt.span(low, high)})"
-
-    efficiencies = [
-        _TrialEfficiency(
-            trial.chips, found.efficiency.median, with_range(found.efficiency), trial.series
-        )
-        for trial, found in measured
-    ]
+        text = fmt.percent(efficiency.median)
+        text += "" if low == high else f" ({fmt.span(low, high)})"
+        efficiencies.append((trial.chips, efficiency.median, text, trial.series))
     chips = "emulated chips" if report.rehearsal else "chips"
     return f"{_scaling_efficiency(efficiencies, report.vary, chips)}."
 
@@ -371,9 +338,13 @@ def sweep_table(report: SweepReport) -> tuple[ui.Row, list[ui.Row]]:
 
 def sweep_notes(report: SweepReport) -> list[str]:
     """Return what the losses of the trials are."""
-    texts = [_LAST] if any(trial.loss is not None for trial in report.trials) else []
+    texts = []
+    if any(trial.loss is not None for trial in report.trials):
+        texts.append("LOSS is the mean over the last tenth of the steps")
     if any(key.startswith("experiment.batch.") for key in report.vary):
-        texts.append(_TOKENS)
+        texts.append(
+            "trials with other batches see other numbers of tokens in the same number of steps"
+        )
     return texts
 
 
