@@ -44,7 +44,8 @@ def offers_screen(
         for way in (chosen.extrapolations if chosen else ())
     ]
     chips = ", ".join(found.request.chips)
-    total = f"{fmt.count(len(planned))} of {fmt.counted(len(found.offers), 'offer')} planned, of {chips}"
+    offers = fmt.counted(len(found.offers), "offer")
+    total = f"{fmt.count(len(planned))} of {offers} planned, of {chips}"
     left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
     if rows := reasons(found):
         left_out += ui.indent([ui.Table(rows, ">w")])

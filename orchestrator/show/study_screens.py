@@ -13,11 +13,9 @@ from orchestrator.values.study import (
     PlannedTrial,
     ScalingForecast,
     ScalingReport,
-    Study,
     SweepForecast,
     SweepReport,
     SweepTrialReport,
-    Trial,
 )
 
 SCALINGS = {
@@ -25,20 +23,6 @@ SCALINGS = {
     "weak": "weak scaling, with a batch that grows with the pods",
 }
 _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
-
-
-def study_intro(study: Study) -> str:
-    runs = fmt.counted(len(study.trials) * study.repeats, "run")
-    return ui.fit(
-        f"{study.name}: a rehearsal of {runs}. No cluster is configured, so this machine runs small"
-        " copies, one after another; no chip is reserved.\n"
-    )
-
-
-def trial_line(study: Study, trial: Trial, repeat: int) -> str:
-    repeats = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
-    settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
-    return ui.fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n")
 
 
 def key_names(keys: Iterable[str], vary: Sequence[str]) -> ui.Row:
