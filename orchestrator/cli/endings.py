@@ -4,7 +4,7 @@ value on stdout.
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,51 +76,40 @@ def _error_report(error: OrchError) -> ErrorReport:
         return replace(found, file=error.file, line=error.line, key=error.column)
     if isinstance(error, WrongOption):
         return replace(found, key=error.key)
-    if not isinstance(error, Infeasible):
-        return replace(found, suggestions=_hints(error))
-    nearest = []
-    for suggestion in error.suggestions():  # options that lead to a plan, and that plan
-        words = " ".join(f"--set {override}" for override in suggestion.overrides)
-        hint = Hint(kind="overrides", value=words, text=words, overrides=suggestion.overrides)
-        nearest.append(replace(hint, leads_to=suggestion))
-    return replace(found, suggestions=tuple(nearest), reasons=error.all_reasons())
+    hints = []
+    if isinstance(error, Infeasible):
+        for suggestion in error.suggestions():  # options that lead to a plan, and that plan
+            words = " ".join(f"--set {override}" for override in suggestion.overrides)
+            hint = Hint(kind="overrides", value=words, text=words, overrides=suggestion.overrides)
+            hints.append(replace(hint, leads_to=suggestion))
+        return replace(found, suggestions=tuple(hints), reasons=error.all_reasons())
+    # The names that are known, and the command to type next.
+    names = error.known if isinstance(error, UnknownName) else []
+    names = error.legal if isinstance(error, NoSuchSlice) else names
+    hints += [Hint(kind="known", value=name, text=name) for name in names]
+    if command := error.next_command:
+        hints.append(Hint(kind="command", value=command, text=f"Next: {command}"))
+    return replace(found, suggestions=tuple(hints))
 
 
 def _problem_detail(problem: Problem) -> ErrorDetail:
-    """Return one problem of a file. Line 0 is the file as a whole."""
+    """Return one problem of a file, and a hint for each value that may be meant."""
+    hints = []
+    if correction := problem.suggestion:
+        for value in correction.values:
+            text = str(replace(correction, value=value, others=()))
+            hints.append(Hint(kind=correction.kind, value=value, text=text))
+    elif problem.hint:
+        hints.append(Hint(kind="hint", value="", text=problem.hint))
     return ErrorDetail(
         code=problem.code.replace("-", "_"),
         message=": ".join(filter(None, (problem.key, problem.message))),
         key=problem.key or None,
         file=problem.file,
-        line=problem.line or None,
+        line=problem.line or None,  # line 0 is the file as a whole
         column=problem.col or None,
-        suggestions=tuple(_problem_hints(problem)),
+        suggestions=tuple(hints),
     )
-
-
-def _problem_hints(problem: Problem) -> Iterator[Hint]:
-    """Yield what to write instead: a hint for each value that may be meant."""
-    if correction := problem.suggestion:
-        for value in correction.values:
-            text = str(replace(correction, value=value, others=()))
-            yield Hint(kind=correction.kind, value=value, text=text)
-    elif problem.hint:
-        yield Hint(kind="hint", value="", text=problem.hint)
-
-
-def _hints(error: OrchError) -> tuple[Hint, ...]:
-    """Return the names that are known, and the command to type next."""
-    names: list[str] = []
-    if isinstance(error, UnknownName):
-        names = error.known
-    if isinstance(error, NoSuchSlice):
-        names = error.legal
-    found = [Hint(kind="known", value=name, text=name) for name in names]
-    if error.next_command:
-        text = f"Next: {error.next_command}"
-        found.append(Hint(kind="command", value=error.next_command, text=text))
-    return tuple(found)
 
 
 # The command to type next: the one that was typed with a change, or what helps after an error.
@@ -141,14 +130,18 @@ def next_after(error: OrchError) -> str:
     """Return what helps: the same command with a change, a list of what exists, help or a check."""
     typed = sys.argv[1:]
     match error:
-        case Infeasible():
-            return _after_infeasible(error, typed)
+        case Infeasible():  # the nearest spec; without one, the slices that would serve
+            if nearest := error.suggestions():
+                pairs = (("--set", override) for override in nearest[0].overrides)
+                return as_typed("--json", more=[word for pair in pairs for word in pair])
+            specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
+            return f"orch plan {specs[0]} --prices on-demand" if specs else "orch plan --help"
         case SpecProblems():
             return _after_problems(error)
         case UnknownRun():
-            if "--storage" in typed[:-1]:
-                return f"orch runs --storage {typed[typed.index('--storage') + 1]}"
-            return "orch runs"
+            is_named = "--storage" in typed[:-1]
+            where = f" --storage {typed[typed.index('--storage') + 1]}" if is_named else ""
+            return f"orch runs{where}"
         case OtherVersion():  # the spec of a run is kept as it was submitted
             path = Path(str(error.path))
             specs = (RunPaths(at).submitted_spec for at in (path, *path.parents[:2]))
@@ -166,16 +159,6 @@ def next_after(error: OrchError) -> str:
             return " ".join(["orch", *known, "--help"])
         case _:
             return "orch doctor"
-
-
-def _after_infeasible(error: Infeasible, typed: Sequence[str]) -> str:
-    """Return the same command for the nearest spec; without one, the slices that would serve."""
-    if nearest := error.suggestions():
-        overrides = nearest[0].overrides
-        settings = (word for override in overrides for word in ("--set", override))
-        return as_typed("--json", more=tuple(settings))
-    specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
-    return f"orch plan {specs[0]} --prices on-demand" if specs else "orch plan --help"
 
 
 def _after_problems(error: SpecProblems) -> str:

@@ -8,17 +8,7 @@ from typing import Any
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import (
-    BRIEF,
-    FILE,
-    FULL,
-    JSON,
-    ONE_STAGE,
-    SET,
-    SPEC,
-    STAGE,
-    has_many_plans,
-)
+from orchestrator.cli import arguments as shared
 from orchestrator.errors import SpecError, refuse_options
 from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
 from orchestrator.planning.plan_warnings import input_missing
@@ -37,13 +27,13 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
 @click.command("plan")
-@SPEC
-@click.argument("other", required=False, type=FILE)
-@SET
-@JSON
-@BRIEF
-@FULL
-@STAGE
+@shared.SPEC
+@click.argument("other", required=False, type=shared.FILE)
+@shared.SET
+@shared.JSON
+@shared.BRIEF
+@shared.FULL
+@shared.STAGE
 @click.option(
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
@@ -53,7 +43,7 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
-@click.option("--html", type=FILE, metavar="FILE", help="Also write the offers as a page.")
+@click.option("--html", type=shared.FILE, metavar="FILE", help="Also write the offers as a page.")
 @interruptible("planning")
 def plan_command(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, **options: Any
@@ -106,8 +96,8 @@ def _plans(
     path: Path, spec: Spec, detail: Detail, more: int, profile: str | None, stage: int | None
 ) -> CommandResult:
     """Show the plan of a spec, and its runners-up where they are asked for."""
-    if has_many_plans(spec, stage):
-        refuse_options({"--alternatives": more}, ONE_STAGE)
+    if shared.has_many_plans(spec, stage):
+        refuse_options({"--alternatives": more}, shared.ONE_STAGE)
     made = orch.plans(spec, 1 + more, profile=profile, stage=stage)
     # Files that the plans need and this machine lacks.
     missing = missing_inputs(spec, path.parent)

@@ -6,17 +6,7 @@ from typing import Any, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import (
-    BRIEF,
-    FILE,
-    FULL,
-    JSON,
-    ONE_STAGE,
-    SET,
-    SPEC,
-    STAGE,
-    has_many_plans,
-)
+from orchestrator.cli import arguments as shared
 from orchestrator.errors import refuse_options
 from orchestrator.run.next_commands import spec_command, stage_option
 from orchestrator.run.progress import interruptible
@@ -35,10 +25,10 @@ _ONE_PROOF = "the proof of one spec"
 
 
 @click.command("explain")
-@SPEC
-@SET
-@JSON
-@STAGE
+@shared.SPEC
+@shared.SET
+@shared.JSON
+@shared.STAGE
 @click.option(
     "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
     metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
@@ -57,13 +47,13 @@ def explain_command(
 
 
 @click.command("prove")
-@SPEC
-@click.argument("other", required=False, type=FILE)
-@SET
-@JSON
-@BRIEF
-@FULL
-@STAGE
+@shared.SPEC
+@click.argument("other", required=False, type=shared.FILE)
+@shared.SET
+@shared.JSON
+@shared.BRIEF
+@shared.FULL
+@shared.STAGE
 @click.option(
     "--trainer", metavar="NAME",
     help="Compile another trainer's program: package.module:build, for any JAX program.",
@@ -73,7 +63,7 @@ def explain_command(
     help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
 )  # fmt: skip
 @click.option(
-    "--html", type=FILE, metavar="FILE",
+    "--html", type=shared.FILE, metavar="FILE",
     help="Write a page: one layer's schedule in time, and a flame graph by line.",
 )  # fmt: skip
 @click.option("--search-remat", is_flag=True, help="Also compile policies that recompute less.")
@@ -115,8 +105,8 @@ def prove_command(
         result = CommandResult(found, lambda: proof_diff_screen(found, names), exit_code=code)
     else:
         loaded, following = orch.load(spec, overrides), spec_command("submit", spec, overrides)
-        if has_many_plans(loaded, stage):
-            refuse_options(pages, ONE_STAGE)
+        if shared.has_many_plans(loaded, stage):
+            refuse_options(pages, shared.ONE_STAGE)
             stages = orch.prove_stages(loaded, hlo=hlo, progress=Display())
             proofs = [proved.proof for proved in stages]
             result = CommandResult(
@@ -152,12 +142,12 @@ def _exit_code(*proofs: Proof) -> int:
 
 
 @click.command("score")
-@click.argument("runs", required=False, type=FILE, metavar="[RUNS.csv]")
+@click.argument("runs", required=False, type=shared.FILE, metavar="[RUNS.csv]")
 @click.option(
     "--without", type=click.Choice(["document", "group", "software"]),
     help="Learn anew without each document, source and chip, or software; score what was left out.",
 )  # fmt: skip
-@JSON
+@shared.JSON
 @interruptible("scoring")
 def score_command(
     runs: Path | None, without: Literal["document", "group", "software"] | None, as_json: bool

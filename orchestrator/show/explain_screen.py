@@ -105,7 +105,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> ui.Screen:
         verdict = verdict_table(sheet.summary.forecast, sheet.summary.tokens, by_hand)
 
     inputs = [
-        (given.symbol, _number(given.value), given.meaning, _cite(given.source or "spec"))
+        (given.symbol, _number(given.value), given.meaning, f"[{given.source or 'spec'}]")
         for given in sheet.inputs
     ]
     # The differences between the derivation and the plan, or why nothing is planned.
@@ -117,7 +117,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> ui.Screen:
     if sheet.no_plan is not None:
         realized = [*sheet.no_plan.splitlines()]
     sources = (
-        _text(f"  {_cite(source.key)} ", f"{source.title}; {source.where}; {source.date}", 6)
+        _text(f"  [{source.key}] ", f"{source.title}; {source.where}; {source.date}", 6)
         for source in sheet.sources
     )
     return ui.screen(
@@ -157,16 +157,12 @@ def _labelled(label: str, words: str) -> ui.Text:
     return _text(f"    {label:{_LABELS}}", words)
 
 
-def _cite(source: str) -> str:
-    return f"[{source}]"
-
-
 def _section(entry: DerivationSection) -> list[ui.Part]:
     """Return formulas, each with its numbers, value and sources, then answers to questions."""
     parts: list[ui.Part] = [_title(entry.title)]
     for line in entry.lines:
         value = _result(line.computed, line.unit)
-        cited = "".join(f" {_cite(source)}" for source in line.sources)
+        cited = "".join(f" [{source}]" for source in line.sources)
         formula = f"{line.symbol} = {_written(line.computed.formula)}"
         parts.append(_text(f"  {line.name:{_NAMES - 2}}", formula))
         parts.append(_text(" " * _NAMES + "= ", f"{_put_in(line.computed)} {value}{cited}"))
@@ -205,7 +201,7 @@ def _quote(figure: QuotedFigure) -> list[ui.Part]:
     is_same = figure.exact == figure.reproduced
     exact = "the same" if is_same else equation(figure.exact, figure.unit)
     return [
-        _text("  ", f"{printed}  {_cite(figure.source)}", 4),
+        _text("  ", f"{printed}  [{figure.source}]", 4),
         _labelled("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
         _labelled("exact", exact),
         *(
@@ -229,7 +225,7 @@ def _expected(step: ExpectedStep) -> list[ui.Part]:
             names = f": {', '.join(constant.rows)}" if are_few else ""
             runs = fmt.counted(len(constant.rows), "run") + names
             error = f", standard error {fmt.percent(constant.unsure)}" if constant.unsure else ""
-            learned = f"{constant.symbol} fitted to {runs}{error} {_cite(step.source)}"
+            learned = f"{constant.symbol} fitted to {runs}{error} [{step.source}]"
             parts.append(_text(" " * _NAMES + "  ", learned))
     total = " + ".join(fmt.seconds(entry.computed.value) for entry in step.parts)
     ends = fmt.span(fmt.seconds(step.low_s), fmt.seconds(step.high_s))
@@ -240,7 +236,7 @@ def _expected(step: ExpectedStep) -> list[ui.Part]:
     return [
         *parts,
         _labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"),
-        _labelled("interval", f"{interval} {_cite(step.source)}"),
+        _labelled("interval", f"{interval} [{step.source}]"),
     ]
 
 
