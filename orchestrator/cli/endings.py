@@ -134,8 +134,8 @@ def next_after(error: OrchError) -> str:
             if nearest := error.suggestions():
                 pairs = (("--set", override) for override in nearest[0].overrides)
                 return as_typed("--json", more=[word for pair in pairs for word in pair])
-            specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
-            return f"orch plan {specs[0]} --prices on-demand" if specs else "orch plan --help"
+            files = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
+            return f"orch plan {files[0]} --prices on-demand" if files else "orch plan --help"
         case SpecProblems():
             return _after_problems(error)
         case UnknownRun():

@@ -173,7 +173,9 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
     """Return the time of the steps that count, then each cause of lost time."""
-    rows = [("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput))]
+    rows: list[ui.Row] = [
+        ("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput))
+    ]
     for name, lost_s in sorted(goodput.badput_s.items(), key=lambda pair: -pair[1]):
         if lost_s > 0:
             share = fmt.percent(lost_s / goodput.total_s)
@@ -397,7 +399,7 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
         counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
         assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
         assumptions += [f"{name} not stated: assumed {assumed}"] if counts else []
-    tables = [
+    tables: list[tuple[ui.Row, list[ui.Row]]] = [
         (("software", "runs", "median", "p90", "inside 80 %", "bias"), software),
         (("rate per chip, over one slice", "slices", "measured", "expected", ""), retention),
         (("share of time that trains", "predicted", "80 % interval", "reported"), goodput),

@@ -197,9 +197,9 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
 
 
 def verdict_text(report: ScalingReport | SweepReport) -> str:
-    is_sweep = isinstance(report, SweepReport)
-    text = sweep_verdict(report) if is_sweep else scaling_verdict(report)
-    return ui.fit(f"{report.study}: {text}\n")
+    if isinstance(report, SweepReport):
+        return ui.fit(f"{report.study}: {sweep_verdict(report)}\n")
+    return ui.fit(f"{report.study}: {scaling_verdict(report)}\n")
 
 
 # A scaling study.
