@@ -188,7 +188,7 @@ def _over_steps(
     spread = draw.Band("measured", tuple((x, low, high) for x, low, _, high in places))
     # A line where each attempt after the first begins; the key names one.
     begins = [float(index) for index in steps.index[sorted(steps.startups)] if index]
-    lines = []
+    lines = list[draw.Curve]()
     for x in begins:
         height = ((x, y_axis.low), (x, y_axis.high))
         lines.append(draw.Curve("" if lines else "restart", "restart", height))

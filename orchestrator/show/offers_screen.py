@@ -38,20 +38,32 @@ def offers_screen(
     top: list[list[ui.Part]] = [[ui.heading(offers_headline(found))], ui.indent(_choice(found))]
     if detail == "brief":
         return ui.screen(*top, ui.next_step(next_command))
+    # Intervals stay only where they fit, indented, on a terminal of usual width; JSON has them.
+    shown = frontier_of(planned)
+    rows = [HEAD, *(offer_row(offer, found) for offer in shown)]
+    styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
+    table = ui.Table(rows, _COLUMNS, row_styles=styles)
+    if max(map(len, table.lines(ui.WIDTH))) > ui.WIDTH - 2:
+        places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
+        narrow = [tuple(row[place] for place in places) for row in rows]
+        columns = "".join(_COLUMNS[place] for place in places)
+        table = ui.Table(narrow, columns, row_styles=styles)
+    named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
+    title = ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:")
+    # How many offers have a plan, and why the others have none.
+    chips, offers = ", ".join(found.request.chips), fmt.counted(len(found.offers), "offer")
+    total = f"{fmt.count(len(planned))} of {offers} planned, of {chips}"
+    left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
+    if why := reasons(found):
+        left_out += ui.indent([ui.Table(why, ">w")])
     chosen = to_take(found)
     beyond = [
         extrapolation(axis=way.axis, value=way.value, low=way.low, high=way.high)
         for way in (chosen.extrapolations if chosen else ())
     ]
-    chips = ", ".join(found.request.chips)
-    offers = fmt.counted(len(found.offers), "offer")
-    total = f"{fmt.count(len(planned))} of {offers} planned, of {chips}"
-    left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
-    if rows := reasons(found):
-        left_out += ui.indent([ui.Table(rows, ">w")])
     return ui.screen(
         *top,
-        ui.indent(_frontier_table(found, planned)),
+        ui.indent([title, table] if shown else []),
         ui.indent(left_out),
         map(ui.warning, warning_texts([*found.warnings, *beyond])),
         [ui.warning(_SPOT)] if found.request.prices == "spot" else [],
@@ -61,13 +73,12 @@ def offers_screen(
 
 def offers_headline(found: Offers) -> str:
     """Return what was asked for."""
-    request = found.request
-    wishes = [f"{fmt.scaled(found.tokens)} tokens"]
+    request, wishes = found.request, f"{fmt.scaled(found.tokens)} tokens"
     if request.by_days is not None:
-        wishes.append(f"within {fmt.time_limit(request.by_days)}")
+        wishes += f" within {fmt.time_limit(request.by_days)}"
     if request.budget_dollars is not None:
-        wishes.append(f"for {fmt.dollars(request.budget_dollars)} at most")
-    return f"{found.name}: {' '.join(wishes)}, {request.prices} prices"
+        wishes += f" for {fmt.dollars(request.budget_dollars)} at most"
+    return f"{found.name}: {wishes}, {request.prices} prices"
 
 
 def _choice(found: Offers) -> list[ui.Part]:
@@ -128,25 +139,6 @@ def to_take(found: Offers) -> Offer | None:
 def frontier_of(planned: Sequence[Offer]) -> list[Offer]:
     """Return the offers that no other undercuts in days and dollars; without prices, all."""
     return [offer for offer in planned if offer.on_frontier] or list(planned)
-
-
-def _frontier_table(found: Offers, planned: Sequence[Offer]) -> list[ui.Part]:
-    """Return a row for each offer of the frontier. Intervals stay only where they fit, indented, on
-    a terminal of usual width; JSON has them.
-    """
-    shown = frontier_of(planned)
-    if not shown:
-        return []
-    named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
-    rows: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
-    styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
-    table = ui.Table(rows, _COLUMNS, row_styles=styles)
-    if max(map(len, table.lines(ui.WIDTH))) > ui.WIDTH - 2:
-        places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
-        narrow = [tuple(row[place] for place in places) for row in rows]
-        columns = "".join(_COLUMNS[place] for place in places)
-        table = ui.Table(narrow, columns, row_styles=styles)
-    return [ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:"), table]
 
 
 def choices(found: Offers) -> dict[str, Offer | None]:

@@ -57,8 +57,8 @@ def _picture(found: Offers, planned: list[Offer]) -> draw.Plot:
         offers = [offer for offer in priced if offer.chip == chip]
         labels = tuple(f"{screens.in_words(offer)}; odds {screens.odds_text(offer)}"
                        for offer in offers)  # fmt: skip
-        color, points = f"chip-{number % _COLORS + 1}", tuple(map(_place, offers))
-        curves.append(draw.Curve(chip, color, points, dots=True, joined=False, labels=labels))
+        color, dots = f"chip-{number % _COLORS + 1}", tuple(map(_place, offers))
+        curves.append(draw.Curve(chip, color, dots, dots=True, joined=False, labels=labels))
     days, cost = zip(*(point for curve in curves for point in curve.points), strict=True)
     # 1, 2 and 5 times the powers of ten between the least and the most.
     powers = range(floor(log10(min(days))), ceil(log10(max(days))) + 1)

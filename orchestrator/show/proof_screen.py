@@ -79,27 +79,20 @@ def proof_screen(
 
 
 def proof_screens(
-    found: "ProofResult",
-    others: "Sequence[ProofResult] | None",
-    next_command: str,
+    found: "Sequence[ProofResult]", others: "Sequence[ProofResult] | None", next_command: str,
     detail: ui.Detail = "usual",
-) -> list[str]:
-    """Return a verdict; below it those on plans that recompute less, where they were asked for."""
-    shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
-    if others is None:
-        return [shown]
-    return [shown, "\n", _remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
-
-
-def stage_proof_screens(
-    found: "Sequence[ProofResult]", next_command: str, detail: ui.Detail = "usual"
-) -> list[str]:
-    """Return the verdict on every stage, one after another."""
+) -> list[str]:  # fmt: skip
+    """Return the verdict on every stage; below it those on plans that recompute less, where they
+    were asked for.
+    """
     screens: list[str] = []
     for stage in found:
         following = next_command if stage is found[-1] else None
-        screens += [proof_screen(stage.plan, stage.proof, stage.age_s, following, detail), "\n"]
-    return screens[:-1]
+        screens += ["\n", proof_screen(stage.plan, stage.proof, stage.age_s, following, detail)]
+    if others is not None:
+        pairs = [(other.plan, other.proof) for other in others]
+        screens += ["\n", _remat_screen(found[-1].plan, pairs)]
+    return screens[1:]
 
 
 def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> ui.Screen:

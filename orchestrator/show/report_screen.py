@@ -399,7 +399,7 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
         counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
         assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
         assumptions += [f"{name} not stated: assumed {assumed}"] if counts else []
-    tables: list[tuple[ui.Row, list[ui.Row]]] = [
+    tables: list[tuple[ui.Row, Sequence[ui.Row]]] = [
         (("software", "runs", "median", "p90", "inside 80 %", "bias"), software),
         (("rate per chip, over one slice", "slices", "measured", "expected", ""), retention),
         (("share of time that trains", "predicted", "80 % interval", "reported"), goodput),
