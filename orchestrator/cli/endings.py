@@ -8,18 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.errors import (
-    DataUnusable,
-    Interrupted,
-    NoSuchSlice,
-    NotAnswered,
-    NoTopology,
-    OrchError,
-    OtherVersion,
-    SpecError,
-    UnknownName,
-    UnknownRun,
-)
+from orchestrator import errors
 from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.planning.infeasible import Infeasible
@@ -34,7 +23,7 @@ from orchestrator.show.terminal import ERROR, columns, echo, is_live, say_error,
 from orchestrator.values.refusal import ErrorDetail, ErrorReport, Hint
 
 
-def report(error: OrchError) -> None:
+def report(error: errors.OrchError) -> None:
     """Print the message and the next command; with --json also the error as a value, on stdout."""
     if isinstance(error, OperationInterrupted):
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
@@ -42,7 +31,7 @@ def report(error: OrchError) -> None:
         error.next_command = error.next_command or as_typed()
     error.next_command = error.next_command or next_after(error)
     _report_json(error)
-    refused = not isinstance(error, Interrupted)
+    refused = not isinstance(error, errors.Interrupted)
     said = error.full_text() if isinstance(error, Infeasible) else str(error)
     text = f"{ERROR} {said}" if refused else said
     if error.is_prose or is_live(sys.stderr):  # a terminal itself would cut words
@@ -54,11 +43,11 @@ def report_abort(*, interrupted: bool) -> int:
     """Report Ctrl-C, or an answer of no, which click has shown; return the exit code."""
     if interrupted:
         echo("interrupted", err=True)
-    _report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
-    return Interrupted.exit_code
+    _report_json(errors.Interrupted("interrupted" if interrupted else "not confirmed"))
+    return errors.Interrupted.exit_code
 
 
-def _report_json(error: OrchError) -> None:
+def _report_json(error: errors.OrchError) -> None:
     if "--json" in sys.argv:
         show(_error_report(error), as_json=True)
 
@@ -66,7 +55,7 @@ def _report_json(error: OrchError) -> None:
 # Errors as values, for programs that read the output of commands.
 
 
-def _error_report(error: OrchError) -> ErrorReport:
+def _error_report(error: errors.OrchError) -> ErrorReport:
     """Return the value of an error."""
     if isinstance(error, SpecProblems):
         problems = tuple(map(_problem_detail, error.problems))
@@ -84,8 +73,8 @@ def _error_report(error: OrchError) -> ErrorReport:
             hints.append(replace(hint, leads_to=suggestion))
         return replace(found, suggestions=tuple(hints), reasons=error.all_reasons())
     # The names that are known, and the command to type next.
-    names = error.known if isinstance(error, UnknownName) else []
-    names = error.legal if isinstance(error, NoSuchSlice) else names
+    names = error.known if isinstance(error, errors.UnknownName) else []
+    names = error.legal if isinstance(error, errors.NoSuchSlice) else names
     hints += [Hint(kind="known", value=name, text=name) for name in names]
     if command := error.next_command:
         hints.append(Hint(kind="command", value=command, text=f"Next: {command}"))
@@ -126,7 +115,7 @@ def as_typed(
     return shlex.join(["orch", *words, *more])
 
 
-def next_after(error: OrchError) -> str:
+def next_after(error: errors.OrchError) -> str:
     """Return what helps: the same command with a change, a list of what exists, help or a check."""
     typed = sys.argv[1:]
     match error:
@@ -138,22 +127,22 @@ def next_after(error: OrchError) -> str:
             return f"orch plan {files[0]} --prices on-demand" if files else "orch plan --help"
         case SpecProblems():
             return _after_problems(error)
-        case UnknownRun():
+        case errors.UnknownRun():
             is_named = "--storage" in typed[:-1]
             where = f" --storage {typed[typed.index('--storage') + 1]}" if is_named else ""
             return f"orch runs{where}"
-        case OtherVersion():  # the spec of a run is kept as it was submitted
+        case errors.OtherVersion():  # the spec of a run is kept as it was submitted
             path = Path(str(error.path))
             specs = (RunPaths(at).submitted_spec for at in (path, *path.parents[:2]))
             spec = next((spec for spec in specs if spec.is_file()), None)
             return spec_command("plan", spec, ()) if spec else "orch plan SPEC"
-        case NoTopology():
+        case errors.NoTopology():
             return "orch plan SPEC"
-        case DataUnusable():
+        case errors.DataUnusable():
             return "orch data pack --help"
-        case NotAnswered():
+        case errors.NotAnswered():
             return as_typed(more=("--yes",))
-        case SpecError():  # the help of the command that was typed
+        case errors.SpecError():  # the help of the command that was typed
             names = [word for word in typed[:2] if word.isalpha()]
             known = names if names[:1] in (["export"], ["import"], ["data"]) else names[:1]
             return " ".join(["orch", *known, "--help"])

@@ -10,7 +10,7 @@ import click
 import orchestrator as orch
 from orchestrator.cli import arguments as shared
 from orchestrator.errors import SpecError, refuse_options
-from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
+from orchestrator.planning.odds import PlanWithOdds
 from orchestrator.planning.plan_warnings import input_missing
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.next_commands import offer_command, spec_command, stage_option
@@ -106,21 +106,16 @@ def _plans(
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
     odds = [None if stage else orch.deadline_odds(spec, plan) for plan in plans]
     values = [*map(PlanWithOdds.of, plans, odds)]
-    return CommandResult(
-        values if more else values[0], lambda: _plans_screen(plans, following, detail, odds[0])
-    )
 
+    def screens() -> str:
+        """Return the first plan with its proof, if that is known, then what runners-up lose."""
+        first, *others = plans
+        if first.stages:
+            known = [text for stage in first.stages if (text := _known_proof(stage))]
+            return stages_screen(first, following, known, detail, odds[0])
+        return plan_screen(first, following, _known_proof(first), others, detail, odds[0])
 
-def _plans_screen(
-    plans: Sequence[Plan], following: str, detail: Detail, odds: DeadlineOdds | None
-) -> str:
-    """Return the first plan with its proof, if that is known, then what runners-up lose. `odds` are
-    those of the spec's deadline.
-    """
-    if stages := plans[0].stages:
-        known = [text for stage in stages if (text := _known_proof(stage))]
-        return stages_screen(plans[0], following, known, detail, odds)
-    return plan_screen(plans[0], following, _known_proof(plans[0]), plans[1:], detail, odds)
+    return CommandResult(values if more else values[0], screens)
 
 
 def _known_proof(plan: Plan) -> str:

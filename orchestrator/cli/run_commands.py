@@ -13,7 +13,7 @@ from orchestrator.errors import Interrupted, NotAnswered, SpecError, refuse_opti
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.formatting import count, counted
 from orchestrator.run.next_commands import run_command, spec_command
-from orchestrator.run.studies import Outcome, StudyResult
+from orchestrator.run.studies import Outcome
 from orchestrator.run.submit import Confirm
 from orchestrator.show.progress import Display
 from orchestrator.show.status_screen import cancelled_text
@@ -119,9 +119,14 @@ def submit_command(
     confirm = _confirmation(yes=yes, dry_run=dry_run)
     if orch.is_study(spec):
         refuse_options({"--json": as_json}, "one run; `orch status STUDY --json` shows a study")
-        study = orch.submit_study(spec, overrides, options, confirm=confirm, progress=display)
-        show_result(_study_result(study), as_json=False)
-        return
+        done = orch.submit_study(spec, overrides, options, confirm=confirm, progress=display)
+        code, study = _STUDY_CODES[done.outcome], done.study
+        if study is None:
+            raise SystemExit(code)
+        # Its scaling, as far as it is measured.
+        following = as_typed() if code else run_command("report", study.key, study.storage)
+        say(study_report_screen(report_of_study(study), following))
+        raise SystemExit(code)
     refuse_options({"--dry-run": dry_run and as_json}, "a screen; see `orch plan --json`")
     with aside(as_json):
         run = orch.submit(spec, overrides, options, confirm=confirm, progress=display)
@@ -237,13 +242,3 @@ def _exit_code(run: Run, *, left: bool) -> int:
     if left or run.state == "cancelled":
         return Interrupted.exit_code
     return 0 if run.state in LIVE or run.state == "succeeded" else 1
-
-
-def _study_result(result: StudyResult) -> CommandResult:
-    """Show a study that was carried out: its scaling, as far as it is measured."""
-    code, study = _STUDY_CODES[result.outcome], result.study
-    if study is None:
-        return CommandResult(result.outcome, exit_code=code)
-    report = report_of_study(study)
-    following = as_typed() if code else run_command("report", study.key, study.storage)
-    return CommandResult(report, lambda: study_report_screen(report, following), code)

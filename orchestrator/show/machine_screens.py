@@ -7,13 +7,7 @@ from orchestrator.planning.calibrated import ChipProfile, Operation
 from orchestrator.reading.expectations import KeyHelp
 from orchestrator.show import parts as ui
 from orchestrator.values import codec
-from orchestrator.values.run import (
-    ExportedWeights,
-    HealthReport,
-    RunHealth,
-    SyncResult,
-    ViewLink,
-)
+from orchestrator.values import run as runs
 
 _UNITS: dict[Operation, str] = {"matmul": "FLOP/s", "attention": "FLOP/s", "copy": "B/s"}
 _EXAMPLE = "specs/tiny_2pod.yaml"
@@ -47,7 +41,7 @@ def calibration_screen(profile: ChipProfile, path: str) -> ui.Screen:
 # The health of this machine, and of the files of a run.
 
 
-def doctor_screen(report: HealthReport) -> ui.Screen:
+def doctor_screen(report: runs.HealthReport) -> ui.Screen:
     """Return each finding, with advice below those that are not good."""
     signs = max(len(_SIGNS[finding.health]) for finding in report.findings)
     names = max(len(finding.name) for finding in report.findings)
@@ -69,7 +63,7 @@ def doctor_screen(report: HealthReport) -> ui.Screen:
     return ui.screen([ui.heading("this machine")], ui.indent(lines), ending)
 
 
-def run_doctor_screen(health: RunHealth, repair_command: str) -> ui.Screen:
+def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
     """Return what is wrong with the files of a run, what was repaired, and what to do next."""
     verdict = f"Doctor: the files of {health.run} are as they were written."
     if health.findings:
@@ -89,7 +83,7 @@ def run_doctor_screen(health: RunHealth, repair_command: str) -> ui.Screen:
 # Runs in MLflow, and weights that were written.
 
 
-def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) -> ui.Screen:
+def sync_screen(results: Sequence[runs.SyncResult], storage: str, next_command: str) -> ui.Screen:
     """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
         nothing = f"No runs in {storage} that are this user's"
@@ -119,7 +113,7 @@ def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) 
 
 
 def mlflow_links(
-    address: str, shown: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
+    address: str, shown: str, experiments: Sequence[tuple[str, Sequence[runs.ViewLink]]]
 ) -> ui.Screen:
     """Return where the MLflow UI shows the runs and their comparisons."""
     blocks: list[list[ui.Part]] = [
@@ -131,7 +125,7 @@ def mlflow_links(
     return ui.screen(*blocks)
 
 
-def weights_screen(weights: ExportedWeights) -> str:
+def weights_screen(weights: runs.ExportedWeights) -> str:
     files = fmt.counted(weights.files, "file")
     loads = f"AutoModelForCausalLM.from_pretrained({weights.folder!r})"
     return (

@@ -8,16 +8,8 @@ from typing import Any
 
 from orchestrator import formatting as fmt
 from orchestrator.journal.run_state import first_line
+from orchestrator.run import progress as events
 from orchestrator.run.next_commands import run_command, storage_command, storage_of
-from orchestrator.run.progress import (
-    Notice,
-    ProgressEvent,
-    RunUpdate,
-    Stage,
-    TaskEnded,
-    Tracked,
-    UnitsDone,
-)
 from orchestrator.show import parts as ui
 from orchestrator.show import rehearsal_screen as screens
 from orchestrator.show.machine_screens import mlflow_links
@@ -71,25 +63,25 @@ class Display:
         self.started_s, self.shown_at_s = 0.0, 0.0
         self.attempt, self.state = 0, ("", "")
 
-    def __call__(self, event: ProgressEvent) -> None:
+    def __call__(self, event: events.ProgressEvent) -> None:
         match event:
-            case Stage(task=task, stage=stage, state=state):
+            case events.Stage(task=task, stage=stage, state=state):
                 text = f"{task}: {stage}"
                 self.status.update(f"{text}: {state}" if state else text)
                 if not self.status.live and text != self.stage:
                     echo(text, err=True)
                 self.stage = text
-            case UnitsDone():
+            case events.UnitsDone():
                 self._count(event)
-            case TaskEnded():
+            case events.TaskEnded():
                 self.status.clear()
                 self.waiting = self.stage = ""
-            case RunUpdate(run=run, steps=steps):
+            case events.RunUpdate(run=run, steps=steps):
                 self._update(run, steps)
-            case Notice(topic=topic, values=values):
+            case events.Notice(topic=topic, values=values):
                 self._notice(topic, values)
 
-    def _count(self, event: UnitsDone) -> None:
+    def _count(self, event: events.UnitsDone) -> None:
         total = "" if event.total is None else f" of {event.total:,}"
         text = f"{event.task}: {event.done:,}{total} {event.unit}"
         self.status.update(text, event.done / event.total if event.total else None)
@@ -212,14 +204,14 @@ def _trial_started(study: Study, trial: Trial, repeat: int) -> _Texts:
     return (ui.fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n"),)
 
 
-def _ended(run: Run, plan: Plan, tracked: Tracked) -> _Texts:
+def _ended(run: Run, plan: Plan, tracked: events.Tracked) -> _Texts:
     """Return how a run ended, and where its journal and its record are."""
     record = f"{tracked.tracker:8} {_tracked_text(run, tracked)}"
     following = next_run_command(run, run.run, storage_of(run))
     return "\n", screens.result_screen(run, plan, record, following)
 
 
-def _tracked_text(run: Run, tracked: Tracked) -> str:
+def _tracked_text(run: Run, tracked: events.Tracked) -> str:
     """Return where a run is recorded, and what shows it there."""
     is_shown = tracked.tracker == _MLFLOW
     shown = f", shown by {storage_command('ui', storage_of(run))}" if is_shown else ""
@@ -270,7 +262,7 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
 }
 
 
-def say_end(event: ProgressEvent) -> None:
+def say_end(event: events.ProgressEvent) -> None:
     """Say how a run ended whose logs are followed, apart from their lines."""
-    if isinstance(event, RunUpdate):
+    if isinstance(event, events.RunUpdate):
         echo(f"{event.run.run}: {event.run.state}", err=True)

@@ -7,21 +7,15 @@ from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
+from orchestrator.values import study as studies
 from orchestrator.values.run import LIVE
-from orchestrator.values.study import (
-    GapExplanation,
-    PlannedTrial,
-    ScalingForecast,
-    ScalingReport,
-    SweepForecast,
-    SweepReport,
-    SweepTrialReport,
-)
 
 SCALINGS = {
     "strong": "strong scaling, with the same batch in every trial",
     "weak": "weak scaling, with a batch that grows with the pods",
 }
+_Forecast = studies.ScalingForecast | studies.SweepForecast
+_Report = studies.ScalingReport | studies.SweepReport
 _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
 
 
@@ -38,15 +32,10 @@ def settings_text(settings: Mapping[str, str], vary: Sequence[str], between: str
     return between.join(f"{name} {text}" for name, text in pairs)
 
 
-def _in_capitals(head: ui.Row) -> ui.Row:
-    """Return the head of a page's table for a screen, where trials have no name."""
-    return "", *(name.upper() for name in head[1:])
-
-
 # What is forecast.
 
 
-def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str = "") -> ui.Screen:
+def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
     """Return a row for each trial as planned, and what all of them cost or how they scale."""
     planned = [trial.planned for trial in forecast.trials if trial.planned]
     are_expected = all(plan.step_s.expected is not None for plan in planned)
@@ -54,7 +43,7 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
     missing = len(forecast.trials) - len(planned)
     parts = [f"{missing} of {len(forecast.trials)} trials have no plan"] if missing else []
     remarks: list[ui.Part] = []
-    if isinstance(forecast, SweepForecast):
+    if isinstance(forecast, studies.SweepForecast):
         kind = f"a sweep of {trials} over {', '.join(forecast.vary)}"
         if days := forecast.days:
             total = fmt.lasting(days.likeliest)
@@ -98,19 +87,19 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
     )
 
 
-def _planned_trials(forecast: ScalingForecast | SweepForecast) -> ui.Table:
+def _planned_trials(forecast: _Forecast) -> ui.Table:
     """Return the figures of each trial, expected or else at best."""
-    is_sweep = isinstance(forecast, SweepForecast)
+    is_sweep = isinstance(forecast, studies.SweepForecast)
     names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
     if is_sweep:
         names, last = ("steps", "step", "MFU", "time"), ">"
     head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
-    rows: list[ui.Row] = [_in_capitals(head)]
+    rows: list[ui.Row] = [("", *map(str.upper, head[1:]))]
     for trial in forecast.trials:
         cells: ui.Row = ("-", "-", "-", "-", "-", "no plan", "-")
         if plan := trial.planned:
             speed: ui.Row = (fmt.seconds(plan.step_s.likeliest), fmt.percent(plan.mfu.likeliest))
-            if isinstance(plan, PlannedTrial):
+            if isinstance(plan, studies.PlannedTrial):
                 speed = (*speed, fmt.percent(plan.efficiency.likeliest), plan.bound)
             else:
                 speed = (fmt.count(plan.steps), *speed, fmt.lasting(plan.days.likeliest))
@@ -120,7 +109,7 @@ def _planned_trials(forecast: ScalingForecast | SweepForecast) -> ui.Table:
     return ui.Table(rows, f"{'>' * (len(head) - 2)}{last}>")
 
 
-def _trial_warnings(forecast: ScalingForecast | SweepForecast, planned: int) -> list[ui.Part]:
+def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
     """Return why trials have no plan, then the warnings; those of all plans name no trial."""
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
@@ -157,11 +146,11 @@ def _scaling_efficiency(trials: Sequence[_Efficiency], vary: Sequence[str], chip
 # What was measured.
 
 
-def study_report_screen(report: ScalingReport | SweepReport, next_command: str) -> ui.Screen:
+def study_report_screen(report: _Report, next_command: str) -> ui.Screen:
     """Return a row for each trial as measured, and what they say together."""
     kind = "a rehearsal, " if report.rehearsal else ""
     total = len(report.trials)
-    if isinstance(report, SweepReport):
+    if isinstance(report, studies.SweepReport):
         head, rows = sweep_table(report)
         ended = sum(map(_is_done, report.trials))
         title = f"a sweep, {ended} of {total} trials ended"
@@ -190,14 +179,14 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
     return ui.screen(
         [ui.heading(f"{report.name}: {kind}{title}")],
         ui.indent([ui.heading(verdict)]),
-        ui.indent([ui.Table([_in_capitals(head), *rows], columns)]),
+        ui.indent([ui.Table([("", *map(str.upper, head[1:])), *rows], columns)]),
         *after,
         ui.next_step(next_command),
     )
 
 
-def verdict_text(report: ScalingReport | SweepReport) -> str:
-    if isinstance(report, SweepReport):
+def verdict_text(report: _Report) -> str:
+    if isinstance(report, studies.SweepReport):
         return ui.fit(f"{report.study}: {sweep_verdict(report)}\n")
     return ui.fit(f"{report.study}: {scaling_verdict(report)}\n")
 
@@ -205,7 +194,7 @@ def verdict_text(report: ScalingReport | SweepReport) -> str:
 # A scaling study.
 
 
-def scaling_table(report: ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
+def scaling_table(report: studies.ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
     """Return the head and a row for each trial, measured next to predicted."""
     head = ("trial", *key_names(report.vary, report.vary), "runs", "step", "spread",
             "tokens/s/chip", "MFU", "efficiency", "predicted", "over")  # fmt: skip
@@ -238,7 +227,7 @@ def scaling_table(report: ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
     return head, rows
 
 
-def scaling_notes(report: ScalingReport) -> list[str]:
+def scaling_notes(report: studies.ScalingReport) -> list[str]:
     """Return why trials are not compared with a prediction, or with which one they are."""
     codes = sorted({trial.not_compared for trial in report.trials if trial.not_compared})
     texts = [NOT_COMPARED[code] for code in codes]
@@ -253,7 +242,7 @@ def scaling_notes(report: ScalingReport) -> list[str]:
     return texts
 
 
-def gap_explanation(explanations: Sequence[GapExplanation]) -> str:
+def gap_explanation(explanations: Sequence[studies.GapExplanation]) -> str:
     """Return the ledger lines that vary as the gaps between measured and predicted do."""
     if not explanations:
         return "No ledger line varies as the gap between measured and predicted does."
@@ -266,7 +255,7 @@ def gap_explanation(explanations: Sequence[GapExplanation]) -> str:
     return f"{text} Nearly as well: {', '.join(texts[1:])}." if texts[1:] else text
 
 
-def scaling_verdict(report: ScalingReport) -> str:
+def scaling_verdict(report: studies.ScalingReport) -> str:
     """Return a sentence about the measured efficiency of the largest trial."""
     measured = [(trial, trial.measured) for trial in report.trials if trial.measured]
     if not measured:
@@ -288,20 +277,20 @@ def scaling_verdict(report: ScalingReport) -> str:
 # A sweep: its trials from the lowest loss to the highest, the best named.
 
 
-def _is_done(trial: SweepTrialReport) -> bool:
+def _is_done(trial: studies.SweepTrialReport) -> bool:
     return 0 < trial.steps == trial.steps_done
 
 
-def _ranked(report: SweepReport) -> list[SweepTrialReport]:
+def _ranked(report: studies.SweepReport) -> list[studies.SweepTrialReport]:
     """Return the trials that did all their steps by their loss, then the others."""
 
-    def order(trial: SweepTrialReport) -> tuple[bool, bool, float, int]:
+    def order(trial: studies.SweepTrialReport) -> tuple[bool, bool, float, int]:
         return not _is_done(trial), trial.loss is None, trial.loss or 0.0, trial.number
 
     return sorted(report.trials, key=order)
 
 
-def sweep_table(report: SweepReport) -> tuple[ui.Row, list[ui.Row]]:
+def sweep_table(report: studies.SweepReport) -> tuple[ui.Row, list[ui.Row]]:
     """Return the head and a row for each trial, the best first."""
     names = key_names(report.vary, report.vary)
     rows = []
@@ -320,7 +309,7 @@ def sweep_table(report: SweepReport) -> tuple[ui.Row, list[ui.Row]]:
     return ("trial", *names, "state", "steps", "loss", "step", "MFU"), rows
 
 
-def sweep_notes(report: SweepReport) -> list[str]:
+def sweep_notes(report: studies.SweepReport) -> list[str]:
     """Return what the losses of the trials are."""
     texts = []
     if any(trial.loss is not None for trial in report.trials):
@@ -332,7 +321,7 @@ def sweep_notes(report: SweepReport) -> list[str]:
     return texts
 
 
-def sweep_verdict(report: SweepReport) -> str:
+def sweep_verdict(report: studies.SweepReport) -> str:
     """Return the best trial by its settings."""
     best = next((trial for trial in report.trials if trial.number == report.best), None)
     if best is None or best.loss is None:
