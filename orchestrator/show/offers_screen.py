@@ -35,7 +35,24 @@ def offers_screen(
 ) -> ui.Screen:
     """Return the offers on one screen; a brief one ends after those to choose from."""
     planned = [offer for offer in found.offers if offer.days]
-    top: list[list[ui.Part]] = [[ui.heading(offers_headline(found))], ui.indent(_choice(found))]
+    request, rows = found.request, []
+    if _is_hopeless(found):
+        # The two ends of the frontier: no offer costs or takes less.
+        if ends := [offer for offer in found.offers if offer.on_frontier]:
+            rows = [("cheapest of all", in_words(ends[-1])), ("fastest of all", in_words(ends[0]))]
+    else:
+        has_budget = request.budget_dollars is not None
+        sure = f", {_sure(found)}" if request.by_days is not None or has_budget else ""
+        in_budget = f", {_sure(found)} of the budget" if has_budget else ""
+        if found.cheapest:
+            rows.append((f"cheapest{sure}", in_words(found.cheapest)))
+        if found.fastest:
+            rows.append((f"fastest{in_budget}", in_words(found.fastest)))
+    parts: list[ui.Part] = [ui.Table(rows, "<w", style="bold")] if rows else []
+    top: list[list[ui.Part]] = [
+        [ui.heading(offers_headline(found))],
+        ui.indent(parts if found.cheapest else [ui.heading(nothing_sure(found)), *parts]),
+    ]
     if detail == "brief":
         return ui.screen(*top, ui.next_step(next_command))
     # Intervals stay only where they fit, indented, on a terminal of usual width; JSON has them.
@@ -79,24 +96,6 @@ def offers_headline(found: Offers) -> str:
     if request.budget_dollars is not None:
         wishes += f" for {fmt.dollars(request.budget_dollars)} at most"
     return f"{found.name}: {wishes}, {request.prices} prices"
-
-
-def _choice(found: Offers) -> list[ui.Part]:
-    request, rows = found.request, []
-    if _is_hopeless(found):
-        # The two ends of the frontier: no offer costs or takes less.
-        if ends := [offer for offer in found.offers if offer.on_frontier]:
-            rows = [("cheapest of all", in_words(ends[-1])), ("fastest of all", in_words(ends[0]))]
-    else:
-        has_budget = request.budget_dollars is not None
-        sure = f", {_sure(found)}" if request.by_days is not None or has_budget else ""
-        in_budget = f", {_sure(found)} of the budget" if has_budget else ""
-        if found.cheapest:
-            rows.append((f"cheapest{sure}", in_words(found.cheapest)))
-        if found.fastest:
-            rows.append((f"fastest{in_budget}", in_words(found.fastest)))
-    parts: list[ui.Part] = [ui.Table(rows, "<w", style="bold")] if rows else []
-    return parts if found.cheapest else [ui.heading(nothing_sure(found)), *parts]
 
 
 def _is_hopeless(found: Offers) -> bool:

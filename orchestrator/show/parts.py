@@ -133,7 +133,17 @@ class Table:
         if self.bars:
             lines = self._with_bars(lines, width)
         elif max(map(len, lines)) > width and not self.spare:
-            lines = self._folded(width)
+            # The columns that fit, then the others below, each part with the first column.
+            parts: list[list[str]] = []
+            chosen: list[int] = []
+            for column in range(1, len(self.rows[0])):
+                wider = [line.rstrip() for line in self._aligned([0, *chosen, column], self.gap)]
+                if chosen and max(map(len, wider)) <= width:
+                    parts[-1], chosen = wider, [*chosen, column]
+                else:
+                    parts.append([line.rstrip() for line in self._aligned([0, column], self.gap)])
+                    chosen = [column]
+            lines = [line for part in parts for line in part]
         for number in range(1, len(self.spare) + 1):
             if max(map(len, lines)) > width:
                 lines = self._fitting([i for i in every if i not in self.spare[:number]], width)
@@ -153,19 +163,6 @@ class Table:
         if max(map(len, lines)) > width:
             lines = [line.rstrip() for line in self._aligned(chosen, 1)]
         return lines
-
-    def _folded(self, width: int) -> list[str]:
-        """Return the columns that fit, then the others below, each part with the first column."""
-        parts: list[list[str]] = []
-        chosen: list[int] = []
-        for column in range(1, len(self.rows[0])):
-            wider = [line.rstrip() for line in self._aligned([0, *chosen, column], self.gap)]
-            if chosen and max(map(len, wider)) <= width:
-                parts[-1], chosen = wider, [*chosen, column]
-            else:
-                parts.append([line.rstrip() for line in self._aligned([0, column], self.gap)])
-                chosen = [column]
-        return [line for part in parts for line in part]
 
     def _with_bars(self, lines: list[str], width: int) -> list[str]:
         """Return the lines, each with a bar of its size if there is room and a second size."""

@@ -38,29 +38,6 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
         ui.section("stages", _stages(diff)),
         ui.section("figures", ui.table(_ENDS, figures)),
     ]
-    verdict_table = [_verdict_table(diff)]
-    if first.digest == second.digest:
-        is_same = all(pair.first == pair.second for pair in diff.figures)
-        compared, verdict_table = ([] if is_same else compared[-1:]), []
-    names = []
-    for plan in diff.plans:
-        changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
-        names.append(f"{plan.name} ({short(plan.digest)}){changes}")
-    differences = ui.table(("", "first", "second", ""), _differences(diff), "<>><")
-    return ui.screen(
-        [ui.heading(" and ".join(names))],
-        ui.indent(verdict_table),
-        ui.indent([ui.heading(_verdict(diff))]),
-        ui.section("differences", differences),
-        *compared,
-        ui.closing(_verdict(diff), next_command),
-    )
-
-
-# The verdict on two plans: five lines that come first, and one sentence.
-
-
-def _verdict_table(diff: PlanDiff) -> ui.Table:
     rows: list[ui.Row] = []
     memory = _figure(diff, "memory_bytes_per_device")
     limits = _figure(diff, "hbm_bytes_per_device")
@@ -83,7 +60,23 @@ def _verdict_table(diff: PlanDiff) -> ui.Table:
     interval = ", 80 % interval" if at == "expected" else ""
     head = ("", f"first{interval}", f"second{interval}", "change")
     bold = dict.fromkeys(range(1, len(rows) + 1), "bold")
-    return ui.Table([head, *rows], row_styles=bold)
+    verdict_table = [ui.Table([head, *rows], row_styles=bold)]
+    if first.digest == second.digest:
+        is_same = all(pair.first == pair.second for pair in diff.figures)
+        compared, verdict_table = ([] if is_same else compared[-1:]), []
+    names = []
+    for plan in diff.plans:
+        changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
+        names.append(f"{plan.name} ({short(plan.digest)}){changes}")
+    differences = ui.table(("", "first", "second", ""), _differences(diff), "<>><")
+    return ui.screen(
+        [ui.heading(" and ".join(names))],
+        ui.indent(verdict_table),
+        ui.indent([ui.heading(_verdict(diff))]),
+        ui.section("differences", differences),
+        *compared,
+        ui.closing(_verdict(diff), next_command),
+    )
 
 
 def _with_interval(diff: PlanDiff, side: int, key: str, show: ui.Show) -> str:

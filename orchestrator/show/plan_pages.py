@@ -12,7 +12,7 @@ from orchestrator.show import offers_screen as screens
 from orchestrator.show.plan_text import headline
 from orchestrator.show.proof_screen import KINDS, by_line, short_line
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Proof, Schedule
+from orchestrator.values.proof import Proof
 
 _COLORS = 6  # of chips, in the style sheet
 
@@ -149,7 +149,19 @@ def schedule_page(plan: Plan, proof: Proof) -> str:
             )
             events.append(box)
         timelines.append((loop, tracks, events))
-    boxes = _flame(schedule)
+    # A box for each line that leads to another, over those that it leads to.
+    root = _Frame("step")
+    for line in schedule.lines:  # its seconds belong to every line that leads to it
+        frame = root
+        frame.seconds += line.total_s
+        for place in line.stack or (line.line,):
+            frame = frame.inner.setdefault(place, _Frame(place))
+            frame.seconds += line.total_s
+        # The color of what the line does for most of its time.
+        kinds = zip(("product", "kernel", "copy", "other", "exposed"), KINDS, strict=True)
+        longest = max((getattr(line, field), kind) for kind, (_, field) in kinds)[1]
+        frame.color = _SCHEDULE_COLORS[longest]
+    boxes = list(_boxes(_shortened(root), 0.0, 0, schedule.total_s))
     return draw.filled(
         "schedule.html",
         title=plan.name,
@@ -163,22 +175,6 @@ def schedule_page(plan: Plan, proof: Proof) -> str:
         lines=by_line(schedule)[:_MOST_LINES],
         colors=[(name, color) for name, color in _SCHEDULE_COLORS.items() if name != "loop"],
     )
-
-
-def _flame(schedule: Schedule) -> list[_Box]:
-    """Return a box for each line that leads to another, over those that it leads to."""
-    root = _Frame("step")
-    for line in schedule.lines:  # its seconds belong to every line that leads to it
-        frame = root
-        frame.seconds += line.total_s
-        for place in line.stack or (line.line,):
-            frame = frame.inner.setdefault(place, _Frame(place))
-            frame.seconds += line.total_s
-        # The color of what the line does for most of its time.
-        kinds = zip(("product", "kernel", "copy", "other", "exposed"), KINDS, strict=True)
-        longest = max((getattr(line, field), kind) for kind, (_, field) in kinds)[1]
-        frame.color = _SCHEDULE_COLORS[longest]
-    return list(_boxes(_shortened(root), 0.0, 0, schedule.total_s))
 
 
 def _shortened(frame: _Frame) -> _Frame:
