@@ -57,12 +57,12 @@ def offers_screen(
         return ui.screen(*top, ui.next_step(next_command))
     # Intervals stay only where they fit, indented, on a terminal of usual width; JSON has them.
     shown = frontier_of(planned)
-    rows = [HEAD, *(offer_row(offer, found) for offer in shown)]
-    styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
-    table = ui.Table(rows, _COLUMNS, row_styles=styles)
+    frontier: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
+    styles = {number: "bold" for number, cells in enumerate(frontier) if number and cells[-1]}
+    table = ui.Table(frontier, _COLUMNS, row_styles=styles)
     if max(map(len, table.lines(ui.WIDTH))) > ui.WIDTH - 2:
         places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
-        narrow = [tuple(row[place] for place in places) for row in rows]
+        narrow = [tuple(row[place] for place in places) for row in frontier]
         columns = "".join(_COLUMNS[place] for place in places)
         table = ui.Table(narrow, columns, row_styles=styles)
     named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""

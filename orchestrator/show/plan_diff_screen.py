@@ -311,8 +311,8 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
     if len(schedules) == 2:
         ratio = schedules[1].total_s / schedules[0].total_s
         word = "longer" if ratio > 1 else "shorter"
-        ends = zip(("first", "second"), diff.proofs, strict=True)
-        unfit = "".join(f"; the {end} does not fit" for end, proof in ends if not proof.fits)
+        both = zip(("first", "second"), diff.proofs, strict=True)
+        unfit = "".join(f"; the {end} does not fit" for end, proof in both if not proof.fits)
         verdict = f"The second is scheduled {fmt.percent(abs(ratio - 1))} {word}{unfit}."
 
     def shown(figure: ProofFigure, value: float) -> str:
@@ -329,15 +329,12 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
         if any(pair := (figure.first, figure.second))
     ]
     least_s = _SMALL_LINE * max((schedule.total_s for schedule in schedules), default=0.0)
-    lines = [
-        (
-            *("-" if s is None else fmt.seconds(s) for s in (line.first_s, line.second_s)),
-            f"{'+' if line.more_s > 0 else '-'}{fmt.seconds(abs(line.more_s))}",
-            short_line(line.line),
-        )
-        for line in diff.lines[:_MOST]
-        if abs(line.more_s) >= least_s
-    ]
+    lines = []
+    for line in diff.lines[:_MOST]:
+        if abs(line.more_s) >= least_s:
+            ends = ("-" if s is None else fmt.seconds(s) for s in (line.first_s, line.second_s))
+            more = f"{'+' if line.more_s > 0 else '-'}{fmt.seconds(abs(line.more_s))}"
+            lines.append((*ends, more, short_line(line.line)))
     references = (
         f"{name} ({short(proof.plan_digest)}, trainer {proof.trainer})"
         for name, proof in zip(names, diff.proofs, strict=True)

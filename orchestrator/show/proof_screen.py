@@ -174,15 +174,11 @@ def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
             rows.append(row)
     if not rows:
         return []
-    added = [
-        (
-            change.what,
-            f"{change.link} {' x '.join(change.axes)}",
-            f"+{fmt.with_unit(change.bytes_per_step, 'B')}",
-        )
-        for change in proof.changes
-        if change.bytes_per_step >= least * most.get(change.link, 0)
-    ]
+    added = []
+    for change in proof.changes:
+        if change.bytes_per_step >= least * most.get(change.link, 0):
+            link, size = f"{change.link} {' x '.join(change.axes)}", change.bytes_per_step
+            added.append((change.what, link, f"+{fmt.with_unit(size, 'B')}"))
     payload = ui.table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
     parts = ui.section("payload per device and step", payload)
     if added:
@@ -350,27 +346,18 @@ def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None) -> list[ui.Par
             words = ", ".join(filter(None, parts))
             transfers.append((fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s), words))
     lines = by_line(schedule)
-    line_rows = [
-        (
-            fmt.seconds(line.total_s),
-            *(kind_s(getattr(line, field)) for _, field in KINDS),
-            short_line(line.line),
-        )
-        for line in lines[:_MOST]
-        if line.total_s >= small_s
-    ]
+    line_rows: list[ui.Row] = []
+    for place in lines[:_MOST]:
+        if place.total_s >= small_s:
+            kinds = (kind_s(getattr(place, field)) for _, field in KINDS)
+            line_rows.append((fmt.seconds(place.total_s), *kinds, short_line(place.line)))
     # The products that lose most against the peak.
-    slow = [
-        (
-            fmt.seconds(product.seconds),
-            fmt.percent(product.peak_share),
-            product.shape,
-            ", ".join(product.fused) or "-",
-            short_line(product.line),
-        )
-        for product in schedule.products
-        if product.peak_share < _LOW_SHARE and product.seconds >= small_s
-    ]
+    slow: list[ui.Row] = []
+    for product in schedule.products:
+        if product.peak_share < _LOW_SHARE and product.seconds >= small_s:
+            took, share = fmt.seconds(product.seconds), fmt.percent(product.peak_share)
+            fused, line = ", ".join(product.fused) or "-", short_line(product.line)
+            slow.append((took, share, product.shape, fused, line))
     copies = [
         (fmt.seconds(line.copies_s), line.line)
         for line in sorted(lines, key=lambda line: -line.copies_s)[:_MOST]

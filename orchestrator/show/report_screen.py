@@ -199,17 +199,13 @@ def stage_rows(report: Report) -> list[ui.Row]:
     rows: list[ui.Row] = []
     for stage in report.stages:
         measured = stage.measured
-        row = (
-            str(stage.number),
-            f"{fmt.count(stage.steps_done)} of {fmt.count(stage.steps)}",
-            fmt.scaled(stage.tokens_done) if stage.tokens_done else "0",
-            fmt.count(stage.sequences),
-            fmt.count(stage.length),
-            fmt.seconds(measured.step_s.median) if measured else "-",
-            fmt.percent(measured.mfu.median) if measured and measured.mfu else "-",
-            *ends(stage.measured_over_predicted, stage.steps_s, stage.dollars),
-        )
-        rows.append(row)
+        steps = f"{fmt.count(stage.steps_done)} of {fmt.count(stage.steps)}"
+        tokens = fmt.scaled(stage.tokens_done) if stage.tokens_done else "0"
+        sizes = fmt.count(stage.sequences), fmt.count(stage.length)
+        step = fmt.seconds(measured.step_s.median) if measured else "-"
+        mfu = fmt.percent(measured.mfu.median) if measured and measured.mfu else "-"
+        last = ends(stage.measured_over_predicted, stage.steps_s, stage.dollars)
+        rows.append((str(stage.number), steps, tokens, *sizes, step, mfu, *last))
     tokens = fmt.scaled(totals.tokens_done) if totals.tokens_done else "0"
     over = totals.steps_s / totals.predicted_s if totals.predicted_s else None
     last = ends(over, totals.steps_s, totals.dollars)
@@ -328,45 +324,25 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
     """Return every run, the totals, the efficiency on several slices, and what to do next."""
     summary = score.summary
     verdict = _verdict(summary)
-    runs = [
-        (
-            run.id,
-            fmt.seconds(run.expected_step_s),
-            fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s)),
-            fmt.seconds(run.measured_step_s),
-            fmt.signed_percent(run.error),
-        )
-        for run in score.rows
-    ]
-    software = [
-        (
-            tool.software,
-            str(tool.rows),
-            *map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval)),
-            fmt.signed_percent(tool.median_error),
-        )
-        for tool in (score.software if len(score.software) > 1 else ())
-    ]
+    runs, software, retention, goodput = (list[ui.Row]() for _ in range(4))
+    for run in score.rows:
+        took, error = fmt.seconds(run.measured_step_s), fmt.signed_percent(run.error)
+        interval = fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s))
+        runs.append((run.id, fmt.seconds(run.expected_step_s), interval, took, error))
+    for tool in score.software if len(score.software) > 1 else ():
+        shares = map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval))
+        bias = fmt.signed_percent(tool.median_error)
+        software.append((tool.software, str(tool.rows), *shares, bias))
     # Tokens per second and chip on several slices over those on one.
-    retention = [
-        (
-            pair.id,
-            str(pair.slices),
-            fmt.percent(pair.measured),
-            fmt.percent(pair.expected),
-            fmt.signed_points(pair.expected - pair.measured),
-        )
-        for pair in score.retention
-    ]
-    goodput = [
-        (
-            run.id,
-            fmt.percent(run.predicted.value),
-            fmt.span(fmt.percent(run.predicted.low), fmt.percent(run.predicted.high)),
-            f"{'over ' if run.reported_is == 'at_least' else ''}{fmt.percent(run.reported)}",
-        )
-        for run in score.goodput
-    ]
+    for pair in score.retention:
+        shares = map(fmt.percent, (pair.measured, pair.expected))
+        points = fmt.signed_points(pair.expected - pair.measured)
+        retention.append((pair.id, str(pair.slices), *shares, points))
+    for job in score.goodput:
+        share = job.predicted
+        value, low, high = map(fmt.percent, (share.value, share.low, share.high))
+        over = "over " if job.reported_is == "at_least" else ""
+        goodput.append((job.id, value, fmt.span(low, high), f"{over}{fmt.percent(job.reported)}"))
     recoveries = [
         (fault.id, fmt.seconds(fault.predicted_s), fmt.seconds(fault.recorded_s))
         for fault in score.recoveries

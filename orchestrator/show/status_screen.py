@@ -60,15 +60,11 @@ def _run_rows(runs: Sequence[Run]) -> Iterator[ui.Row]:
         return fmt.count(number) if number < _FEW else fmt.scaled(number)
 
     for run in runs:
-        yield (
-            run.run,
-            run.state,
-            f"{short_count(run.steps_done)} / {short_count(run.steps)}",
-            fmt.percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-",
-            str(run.pods),
-            fmt.age(run.read_at_s - run.submitted_at_s),
-            "rehearsal" if run.rehearsal else "",
-        )
+        steps = f"{short_count(run.steps_done)} / {short_count(run.steps)}"
+        mfu = fmt.percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-"
+        submitted = fmt.age(run.read_at_s - run.submitted_at_s)
+        kind = "rehearsal" if run.rehearsal else ""
+        yield run.run, run.state, steps, mfu, str(run.pods), submitted, kind
 
 
 # One run.
@@ -77,19 +73,13 @@ def _run_rows(runs: Sequence[Run]) -> Iterator[ui.Row]:
 def status_screen(status: Status, next_command: str) -> ui.Screen:
     """Return the state of a run, every attempt and why it ended, and what to do next."""
     kind = ", a rehearsal" if status.rehearsal else ""
-    title = ui.Title(
-        left=f"{status.run}: {status.state}{kind}", right=f"plan {short(status.plan_digest)}"
-    )
-    attempts = [
-        (
-            str(attempt.number),
-            attempt.reason or status.state,
-            f"{fmt.count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
-            attempt_time(attempt, status.read_at_s),
-            cause(attempt),
-        )
-        for attempt in status.attempts
-    ]
+    plan = f"plan {short(status.plan_digest)}"
+    title = ui.Title(f"{status.run}: {status.state}{kind}", plan)
+    attempts = []
+    for attempt in status.attempts:
+        steps = f"{fmt.count(attempt.steps_done)} steps" if attempt.steps_done else "no step"
+        ended, took = attempt.reason or status.state, attempt_time(attempt, status.read_at_s)
+        attempts.append((str(attempt.number), ended, steps, took, cause(attempt)))
     return ui.screen(
         [title],
         ui.indent(ui.facts(_facts(status))),

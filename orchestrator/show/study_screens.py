@@ -61,16 +61,12 @@ def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
             remarks = ui.notes(["values are those at best: no known runs on such chips"])
     else:
         kind = f"{trials}, {SCALINGS[forecast.scaling]}"
-        efficiencies = [
-            (
-                plan.chips,
-                plan.efficiency.expected or plan.efficiency.lower,
-                fmt.percent(plan.efficiency.likeliest),
-                trial.series,
-            )
-            for trial in forecast.trials
-            if (plan := trial.planned)
-        ]
+        efficiencies: list[_Efficiency] = []
+        for trial in forecast.trials:
+            if plan := trial.planned:
+                share = plan.efficiency.expected or plan.efficiency.lower
+                text = fmt.percent(plan.efficiency.likeliest)
+                efficiencies.append((plan.chips, share, text, trial.series))
         if efficiencies:
             parts.append(_scaling_efficiency(efficiencies, forecast.vary, "chips"))
         verdict = f"Study: {', '.join(parts)}."
@@ -295,17 +291,15 @@ def sweep_table(report: studies.SweepReport) -> tuple[ui.Row, list[ui.Row]]:
     names = key_names(report.vary, report.vary)
     rows = []
     for trial in _ranked(report):
-        is_best = trial.number == report.best
-        row = (
-            str(trial.number),
-            *(trial.settings[key] for key in report.vary),
-            "best" if is_best else next(reversed(trial.runs.values()), "not begun"),
+        state = next(reversed(trial.runs.values()), "not begun")
+        cells = (
+            "best" if trial.number == report.best else state,
             f"{fmt.count(trial.steps_done)} / {fmt.count(trial.steps)}" if trial.steps else "-",
             "-" if trial.loss is None else loss_text(trial.loss),
             fmt.seconds(trial.step_s.median) if trial.step_s else "-",
             "-" if trial.mfu is None else fmt.percent(trial.mfu),
         )
-        rows.append(row)
+        rows.append((str(trial.number), *(trial.settings[key] for key in report.vary), *cells))
     return ("trial", *names, "state", "steps", "loss", "step", "MFU"), rows
 
 
