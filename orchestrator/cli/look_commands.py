@@ -88,13 +88,21 @@ def logs_command(
     is_one_rank, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=say_end):
-            echo_line(screens.log_line(line, as_json=as_json, alone=is_one_rank))
+            echo_line(screens.log_line(line, as_json=as_json, with_rank=not is_one_rank))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
-    for note in screens.notes(found.run.run, found.more, empty=found.empty):
-        echo(note, err=True)
-    for text in screens.log_lines(found.tails, as_json=as_json, titled=not is_one_rank):
-        echo_line(text)
+    if found.empty:
+        echo(f"{found.run.run}: no process has written a log yet", err=True)
+    if found.more:
+        echo(f"{found.more} more ranks are shown by --rank N", err=True)
+    for tail in found.tails:
+        log = tail.log
+        if not is_one_rank and not as_json:
+            first = ", died first" if log.first_dead else ""
+            rank = f"== attempt {log.attempt}, rank {log.rank}{first} =="
+            echo("== driver ==" if log.rank is None else rank)
+        for line in tail.lines:
+            echo_line(screens.log_line(line, as_json=as_json, with_rank=False))
 
 
 @click.command("compare", epilog=shared.RUN_HELP)

@@ -150,12 +150,8 @@ class BarChart:
         for segment in bar.segments:
             kind, end = segment.kind or bar.kind, start + segment.value
             label = f"{segment.name}: {self.show(segment.value)}"
-            yield (
-                label,
-                self.at(start),
-                self.width(start, end),
-                f"{kind} shade-{used[kind] % _SHADES}",
-            )
+            classes = f"{kind} shade-{used[kind] % _SHADES}"
+            yield label, self.at(start), self.width(start, end), classes
             used[kind] += 1
             start = end
 

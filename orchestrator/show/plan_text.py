@@ -121,9 +121,8 @@ def verdict_table(
 ) -> ui.Table:
     """Return the five lines of a forecast with their intervals, then more lines."""
     used, limit = forecast.memory_bytes_per_device, forecast.hbm_bytes_per_device
-    fits = (
-        f"{fmt.in_memory(used)} of {fmt.in_memory(limit)} per device ({fmt.percent(used / limit)})"
-    )
+    fits = f"{'yes' if forecast.fits else 'no'}: {fmt.in_memory(used)} of {fmt.in_memory(limit)}"
+    fits += f" per device ({fmt.percent(used / limit)})"
     if on_host := forecast.host_memory_bytes_per_chip:
         known = forecast.host_bytes_per_chip
         of = f" of {fmt.in_memory(known)}" if known else ""
@@ -132,17 +131,9 @@ def verdict_table(
     if forecast.mfu.expected is not None:
         mfu = f"{_with_interval(forecast.mfu, fmt.percent)}; {mfu}"
     bound = f"{forecast.bound}: {in_words(forecast.bound)}"
-    ahead = _ahead_of_next(forecast)
-    return five_lines(
-        forecast,
-        (
-            f"{'yes' if forecast.fits else 'no'}: {fits}",
-            *time_and_price(forecast, tokens),
-            mfu,
-            f"{bound}, {ahead}" if ahead else bound,
-        ),
-        more,
-    )
+    if ahead := _ahead_of_next(forecast):
+        bound += f", {ahead}"
+    return five_lines(forecast, (fits, *time_and_price(forecast, tokens), mfu, bound), more)
 
 
 def five_lines(

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import formatting as fmt
-from orchestrator.journal.run_journal import LogTail, list_logs
+from orchestrator.journal.run_journal import list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.run.next_commands import run_command
 from orchestrator.show import parts as ui
@@ -250,33 +250,10 @@ def cancelled_text(run: str, changes: list[tuple[Run, Run]], *, at_once: bool) -
     return "\n".join(texts or [f"{run}: no run is active. Nothing to cancel."]) + "\n"
 
 
-# The lines of a run's logs, as text or as JSON.
-
-
-def log_lines(tails: list[LogTail], *, as_json: bool, titled: bool) -> Iterator[str]:
-    """Yield the lines of logs, one log after the other, each below its title."""
-    for tail in tails:
-        log = tail.log
-        if titled and not as_json:
-            first = ", died first" if log.first_dead else ""
-            rank = f"== attempt {log.attempt}, rank {log.rank}{first} =="
-            yield "== driver ==" if log.rank is None else rank
-        for line in tail.lines:
-            yield log_line(line, as_json=as_json, alone=True)
-
-
-def log_line(line: LogLine, *, as_json: bool, alone: bool) -> str:
+def log_line(line: LogLine, *, as_json: bool, with_rank: bool) -> str:
     """Return a line of a log, with its rank in front when several logs are mixed."""
     if as_json:
         return codec.to_json(line).decode() + "\n"
-    if alone:
+    if not with_rank:
         return line.line
     return f"{'driver' if line.rank is None else f'rank {line.rank}'} | {line.line}"
-
-
-def notes(run: str, more: int, *, empty: bool) -> Iterator[str]:
-    """Yield what the shown logs leave out."""
-    if empty:
-        yield f"{run}: no process has written a log yet"
-    if more:
-        yield f"{more} more ranks are shown by --rank N"
