@@ -99,8 +99,8 @@ def logs_command(
         log = tail.log
         if not is_one_rank and not as_json:
             first = ", died first" if log.first_dead else ""
-            rank = f"== attempt {log.attempt}, rank {log.rank}{first} =="
-            echo("== driver ==" if log.rank is None else rank)
+            title = f"== attempt {log.attempt}, rank {log.rank}{first} =="
+            echo("== driver ==" if log.rank is None else title)
         for line in tail.lines:
             echo_line(screens.log_line(line, as_json=as_json, with_rank=False))
 

@@ -65,7 +65,6 @@ def resource_bars(plan: Plan) -> list[draw.Bar]:
 
 
 def expected_bars(plan: Plan) -> list[draw.Bar]:
-    """Return the parts of the expected step as one bar, if there is one."""
     parts = _parts(plan.forecast.expected_time)
     return [draw.Bar("expected", "expected", parts)] if parts else []
 
@@ -93,7 +92,6 @@ def _measured_bar(measured: Measurement) -> draw.Bar:
 
 
 def _forecast_memory(plan: Plan) -> draw.Bar:
-    """Return the largest phase of a step."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     return draw.Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
 

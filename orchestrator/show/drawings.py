@@ -70,7 +70,6 @@ def _round_step(value: float) -> float:
 
 
 def from_zero(values: Iterable[float], margin: float = 1.06) -> Axis:
-    """Return a linear axis from 0 that holds all the values."""
     return Axis(0.0, (max(values, default=0.0) or 1.0) * margin)
 
 

@@ -231,7 +231,6 @@ def _written(formula: str) -> str:
 
 
 def _put_in(computed: explained.ComputedValue) -> str:
-    """Return the formula with a number for each symbol."""
     values = computed.inputs
     return _written(_SYMBOL.sub(lambda symbol: _number(values[symbol[0]]), computed.formula))
 

@@ -67,7 +67,7 @@ def offers_screen(
         table = ui.Table(narrow, columns, row_styles=styles)
     named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
     title = ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:")
-    # How many offers have a plan, and why the others have none.
+    # The number of planned offers, and why the others are left out.
     chips, offers = ", ".join(found.request.chips), fmt.counted(len(found.offers), "offer")
     total = f"{fmt.count(len(planned))} of {offers} planned, of {chips}"
     left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
@@ -141,7 +141,6 @@ def frontier_of(planned: Sequence[Offer]) -> list[Offer]:
 
 
 def choices(found: Offers) -> dict[str, Offer | None]:
-    """Return the offers that stand out, by what they are."""
     first = ("cheapest", found.cheapest) if found.cheapest else ("likeliest", found.likeliest)
     return dict([first, ("fastest", found.fastest)])
 

@@ -259,7 +259,6 @@ def visible_json(text: str | bytes) -> str:
 
 
 def screen(*blocks: Iterable[Part]) -> Screen:
-    """Return a screen of those blocks that are not empty."""
     return Screen(*(block for block in map(list, blocks) if block))
 
 
@@ -270,7 +269,6 @@ def paragraph(text: str, style: str = "") -> Text:
 
 
 def heading(text: str) -> Text:
-    """Return the first words of a screen, or of a part of it."""
     return paragraph(text, "bold")
 
 
@@ -288,7 +286,6 @@ def warning(text: str) -> Text:
 
 
 def next_step(command: str | None) -> list[Part]:
-    """Return the command to type next, if there is one."""
     return [Command(f"{NEXT}{command}", style="bold")] if command else []
 
 

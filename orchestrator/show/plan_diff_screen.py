@@ -123,7 +123,6 @@ def _verdict(diff: PlanDiff) -> str:
 
 
 def _estimate(diff: PlanDiff) -> str:
-    """Return which estimate both plans have."""
     return "expected" if all(_figure(diff, "days.expected")) else "lower"
 
 

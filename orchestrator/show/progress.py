@@ -154,13 +154,11 @@ class Display:
         self.status.update(self.waiting, self.share)
 
     def _line(self, text: str) -> None:
-        """Print a line about a run that is followed, after the seconds so far."""
         with self.status.hidden():
             echo(f"{time.monotonic() - self.started_s:5.0f} s  {text}")
 
 
 def _waiting_for(run: Run) -> str:
-    """Return what a run waits for while it shows nothing new."""
     if run.state == "running" and run.steps_done < run.steps:
         return f"step {fmt.count(run.steps_done + 1)} of {fmt.count(run.steps)}"
     return _WAITING.get(run.state, "")
@@ -205,7 +203,6 @@ def _trial_started(study: Study, trial: Trial, repeat: int) -> _Texts:
 
 
 def _ended(run: Run, plan: Plan, tracked: events.Tracked) -> _Texts:
-    """Return how a run ended, and where its journal and its record are."""
     record = f"{tracked.tracker:8} {_tracked_text(run, tracked)}"
     following = next_run_command(run, run.run, storage_of(run))
     return "\n", screens.result_screen(run, plan, record, following)

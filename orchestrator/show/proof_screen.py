@@ -296,7 +296,6 @@ def _verdict(proof: proofs.Proof) -> str:
 
 
 def proof_summary(proof: proofs.Proof, age_s: float) -> str:
-    """Return the proof as a line of a plan's screen."""
     fits = "fits" if proof.fits else "does not fit"
     peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
     return f"compiled {fmt.ago(age_s)}: peak {peak} per device, {fits}; {_agreement(proof)}"

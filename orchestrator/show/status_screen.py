@@ -56,7 +56,6 @@ def study_runs_screen(status: StudyStatus) -> ui.Screen:
 
 def _run_rows(runs: Sequence[Run]) -> Iterator[ui.Row]:
     def short_count(number: int) -> str:
-        """Return a number in a few columns: 9,999, 1M."""
         return fmt.count(number) if number < _FEW else fmt.scaled(number)
 
     for run in runs:
