@@ -29,19 +29,23 @@ def plan_screen(
     first = warning_texts([note for note in plan.warnings if note.code in _SAID_FIRST])
     others = [note for note in plan.warnings if note.code not in _SAID_FIRST]
     more = plan_text.deadline_and_run(plan, odds)
-    if compiled:
-        more.append(("proof", compiled))
-    five: list[ui.Part] = []
-    if plan.ledger_describes_trainer:
-        five = [plan_text.verdict_table(plan.forecast, plan.tokens, more)]
+    more += [("proof", compiled)] if compiled else []
+    forecast, full = plan.forecast, detail == "full"
+    is_known = plan.ledger_describes_trainer
     top: list[list[ui.Part]] = [
         [ui.Title(plan_text.headline(plan), f"plan {short(plan.digest)}"), *map(ui.warning, first)],
-        ui.indent(five),
+        ui.indent([plan_text.verdict_table(forecast, plan.tokens, more)] if is_known else []),
     ]
     alternatives = _runners_up([plan, *runners_up]) if runners_up else []
     if detail == "brief":
         return ui.screen(*top, alternatives, [*_unsaid(others), *ui.next_step(next_command)])
-    full = detail == "full"
+    figures: list[tuple[str, Estimate, ui.Show]] = [
+        ("MFU", forecast.mfu, fmt.percent),
+        *([("MFU, 6 x params", forecast.mfu_6p, fmt.percent)] if full else []),
+        ("tokens/s", forecast.tokens_per_s, fmt.scaled),
+        (f"{fmt.scaled(plan.tokens)} tokens", forecast.days, fmt.lasting),
+        ("chip-hours", forecast.chip_hours, fmt.scaled),
+    ]
     return ui.screen(
         *top,
         ui.indent(_decisions(plan, full=full)),
@@ -49,7 +53,7 @@ def plan_screen(
         plan_text.time_ledger(plan, full=full),
         plan_text.expected_ledger(plan, full=full),
         plan_text.goodput_ledger(plan, full=full),
-        ui.indent([_figures(plan, full=full)]),
+        ui.indent([plan_text.estimates_table(forecast, figures)]),
         alternatives,
         map(ui.warning, warning_texts(others)),
         ui.closing(plan_text.verdict(plan), next_command),
@@ -109,20 +113,6 @@ def _model(plan: Plan) -> str:
     parameters, active = plan.model.parameters, plan.model.active_parameters
     of_token = f", {fmt.scaled(active, 4)} of them active" if active != parameters else ""
     return f"{plan.model.name}, {fmt.scaled(parameters, 4)} parameters{of_token}"
-
-
-def _figures(plan: Plan, *, full: bool) -> ui.Table:
-    forecast = plan.forecast
-    return plan_text.estimates_table(
-        forecast,
-        [
-            ("MFU", forecast.mfu, fmt.percent),
-            *([("MFU, 6 x params", forecast.mfu_6p, fmt.percent)] if full else []),
-            ("tokens/s", forecast.tokens_per_s, fmt.scaled),
-            (f"{fmt.scaled(plan.tokens)} tokens", forecast.days, fmt.lasting),
-            ("chip-hours", forecast.chip_hours, fmt.scaled),
-        ],
-    )
 
 
 # The runners-up of a plan: what each would be, and why it is not the plan.

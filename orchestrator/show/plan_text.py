@@ -284,29 +284,24 @@ def time_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     notes: list[ui.Part] = [f"* bottleneck: {ahead}" if ahead else "* bottleneck"]
     if step_s.expected is not None:
         totals.append(("  expected", "", "as real runs take it", fmt.seconds(step_s.expected)))
-        if step_s.expected > step_s.unoverlapped:
-            notes.append(ui.Text(_above_unoverlapped(forecast), hang=2))
-    least_s = 0 if full else _SMALL_LINE * step_s.unoverlapped
-    is_bold = step_s.expected is not None
+    if step_s.expected is not None and step_s.expected > step_s.unoverlapped:
+        # Lines that real runs do not do at their peak rate, and what comes on top of all lines.
+        text = "expected is above unoverlapped, which has each line at its peak rate."
+        known = forecast.expected_time
+        shares = [(line.name, line.inputs["share"]) for line in known if "share" in line.inputs]
+        if reached := [f"{name} {fmt.percent(share)}" for name, share in shares if share < 1]:
+            text += f" Of that rate real runs reach: {', '.join(reached)}."
+        extra = [line for line in known if line.kind in _WITH_WORK]
+        if more := ", ".join(f"{fmt.seconds(line.value)} {line.name}" for line in extra):
+            text += f" They also take {more}."
+        notes.append(ui.Text(text, hang=2))
+    least_s, is_bold = _SMALL_LINE * step_s.unoverlapped, step_s.expected is not None
     table = _ledger(
-        lines, least_s, lambda s: (fmt.seconds(s),), "smaller line", totals, indent="  ",
-        is_bold=is_bold,
+        lines, 0 if full else least_s, lambda s: (fmt.seconds(s),), "smaller line", totals,
+        indent="  ", is_bold=is_bold,
     )  # fmt: skip
     title = ui.heading(f"time per step, each line at its peak rate{of_trainer(plan)}")
     return ui.indent([title, table, *ui.indent(notes)])
-
-
-def _above_unoverlapped(forecast: Forecast) -> str:
-    lines = forecast.expected_time
-    shares = [(line.name, line.inputs["share"]) for line in lines if "share" in line.inputs]
-    reached = [f"{name} {fmt.percent(share)}" for name, share in shares if share < 1]
-    more = [f"{fmt.seconds(line.value)} {line.name}" for line in lines if line.kind in _WITH_WORK]
-    text = "expected is above unoverlapped, which has each line at its peak rate."
-    if reached:
-        text += f" Of that rate real runs reach: {', '.join(reached)}."
-    if more:
-        text += f" They also take {', '.join(more)}."
-    return text
 
 
 def expected_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:

@@ -32,9 +32,8 @@ def runs_screen(
         return ui.screen([ui.Command(f"No runs in {storage}"), *ui.next_step("orch submit SPEC")])
     heads: dict[str, ui.Row] = {}
     for study in studies:
-        done = f"{study.done} / {study.total} runs"
+        done, kind = f"{study.done} / {study.total} runs", kind_text(study.scaling)
         submitted = fmt.age(study.read_at_s - study.submitted_at_s)
-        kind = kind_text(study.scaling)
         heads[study.study] = (study.study, study.state, done, "", "", submitted, kind)
     groups: dict[str, list[ui.Row]] = {}
     for run, row in zip(runs, _run_rows(runs), strict=True):
