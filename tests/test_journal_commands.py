@@ -102,7 +102,7 @@ def test_a_long_reason_is_wrapped() -> None:
     shown = status_screen.status_screen(run, "orch logs it-1")
     assert max(map(len, shown.splitlines())) <= 80
     assert ".." not in shown
-    launched = rehearsal_screen.launch_result(run, "mlflow.db", "orch logs it-1")
+    launched = rehearsal_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch logs it-1")
     assert max(len(line) for line in launched.splitlines() if "why" in line) <= 80
 
 
@@ -115,7 +115,7 @@ def test_a_long_reason_is_wrapped() -> None:
 )
 def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, expected: str) -> None:
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
-    shown = rehearsal_screen.rehearsal_result(run, tiny_plan(), "mlflow.db", "orch report it-1")
+    shown = rehearsal_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {expected}" in shown
 
 

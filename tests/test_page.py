@@ -250,13 +250,13 @@ def test_what_the_compiler_allows_stands_beside_the_plan_for_chips_alone() -> No
     run, steps = preempted_run()
     small = shown(replace(run, rehearsal=True, rehearses=PLAN.digest), steps, rehearsed=PLAN)
     assert small["report"].memory.hbm_bytes is None
-    text = _run_page(small)
+    text = _run_page(**small)
     block = text[text.index("Memory per device") : text.index("Where the time went")]
     here, chips = block.split("The plan, on v5e chips")
     assert "Emulated devices have no limit" in here
     assert "compiler limit" not in here
     assert "compiler limit" in chips
-    assert shown(run, steps).report.memory.hbm_bytes == PLAN.forecast.hbm_bytes_per_device
+    assert shown(run, steps)["report"].memory.hbm_bytes == PLAN.forecast.hbm_bytes_per_device
 
 
 def report_words(text: str) -> str:

@@ -19,7 +19,7 @@ from orchestrator.planning.rehearsal import rehearse
 from orchestrator.reading.expectations import help_about
 from orchestrator.reading.load import load
 from orchestrator.reading.load_study import load_study
-from orchestrator.show import rehearsal_screen, study_screens
+from orchestrator.show import progress, rehearsal_screen
 from orchestrator.show.machine_screens import key_help_screen
 from orchestrator.show.parts import (
     WIDTH,
@@ -415,7 +415,7 @@ def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
     small = rehearse(spec, plan)
     shown = [
         plan_screen(plan, "orch explain spec.yaml", runners_up=others),
-        rehearsal_screen.rehearsal_intro(plan.name),
+        *progress._started(plan.name, None, None, None),
         rehearsal_screen.rehearsal_screen(plan, small.plan, small.steps, small.changes),
     ]
     assert [line for text in shown for line in too_wide(text)] == []
@@ -428,8 +428,8 @@ def test_screens_of_shipped_studies_fit_a_terminal(path: Path) -> None:
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
     shown = [
         forecast_screen(forecast_of(study, plans), "orch submit study.yaml"),
-        study_screens.study_intro(study),
-        *(study_screens.trial_line(study, trial, 1) for trial in study.trials),
+        *progress._started(study.name, None, None, study),
+        *(text for trial in study.trials for text in progress._trial_started(study, trial, 1)),
     ]
     assert [line for text in shown for line in too_wide(text)] == []
 

@@ -229,7 +229,7 @@ def test_other_keys_make_another_series() -> None:
 
 def test_the_summary_names_the_best_and_the_worst_series() -> None:
     planned = [
-        render._TrialEfficiency(chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
+        (chips, fraction, f"{fraction:.0%}", {"experiment.remat": remat})
         for chips, fraction, remat in [
             (8, 1, "a"), (64, 0.9, "a"), (8, 1, "b"), (32, 0.5, "b"), (8, 1, "c"), (16, 0.7, "c"),
         ]

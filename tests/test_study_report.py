@@ -64,16 +64,14 @@ def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -
 
 def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_path: Path) -> None:
     report = scaling_report(tmp_path, lambda plan, _: _reference(plan)[1] * 3)
-    for pods, one in zip((1, 2, 4), report.trials, strict=True):
+    _, rows = study_screens.scaling_table(report)
+    for pods, one, row in zip((1, 2, 4), report.trials, rows, strict=True):
         assert one.predicted
         assert one.predicted.plan_digest == make_plan(tiny_spec(pods)).digest
         assert one.measured
         assert one.predicted.efficiency.expected
         assert isclose(one.measured.efficiency.median, one.predicted.efficiency.expected)
-        assert study_screens._predicted_efficiency(one) == percent(
-            one.predicted.efficiency.expected
-        )
-        assert study_screens._over_predicted(one, one.measured) == "3 x"
+        assert row[-2:] == (percent(one.predicted.efficiency.expected), "3 x")
 
 
 def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:

@@ -4,22 +4,11 @@ value on stdout.
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.errors import (
-    DataUnusable,
-    Interrupted,
-    NoSuchSlice,
-    NotAnswered,
-    NoTopology,
-    OrchError,
-    OtherVersion,
-    SpecError,
-    UnknownName,
-    UnknownRun,
-)
+from orchestrator import errors
 from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.run_paths import RunPaths
 from orchestrator.planning.infeasible import Infeasible
@@ -33,7 +22,7 @@ from orchestrator.show.terminal import ERROR, columns, echo, is_live, say_error,
 from orchestrator.values.refusal import ErrorDetail, ErrorReport, Hint
 
 
-def report(error: OrchError) -> None:
+def report(error: errors.OrchError) -> None:
     """Print the message and the next command; with --json also the error as a value, on stdout."""
     if isinstance(error, OperationInterrupted):
         over_mark = "\r\033[K" if is_live(sys.stderr) else ""  # a terminal shows ^C there
@@ -41,7 +30,7 @@ def report(error: OrchError) -> None:
         error.next_command = error.next_command or as_typed()
     error.next_command = error.next_command or next_after(error)
     _report_json(error)
-    refused = not isinstance(error, Interrupted)
+    refused = not isinstance(error, errors.Interrupted)
     said = error.full_text() if isinstance(error, Infeasible) else str(error)
     text = f"{ERROR} {said}" if refused else said
     if error.is_prose or is_live(sys.stderr):  # a terminal itself would cut words
@@ -53,11 +42,11 @@ def report_abort(*, interrupted: bool) -> int:
     """Report Ctrl-C, or an answer of no, which click has shown; return the exit code."""
     if interrupted:
         echo("interrupted", err=True)
-    _report_json(Interrupted("interrupted" if interrupted else "not confirmed"))
-    return Interrupted.exit_code
+    _report_json(errors.Interrupted("interrupted" if interrupted else "not confirmed"))
+    return errors.Interrupted.exit_code
 
 
-def _report_json(error: OrchError) -> None:
+def _report_json(error: errors.OrchError) -> None:
     if "--json" in sys.argv:
         show(_error_report(error), as_json=True)
 
@@ -65,7 +54,7 @@ def _report_json(error: OrchError) -> None:
 # Errors as values, for programs that read the output of commands.
 
 
-def _error_report(error: OrchError) -> ErrorReport:
+def _error_report(error: errors.OrchError) -> ErrorReport:
     """Return the value of an error."""
     if isinstance(error, SpecProblems):
         problems = tuple(map(_problem_detail, error.problems))
@@ -75,51 +64,40 @@ def _error_report(error: OrchError) -> ErrorReport:
         return replace(found, file=error.file, line=error.line, key=error.column)
     if isinstance(error, WrongOption):
         return replace(found, key=error.key)
-    if not isinstance(error, Infeasible):
-        return replace(found, suggestions=_hints(error))
-    nearest = []
-    for suggestion in error.suggestions():  # options that lead to a plan, and that plan
-        words = " ".join(f"--set {override}" for override in suggestion.overrides)
-        hint = Hint(kind="overrides", value=words, text=words, overrides=suggestion.overrides)
-        nearest.append(replace(hint, leads_to=suggestion))
-    return replace(found, suggestions=tuple(nearest), reasons=error.all_reasons())
+    hints = []
+    if isinstance(error, Infeasible):
+        for suggestion in error.suggestions():  # options that lead to a plan, and that plan
+            words = " ".join(f"--set {override}" for override in suggestion.overrides)
+            hint = Hint(kind="overrides", value=words, text=words, overrides=suggestion.overrides)
+            hints.append(replace(hint, leads_to=suggestion))
+        return replace(found, suggestions=tuple(hints), reasons=error.all_reasons())
+    # The names that are known, and the command to type next.
+    names = error.known if isinstance(error, errors.UnknownName) else []
+    names = error.legal if isinstance(error, errors.NoSuchSlice) else names
+    hints += [Hint(kind="known", value=name, text=name) for name in names]
+    if command := error.next_command:
+        hints.append(Hint(kind="command", value=command, text=f"Next: {command}"))
+    return replace(found, suggestions=tuple(hints))
 
 
 def _problem_detail(problem: Problem) -> ErrorDetail:
-    """Return one problem of a file. Line 0 is the file as a whole."""
+    """Return one problem of a file, and a hint for each value that may be meant."""
+    hints = []
+    if correction := problem.suggestion:
+        for value in correction.values:
+            text = str(replace(correction, value=value, others=()))
+            hints.append(Hint(kind=correction.kind, value=value, text=text))
+    elif problem.hint:
+        hints.append(Hint(kind="hint", value="", text=problem.hint))
     return ErrorDetail(
         code=problem.code.replace("-", "_"),
         message=": ".join(filter(None, (problem.key, problem.message))),
         key=problem.key or None,
         file=problem.file,
-        line=problem.line or None,
+        line=problem.line or None,  # line 0 is the file as a whole
         column=problem.col or None,
-        suggestions=tuple(_problem_hints(problem)),
+        suggestions=tuple(hints),
     )
-
-
-def _problem_hints(problem: Problem) -> Iterator[Hint]:
-    """Yield what to write instead: a hint for each value that may be meant."""
-    if correction := problem.suggestion:
-        for value in correction.values:
-            text = str(replace(correction, value=value, others=()))
-            yield Hint(kind=correction.kind, value=value, text=text)
-    elif problem.hint:
-        yield Hint(kind="hint", value="", text=problem.hint)
-
-
-def _hints(error: OrchError) -> tuple[Hint, ...]:
-    """Return the names that are known, and the command to type next."""
-    names: list[str] = []
-    if isinstance(error, UnknownName):
-        names = error.known
-    if isinstance(error, NoSuchSlice):
-        names = error.legal
-    found = [Hint(kind="known", value=name, text=name) for name in names]
-    if error.next_command:
-        text = f"Next: {error.next_command}"
-        found.append(Hint(kind="command", value=error.next_command, text=text))
-    return tuple(found)
 
 
 # The command to type next: the one that was typed with a change, or what helps after an error.
@@ -136,45 +114,39 @@ def as_typed(
     return shlex.join(["orch", *words, *more])
 
 
-def next_after(error: OrchError) -> str:
+def next_after(error: errors.OrchError) -> str:
     """Return what helps: the same command with a change, a list of what exists, help or a check."""
     typed = sys.argv[1:]
     match error:
-        case Infeasible():
-            return _after_infeasible(error, typed)
+        case Infeasible():  # the nearest spec; without one, the slices that would serve
+            if nearest := error.suggestions():
+                pairs = (("--set", override) for override in nearest[0].overrides)
+                return as_typed("--json", more=[word for pair in pairs for word in pair])
+            files = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
+            return f"orch plan {files[0]} --prices on-demand" if files else "orch plan --help"
         case SpecProblems():
             return _after_problems(error)
-        case UnknownRun():
-            if "--storage" in typed[:-1]:
-                return f"orch runs --storage {typed[typed.index('--storage') + 1]}"
-            return "orch runs"
-        case OtherVersion():  # the spec of a run is kept as it was submitted
+        case errors.UnknownRun():
+            is_named = "--storage" in typed[:-1]
+            where = f" --storage {typed[typed.index('--storage') + 1]}" if is_named else ""
+            return f"orch runs{where}"
+        case errors.OtherVersion():  # the spec of a run is kept as it was submitted
             path = Path(str(error.path))
             specs = (RunPaths(at).submitted_spec for at in (path, *path.parents[:2]))
             spec = next((spec for spec in specs if spec.is_file()), None)
             return spec_command("plan", spec, ()) if spec else "orch plan SPEC"
-        case NoTopology():
+        case errors.NoTopology():
             return "orch plan SPEC"
-        case DataUnusable():
+        case errors.DataUnusable():
             return "orch data pack --help"
-        case NotAnswered():
+        case errors.NotAnswered():
             return as_typed(more=("--yes",))
-        case SpecError():  # the help of the command that was typed
+        case errors.SpecError():  # the help of the command that was typed
             names = [word for word in typed[:2] if word.isalpha()]
             known = names if names[:1] in (["export"], ["import"], ["data"]) else names[:1]
             return " ".join(["orch", *known, "--help"])
         case _:
             return "orch doctor"
-
-
-def _after_infeasible(error: Infeasible, typed: Sequence[str]) -> str:
-    """Return the same command for the nearest spec; without one, the slices that would serve."""
-    if nearest := error.suggestions():
-        overrides = nearest[0].overrides
-        settings = (word for override in overrides for word in ("--set", override))
-        return as_typed("--json", more=tuple(settings))
-    specs = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
-    return f"orch plan {specs[0]} --prices on-demand" if specs else "orch plan --help"
 
 
 def _after_problems(error: SpecProblems) -> str:

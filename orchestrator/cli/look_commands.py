@@ -6,42 +6,27 @@ import click
 from click.shell_completion import get_completion_class
 
 import orchestrator as orch
-from orchestrator.cli.arguments import BRIEF, FILE, FULL, JSON, RUN, RUN_HELP, STORAGE, complete_key
+from orchestrator.cli import arguments as shared
 from orchestrator.cli.endings import next_after
 from orchestrator.errors import OrchError
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run.progress import interruptible, run_command, storage_command
-from orchestrator.show.machine_screens import (
-    calibration_screen,
-    doctor_screen,
-    run_doctor_screen,
-    sync_screen,
-)
-from orchestrator.show.pages import Page
-from orchestrator.show.parts import Command, Detail, next_step, screen
+from orchestrator.show import machine_screens as machine
+from orchestrator.show import parts as ui
+from orchestrator.show import status_screen as screens
 from orchestrator.show.progress import Display, say_end
 from orchestrator.show.report_screen import compare_screen, report_screen
-from orchestrator.show.status_screen import (
-    log_line,
-    log_lines,
-    next_run_command,
-    notes,
-    runs_screen,
-    status_screen,
-    study_runs_screen,
-)
 from orchestrator.show.study_screens import study_report_screen, verdict_text
-from orchestrator.show.terminal import CommandResult, echo, echo_json, show, show_result
+from orchestrator.show.terminal import echo, echo_json, say, show
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, Status
-from orchestrator.values.study import StudyStatus
 
 
 @click.command("runs")
-@STORAGE
-@JSON
+@shared.STORAGE
+@shared.JSON
 def runs_command(storage: Path, as_json: bool) -> None:
     """List all runs, newest first. The runs of a study follow it.
 
@@ -52,13 +37,17 @@ def runs_command(storage: Path, as_json: bool) -> None:
     found = orch.runs(storage, progress=Display())
     following = run_command("status", found[0].run, storage) if found else None
     studies = orch.studies(storage)
-    show(found, lambda: runs_screen(found, str(storage), studies, following), as_json=as_json)
+    show(
+        found,
+        lambda: screens.runs_screen(found, str(storage), studies, following),
+        as_json=as_json,
+    )
 
 
-@click.command("status", epilog=RUN_HELP)
-@RUN
-@STORAGE
-@JSON
+@click.command("status", epilog=shared.RUN_HELP)
+@shared.RUN
+@shared.STORAGE
+@shared.JSON
 def status_command(run: str, storage: Path, as_json: bool) -> None:
     """Show the state of RUN. Steps, speed against the forecast, every attempt.
 
@@ -67,12 +56,21 @@ def status_command(run: str, storage: Path, as_json: bool) -> None:
     Example: orch status llama3-70b-4pod-3f9a1c07-1
     """
     found = orch.status(run, storage)
-    show(found, lambda: _status_screens(found, run, storage), as_json=as_json)
+    if as_json:
+        show(found, as_json=True)
+    elif isinstance(found, Status):
+        say(screens.status_screen(found, _next_of_run(found, run, storage)))
+    else:
+        study = find_run_or_study(storage, found.study)
+        assert isinstance(study, StudyJournal)
+        following = run_command("report", study.key, storage)
+        measured = study_report_screen(report_of_study(study), following)
+        say(screens.study_runs_screen(found), "\n", measured)
 
 
-@click.command("logs", epilog=RUN_HELP)
-@RUN
-@STORAGE
+@click.command("logs", epilog=shared.RUN_HELP)
+@shared.RUN
+@shared.STORAGE
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run has ended.")
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Show all lines of this rank.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Show an earlier attempt.")
@@ -89,19 +87,27 @@ def logs_command(
     is_one_rank, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=say_end):
-            echo_line(log_line(line, as_json=as_json, alone=is_one_rank))
+            echo_line(screens.log_line(line, as_json=as_json, with_rank=not is_one_rank))
         return
     found = orch.logs(run, storage, rank=rank, attempt=attempt)
-    for note in notes(found.run.run, found.more, empty=found.empty):
-        echo(note, err=True)
-    for text in log_lines(found.tails, as_json=as_json, titled=not is_one_rank):
-        echo_line(text)
+    if found.empty:
+        echo(f"{found.run.run}: no process has written a log yet", err=True)
+    if found.more:
+        echo(f"{found.more} more ranks are shown by --rank N", err=True)
+    for tail in found.tails:
+        log = tail.log
+        if not is_one_rank and not as_json:
+            first = ", died first" if log.first_dead else ""
+            title = f"== attempt {log.attempt}, rank {log.rank}{first} =="
+            echo("== driver ==" if log.rank is None else title)
+        for line in tail.lines:
+            echo_line(screens.log_line(line, as_json=as_json, with_rank=False))
 
 
-@click.command("compare", epilog=RUN_HELP)
+@click.command("compare", epilog=shared.RUN_HELP)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@STORAGE
-@JSON
+@shared.STORAGE
+@shared.JSON
 @interruptible("comparing")
 def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Compare RUNs with their forecasts and with each other.
@@ -112,19 +118,19 @@ def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None
     show(found, lambda: compare_screen(found, following), as_json=as_json)
 
 
-@click.command("report", epilog=RUN_HELP)
+@click.command("report", epilog=shared.RUN_HELP)
 @click.argument("run")
-@STORAGE
+@shared.STORAGE
 @click.option(
-    "-o", "--out", type=FILE, metavar="FILE",
+    "-o", "--out", type=shared.FILE, metavar="FILE",
     help="Where the page goes, instead of report.html in RUN's directory.",
 )  # fmt: skip
-@JSON
-@BRIEF
-@FULL
+@shared.JSON
+@shared.BRIEF
+@shared.FULL
 @interruptible("writing the report")
 def report_command(
-    run: str, storage: Path, out: Path | None, as_json: bool, detail: Detail | None
+    run: str, storage: Path, out: Path | None, as_json: bool, detail: ui.Detail | None
 ) -> None:
     """Write a self-contained HTML page about RUN. It shows measured next to predicted.
 
@@ -139,13 +145,19 @@ def report_command(
     page = orch.write_report(run, storage, out=out)
     for problem in page.problems:
         echo(f"warning: {problem}", err=True)
-    show(page.report, lambda: _report_screens(page, detail), as_json=False)
+    report, where = page.report, f"open {page.path.absolute().as_uri()}"
+    if isinstance(report, Report):
+        say(report_screen(report, str(page.path), where, detail or "usual"))
+        return
+    wrote = ui.screen([ui.Command(text=f"wrote {page.path}"), *ui.next_step(where)])
+    said = verdict_text(report) if detail == "brief" else study_report_screen(report, "")
+    say(said, "\n", wrote)
 
 
-@click.command("sync", epilog=RUN_HELP)
+@click.command("sync", epilog=shared.RUN_HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@STORAGE
-@JSON
+@shared.STORAGE
+@shared.JSON
 @interruptible("recording", "what is recorded stays")
 def sync_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """Bring MLflow up to date with RUNs. Without RUNs, with all runs.
@@ -163,12 +175,16 @@ def sync_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     results = orch.sync(runs, storage, progress=Display())
     following = storage_command("ui", storage)
-    show(results, lambda: sync_screen(results, str(storage), following), as_json=as_json)
+    show(
+        results,
+        lambda: machine.sync_screen(results, str(storage), following),
+        as_json=as_json,
+    )
     raise SystemExit(1 if any(result.problem for result in results) else 0)
 
 
 @click.command("ui")
-@STORAGE
+@shared.STORAGE
 @click.option("--port", type=click.IntRange(1, 65_535), metavar="N", help="Listen on this port.")
 def ui_command(storage: Path, port: int | None) -> None:
     """Show recorded runs in the MLflow UI. Comparisons are set up; Ctrl-C ends it.
@@ -181,11 +197,11 @@ def ui_command(storage: Path, port: int | None) -> None:
 
 
 @click.command("doctor")
-@click.argument("run", required=False, shell_complete=complete_key)
-@STORAGE
+@click.argument("run", required=False, shell_complete=shared.complete_key)
+@shared.STORAGE
 @click.option("--address", metavar="ADDRESS", help="A cluster to look for, besides RAY_ADDRESS.")
 @click.option("--repair", is_flag=True, help="Repair what can be repaired of RUN.")
-@JSON
+@shared.JSON
 @interruptible("looking at this machine")
 def doctor_command(
     run: str | None, storage: Path, address: str | None, repair: bool, as_json: bool
@@ -202,15 +218,15 @@ def doctor_command(
     if run is not None:
         health = orch.doctor_run(run, storage, repairs=repair)
         more = run_command("doctor", health.run, storage, "--repair")
-        result = CommandResult(health, lambda: run_doctor_screen(health, more), int(health.stops))
-    else:
-        found = orch.doctor(storage, address=address)
-        result = CommandResult(found, lambda: doctor_screen(found), int(found.broken > 0))
-    show_result(result, as_json=as_json)
+        show(health, lambda: machine.run_doctor_screen(health, more), as_json=as_json)
+        raise SystemExit(int(health.stops))
+    found = orch.doctor(storage, address=address)
+    show(found, lambda: machine.doctor_screen(found), as_json=as_json)
+    raise SystemExit(int(found.broken > 0))
 
 
 @click.command("calibrate")
-@JSON
+@shared.JSON
 @interruptible("measuring this machine")
 def calibrate_command(as_json: bool) -> None:
     """Measure the rates of this machine's devices. It takes a minute or two.
@@ -228,7 +244,7 @@ def calibrate_command(as_json: bool) -> None:
     """
     stored = orch.calibrate(progress=Display())
     profile, path = stored.profile, str(stored.path)
-    show(profile, lambda: calibration_screen(profile, path), as_json=as_json)
+    show(profile, lambda: machine.calibration_screen(profile, path), as_json=as_json)
 
 
 @click.command("completion")
@@ -243,20 +259,6 @@ def completion_command(shell: str) -> None:
     echo(kind(click.Group(), {}, "orch", "_ORCH_COMPLETE").source())
 
 
-# Screens that show more than one value: what they need besides is read here.
-
-
-def _status_screens(status: Status | StudyStatus, named: str, storage: Path) -> list[str]:
-    """Return a run; or a study with its runs, and its scaling as far as it is measured."""
-    if isinstance(status, Status):
-        return [status_screen(status, _next_of_run(status, named, storage))]
-    study = find_run_or_study(storage, status.study)
-    assert isinstance(study, StudyJournal)
-    following = run_command("report", study.key, storage)
-    measured = study_report_screen(report_of_study(study), following)
-    return [study_runs_screen(status), "\n", measured]
-
-
 def _next_of_run(status: Status, named: str, storage: Path) -> str:
     """Return the next command for a run; what helps if it has ended and its plan is unreadable."""
     if status.forecast is None and status.state not in LIVE:
@@ -264,15 +266,4 @@ def _next_of_run(status: Status, named: str, storage: Path) -> str:
             find_run(storage, status.run).plan(status.plan_digest)
         except OrchError as error:
             return error.next_command or next_after(error)
-    return next_run_command(status, named, storage)
-
-
-def _report_screens(page: Page, detail: Detail | None) -> list[str]:
-    """Return what a report says, and where its page is."""
-    report, where = page.report, f"open {page.path.absolute().as_uri()}"
-    if isinstance(report, Report):
-        return [report_screen(report, str(page.path), where, detail or "usual")]
-    wrote = screen([Command(text=f"wrote {page.path}"), *next_step(where)])
-    if detail == "brief":
-        return [verdict_text(report), "\n", wrote]
-    return [study_report_screen(report, ""), "\n", wrote]
+    return screens.next_run_command(status, named, storage)

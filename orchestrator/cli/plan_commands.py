@@ -8,19 +8,9 @@ from typing import Any
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import (
-    BRIEF,
-    FILE,
-    FULL,
-    JSON,
-    ONE_STAGE,
-    SET,
-    SPEC,
-    STAGE,
-    has_many_plans,
-)
+from orchestrator.cli import arguments as shared
 from orchestrator.errors import SpecError, refuse_options
-from orchestrator.planning.odds import DeadlineOdds, PlanWithOdds
+from orchestrator.planning.odds import PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option
@@ -36,13 +26,13 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
 @click.command("plan")
-@SPEC
-@click.argument("other", required=False, type=FILE)
-@SET
-@JSON
-@BRIEF
-@FULL
-@STAGE
+@shared.SPEC
+@click.argument("other", required=False, type=shared.FILE)
+@shared.SET
+@shared.JSON
+@shared.BRIEF
+@shared.FULL
+@shared.STAGE
 @click.option(
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
@@ -52,7 +42,7 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
-@click.option("--html", type=FILE, metavar="FILE", help="Also write the offers as a page.")
+@click.option("--html", type=shared.FILE, metavar="FILE", help="Also write the offers as a page.")
 @interruptible("planning")
 def plan_command(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, **options: Any
@@ -105,8 +95,8 @@ def _plans(
     path: Path, spec: Spec, detail: Detail, more: int, profile: str | None, stage: int | None
 ) -> CommandResult:
     """Show the plan of a spec, and its runners-up where they are asked for."""
-    if has_many_plans(spec, stage):
-        refuse_options({"--alternatives": more}, ONE_STAGE)
+    if shared.has_many_plans(spec, stage):
+        refuse_options({"--alternatives": more}, shared.ONE_STAGE)
     made = orch.plans(spec, 1 + more, profile=profile, stage=stage)
     # Files that the plans need and this machine lacks.
     missing = missing_inputs(spec, path.parent)
@@ -115,21 +105,16 @@ def _plans(
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
     odds = [None if stage else orch.deadline_odds(spec, plan) for plan in plans]
     values = [*map(PlanWithOdds.of, plans, odds)]
-    return CommandResult(
-        values if more else values[0], lambda: _plans_screen(plans, following, detail, odds[0])
-    )
 
+    def screens() -> str:
+        """Return the first plan with its proof, if that is known, then what runners-up lose."""
+        first, *others = plans
+        if first.stages:
+            known = [text for stage in first.stages if (text := _known_proof(stage))]
+            return stages_screen(first, following, known, detail, odds[0])
+        return plan_screen(first, following, _known_proof(first), others, detail, odds[0])
 
-def _plans_screen(
-    plans: Sequence[Plan], following: str, detail: Detail, odds: DeadlineOdds | None
-) -> str:
-    """Return the first plan with its proof, if that is known, then what runners-up lose. `odds` are
-    those of the spec's deadline.
-    """
-    if stages := plans[0].stages:
-        known = [text for stage in stages if (text := _known_proof(stage))]
-        return stages_screen(plans[0], following, known, detail, odds)
-    return plan_screen(plans[0], following, _known_proof(plans[0]), plans[1:], detail, odds)
+    return CommandResult(values if more else values[0], screens)
 
 
 def _known_proof(plan: Plan) -> str:

@@ -6,38 +6,26 @@ from typing import Any, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import (
-    BRIEF,
-    FILE,
-    FULL,
-    JSON,
-    ONE_STAGE,
-    SET,
-    SPEC,
-    STAGE,
-    has_many_plans,
-)
+from orchestrator.cli import arguments as shared
 from orchestrator.errors import refuse_options
 from orchestrator.run.progress import interruptible, spec_command, stage_option
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.explain_screen import explain_screen
-from orchestrator.show.parts import Detail
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.progress import Display
-from orchestrator.show.proof_screen import proof_screens, stage_proof_screens
+from orchestrator.show.proof_screen import proof_screens
 from orchestrator.show.report_screen import score_screen
 from orchestrator.show.terminal import CommandResult, show, show_result
 from orchestrator.values.proof import Proof
-from orchestrator.values.spec import Spec
 
 _ONE_PROOF = "the proof of one spec"
 
 
 @click.command("explain")
-@SPEC
-@SET
-@JSON
-@STAGE
+@shared.SPEC
+@shared.SET
+@shared.JSON
+@shared.STAGE
 @click.option(
     "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
     metavar="FRACTION", help="Model FLOPs utilization to assume for days.",
@@ -56,13 +44,13 @@ def explain_command(
 
 
 @click.command("prove")
-@SPEC
-@click.argument("other", required=False, type=FILE)
-@SET
-@JSON
-@BRIEF
-@FULL
-@STAGE
+@shared.SPEC
+@click.argument("other", required=False, type=shared.FILE)
+@shared.SET
+@shared.JSON
+@shared.BRIEF
+@shared.FULL
+@shared.STAGE
 @click.option(
     "--trainer", metavar="NAME",
     help="Compile another trainer's program: package.module:build, for any JAX program.",
@@ -72,7 +60,7 @@ def explain_command(
     help="Keep the compiled program's text in DIR. Compiles even if a proof is cached.",
 )  # fmt: skip
 @click.option(
-    "--html", type=FILE, metavar="FILE",
+    "--html", type=shared.FILE, metavar="FILE",
     help="Write a page: one layer's schedule in time, and a flame graph by line.",
 )  # fmt: skip
 @click.option("--search-remat", is_flag=True, help="Also compile policies that recompute less.")
@@ -105,45 +93,32 @@ def prove_command(
     overrides = (*overrides, f"run.trainer={trainer}") if trainer else overrides
     hlo, html, detail, stage = (options[name] for name in ("hlo", "html", "detail", "stage"))
     pages = {"--html": html, "--search-remat": options["search_remat"]}
+    progress = Display()
     if other:
         refuse_options(pages | {"--hlo": hlo, f"--{detail}": detail}, _ONE_PROOF)
         changed = orch.load(other, overrides)
-        found = orch.prove_diff(spec, changed, progress=Display(), stage=stage)
-        names = spec.stem, other.stem
-        code = _exit_code(*found.proofs)
-        result = CommandResult(found, lambda: proof_diff_screen(found, names), exit_code=code)
+        diff = orch.prove_diff(spec, changed, progress=progress, stage=stage)
+        names, code = (spec.stem, other.stem), _exit_code(*diff.proofs)
+        result = CommandResult(diff, lambda: proof_diff_screen(diff, names), exit_code=code)
+        show_result(result, as_json=as_json)
+        return
+    loaded, following = orch.load(spec, overrides), spec_command("submit", spec, overrides)
+    others = None  # proofs of plans that recompute less
+    if is_staged := shared.has_many_plans(loaded, stage):
+        refuse_options(pages, shared.ONE_STAGE)
+        found = orch.prove_stages(loaded, hlo=hlo, progress=progress)
     else:
-        loaded, following = orch.load(spec, overrides), spec_command("submit", spec, overrides)
-        if has_many_plans(loaded, stage):
-            refuse_options(pages, ONE_STAGE)
-            stages = orch.prove_stages(loaded, hlo=hlo, progress=Display())
-            proofs = [proved.proof for proved in stages]
-            result = CommandResult(
-                proofs,
-                lambda: stage_proof_screens(stages, following, detail or "usual"),
-                exit_code=_exit_code(*proofs),
-            )
-        else:
-            result = _proof(loaded, following, **options)
-    show_result(result, as_json=as_json)
-
-
-def _proof(
-    spec: Spec, following: str, hlo: Path | None, html: Path | None, search_remat: bool,
-    detail: Detail | None, stage: int | None,
-) -> CommandResult:  # fmt: skip
-    """Show a proof; with those of plans that recompute less where they are asked for."""
-    progress = Display()
-    found = orch.prove(spec, hlo=hlo, progress=progress, stage=stage)
-    others = None
-    if search_remat:
-        others = orch.prove_less_recompute(spec, progress=progress, stage=stage)
-    return CommandResult(
-        [found.proof, *(other.proof for other in others)] if others else found.proof,
+        found = [orch.prove(loaded, hlo=hlo, progress=progress, stage=stage)]
+        if options["search_remat"]:
+            others = orch.prove_less_recompute(loaded, progress=progress, stage=stage)
+    proofs = [proved.proof for proved in (*found, *(others or ()))]
+    result = CommandResult(
+        proofs if is_staged or others else proofs[0],
         lambda: proof_screens(found, others, following, detail or "usual"),
-        exit_code=_exit_code(found.proof),
-        written=orch.write_schedule(found, html) if html else None,
+        exit_code=_exit_code(*(proved.proof for proved in found)),
+        written=orch.write_schedule(found[0], html) if html else None,
     )
+    show_result(result, as_json=as_json)
 
 
 def _exit_code(*proofs: Proof) -> int:
@@ -151,12 +126,12 @@ def _exit_code(*proofs: Proof) -> int:
 
 
 @click.command("score")
-@click.argument("runs", required=False, type=FILE, metavar="[RUNS.csv]")
+@click.argument("runs", required=False, type=shared.FILE, metavar="[RUNS.csv]")
 @click.option(
     "--without", type=click.Choice(["document", "group", "software"]),
     help="Learn anew without each document, source and chip, or software; score what was left out.",
 )  # fmt: skip
-@JSON
+@shared.JSON
 @interruptible("scoring")
 def score_command(
     runs: Path | None, without: Literal["document", "group", "software"] | None, as_json: bool

@@ -11,17 +11,12 @@ from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
 from orchestrator.cli.endings import as_typed
 from orchestrator.errors import Interrupted, NotAnswered, SpecError, refuse_options
 from orchestrator.evidence.studies import report_of_study
+from orchestrator.formatting import count, counted
 from orchestrator.run.progress import run_command, spec_command
-from orchestrator.run.studies import Outcome, StudyResult
+from orchestrator.run.studies import Outcome
 from orchestrator.run.submit import Confirm
-from orchestrator.show.endings import (
-    cancelled_text,
-    removal_question,
-    removed_fields,
-    removed_text,
-    submission_question,
-)
 from orchestrator.show.progress import Display
+from orchestrator.show.status_screen import cancelled_text
 from orchestrator.show.study_screens import study_report_screen
 from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
 from orchestrator.values.run import LIVE, Run
@@ -124,9 +119,14 @@ def submit_command(
     confirm = _confirmation(yes=yes, dry_run=dry_run)
     if orch.is_study(spec):
         refuse_options({"--json": as_json}, "one run; `orch status STUDY --json` shows a study")
-        study = orch.submit_study(spec, overrides, options, confirm=confirm, progress=display)
-        show_result(_study_result(study), as_json=False)
-        return
+        done = orch.submit_study(spec, overrides, options, confirm=confirm, progress=display)
+        code, study = _STUDY_CODES[done.outcome], done.study
+        if study is None:
+            raise SystemExit(code)
+        # Its scaling, as far as it is measured.
+        following = as_typed() if code else run_command("report", study.key, study.storage)
+        say(study_report_screen(report_of_study(study), following))
+        raise SystemExit(code)
     refuse_options({"--dry-run": dry_run and as_json}, "a screen; see `orch plan --json`")
     with aside(as_json):
         run = orch.submit(spec, overrides, options, confirm=confirm, progress=display)
@@ -142,7 +142,8 @@ def _confirmation(*, yes: bool, dry_run: bool = False) -> Confirm | None:
             say(f"Nothing was submitted: --dry-run.\nNext: {as_typed('--dry-run')}\n")
             raise SystemExit(0)
         if proposal.address and not yes:
-            click.confirm(submission_question(proposal), abort=True, err=True)
+            what = proposal.name if proposal.runs == 1 else "all of it"
+            click.confirm(f"Run {what} on {proposal.address}?", abort=True, err=True)
         return True
 
     return confirm if yes or dry_run or sys.stdin.isatty() else None
@@ -217,10 +218,23 @@ def rm_command(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     def confirm(doomed: Run | StudyStatus) -> bool:
         if not sys.stdin.isatty():
             raise NotAnswered(f"removing {run} needs --yes where nobody can answer")
-        return click.confirm(removal_question(doomed), abort=True, err=True)
+        what = f"its journal, logs and checkpoints in {doomed.journal}"
+        if isinstance(doomed, Run):
+            state = f"{doomed.run} ({doomed.state}, {count(doomed.steps_done)} steps), "
+        else:
+            done = f"{doomed.done} of {doomed.total} done"
+            state = f"{doomed.study} ({doomed.state}, {done}), with "
+            runs, folder = counted(len(doomed.runs), "run"), doomed.journal.rpartition("/")[0]
+            what = f"the journals, logs and checkpoints of its {runs} in {folder}"
+        return click.confirm(f"Remove {state}{what}?", abort=True, err=True)
 
     removed = orch.remove(run, storage, confirm=None if yes else confirm)
-    show(removed_fields(removed), lambda: removed_text(removed), as_json=as_json)
+    if isinstance(removed, StudyStatus):
+        fields = {"study": removed.study, "runs": [each.run for each in removed.runs]}
+        what = f"{removed.study} and its {counted(len(removed.runs), 'run')}"
+    else:
+        fields, what = {"run": removed.run, "journal": removed.journal}, removed.run
+    show(fields | {"removed": True}, lambda: f"removed {what}\n", as_json=as_json)
 
 
 def _exit_code(run: Run, *, left: bool) -> int:
@@ -228,13 +242,3 @@ def _exit_code(run: Run, *, left: bool) -> int:
     if left or run.state == "cancelled":
         return Interrupted.exit_code
     return 0 if run.state in LIVE or run.state == "succeeded" else 1
-
-
-def _study_result(result: StudyResult) -> CommandResult:
-    """Show a study that was carried out: its scaling, as far as it is measured."""
-    code, study = _STUDY_CODES[result.outcome], result.study
-    if study is None:
-        return CommandResult(result.outcome, exit_code=code)
-    report = report_of_study(study)
-    following = as_typed() if code else run_command("report", study.key, study.storage)
-    return CommandResult(report, lambda: study_report_screen(report, following), code)

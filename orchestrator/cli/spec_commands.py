@@ -11,15 +11,13 @@ from orchestrator.interop.kubernetes import ManifestKind
 from orchestrator.interop.maxtext.exported_run import script_of
 from orchestrator.reading.examples import yaml_text
 from orchestrator.run.progress import interruptible, spec_command
-from orchestrator.show.machine_screens import (
-    examples_screen,
-    import_lines,
-    key_help_screen,
-    weights_screen,
-)
+from orchestrator.show import parts as ui
+from orchestrator.show.machine_screens import key_help_screen, weights_screen
 from orchestrator.show.progress import Display
 from orchestrator.show.terminal import echo, say, show
 from orchestrator.values.run import WeightType
+
+_LEADING = "llama3_8b_v6e_2slice"  # the README's example
 
 
 @click.command("init")
@@ -42,7 +40,8 @@ def init_command(
       orch init --from my-pods.yaml --set resources.pods=2 my-two-pods.yaml
     """
     if as_list:
-        say(examples_screen(orch.examples()))
+        rows = ui.Table(list(orch.examples().items()), "<w")
+        say(ui.screen([rows], ui.next_step(f"orch init --from {_LEADING} my-run.yaml")))
         return
     written = orch.create_spec(path, example, overrides)
     echo(f"wrote {written}\nNext: {spec_command('plan', written, ())}")
@@ -88,27 +87,18 @@ def export_command() -> None:
     """
 
 
-def _manifest_command(kind: ManifestKind, about: str) -> click.Command:
-    """Return the command that prints one kind of manifest."""
-
+def _add_manifest_command(kind: ManifestKind, about: str) -> None:
+    @export_command.command(kind, help=about)
     @SPEC
     @SET
     @interruptible("planning")
     def command(spec: Path, overrides: tuple[str, ...]) -> None:
         echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
 
-    return click.command(kind, help=about)(command)
 
-
-export_command.add_command(
-    _manifest_command("ray", "Print a RayCluster for orch submit --address.")
-)
-export_command.add_command(
-    _manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends.")
-)
-export_command.add_command(
-    _manifest_command("jobset", "Print a JobSet that runs SPEC without Ray.")
-)
+_add_manifest_command("ray", "Print a RayCluster for orch submit --address.")
+_add_manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends.")
+_add_manifest_command("jobset", "Print a JobSet that runs SPEC without Ray.")
 
 
 @export_command.command("maxtext")
@@ -174,8 +164,10 @@ def maxtext(
       orch import maxtext "model_name=llama3-70b per_device_batch_size=4" --device-type v6e-256
     """
     found = orch.import_maxtext(sources, device=device_type, slices=slices, command=command)
-    for line in import_lines(found.notes, found.irrelevant):
-        echo(line, err=True)
+    for note in found.notes:
+        echo(f"note: {note}", err=True)
+    if found.irrelevant:
+        echo(f"not needed for a plan: {', '.join(found.irrelevant)}", err=True)
     echo(yaml_text([found.values]), nl=False)
 
 

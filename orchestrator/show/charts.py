@@ -35,20 +35,19 @@ def step_time(plan: Plan, report: Report | None = None) -> draw.BarChart:
     bars = [*resource_bars(plan), *expected_bars(plan)]
     marks = [draw.Mark("lower bound", "lower", step_s.lower)]
     if step_s.expected is not None:
-        marks.append(
-            draw.Mark("expected", "expected", step_s.expected, low=step_s.low, high=step_s.high)
-        )
+        low, high = step_s.low, step_s.high
+        marks.append(draw.Mark("expected", "expected", step_s.expected, low=low, high=high))
     if step_s.unoverlapped != step_s.expected:
         marks.append(draw.Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
-    if report is None or report.measured is None:
-        return draw.BarChart(bars=bars, show=fmt.seconds, marks=marks)
-    measured = _measured_bar(report.measured)
-    if report.gap is None:
-        return draw.BarChart(bars=[measured], show=fmt.seconds)
-    took_s = report.measured.step_s
-    median, low, high = took_s.median, took_s.low, took_s.high
-    marks.append(draw.Mark("measured", "measured", median, low=low, high=high))
-    return draw.BarChart(bars=[*bars, measured], show=fmt.seconds, marks=marks)
+    if report and report.measured:
+        measured = _measured_bar(report.measured)
+        if report.gap is None:
+            return draw.BarChart(bars=[measured], show=fmt.seconds)
+        bars.append(measured)
+        took_s = report.measured.step_s
+        median, low, high = took_s.median, took_s.low, took_s.high
+        marks.append(draw.Mark("measured", "measured", median, low=low, high=high))
+    return draw.BarChart(bars=bars, show=fmt.seconds, marks=marks)
 
 
 def resource_bars(plan: Plan) -> list[draw.Bar]:
@@ -57,7 +56,7 @@ def resource_bars(plan: Plan) -> list[draw.Bar]:
     for line in plan.forecast.time:
         name = "ici latency" if line.resource == "latency" else resource_name(line.resource or "")
         lines.setdefault(name, []).append(line)
-    bars = [draw.Bar(name, _color(name), _parts(of)) for name, of in lines.items()]
+    bars = [draw.Bar(name, _color(name), _parts(group)) for name, group in lines.items()]
     bars.sort(key=lambda bar: -bar.value)
     least = _SMALL * plan.forecast.step_s.unoverlapped
     small = tuple(draw.BarPart(bar.name, bar.value) for bar in bars if bar.value < least)
@@ -66,7 +65,6 @@ def resource_bars(plan: Plan) -> list[draw.Bar]:
 
 
 def expected_bars(plan: Plan) -> list[draw.Bar]:
-    """Return the parts of the expected step as one bar, if there is one."""
     parts = _parts(plan.forecast.expected_time)
     return [draw.Bar("expected", "expected", parts)] if parts else []
 
@@ -94,7 +92,6 @@ def _measured_bar(measured: Measurement) -> draw.Bar:
 
 
 def _forecast_memory(plan: Plan) -> draw.Bar:
-    """Return the largest phase of a step."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     return draw.Bar(f"forecast: {largest.name}", "hbm", _parts(largest.lines))
 
@@ -141,7 +138,7 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
     known = warm.rows(~np.isnan(warm.mfu))
     # Lines of the expected MFU, with its band, and of the roofline, which is left out where it
     # lies so far above that the others would be flat.
-    mfu, last = plan.forecast.mfu, _last_step(steps)
+    mfu, last = plan.forecast.mfu, float(steps.index[-1] + 1)
     highest = max(float(known.mfu.max()), mfu.high or mfu.expected or 0.0)
     lines = []
     if mfu.expected is None or mfu.lower <= _FAR * highest:
@@ -167,10 +164,6 @@ def loss_over_steps(steps: StepTable) -> draw.Plot:
     return _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
 
 
-def _last_step(steps: StepTable) -> float:
-    return float(steps.index[-1] + 1)
-
-
 def _over_steps(
     steps: StepTable,
     shown: StepTable,
@@ -190,29 +183,28 @@ def _over_steps(
     y_axis = draw.from_zero(ends) if from_0 else draw.around(ends)
     points = tuple((x, y) for x, _, y, _ in places)
     measured = draw.Curve("measured", "measured", points, dots=len(points) == 1)
-    spread = tuple((x, low, high) for x, low, _, high in places)
+    spread = draw.Band("measured", tuple((x, low, high) for x, low, _, high in places))
     # A line where each attempt after the first begins; the key names one.
     begins = [float(index) for index in steps.index[sorted(steps.startups)] if index]
-    restarts = [
-        draw.Curve("" if number else "restart", "restart", ((x, y_axis.low), (x, y_axis.high)))
-        for number, x in enumerate(begins)
-    ]
-    lines = [*restarts, *predicted]
-    x_axis = draw.Axis(0.0, max(_last_step(steps), 1.0), whole=True)
-    curves, bands = [*lines, measured], [*expected, draw.Band("measured", spread)]
+    lines = list[draw.Curve]()
+    for x in begins:
+        height = ((x, y_axis.low), (x, y_axis.high))
+        lines.append(draw.Curve("" if lines else "restart", "restart", height))
+    lines += predicted
+    x_axis = draw.Axis(0.0, max(float(steps.index[-1] + 1), 1.0), whole=True)
+    curves, bands = [*lines, measured], [*expected, spread]
     keyed = bool(lines)
     return draw.Plot(x_axis, y_axis, "steps", name, fmt.count, show, curves, bands, keyed=keyed)
 
 
 def _thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
     """Return few places, each with the least, the median and the most of the points there."""
-    size = -(-len(x) // _MOST_POINTS)
+    size = -(-len(x) // _MOST_POINTS) or 1
     places = []
-    for at in range(0, len(x), size or 1):
-        xs, ys = x[at : at + size], y[at : at + size]
-        places.append(
-            (float(np.median(xs)), float(ys.min()), float(np.median(ys)), float(ys.max()))
-        )
+    for at in range(0, len(x), size):
+        group = y[at : at + size]
+        place, median = float(np.median(x[at : at + size])), float(np.median(group))
+        places.append((place, float(group.min()), median, float(group.max())))
     return places
 
 
@@ -233,7 +225,18 @@ def roofline(plan: Plan, measured_s: float | None) -> draw.Plot:
     )
     levels = [(name, kind, flops / s) for name, kind, s in times if s]
     heights = [level for *_, level in levels]
-    roofs = _roofs(plan, flops)
+    # Name, bytes per second and FLOPs per byte of the resources that matter, busiest first.
+    moved: dict[str, tuple[float, float]] = {}
+    for line in plan.forecast.time:
+        if "bytes" in line.inputs and line.resource:
+            size, s = moved.get(line.resource, (0.0, 0.0))
+            moved[line.resource] = size + line.inputs["bytes"], s + line.value
+    busiest = sorted(moved.items(), key=lambda pair: -pair[1][1])[:_MOST_ROOFS]
+    roofs = [
+        (resource_name(name), size / s, flops / size)
+        for name, (size, s) in busiest
+        if s >= _LEAST * step_s.lower and size
+    ]
     meets = sorted(intensity for _, _, intensity in roofs) or [peak / max(heights)]
     x = draw.logarithmic([*meets, *(peak / rate for _, rate, _ in roofs)], 3)
     y = draw.Axis(min(heights) / 2.5, peak * 4, log=True)
@@ -257,24 +260,5 @@ def roofline(plan: Plan, measured_s: float | None) -> draw.Plot:
         show_x=lambda value: fmt.with_unit(value, "").strip() if value >= 1 else f"{value:g}",
         show_y=lambda value: fmt.with_unit(value, ""),
         curves=curves,
-        flags=[
-            draw.Flag(name, _color(name), intensity, min(heights)) for name, _, intensity in roofs
-        ],
+        flags=[draw.Flag(name, _color(name), rise, min(heights)) for name, _, rise in roofs],
     )
-
-
-def _roofs(plan: Plan, flops: float) -> list[tuple[str, float, float]]:
-    """Return name, bytes per second and FLOPs per byte of the kinds that matter, busiest first."""
-    moved: dict[str, list[float]] = {}
-    for line in plan.forecast.time:
-        if "bytes" in line.inputs and line.resource:
-            entry = moved.setdefault(line.resource, [0.0, 0.0])
-            entry[0] += line.inputs["bytes"]
-            entry[1] += line.value
-    least = _LEAST * plan.forecast.step_s.lower
-    busiest = sorted(moved.items(), key=lambda pair: -pair[1][1])[:_MOST_ROOFS]
-    return [
-        (resource_name(name), size / s, flops / size)
-        for name, (size, s) in busiest
-        if s >= least and size
-    ]

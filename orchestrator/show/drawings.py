@@ -70,7 +70,6 @@ def _round_step(value: float) -> float:
 
 
 def from_zero(values: Iterable[float], margin: float = 1.06) -> Axis:
-    """Return a linear axis from 0 that holds all the values."""
     return Axis(0.0, (max(values, default=0.0) or 1.0) * margin)
 
 
@@ -150,12 +149,8 @@ class BarChart:
         for segment in bar.segments:
             kind, end = segment.kind or bar.kind, start + segment.value
             label = f"{segment.name}: {self.show(segment.value)}"
-            yield (
-                label,
-                self.at(start),
-                self.width(start, end),
-                f"{kind} shade-{used[kind] % _SHADES}",
-            )
+            classes = f"{kind} shade-{used[kind] % _SHADES}"
+            yield label, self.at(start), self.width(start, end), classes
             used[kind] += 1
             start = end
 

@@ -2,30 +2,20 @@
 
 import re
 from decimal import Decimal
+from itertools import starmap
 from math import exp
 from typing import Any
 
 from orchestrator import formatting as fmt
+from orchestrator.evidence.explain import formula as explained
 from orchestrator.evidence.explain.differences import difference_texts
-from orchestrator.evidence.explain.formula import (
-    ComputedValue,
-    DerivationSection,
-    ExpectedStep,
-    Explanation,
-    ExplanationSummary,
-    QuestionCode,
-    QuotedFigure,
-    Verdict,
-    assumed,
-    bound_by,
-)
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import likely, verdict_table
 
 # The sentences of an explanation: its answers, the differences of the plan, its summary.
 
 _NO_PLAN = "no realizable plan"
-_QUESTIONS: dict[QuestionCode, str] = {
+_QUESTIONS: dict[explained.QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
     "sequence_for_every_chip": "Is there a sequence for every chip?",
     "fsdp_bound": "Is pure FSDP compute-bound?",
@@ -37,21 +27,21 @@ _QUESTIONS: dict[QuestionCode, str] = {
 }
 
 
-def _summary_text(summary: ExplanationSummary) -> str:
+def _summary_text(summary: explained.ExplanationSummary) -> str:
     forecast = summary.forecast
     planned = f"planned {likely(forecast.days, fmt.lasting)}" if forecast else _NO_PLAN
     return f"Answer: {_by_hand(summary)}, {planned}."
 
 
-def _by_hand(summary: ExplanationSummary) -> str:
+def _by_hand(summary: explained.ExplanationSummary) -> str:
     """Return what the derivation says without a plan."""
-    days = f"{fmt.lasting(summary.days)} at {assumed(summary.mfu)}"
+    days = f"{fmt.lasting(summary.days)} at {explained.assumed(summary.mfu)}"
     if summary.mixed_times is None:
         return days
-    return f"{days}, FSDP + tensor {bound_by(summary.mixed_times)}"
+    return f"{days}, FSDP + tensor {explained.bound_by(summary.mixed_times)}"
 
 
-def _answer_text(verdict: Verdict) -> str:
+def _answer_text(verdict: explained.Verdict) -> str:
     """Return the answer to a section's question."""
     figures: dict[str, Any] = verdict.figures
     match verdict.question:
@@ -73,11 +63,13 @@ def _answer_text(verdict: Verdict) -> str:
                 return f"not at all: it takes fewer than {ways} ways"
             return f"below {ways} ways, whatever the batch: {power_of_two} as a power of two"
         case "mlp_bound":
-            return bound_by(figures["times"])
+            return explained.bound_by(figures["times"])
         case _:  # FSDP, alone or with tensor, or data parallelism over DCN
             of = "pod" if verdict.question == "dcn_bound" else "chip"
             tokens, least = fmt.four_digits(figures["tokens"]), fmt.four_digits(figures["least"])
-            answer = f"{bound_by(figures['times'])}: {tokens} tokens a {of}, it takes {least}"
+            answer = (
+                f"{explained.bound_by(figures['times'])}: {tokens} tokens a {of}, it takes {least}"
+            )
             if not figures.get("tensor_pays", True):
                 answer = f"tensor does not pay, as X_opt exceeds the chips; pure FSDP is {answer}"
             return f"{answer}: the answer flips" if figures.get("flips") else answer
@@ -92,7 +84,7 @@ _LABELS = 10
 _MOST_RUNS = 10  # that are listed by name; more are counted
 
 
-def explain_screen(sheet: Explanation, next_command: str) -> ui.Screen:
+def explain_screen(sheet: explained.Explanation, next_command: str) -> ui.Screen:
     """Return inputs, derivations, published figures, the plan's differences, and sources."""
     slices = f"{fmt.counted(sheet.pods, 'pod')} of {sheet.topology}"
     changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
@@ -105,20 +97,23 @@ def explain_screen(sheet: Explanation, next_command: str) -> ui.Screen:
         verdict = verdict_table(sheet.summary.forecast, sheet.summary.tokens, by_hand)
 
     inputs = [
-        (given.symbol, _number(given.value), given.meaning, _cite(given.source or "spec"))
+        (given.symbol, _number(given.value), given.meaning, f"[{given.source or 'spec'}]")
         for given in sheet.inputs
     ]
     # The differences between the derivation and the plan, or why nothing is planned.
     realized: list[ui.Part] = [_title("Where the realizable plan differs")]
     words = difference_texts(sheet.differences) if sheet.differences else ()
-    for about, derived, planned, why in words:
+    for about, *texts in words:
         realized.append(ui.Command(f"  {about}"))
-        realized += [_labelled("by hand", derived), _labelled("plan", planned)]
-        realized.append(_labelled("why", why))
+        realized += map(_labelled, ("by hand", "plan", "why"), texts)
     if sheet.no_plan is not None:
         realized = [*sheet.no_plan.splitlines()]
+    published = []
+    for quotes in sheet.quotes:
+        title = _text("Published: ", quotes.title, style="bold")
+        published.append([title, *(part for figure in quotes.figures for part in _quote(figure))])
     sources = (
-        _text(f"  {_cite(source.key)} ", f"{source.title}; {source.where}; {source.date}", 6)
+        _text(f"  [{source.key}] ", f"{source.title}; {source.where}; {source.date}", 6)
         for source in sheet.sources
     )
     return ui.screen(
@@ -130,13 +125,7 @@ def explain_screen(sheet: Explanation, next_command: str) -> ui.Screen:
             _text("  MFU counts ", sheet.mfu_definition),
         ],
         *map(_section, sheet.sections),
-        *(
-            [
-                _text("Published: ", quotes.title, style="bold"),
-                *(part for figure in quotes.figures for part in _quote(figure)),
-            ]
-            for quotes in sheet.quotes
-        ),
+        *published,
         realized,
         _expected(sheet.expectation) if sheet.expectation else [],
         _section(sheet.goodput) if sheet.goodput else [],
@@ -158,16 +147,12 @@ def _labelled(label: str, words: str) -> ui.Text:
     return _text(f"    {label:{_LABELS}}", words)
 
 
-def _cite(source: str) -> str:
-    return f"[{source}]"
-
-
-def _section(entry: DerivationSection) -> list[ui.Part]:
+def _section(entry: explained.DerivationSection) -> list[ui.Part]:
     """Return formulas, each with its numbers, value and sources, then answers to questions."""
     parts: list[ui.Part] = [_title(entry.title)]
     for line in entry.lines:
         value = _result(line.computed, line.unit)
-        cited = "".join(f" {_cite(source)}" for source in line.sources)
+        cited = "".join(f" [{source}]" for source in line.sources)
         formula = f"{line.symbol} = {_written(line.computed.formula)}"
         parts.append(_text(f"  {line.name:{_NAMES - 2}}", formula))
         parts.append(_text(" " * _NAMES + "= ", f"{_put_in(line.computed)} {value}{cited}"))
@@ -178,7 +163,7 @@ def _section(entry: DerivationSection) -> list[ui.Part]:
     return parts
 
 
-def _result(computed: ComputedValue, unit: str) -> str:
+def _result(computed: explained.ComputedValue, unit: str) -> str:
     """Return the value of a formula with its unit, in one piece."""
     value = computed.value
     text = f"{_number(value)} {unit}".rstrip()
@@ -191,10 +176,10 @@ def _result(computed: ComputedValue, unit: str) -> str:
     return f"= {text}".replace(" ", ui.NO_BREAK)
 
 
-def _quote(figure: QuotedFigure) -> list[ui.Part]:
+def _quote(figure: explained.QuotedFigure) -> list[ui.Part]:
     """Return a published figure, what reproduces it, the exact value, and why they differ."""
 
-    def equation(computed: ComputedValue, unit: str) -> str:
+    def equation(computed: explained.ComputedValue, unit: str) -> str:
         """Return symbols, numbers and value; a lone symbol or a number needs no middle step."""
         formula = _written(computed.formula)
         if not computed.formula.isidentifier() and computed.inputs:
@@ -204,20 +189,17 @@ def _quote(figure: QuotedFigure) -> list[ui.Part]:
     printed = f"{figure.about}: {_as_printed(figure.printed, figure.unit)}"
     agreement = "" if figure.agreement == "rounded" else f", {figure.agreement}"
     is_same = figure.exact == figure.reproduced
-    exact = "the same" if is_same else equation(figure.exact, figure.unit)
-    return [
-        _text("  ", f"{printed}  {_cite(figure.source)}", 4),
-        _labelled("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
-        _labelled("exact", exact),
-        *(
-            _labelled("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")
-            for remark in figure.asides
-        ),
-        *([_labelled("why", figure.why)] if figure.why else []),
+    rows = [
+        ("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
+        ("exact", "the same" if is_same else equation(figure.exact, figure.unit)),
     ]
+    for remark in figure.asides:
+        rows += [("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")]
+    rows += [("why", figure.why)] if figure.why else []
+    return [_text("  ", f"{printed}  [{figure.source}]", 4), *starmap(_labelled, rows)]
 
 
-def _expected(step: ExpectedStep) -> list[ui.Part]:
+def _expected(step: explained.ExpectedStep) -> list[ui.Part]:
     """Return the parts of the expected step, the runs behind their constants, and the interval."""
     parts: list[ui.Part] = [_title("The expected step, from published runs")]
     for entry in step.parts:
@@ -230,7 +212,7 @@ def _expected(step: ExpectedStep) -> list[ui.Part]:
             names = f": {', '.join(constant.rows)}" if are_few else ""
             runs = fmt.counted(len(constant.rows), "run") + names
             error = f", standard error {fmt.percent(constant.unsure)}" if constant.unsure else ""
-            learned = f"{constant.symbol} fitted to {runs}{error} {_cite(step.source)}"
+            learned = f"{constant.symbol} fitted to {runs}{error} [{step.source}]"
             parts.append(_text(" " * _NAMES + "  ", learned))
     total = " + ".join(fmt.seconds(entry.computed.value) for entry in step.parts)
     ends = fmt.span(fmt.seconds(step.low_s), fmt.seconds(step.high_s))
@@ -241,7 +223,7 @@ def _expected(step: ExpectedStep) -> list[ui.Part]:
     return [
         *parts,
         _labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"),
-        _labelled("interval", f"{interval} {_cite(step.source)}"),
+        _labelled("interval", f"{interval} [{step.source}]"),
     ]
 
 
@@ -249,8 +231,7 @@ def _written(formula: str) -> str:
     return formula.replace("**", "^").replace(" * ", " x ")
 
 
-def _put_in(computed: ComputedValue) -> str:
-    """Return the formula with a number for each symbol."""
+def _put_in(computed: explained.ComputedValue) -> str:
     values = computed.inputs
     return _written(_SYMBOL.sub(lambda symbol: _number(values[symbol[0]]), computed.formula))
 

@@ -1,25 +1,17 @@
 """Show what a machine can do, what MLflow has, what was exported, and the keys of a spec."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.calibrated import ChipProfile, Operation
 from orchestrator.reading.expectations import KeyHelp
 from orchestrator.show import parts as ui
 from orchestrator.values import codec
-from orchestrator.values.run import (
-    ExportedWeights,
-    FileFinding,
-    HealthReport,
-    RunHealth,
-    SyncResult,
-    ViewLink,
-)
+from orchestrator.values import run as runs
 
 _UNITS: dict[Operation, str] = {"matmul": "FLOP/s", "attention": "FLOP/s", "copy": "B/s"}
 _EXAMPLE = "specs/tiny_2pod.yaml"
 _SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
-_LEADING = "llama3_8b_v6e_2slice"  # the README's example
 _MANY = 12  # keys that a person reads one by one
 
 
@@ -49,7 +41,7 @@ def calibration_screen(profile: ChipProfile, path: str) -> ui.Screen:
 # The health of this machine, and of the files of a run.
 
 
-def doctor_screen(report: HealthReport) -> ui.Screen:
+def doctor_screen(report: runs.HealthReport) -> ui.Screen:
     """Return each finding, with advice below those that are not good."""
     signs = max(len(_SIGNS[finding.health]) for finding in report.findings)
     names = max(len(finding.name) for finding in report.findings)
@@ -57,9 +49,7 @@ def doctor_screen(report: HealthReport) -> ui.Screen:
     for finding in report.findings:
         start = (f"{_SIGNS[finding.health]:{signs}}", f"{finding.name:{names}}")
         lines.append(ui.Table([(*start, finding.detail)], "<<w"))
-        if finding.advice:
-            lines.append(f"    {finding.advice}")
-
+        lines += [f"    {finding.advice}"] if finding.advice else []
     limits = [finding.name for finding in report.findings if finding.health == "limited"]
     if report.broken:
         checks = f"{report.broken} of {len(report.findings)} checks failed"
@@ -73,39 +63,37 @@ def doctor_screen(report: HealthReport) -> ui.Screen:
     return ui.screen([ui.heading("this machine")], ui.indent(lines), ending)
 
 
-def run_doctor_screen(health: RunHealth, repair_command: str) -> ui.Screen:
+def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
     """Return what is wrong with the files of a run, what was repaired, and what to do next."""
-
-    def lines(findings: Sequence[FileFinding]) -> list[ui.Part]:
-        texts = ((f"{found.file}: {found.what}", f"    {found.advice}") for found in findings)
-        return [text for pair in texts for text in pair]
-
-    wrong = fmt.counted(len(health.findings), "file")
-    can = "cannot go on" if health.stops else "can go on"
-    verdict = f"Doctor: {wrong} of {health.run} not as written; the run {can}."
-    if not health.findings:
-        verdict = f"Doctor: the files of {health.run} are as they were written."
+    verdict = f"Doctor: the files of {health.run} are as they were written."
+    if health.findings:
+        wrong = fmt.counted(len(health.findings), "file")
+        can = "cannot go on" if health.stops else "can go on"
+        verdict = f"Doctor: {wrong} of {health.run} not as written; the run {can}."
+    sections = []
+    for name, findings in (("repaired", health.repaired), ("files", health.findings)):
+        lines: list[ui.Part] = []
+        for finding in findings:
+            lines += [f"{finding.file}: {finding.what}", f"    {finding.advice}"]
+        sections.append(ui.section(name, lines))
     is_repairable = any(finding.repairable for finding in health.findings)
-    return ui.screen(
-        ui.section("repaired", lines(health.repaired)),
-        ui.section("files", lines(health.findings)),
-        ui.closing(verdict, repair_command if is_repairable else None),
-    )
+    return ui.screen(*sections, ui.closing(verdict, repair_command if is_repairable else None))
 
 
 # Runs in MLflow, and weights that were written.
 
 
-def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) -> ui.Screen:
+def sync_screen(results: Sequence[runs.SyncResult], storage: str, next_command: str) -> ui.Screen:
     """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
         nothing = f"No runs in {storage} that are this user's"
         return ui.screen([ui.Command(nothing), *ui.next_step("orch submit SPEC")])
-    rows: list[ui.Row] = [("RUN", "STATE", "STEPS", "MLFLOW RUN")]
+    rows: list[ui.Row] = []
     experiments: dict[str, dict[str, None]] = {}  # of each database or server
     lines: list[ui.Part] = [
         ui.warning(f"{result.run}: {result.problem}") for result in results if result.problem
     ]
+    missing = len(lines)
     for result in results:
         if recorded := result.recorded:
             steps = fmt.count(recorded.steps)
@@ -114,18 +102,18 @@ def sync_screen(results: Sequence[SyncResult], storage: str, next_command: str) 
             lines.append(f"{result.run}: recorded by its own driver")
         if (recorded or result.by_driver) and (where := result.destination):
             experiments.setdefault(where.label, {})[where.experiment] = None
-    if missing := sum(result.problem is not None for result in results):
+    if missing:
         lost = "Nothing is lost: the journals have what was trained. orch sync tries again."
         lines.append(f"Sync: {missing} of {len(results)} runs not recorded. {lost}")
     else:
         places = ", ".join(f"{label} ({', '.join(of)})" for label, of in experiments.items())
         verdict = f"Sync: {fmt.counted(len(results), 'run')} recorded in {places}."
         lines += [ui.Command(verdict), *ui.next_step(next_command)]
-    return ui.screen([ui.Table(rows, "<<><")] if rows[1:] else [], lines)
+    return ui.screen(ui.table(("RUN", "STATE", "STEPS", "MLFLOW RUN"), rows, "<<><"), lines)
 
 
 def mlflow_links(
-    address: str, shown: str, experiments: Sequence[tuple[str, Sequence[ViewLink]]]
+    address: str, shown: str, experiments: Sequence[tuple[str, Sequence[runs.ViewLink]]]
 ) -> ui.Screen:
     """Return where the MLflow UI shows the runs and their comparisons."""
     blocks: list[list[ui.Part]] = [
@@ -137,7 +125,7 @@ def mlflow_links(
     return ui.screen(*blocks)
 
 
-def weights_screen(weights: ExportedWeights) -> str:
+def weights_screen(weights: runs.ExportedWeights) -> str:
     files = fmt.counted(weights.files, "file")
     loads = f"AutoModelForCausalLM.from_pretrained({weights.folder!r})"
     return (
@@ -148,19 +136,6 @@ def weights_screen(weights: ExportedWeights) -> str:
 
 
 # Specs that one can start from, and their keys.
-
-
-def examples_screen(examples: Mapping[str, str]) -> ui.Screen:
-    copied = ui.next_step(f"orch init --from {_LEADING} my-run.yaml")
-    return ui.screen([ui.Table(list(examples.items()), "<w")], copied)
-
-
-def import_lines(notes: Sequence[str], irrelevant: Sequence[str]) -> Iterator[str]:
-    """Yield where an imported spec differs from its source, then the keys that do not matter."""
-    for note in notes:
-        yield f"note: {note}"
-    if irrelevant:
-        yield f"not needed for a plan: {', '.join(irrelevant)}"
 
 
 def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> ui.Screen:

@@ -35,41 +35,6 @@ def offers_screen(
 ) -> ui.Screen:
     """Return the offers on one screen; a brief one ends after those to choose from."""
     planned = [offer for offer in found.offers if offer.days]
-    top: list[list[ui.Part]] = [[ui.heading(offers_headline(found))], ui.indent(_choice(found))]
-    if detail == "brief":
-        return ui.screen(*top, ui.next_step(next_command))
-    chosen = to_take(found)
-    beyond = [
-        extrapolation(axis=way.axis, value=way.value, low=way.low, high=way.high)
-        for way in (chosen.extrapolations if chosen else ())
-    ]
-    chips = ", ".join(found.request.chips)
-    total = f"{fmt.count(len(planned))} of {fmt.counted(len(found.offers), 'offer')} planned, of {chips}"
-    left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
-    if rows := reasons(found):
-        left_out += ui.indent([ui.Table(rows, ">w")])
-    return ui.screen(
-        *top,
-        ui.indent(_frontier_table(found, planned)),
-        ui.indent(left_out),
-        map(ui.warning, warning_texts([*found.warnings, *beyond])),
-        [ui.warning(_SPOT)] if found.request.prices == "spot" else [],
-        ui.next_step(next_command),
-    )
-
-
-def offers_headline(found: Offers) -> str:
-    """Return what was asked for."""
-    request = found.request
-    wishes = [f"{fmt.scaled(found.tokens)} tokens"]
-    if request.by_days is not None:
-        wishes.append(f"within {fmt.time_limit(request.by_days)}")
-    if request.budget_dollars is not None:
-        wishes.append(f"for {fmt.dollars(request.budget_dollars)} at most")
-    return f"{found.name}: {' '.join(wishes)}, {request.prices} prices"
-
-
-def _choice(found: Offers) -> list[ui.Part]:
     request, rows = found.request, []
     if _is_hopeless(found):
         # The two ends of the frontier: no offer costs or takes less.
@@ -84,7 +49,53 @@ def _choice(found: Offers) -> list[ui.Part]:
         if found.fastest:
             rows.append((f"fastest{in_budget}", in_words(found.fastest)))
     parts: list[ui.Part] = [ui.Table(rows, "<w", style="bold")] if rows else []
-    return parts if found.cheapest else [ui.heading(nothing_sure(found)), *parts]
+    top: list[list[ui.Part]] = [
+        [ui.heading(offers_headline(found))],
+        ui.indent(parts if found.cheapest else [ui.heading(nothing_sure(found)), *parts]),
+    ]
+    if detail == "brief":
+        return ui.screen(*top, ui.next_step(next_command))
+    # Intervals stay only where they fit, indented, on a terminal of usual width; JSON has them.
+    shown = frontier_of(planned)
+    frontier: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
+    styles = {number: "bold" for number, cells in enumerate(frontier) if number and cells[-1]}
+    table = ui.Table(frontier, _COLUMNS, row_styles=styles)
+    if max(map(len, table.lines(ui.WIDTH))) > ui.WIDTH - 2:
+        places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
+        narrow = [tuple(row[place] for place in places) for row in frontier]
+        columns = "".join(_COLUMNS[place] for place in places)
+        table = ui.Table(narrow, columns, row_styles=styles)
+    named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
+    title = ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:")
+    # The number of planned offers, and why the others are left out.
+    chips, offers = ", ".join(found.request.chips), fmt.counted(len(found.offers), "offer")
+    total = f"{fmt.count(len(planned))} of {offers} planned, of {chips}"
+    left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
+    if why := reasons(found):
+        left_out += ui.indent([ui.Table(why, ">w")])
+    chosen = to_take(found)
+    beyond = [
+        extrapolation(axis=way.axis, value=way.value, low=way.low, high=way.high)
+        for way in (chosen.extrapolations if chosen else ())
+    ]
+    return ui.screen(
+        *top,
+        ui.indent([title, table] if shown else []),
+        ui.indent(left_out),
+        map(ui.warning, warning_texts([*found.warnings, *beyond])),
+        [ui.warning(_SPOT)] if found.request.prices == "spot" else [],
+        ui.next_step(next_command),
+    )
+
+
+def offers_headline(found: Offers) -> str:
+    """Return what was asked for."""
+    request, wishes = found.request, f"{fmt.scaled(found.tokens)} tokens"
+    if request.by_days is not None:
+        wishes += f" within {fmt.time_limit(request.by_days)}"
+    if request.budget_dollars is not None:
+        wishes += f" for {fmt.dollars(request.budget_dollars)} at most"
+    return f"{found.name}: {wishes}, {request.prices} prices"
 
 
 def _is_hopeless(found: Offers) -> bool:
@@ -129,27 +140,7 @@ def frontier_of(planned: Sequence[Offer]) -> list[Offer]:
     return [offer for offer in planned if offer.on_frontier] or list(planned)
 
 
-def _frontier_table(found: Offers, planned: Sequence[Offer]) -> list[ui.Part]:
-    """Return a row for each offer of the frontier. Intervals stay only where they fit, indented, on
-    a terminal of usual width; JSON has them.
-    """
-    shown = frontier_of(planned)
-    if not shown:
-        return []
-    named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
-    rows: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
-    styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
-    table = ui.Table(rows, _COLUMNS, row_styles=styles)
-    if max(map(len, table.lines(ui.WIDTH))) > ui.WIDTH - 2:
-        places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
-        narrow = [tuple(row[place] for place in places) for row in rows]
-        columns = "".join(_COLUMNS[place] for place in places)
-        table = ui.Table(narrow, columns, row_styles=styles)
-    return [ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:"), table]
-
-
 def choices(found: Offers) -> dict[str, Offer | None]:
-    """Return the offers that stand out, by what they are."""
     first = ("cheapest", found.cheapest) if found.cheapest else ("likeliest", found.likeliest)
     return dict([first, ("fastest", found.fastest)])
 

@@ -211,19 +211,14 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         return f"{fmt.percent(share.likeliest)}{' at best' if share.expected is None else ''}"
 
     # The predictions for chips, where the trials themselves were rehearsed.
-    chip_rows = [
-        (
-            *(trial.settings[key] for key in report.vary),
-            fmt.count(plan.chips),
-            fmt.seconds(plan.step_s.lower),
-            "-" if plan.step_s.expected is None else fmt.seconds(plan.step_s.expected),
-            likeliest(plan.mfu),
-            likeliest(plan.efficiency),
-            plan.bound,
-        )
-        for trial in report.trials
-        if (plan := trial.predicted) and trial.not_compared
-    ]
+    chip_rows = []
+    for trial in report.trials:
+        if (plan := trial.predicted) and trial.not_compared:
+            settings, step_s = (trial.settings[key] for key in report.vary), plan.step_s
+            expected = "-" if step_s.expected is None else fmt.seconds(step_s.expected)
+            shares = map(likeliest, (plan.mfu, plan.efficiency))
+            times = fmt.seconds(step_s.lower), expected
+            chip_rows.append((*settings, fmt.count(plan.chips), *times, *shares, plan.bound))
     columns = ("chips", "at best", "expected", "MFU", "efficiency", "bottleneck")
     head, rows = studies.scaling_table(report)
     trials = f"{len(report.trials)} trials, {studies.SCALINGS[report.scaling]}"

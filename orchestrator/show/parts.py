@@ -121,81 +121,62 @@ class Table:
         """Return the lines of each row; columns move closer where they or bars lack room."""
         if not self.rows:
             return []
-        sides = self.columns or "<" + ">" * (len(self.rows[0]) - 1)
-        every = range(len(sides))
-        if sides.endswith("w"):
-            starts = self._aligned(sides[:-1], every[:-1], self.gap)
+        every = range(len(self.rows[0]))
+        if self.columns.endswith("w"):
+            starts = self._aligned(every[:-1], self.gap)
             gap = " " * self.gap
             return [
                 [line.rstrip() for line in Text(row[-1], start + gap).lines(width)]
                 for start, row in zip(starts, self.rows, strict=True)
             ]
-        needed = _LEAST_COLUMNS + self.gap if self.bars else 0
-        lines = self._fitting(sides, every, width - needed)
+        lines = self._fitting(every, width - (_LEAST_COLUMNS + self.gap if self.bars else 0))
         if self.bars:
-            lines = _with_bars(lines, self.bars, width)
-        elif _widest(lines) > width:
-            lines = self._without_spare(sides, width) if self.spare else self._folded(sides, width)
+            lines = self._with_bars(lines, width)
+        elif max(map(len, lines)) > width and not self.spare:
+            # The columns that fit, then the others below, each part with the first column.
+            parts: list[list[str]] = []
+            chosen: list[int] = []
+            for column in range(1, len(self.rows[0])):
+                wider = [line.rstrip() for line in self._aligned([0, *chosen, column], self.gap)]
+                if chosen and max(map(len, wider)) <= width:
+                    parts[-1], chosen = wider, [*chosen, column]
+                else:
+                    parts.append([line.rstrip() for line in self._aligned([0, column], self.gap)])
+                    chosen = [column]
+            lines = [line for part in parts for line in part]
+        for number in range(1, len(self.spare) + 1):
+            if max(map(len, lines)) > width:
+                lines = self._fitting([i for i in every if i not in self.spare[:number]], width)
         return [[line] for line in lines]
 
-    def _aligned(self, sides: str, chosen: Sequence[int], gap: int) -> list[str]:
+    def _aligned(self, chosen: Sequence[int], gap: int) -> list[str]:
+        sides = self.columns or "<" + ">" * (len(self.rows[0]) - 1)
         widths = {column: max(len(row[column]) for row in self.rows) for column in chosen}
-        between = " " * gap
         return [
-            self.start + between.join(f"{row[i]:{sides[i]}{widths[i]}}" for i in chosen)
+            self.start + (" " * gap).join(f"{row[i]:{sides[i]}{widths[i]}}" for i in chosen)
             for row in self.rows
         ]
 
-    def _fitting(self, sides: str, chosen: Sequence[int], width: int) -> list[str]:
+    def _fitting(self, chosen: Sequence[int], width: int) -> list[str]:
         """Return the chosen columns, closer together where they are too wide."""
-        lines = [line.rstrip() for line in self._aligned(sides, chosen, self.gap)]
-        if _widest(lines) > width:
-            lines = [line.rstrip() for line in self._aligned(sides, chosen, 1)]
+        lines = [line.rstrip() for line in self._aligned(chosen, self.gap)]
+        if max(map(len, lines)) > width:
+            lines = [line.rstrip() for line in self._aligned(chosen, 1)]
         return lines
 
-    def _without_spare(self, sides: str, width: int) -> list[str]:
-        """Return rows without as many of the spare columns as it takes."""
-        for number in range(1, len(self.spare) + 1):
-            columns = [i for i in range(len(sides)) if i not in self.spare[:number]]
-            lines = self._fitting(sides, columns, width)
-            if _widest(lines) <= width:
-                break
-        return lines
-
-    def _folded(self, sides: str, width: int) -> list[str]:
-        """Return the columns that fit, then the others below, each part with the first column."""
-        parts: list[list[str]] = []
-        chosen: list[int] = []
-        for column in range(1, len(sides)):
-            wider = self._part(sides, [0, *chosen, column])
-            if chosen and _widest(wider) <= width:
-                parts[-1], chosen = wider, [*chosen, column]
-            else:
-                parts.append(self._part(sides, [0, column]))
-                chosen = [column]
-        return [line for part in parts for line in part]
-
-    def _part(self, sides: str, chosen: Sequence[int]) -> list[str]:
-        return [line.rstrip() for line in self._aligned(sides, chosen, self.gap)]
+    def _with_bars(self, lines: list[str], width: int) -> list[str]:
+        """Return the lines, each with a bar of its size if there is room and a second size."""
+        start = max(map(len, lines)) + _GAP
+        room, largest = min(width - start, _MOST_COLUMNS), max(self.bars)
+        if room < _LEAST_COLUMNS or sum(size > 0 for size in self.bars) < 2:
+            return lines
+        return [
+            f"{line:{start}}{_bar(size / largest * room)}".rstrip()
+            for line, size in zip(lines, self.bars, strict=True)
+        ]
 
 
 Part = str | Text | Title | Table
-
-
-def _widest(lines: Sequence[str]) -> int:
-    return max(map(len, lines))
-
-
-def _with_bars(lines: list[str], sizes: Sequence[float], width: int) -> list[str]:
-    """Return the lines, each with a bar of its size if there is room and a second size."""
-    start = _widest(lines) + _GAP
-    room, largest = min(width - start, _MOST_COLUMNS), max(sizes)
-    if room < _LEAST_COLUMNS or sum(size > 0 for size in sizes) < 2:
-        return lines
-    return [
-        f"{line:{start}}{_bar(size / largest * room)}".rstrip()
-        for line, size in zip(lines, sizes, strict=True)
-    ]
 
 
 def _bar(columns: float) -> str:
@@ -226,20 +207,19 @@ class Screen(str):
 
 
 def _drawn(blocks: Iterable[Sequence[Part]], width: int, *, styled: bool = False) -> str:
-    texts = (
-        "\n".join(line for part in block for line in _part_lines(part, width, styled=styled))
-        for block in blocks
-    )
+    texts = []
+    for block in blocks:
+        lines: list[str] = []
+        for part in block:
+            shown = paragraph(part) if isinstance(part, str) else part
+            # Text from elsewhere may hold control characters: they go.
+            plain = [_CONTROL.sub("?", line) for line in shown.lines(width)]
+            lines += _with_styles(shown, plain, width) if styled else plain
+        texts.append("\n".join(lines))
     return "\n\n".join(texts) + "\n"
 
 
-def _part_lines(part: Part, width: int, *, styled: bool) -> list[str]:
-    """Return the lines of a part. Text from elsewhere may hold control characters: they go."""
-    if isinstance(part, str):
-        part = paragraph(part)
-    lines = [_CONTROL.sub("?", line) for line in part.lines(width)]
-    if not styled:
-        return lines
+def _with_styles(part: Text | Title | Table, lines: list[str], width: int) -> list[str]:
     if not isinstance(part, Table):
         return [with_style(line, part.style) for line in lines]
     # A folded table repeats its rows: each repeat has the style of its row.
@@ -279,7 +259,6 @@ def visible_json(text: str | bytes) -> str:
 
 
 def screen(*blocks: Iterable[Part]) -> Screen:
-    """Return a screen of those blocks that are not empty."""
     return Screen(*(block for block in map(list, blocks) if block))
 
 
@@ -290,7 +269,6 @@ def paragraph(text: str, style: str = "") -> Text:
 
 
 def heading(text: str) -> Text:
-    """Return the first words of a screen, or of a part of it."""
     return paragraph(text, "bold")
 
 
@@ -308,7 +286,6 @@ def warning(text: str) -> Text:
 
 
 def next_step(command: str | None) -> list[Part]:
-    """Return the command to type next, if there is one."""
     return [Command(f"{NEXT}{command}", style="bold")] if command else []
 
 

@@ -38,29 +38,6 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
         ui.section("stages", _stages(diff)),
         ui.section("figures", ui.table(_ENDS, figures)),
     ]
-    verdict_table = [_verdict_table(diff)]
-    if first.digest == second.digest:
-        is_same = all(pair.first == pair.second for pair in diff.figures)
-        compared, verdict_table = ([] if is_same else compared[-1:]), []
-    names = []
-    for plan in diff.plans:
-        changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
-        names.append(f"{plan.name} ({short(plan.digest)}){changes}")
-    differences = ui.table(("", "first", "second", ""), _differences(diff), "<>><")
-    return ui.screen(
-        [ui.heading(" and ".join(names))],
-        ui.indent(verdict_table),
-        ui.indent([ui.heading(_verdict(diff))]),
-        ui.section("differences", differences),
-        *compared,
-        ui.closing(_verdict(diff), next_command),
-    )
-
-
-# The verdict on two plans: five lines that come first, and one sentence.
-
-
-def _verdict_table(diff: PlanDiff) -> ui.Table:
     rows: list[ui.Row] = []
     memory = _figure(diff, "memory_bytes_per_device")
     limits = _figure(diff, "hbm_bytes_per_device")
@@ -83,7 +60,23 @@ def _verdict_table(diff: PlanDiff) -> ui.Table:
     interval = ", 80 % interval" if at == "expected" else ""
     head = ("", f"first{interval}", f"second{interval}", "change")
     bold = dict.fromkeys(range(1, len(rows) + 1), "bold")
-    return ui.Table([head, *rows], row_styles=bold)
+    verdict_table = [ui.Table([head, *rows], row_styles=bold)]
+    if first.digest == second.digest:
+        is_same = all(pair.first == pair.second for pair in diff.figures)
+        compared, verdict_table = ([] if is_same else compared[-1:]), []
+    names = []
+    for plan in diff.plans:
+        changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
+        names.append(f"{plan.name} ({short(plan.digest)}){changes}")
+    differences = ui.table(("", "first", "second", ""), _differences(diff), "<>><")
+    return ui.screen(
+        [ui.heading(" and ".join(names))],
+        ui.indent(verdict_table),
+        ui.indent([ui.heading(_verdict(diff))]),
+        ui.section("differences", differences),
+        *compared,
+        ui.closing(_verdict(diff), next_command),
+    )
 
 
 def _with_interval(diff: PlanDiff, side: int, key: str, show: ui.Show) -> str:
@@ -130,7 +123,6 @@ def _verdict(diff: PlanDiff) -> str:
 
 
 def _estimate(diff: PlanDiff) -> str:
-    """Return which estimate both plans have."""
     return "expected" if all(_figure(diff, "days.expected")) else "lower"
 
 
@@ -318,8 +310,8 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
     if len(schedules) == 2:
         ratio = schedules[1].total_s / schedules[0].total_s
         word = "longer" if ratio > 1 else "shorter"
-        ends = zip(("first", "second"), diff.proofs, strict=True)
-        unfit = "".join(f"; the {end} does not fit" for end, proof in ends if not proof.fits)
+        both = zip(("first", "second"), diff.proofs, strict=True)
+        unfit = "".join(f"; the {end} does not fit" for end, proof in both if not proof.fits)
         verdict = f"The second is scheduled {fmt.percent(abs(ratio - 1))} {word}{unfit}."
 
     def shown(figure: ProofFigure, value: float) -> str:
@@ -336,15 +328,12 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
         if any(pair := (figure.first, figure.second))
     ]
     least_s = _SMALL_LINE * max((schedule.total_s for schedule in schedules), default=0.0)
-    lines = [
-        (
-            *("-" if s is None else fmt.seconds(s) for s in (line.first_s, line.second_s)),
-            f"{'+' if line.more_s > 0 else '-'}{fmt.seconds(abs(line.more_s))}",
-            short_line(line.line),
-        )
-        for line in diff.lines[:_MOST]
-        if abs(line.more_s) >= least_s
-    ]
+    lines = []
+    for line in diff.lines[:_MOST]:
+        if abs(line.more_s) >= least_s:
+            ends = ("-" if s is None else fmt.seconds(s) for s in (line.first_s, line.second_s))
+            more = f"{'+' if line.more_s > 0 else '-'}{fmt.seconds(abs(line.more_s))}"
+            lines.append((*ends, more, short_line(line.line)))
     references = (
         f"{name} ({short(proof.plan_digest)}, trainer {proof.trainer})"
         for name, proof in zip(names, diff.proofs, strict=True)

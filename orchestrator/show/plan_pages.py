@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-from orchestrator.formatting import dollars, percent, seconds, time_limit
+from orchestrator import formatting as fmt
 from orchestrator.planning.odds import Offer, Offers
 from orchestrator.show import drawings as draw
-from orchestrator.show import offers_screen
+from orchestrator.show import offers_screen as screens
 from orchestrator.show.plan_text import headline
 from orchestrator.show.proof_screen import KINDS, by_line, short_line
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Proof, Schedule, ScheduledLoop
+from orchestrator.values.proof import Proof
 
 _COLORS = 6  # of chips, in the style sheet
 
@@ -20,23 +20,21 @@ _COLORS = 6  # of chips, in the style sheet
 def offers_page(found: Offers) -> str:
     """Return the page as HTML."""
     planned = [offer for offer in found.offers if offer.days]
-    chosen = offers_screen.to_take(found)
-    verdict = offers_screen.nothing_sure(found)
+    chosen = screens.to_take(found)
+    verdict = screens.nothing_sure(found)
     verdict = f"{verdict[0].upper()}{verdict[1:]}"
     return draw.filled(
         "offers.html",
         title=found.name,
-        verdict=offers_screen.in_words(found.cheapest) if found.cheapest else verdict,
-        headline=offers_screen.offers_headline(found),
+        verdict=screens.in_words(found.cheapest) if found.cheapest else verdict,
+        headline=screens.offers_headline(found),
         picture=_picture(found, planned) if any(offer.dollars for offer in planned) else None,
-        head=offers_screen.HEAD,
-        rows=[
-            offers_screen.offer_row(offer, found) for offer in offers_screen.frontier_of(planned)
-        ],
+        head=screens.HEAD,
+        rows=[screens.offer_row(offer, found) for offer in screens.frontier_of(planned)],
         overrides=chosen.overrides if chosen else (),
         planned=len(planned),
         offers=len(found.offers),
-        reasons=offers_screen.reasons(found),
+        reasons=screens.reasons(found),
     )
 
 
@@ -50,29 +48,18 @@ def _picture(found: Offers, planned: list[Offer]) -> draw.Plot:
     by, budget = found.request.by_days, found.request.budget_dollars
     if by is not None:
         points = ((by, min(cost)), (by, max(cost)))
-        curves.append(draw.Curve(f"within {time_limit(by)}", "ideal", points))
+        curves.append(draw.Curve(f"within {fmt.time_limit(by)}", "ideal", points))
     if budget is not None:
         points = ((min(days), budget), (max(days), budget))
-        curves.append(draw.Curve(f"budget {dollars(budget)}", "expected", points))
+        curves.append(draw.Curve(f"budget {fmt.dollars(budget)}", "expected", points))
     # The offers of each chip as dots of one color.
     for number, chip in enumerate(dict.fromkeys(offer.chip for offer in priced)):
         offers = [offer for offer in priced if offer.chip == chip]
-        labels = tuple(
-            f"{offers_screen.in_words(offer)}; odds {offers_screen.odds_text(offer)}"
-            for offer in offers
-        )
-        curves.append(
-            draw.Curve(
-                name=chip,
-                kind=f"chip-{number % _COLORS + 1}",
-                dots=True,
-                joined=False,
-                points=tuple(map(_place, offers)),
-                labels=labels,
-            )
-        )
-    places = [point for curve in curves for point in curve.points]
-    days, cost = zip(*places, strict=True)
+        labels = tuple(f"{screens.in_words(offer)}; odds {screens.odds_text(offer)}"
+                       for offer in offers)  # fmt: skip
+        color, dots = f"chip-{number % _COLORS + 1}", tuple(map(_place, offers))
+        curves.append(draw.Curve(chip, color, dots, dots=True, joined=False, labels=labels))
+    days, cost = zip(*(point for curve in curves for point in curve.points), strict=True)
     # 1, 2 and 5 times the powers of ten between the least and the most.
     powers = range(floor(log10(min(days))), ceil(log10(max(days))) + 1)
     rounded = (step * 10.0**power for power in powers for step in (1, 2, 5))
@@ -82,11 +69,11 @@ def _picture(found: Offers, planned: list[Offer]) -> draw.Plot:
         x_name="days, expected",
         y_name="dollars, expected",
         show_x=lambda value: f"{value:g}",
-        show_y=dollars,
+        show_y=fmt.dollars,
         curves=curves,
         flags=[
-            draw.Flag(name, "measured", _place(offer)[0], _place(offer)[1])
-            for name, offer in offers_screen.choices(found).items()
+            draw.Flag(name, "measured", *_place(offer))
+            for name, offer in screens.choices(found).items()
             if offer is not None and offer.dollars
         ],
         x_ticks=tuple(number for number in rounded if min(days) <= number <= max(days)),
@@ -143,43 +130,26 @@ def schedule_page(plan: Plan, proof: Proof) -> str:
     """Return the page as HTML."""
     schedule = proof.schedule
     assert schedule is not None
-    boxes = _flame(schedule)
-    return draw.filled(
-        "schedule.html",
-        title=plan.name,
-        verdict=f"{seconds(schedule.total_s)} a step, as the compiler schedules it",
-        headline=headline(plan),
-        schedule=schedule,
-        kinds=KINDS,
-        timelines=[(loop, *_timeline(loop)) for loop in schedule.loops],
-        flame=boxes,
-        flame_rows=max((box.row for box in boxes), default=0) + 1,
-        lines=by_line(schedule)[:_MOST_LINES],
-        colors=[(name, color) for name, color in _SCHEDULE_COLORS.items() if name != "loop"],
-    )
-
-
-def _timeline(loop: ScheduledLoop) -> tuple[tuple[str, ...], list[_Box]]:
-    """Return the tracks that a round of a loop uses, and its events as boxes on them."""
-    used = {event.track for event in loop.events}
-    tracks = tuple(track for track in _TRACKS if track in used)
-    end_s = max([loop.round_s, *(event.start_s + event.seconds for event in loop.events)])
-    boxes = [
-        _Box(
-            left=draw.share(event.start_s / end_s),
-            width=draw.share(event.seconds / end_s),
-            row=tracks.index(event.track),
-            color=_SCHEDULE_COLORS.get(event.kind, event.track),
-            name=event.name,
-            title=f"{event.kind} {event.name}, {seconds(event.seconds)}, {short_line(event.line)}",
-        )
-        for event in loop.events
-    ]
-    return tracks, boxes
-
-
-def _flame(schedule: Schedule) -> list[_Box]:
-    """Return a box for each line that leads to another, over those that it leads to."""
+    # For each loop, the tracks that a round of it uses, and its events as boxes on them.
+    timelines = []
+    for loop in schedule.loops:
+        used = {event.track for event in loop.events}
+        tracks = tuple(track for track in _TRACKS if track in used)
+        end_s = max([loop.round_s, *(event.start_s + event.seconds for event in loop.events)])
+        events = []
+        for event in loop.events:
+            took = f"{event.kind} {event.name}, {fmt.seconds(event.seconds)}"
+            box = _Box(
+                left=draw.share(event.start_s / end_s),
+                width=draw.share(event.seconds / end_s),
+                row=tracks.index(event.track),
+                color=_SCHEDULE_COLORS.get(event.kind, event.track),
+                name=event.name,
+                title=f"{took}, {short_line(event.line)}",
+            )
+            events.append(box)
+        timelines.append((loop, tracks, events))
+    # A box for each line that leads to another, over those that it leads to.
     root = _Frame("step")
     for line in schedule.lines:  # its seconds belong to every line that leads to it
         frame = root
@@ -191,7 +161,20 @@ def _flame(schedule: Schedule) -> list[_Box]:
         kinds = zip(("product", "kernel", "copy", "other", "exposed"), KINDS, strict=True)
         longest = max((getattr(line, field), kind) for kind, (_, field) in kinds)[1]
         frame.color = _SCHEDULE_COLORS[longest]
-    return list(_boxes(_shortened(root), 0.0, 0, schedule.total_s))
+    boxes = list(_boxes(_shortened(root), 0.0, 0, schedule.total_s))
+    return draw.filled(
+        "schedule.html",
+        title=plan.name,
+        verdict=f"{fmt.seconds(schedule.total_s)} a step, as the compiler schedules it",
+        headline=headline(plan),
+        schedule=schedule,
+        kinds=KINDS,
+        timelines=timelines,
+        flame=boxes,
+        flame_rows=max((box.row for box in boxes), default=0) + 1,
+        lines=by_line(schedule)[:_MOST_LINES],
+        colors=[(name, color) for name, color in _SCHEDULE_COLORS.items() if name != "loop"],
+    )
 
 
 def _shortened(frame: _Frame) -> _Frame:
@@ -215,7 +198,7 @@ def _boxes(frame: _Frame, left_s: float, row: int, total_s: float) -> Iterator[_
         row=row,
         color=frame.color,
         name=short_line(frame.line),
-        title=f"{frame.line}: {seconds(frame.seconds)}, {percent(frame.seconds / total_s)}",
+        title=f"{frame.line}: {fmt.seconds(frame.seconds)}, {fmt.percent(frame.seconds / total_s)}",
         is_wide=frame.seconds >= _WIDE * total_s,
     )
     for inner in sorted(frame.inner.values(), key=lambda below: (-below.seconds, below.line)):

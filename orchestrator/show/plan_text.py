@@ -9,7 +9,7 @@ from orchestrator.planning.forecast import scale
 from orchestrator.planning.odds import DeadlineOdds
 from orchestrator.planning.plan_warnings import LEDGER_TRAINER
 from orchestrator.show import parts as ui
-from orchestrator.values.goodput import GoodputForecast, LossKind
+from orchestrator.values.goodput import LossKind
 from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan, PlannedBatch
 
 _INTERVAL = "80 % interval"
@@ -53,10 +53,12 @@ def in_words(bound: str) -> str:
 def amount(line: LedgerLine) -> str:
     """Return the amount of work on the line, and the rate."""
     inputs = line.inputs
-    if "calls" in inputs and "hops" in inputs:
-        return f"{fmt.counted(int(inputs['calls']), 'call')} x {fmt.counted(int(inputs['hops']), 'hop')}"
-    if "once" in inputs:
-        return f"{fmt.counted(int(inputs['calls']), 'call')} x {fmt.seconds(inputs['once'])}, as measured"
+    if "calls" in inputs:
+        calls = fmt.counted(int(inputs["calls"]), "call")
+        if "hops" in inputs:
+            return f"{calls} x {fmt.counted(int(inputs['hops']), 'hop')}"
+        if "once" in inputs:
+            return f"{calls} x {fmt.seconds(inputs['once'])}, as measured"
     name, unit = ("flops", "FLOP") if "flops" in inputs else ("bytes", "B")
     return f"{fmt.with_unit(inputs[name], unit)} at {fmt.with_unit(inputs['rate'], unit + '/s')}"
 
@@ -97,15 +99,16 @@ def estimates_table(
     forecast: Forecast, rows: Sequence[tuple[str, Estimate, ui.Show]], name: str = ""
 ) -> ui.Table:
     """Return bounds, expected values and intervals, the cost last; or only the best values."""
-    known = forecast.days.expected is not None
     listed = [*rows]
     if forecast.dollars is not None:
         listed.append((_price(forecast), forecast.dollars, fmt.dollars))
-    head = ("lower bound", "expected", _INTERVAL, "unoverlapped") if known else ("at best",)
+    is_known = forecast.days.expected is not None
+    head = ("lower bound", "expected", _INTERVAL, "unoverlapped") if is_known else ("at best",)
     shown = [(name, *head)]
     for label, value, show in listed:
-        expected = () if value.expected is None else (show(value.expected), likely(value, show))
-        after = (*expected, show(value.unoverlapped)) if expected else ()
+        after: ui.Row = ()
+        if value.expected is not None:
+            after = show(value.expected), likely(value, show), show(value.unoverlapped)
         shown.append((label, show(value.lower), *after))
     return ui.Table(shown)
 
@@ -118,9 +121,8 @@ def verdict_table(
 ) -> ui.Table:
     """Return the five lines of a forecast with their intervals, then more lines."""
     used, limit = forecast.memory_bytes_per_device, forecast.hbm_bytes_per_device
-    fits = (
-        f"{fmt.in_memory(used)} of {fmt.in_memory(limit)} per device ({fmt.percent(used / limit)})"
-    )
+    fits = f"{'yes' if forecast.fits else 'no'}: {fmt.in_memory(used)} of {fmt.in_memory(limit)}"
+    fits += f" per device ({fmt.percent(used / limit)})"
     if on_host := forecast.host_memory_bytes_per_chip:
         known = forecast.host_bytes_per_chip
         of = f" of {fmt.in_memory(known)}" if known else ""
@@ -129,17 +131,9 @@ def verdict_table(
     if forecast.mfu.expected is not None:
         mfu = f"{_with_interval(forecast.mfu, fmt.percent)}; {mfu}"
     bound = f"{forecast.bound}: {in_words(forecast.bound)}"
-    ahead = _ahead_of_next(forecast)
-    return five_lines(
-        forecast,
-        (
-            f"{'yes' if forecast.fits else 'no'}: {fits}",
-            *time_and_price(forecast, tokens),
-            mfu,
-            f"{bound}, {ahead}" if ahead else bound,
-        ),
-        more,
-    )
+    if ahead := _ahead_of_next(forecast):
+        bound += f", {ahead}"
+    return five_lines(forecast, (fits, *time_and_price(forecast, tokens), mfu, bound), more)
 
 
 def five_lines(
@@ -223,9 +217,10 @@ def _ledger(
     lines: Sequence[tuple[ui.Row, float]],
     least: float,
     show: Callable[[float], ui.Row],
-    smaller: Callable[[int], str],
+    smaller: str,
     totals: Sequence[ui.Row] = (),
     *,
+    indent: str = "",
     is_bold: bool = True,
 ) -> ui.Table:
     """Return a line for each value of at least a size and one for all smaller ones, each with a
@@ -234,17 +229,15 @@ def _ledger(
     listed = [line for line in lines if line[1] >= least]
     if small := [value for _, value in lines if value < least]:
         blanks = [""] * (len(lines[0][0]) - 1)
-        listed.append(((smaller(len(small)), *blanks), sum(small)))
+        plural = "es" if smaller.endswith("s") else "s"
+        name = indent + fmt.counted(len(small), smaller, plural)
+        listed.append(((name, *blanks), sum(small)))
     rows = [*((*words, *show(value)) for words, value in listed), *totals]
     bars = [*(value for _, value in listed), *(0.0 for _ in totals)]
     styles = {len(rows) - 1: "bold"} if totals and is_bold else {}
     values = len(show(0.0))
     columns = "<" * (len(rows[0]) - values) + ">" * values
     return ui.Table(rows, columns, bars=bars, row_styles=styles)
-
-
-def _smaller_lines(number: int) -> str:
-    return fmt.counted(number, "smaller line")
 
 
 def memory_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
@@ -254,25 +247,20 @@ def memory_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
 
     def with_numbers(line: LedgerLine) -> str:
         """Return the formula with its numbers: `size x owned` is 4 x 1.13B."""
-        return re.sub(
-            r"[a-z_]{2,}",
-            lambda name: fmt.scaled(line.inputs[name[0]]) if name[0] in line.inputs else name[0],
-            line.formula,
-        )
+        numbers = {name: fmt.scaled(value) for name, value in line.inputs.items()}
+        return re.sub(r"[a-z_]{2,}", lambda name: numbers.get(name[0], name[0]), line.formula)
 
     table = _ledger(
         [((line.name, with_numbers(line)), line.value) for line in largest.lines],
         0 if full else _SMALL_BYTES * largest.bytes,
         lambda size: (fmt.in_memory(size),),
-        _smaller_lines,
+        "smaller line",
         [(f"peak: {largest.name}", "", fmt.in_memory(largest.bytes))],
     )
     limit = f"the compiler allows {fmt.in_memory(forecast.hbm_bytes_per_device)}"
-    shown = others if full else others[:1]
-    phases = ", ".join(f"{phase.name} {fmt.in_memory(phase.bytes)}" for phase in shown)
-    parts: list[ui.Part] = [
-        table, f"{limit}; {'other phases' if full else 'next phase'}: {phases}"
-    ]  # fmt: skip
+    listed, which = (others, "other phases") if full else (others[:1], "next phase")
+    phases = ", ".join(f"{phase.name} {fmt.in_memory(phase.bytes)}" for phase in listed)
+    parts: list[ui.Part] = [table, f"{limit}; {which}: {phases}"]
     if on_host := forecast.host_memory_bytes_per_chip:
         host = forecast.host_bytes_per_chip
         known = f"of {fmt.in_memory(host)}" if host else "of an unknown size"
@@ -292,36 +280,28 @@ def time_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
         ("  unoverlapped", "", "all lines", fmt.seconds(step_s.unoverlapped)),
         ("  lower bound", forecast.bound, "", fmt.seconds(step_s.lower)),
     ]
+    ahead = _ahead_of_next(forecast)
+    notes: list[ui.Part] = [f"* bottleneck: {ahead}" if ahead else "* bottleneck"]
     if step_s.expected is not None:
         totals.append(("  expected", "", "as real runs take it", fmt.seconds(step_s.expected)))
+    if step_s.expected is not None and step_s.expected > step_s.unoverlapped:
+        # Lines that real runs do not do at their peak rate, and what comes on top of all lines.
+        text = "expected is above unoverlapped, which has each line at its peak rate."
+        known = forecast.expected_time
+        shares = [(line.name, line.inputs["share"]) for line in known if "share" in line.inputs]
+        if reached := [f"{name} {fmt.percent(share)}" for name, share in shares if share < 1]:
+            text += f" Of that rate real runs reach: {', '.join(reached)}."
+        extra = [line for line in known if line.kind in _WITH_WORK]
+        if more := ", ".join(f"{fmt.seconds(line.value)} {line.name}" for line in extra):
+            text += f" They also take {more}."
+        notes.append(ui.Text(text, hang=2))
+    least_s, is_bold = _SMALL_LINE * step_s.unoverlapped, step_s.expected is not None
     table = _ledger(
-        lines,
-        0 if full else _SMALL_LINE * step_s.unoverlapped,
-        lambda s: (fmt.seconds(s),),
-        lambda number: f"  {_smaller_lines(number)}",
-        totals,
-        is_bold=step_s.expected is not None,
-    )
-    ahead = _ahead_of_next(forecast)
-    notes = [f"* bottleneck: {ahead}" if ahead else "* bottleneck", *_above_unoverlapped(forecast)]
+        lines, 0 if full else least_s, lambda s: (fmt.seconds(s),), "smaller line", totals,
+        indent="  ", is_bold=is_bold,
+    )  # fmt: skip
     title = ui.heading(f"time per step, each line at its peak rate{of_trainer(plan)}")
     return ui.indent([title, table, *ui.indent(notes)])
-
-
-def _above_unoverlapped(forecast: Forecast) -> list[ui.Part]:
-    expected_s = forecast.step_s.expected
-    if expected_s is None or expected_s <= forecast.step_s.unoverlapped:
-        return []
-    lines = forecast.expected_time
-    shares = [(line.name, line.inputs["share"]) for line in lines if "share" in line.inputs]
-    reached = [f"{name} {fmt.percent(share)}" for name, share in shares if share < 1]
-    more = [f"{fmt.seconds(line.value)} {line.name}" for line in lines if line.kind in _WITH_WORK]
-    text = "expected is above unoverlapped, which has each line at its peak rate."
-    if reached:
-        text += f" Of that rate real runs reach: {', '.join(reached)}."
-    if more:
-        text += f" They also take {', '.join(more)}."
-    return [ui.Text(text, hang=2)]
 
 
 def expected_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
@@ -330,15 +310,14 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     if not lines:
         return []
     total_s = sum(line.value for line in lines)
-
-    table = _ledger(
-        [((line.name,), line.value) for line in lines],
-        0 if full else _SMALL_PART * total_s,
-        lambda s: (fmt.seconds(s), fmt.percent(s / total_s)),
-        lambda number: fmt.counted(number, "smaller part"),
-    )
-    interval = f"{_INTERVAL} {likely(plan.forecast.step_s, fmt.seconds)}"
-    parts: list[ui.Part] = [table]
+    parts: list[ui.Part] = [
+        _ledger(
+            [((line.name,), line.value) for line in lines],
+            0 if full else _SMALL_PART * total_s,
+            lambda s: (fmt.seconds(s), fmt.percent(s / total_s)),
+            "smaller part",
+        )
+    ]
     if known := plan.forecast.learned_from:
         text = f"as in {fmt.counted(known.reference.runs, 'published run')}"
         text += f" of {known.reference.software}"
@@ -347,55 +326,47 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
             took = fmt.span(fmt.percent(min(longer)), fmt.percent(max(longer)))
             text += f"; other software took {took} longer ({names})"
         parts.append(ui.Text(text, hang=2))
+    interval = f"{_INTERVAL} {likely(plan.forecast.step_s, fmt.seconds)}"
     return ui.section(f"expected step: {fmt.seconds(total_s)}, {interval}{of_trainer(plan)}", parts)
 
 
 def goodput_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     """Return the time that trains nothing, the failures behind it, and what a save needs."""
-    forecast = plan.forecast.goodput
     if not plan.ledger_describes_trainer:
         return []
-    losses = [
-        (
-            (
-                _LOSSES[loss.kind],
-                fmt.seconds(loss.each_s),
-                f"x {fmt.to_digits(loss.per_day, 3)} a day",
-            ),
-            loss.share,
-        )
-        for loss in sorted(forecast.lines, key=lambda loss: -loss.share)
-    ]
+    forecast = plan.forecast.goodput
+    losses: list[tuple[ui.Row, float]] = []
+    for loss in sorted(forecast.lines, key=lambda loss: -loss.share):
+        rate = f"x {fmt.to_digits(loss.per_day, 3)} a day"
+        losses.append(((_LOSSES[loss.kind], fmt.seconds(loss.each_s), rate), loss.share))
     interval = f"{_INTERVAL} {fmt.span(fmt.percent(forecast.low), fmt.percent(forecast.high))}"
     known = "of the spec" if forecast.stated else interval
-    table = _ledger(
-        [] if forecast.stated else losses,
-        0 if full else _SMALL_LOSS,
-        lambda share: (fmt.percent(share),),
-        lambda number: fmt.counted(number, "smaller loss", "es"),
-        [("goodput", "", known, fmt.percent(forecast.expected))],
-    )
-    parts: list[ui.Part] = [table]
-    between_s = forecast.seconds_between_failures
+    parts: list[ui.Part] = [
+        _ledger(
+            [] if forecast.stated else losses,
+            0 if full else _SMALL_LOSS,
+            lambda share: (fmt.percent(share),),
+            "smaller loss",
+            [("goodput", "", known, fmt.percent(forecast.expected))],
+        )
+    ]
+    between_s, inputs = forecast.seconds_between_failures, forecast.inputs
     if between_s is not None:
-        rates = "rates of another chip, assumed" if forecast.inputs.assumed else "rates"
-        names = ", ".join(forecast.inputs.sources["failures_per_day"])
+        rates = "rates of another chip, assumed" if inputs.assumed else "rates"
+        names = ", ".join(inputs.sources["failures_per_day"])
         parts.append(f"a failure every {fmt.elapsed(between_s)} ({rates}: {names})")
-    if forecast.inputs.save.write_s.value:
-        parts.append(_save_text(forecast))
+    save, every, best = inputs.save, forecast.every_steps, forecast.best_every_steps
+    if save.write_s.value:
+        # The bytes of a save, its times, and the best interval.
+        size, of_chip = (fmt.with_unit(n, "B") for n in (save.bytes, save.host_bytes_per_chip))
+        rate = fmt.with_unit(save.storage_bytes_per_s.value, "B/s")
+        text = (
+            f"a save every {fmt.count(every)} steps ({fmt.lasting(forecast.every_s / fmt.DAY_S)}):"
+            f" {size}, of a chip {of_chip}; steps wait {fmt.seconds(save.blocking_s.value)}, the"
+            f" storage takes {fmt.seconds(save.write_s.value)} at {rate} and needs"
+            f" {fmt.with_unit(forecast.needed_bytes_per_s, 'B/s')}"
+        )
+        if every != best and not forecast.stated and between_s is not None:
+            text += f"; best every {fmt.count(best)} steps ({fmt.percent(forecast.best)})"
+        parts.append(text)
     return ui.section("goodput", parts)
-
-
-def _save_text(forecast: GoodputForecast) -> str:
-    """Return the bytes of a save, its times, and the best interval."""
-    save, every, best = forecast.inputs.save, forecast.every_steps, forecast.best_every_steps
-    text = (
-        f"a save every {fmt.count(every)} steps ({fmt.lasting(forecast.every_s / fmt.DAY_S)}):"
-        f" {fmt.with_unit(save.bytes, 'B')}, of a chip {fmt.with_unit(save.host_bytes_per_chip, 'B')};"
-        f" steps wait {fmt.seconds(save.blocking_s.value)}, the storage takes"
-        f" {fmt.seconds(save.write_s.value)} at {fmt.with_unit(save.storage_bytes_per_s.value, 'B/s')}"
-        f" and needs {fmt.with_unit(forecast.needed_bytes_per_s, 'B/s')}"
-    )
-    if every == best or forecast.stated or forecast.seconds_between_failures is None:
-        return text
-    return f"{text}; best every {fmt.count(best)} steps ({fmt.percent(forecast.best)})"

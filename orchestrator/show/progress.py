@@ -3,32 +3,24 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from orchestrator import formatting as fmt
 from orchestrator.journal.run_state import first_line
-from orchestrator.run.progress import (
-    Notice,
-    ProgressEvent,
-    RunUpdate,
-    Stage,
-    TaskEnded,
-    Tracked,
-    UnitsDone,
-    run_command,
-    storage_command,
-    storage_of,
-)
+from orchestrator.run import progress as events
+from orchestrator.run.progress import run_command, storage_command, storage_of
+from orchestrator.show import parts as ui
 from orchestrator.show import rehearsal_screen as screens
 from orchestrator.show.machine_screens import mlflow_links
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.show.proof_screen import proof_screen
 from orchestrator.show.status_screen import next_run_command
-from orchestrator.show.study_screens import forecast_screen, study_intro, trial_line
+from orchestrator.show.study_screens import forecast_screen
 from orchestrator.show.terminal import StatusLine, echo, is_live, say
 from orchestrator.values.plan import Plan
-from orchestrator.values.run import Attempt, Run, State, Step
-from orchestrator.values.study import Study
+from orchestrator.values.run import Run, State, Step
+from orchestrator.values.study import Study, Trial
 
 _Texts = tuple[str, ...]
 
@@ -71,25 +63,25 @@ class Display:
         self.started_s, self.shown_at_s = 0.0, 0.0
         self.attempt, self.state = 0, ("", "")
 
-    def __call__(self, event: ProgressEvent) -> None:
+    def __call__(self, event: events.ProgressEvent) -> None:
         match event:
-            case Stage(task=task, stage=stage, state=state):
+            case events.Stage(task=task, stage=stage, state=state):
                 text = f"{task}: {stage}"
                 self.status.update(f"{text}: {state}" if state else text)
                 if not self.status.live and text != self.stage:
                     echo(text, err=True)
                 self.stage = text
-            case UnitsDone():
+            case events.UnitsDone():
                 self._count(event)
-            case TaskEnded():
+            case events.TaskEnded():
                 self.status.clear()
                 self.waiting = self.stage = ""
-            case RunUpdate(run=run, steps=steps):
+            case events.RunUpdate(run=run, steps=steps):
                 self._update(run, steps)
-            case Notice(topic=topic, values=values):
+            case events.Notice(topic=topic, values=values):
                 self._notice(topic, values)
 
-    def _count(self, event: UnitsDone) -> None:
+    def _count(self, event: events.UnitsDone) -> None:
         total = "" if event.total is None else f" of {event.total:,}"
         text = f"{event.task}: {event.done:,}{total} {event.unit}"
         self.status.update(text, event.done / event.total if event.total else None)
@@ -119,11 +111,13 @@ class Display:
             case "job started":
                 run = values["run"]
                 logs = run_command("logs", run.run, storage_of(run), "-f")
-                say("\n", screens.submitted_screen(**values), "\n")
-                say(f"\nNext: {logs}\n" if self.detach else "")
+                rows = [("run", run.run), ("job", values["job"]), ("journal", run.journal)]
+                submitted = ui.screen(["submitted"], ui.indent([ui.Table(rows, "<<")]))
+                say("\n", submitted, "\n", f"\nNext: {logs}\n" if self.detach else "")
             case _:
                 self.left |= topic == "left running"
-                say(*_SCREENS[topic](**values))
+                make = _SCREENS.get(topic, partial(_noticed, topic))
+                say(*make(**values))
         self.status.update(self.waiting, self.share)
 
     def _update(self, run: Run, steps: Sequence[Step]) -> None:
@@ -138,117 +132,110 @@ class Display:
         if before and before != self.attempt:
             ended = run.attempts[before - 1]
             if ended.number >= run.resumed_at:
-                self._line(_new_attempt_line(ended, run.attempts[-1]))
+                # Why another attempt starts, and on how many pods if that changed.
+                pods = run.attempts[-1].pods
+                on_pods = f" on {fmt.counted(pods, 'pod')}" if pods != ended.pods else ""
+                why = ": ".join(filter(None, (ended.reason, first_line(ended.error))))
+                self._line(f"new attempt{on_pods}; attempt {ended.number} ended: {why}")
         for step in steps:  # a line in two seconds, and always the last
-            if line := _startup_line(step):
-                self._line(line)
+            if startup := step.startup:  # before the first step of an attempt
+                compiled, ready = fmt.seconds(startup.compile_s), fmt.seconds(startup.state_s)
+                done = f", {fmt.count(startup.steps_done)} steps restored"
+                restored = done if startup.steps_done else ""
+                self._line(f"compiled in {compiled}, state ready in {ready}{restored}")
             is_last = step.index + 1 == run.steps
             if is_last or time.monotonic() - self.shown_at_s >= _SHOW_EVERY_S:
-                self._line(_step_line(step, run.steps))
+                held_out = step.own_evaluation
+                more = f"  held-out loss {held_out.loss:.4f}" if held_out else ""
+                number = f"step {step.index + 1:{len(str(run.steps))}} of {run.steps}"
+                took = fmt.seconds(step.step_s)
+                self._line(f"{number}  loss {step.loss:.4f}  {took}{more}")
                 self.shown_at_s = time.monotonic()
         self.status.update(self.waiting, self.share)
 
     def _line(self, text: str) -> None:
-        """Print a line about a run that is followed, after the seconds so far."""
         with self.status.hidden():
             echo(f"{time.monotonic() - self.started_s:5.0f} s  {text}")
 
 
-def _step_line(step: Step, steps: int) -> str:
-    held_out = step.own_evaluation
-    more = f"  held-out loss {held_out.loss:.4f}" if held_out else ""
-    number = f"{step.index + 1:{len(str(steps))}}"
-    return f"step {number} of {steps}  loss {step.loss:.4f}  {fmt.seconds(step.step_s)}{more}"
-
-
-def _startup_line(step: Step) -> str | None:
-    """Return what came before the first step of an attempt."""
-    if step.startup is None:
-        return None
-    compiled, state = fmt.seconds(step.startup.compile_s), fmt.seconds(step.startup.state_s)
-    done = step.startup.steps_done
-    restored = f", {fmt.count(done)} steps restored" if done else ""
-    return f"compiled in {compiled}, state ready in {state}{restored}"
-
-
 def _waiting_for(run: Run) -> str:
-    """Return what a run waits for while it shows nothing new."""
     if run.state == "running" and run.steps_done < run.steps:
         return f"step {fmt.count(run.steps_done + 1)} of {fmt.count(run.steps)}"
     return _WAITING.get(run.state, "")
 
 
-def _new_attempt_line(ended: Attempt, started: Attempt) -> str:
-    """Return why another attempt starts, and on how many pods if that changed."""
-    pods = f" on {fmt.counted(started.pods, 'pod')}" if started.pods != ended.pods else ""
-    error = first_line(ended.error)
-    why = f"attempt {ended.number} ended: {ended.reason}" + (f": {error}" if error else "")
-    return f"new attempt{pods}; {why}"
-
-
 # The screens of notices, by topic. Each takes the values of its topic.
-
-
-def _already_submitted(run: Run) -> _Texts:
-    progress = f"{run.state}, {run.steps_done:,} of {run.steps:,} steps done"
-    status = run_command("status", run.run, storage_of(run))
-    text = f"run {run.run} already exists: {progress}. Nothing was submitted."
-    return (f"{text}\nNext: {status}\n",)
 
 
 def _started(
     name: str, address: str | None, named_by: str | None, study: Study | None
 ) -> _Texts:  # fmt: skip
-    if study and address and named_by:
-        runs = len(study.trials) * study.repeats
-        return (screens.study_launch_intro(name, runs, address, named_by),)
-    if study:
-        return (study_intro(study),)
+    runs = len(study.trials) * study.repeats if study else 1
     if address and named_by:
-        return (screens.launch_intro(name, address, named_by),)
-    return (screens.rehearsal_intro(name),)
+        order = ", one after another," if runs != 1 else ""
+        what = f"{fmt.counted(runs, 'run')}{order}" if study else "a run"
+        text = f"{what} on the cluster {address}, from {named_by}."
+    else:
+        of_runs = f" of {fmt.counted(runs, 'run')}" if study else ""
+        copies = "small copies, one after another" if study else "a small copy"
+        text = (
+            f"a rehearsal{of_runs}. No cluster is configured, so this machine runs {copies}; no"
+            " chip is reserved."
+        )
+    return (ui.fit(f"{name}: {text}\n"),)
 
 
-def _cluster_ready(
-    address: str, slices: str, hosts: int, versions: Mapping[str, str], storage: str,
-    runs: Sequence[tuple[Plan, int]],
-) -> _Texts:  # fmt: skip
-    hosts_text, price = screens.hosts(hosts, versions), screens.cost_of_runs(runs)
-    return "\n", screens.cluster_screen(address, slices, hosts_text, storage, price)
+def _resumed(run: Run, plan: Plan) -> _Texts:
+    why = f", {first_line(run.detail)}" if run.detail else ""
+    pods = f"{fmt.counted(plan.pods, 'pod')} of {plan.topology}"
+    steps = f"{fmt.count(run.steps_done)} of {fmt.count(run.steps)} steps"
+    text = (
+        f"{run.run}: a rehearsal, resumed with {pods} on this machine.\n"
+        f"It was {run.state} after {steps}{why}.\n"
+    )
+    return ui.fit(text), "\n"
 
 
-def _left_running(run: Run) -> _Texts:
-    status, cancel = (run_command(name, run.run, storage_of(run)) for name in ("status", "cancel"))
-    return "\n", screens.detached_text(run.run, status, cancel)
+def _trial_started(study: Study, trial: Trial, repeat: int) -> _Texts:
+    repeats = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
+    settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
+    return (ui.fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n"),)
 
 
-def _ended(run: Run, plan: Plan, tracked: Tracked) -> _Texts:
-    """Return how a run ended, and where its journal and its record are."""
+def _ended(run: Run, plan: Plan, tracked: events.Tracked) -> _Texts:
     record = f"{tracked.tracker:8} {_tracked_text(run, tracked)}"
     following = next_run_command(run, run.run, storage_of(run))
-    if run.rehearsal:
-        return "\n", screens.rehearsal_result(run, plan, record, following)
-    return "\n", screens.launch_result(run, record, following)
+    return "\n", screens.result_screen(run, plan, record, following)
 
 
-def _trial_ended(run: Run, tracked: Tracked) -> _Texts:
-    place = f"  {tracked.tracker} {_tracked_text(run, tracked)}\n"
-    return place, f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n"
-
-
-def _tracked_text(run: Run, tracked: Tracked) -> str:
+def _tracked_text(run: Run, tracked: events.Tracked) -> str:
     """Return where a run is recorded, and what shows it there."""
-    shown = ""
-    if tracked.tracker == _MLFLOW:
-        shown = f", shown by {storage_command('ui', storage_of(run))}"
+    is_shown = tracked.tracker == _MLFLOW
+    shown = f", shown by {storage_command('ui', storage_of(run))}" if is_shown else ""
     if tracked.problem:
         completed = run_command("sync", run.run, storage_of(run))
         return f"not recorded yet: {tracked.problem}; completed by {completed}{shown}"
     return f"{tracked.place}{shown}"
 
 
+def _noticed(topic: str, run: Run) -> _Texts:
+    """Return the text of a notice that is only about a run."""
+    status, cancel = (run_command(name, run.run, storage_of(run)) for name in ("status", "cancel"))
+    match topic:
+        case "already submitted":
+            progress = f"{run.state}, {run.steps_done:,} of {run.steps:,} steps done"
+            text = f"run {run.run} already exists: {progress}. Nothing was submitted."
+            return (f"{text}\nNext: {status}\n",)
+        case "left running":
+            text = f"{run.run} continues without this command; {cancel} stops it"
+            return "\n", f"{text}\nNext: {status}\n"
+        case "trial done before":
+            return (f"  done before: {run.run}\n",)
+        case _:  # trial continues
+            return (f"  {run.run} is still running; following it again\n",)
+
+
 _SCREENS: dict[str, Callable[..., _Texts]] = {
-    "already submitted": _already_submitted,
     "started": _started,
     "planned": lambda plan: ("\n", plan_screen(plan, None)),
     "rehearsal ready": lambda plan, small, steps, changes: (
@@ -256,15 +243,15 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
         screens.rehearsal_screen(plan, small, steps, changes),
         "\n",
     ),
-    "cluster ready": _cluster_ready,
-    "resumed": lambda run, plan: (screens.resume_intro(run, plan), "\n"),
-    "left running": _left_running,
+    "cluster ready": lambda **values: ("\n", screens.cluster_screen(**values)),
+    "resumed": _resumed,
     "ended": _ended,
     "study planned": lambda forecast: ("\n", forecast_screen(forecast), "\n"),
-    "trial started": lambda study, trial, repeat: (trial_line(study, trial, repeat),),
-    "trial done before": lambda run: (f"  done before: {run.run}\n",),
-    "trial continues": lambda run: (f"  {run.run} is still running; following it again\n",),
-    "trial ended": _trial_ended,
+    "trial started": _trial_started,
+    "trial ended": lambda run, tracked: (
+        f"  {tracked.tracker} {_tracked_text(run, tracked)}\n",
+        f"  {run.run}: {run.state}, {run.steps_done} of {run.steps} steps\n\n",
+    ),
     "ui ready": lambda address, place, experiments, served: (
         mlflow_links(address, place, experiments),
         "Ctrl-C ends it.\n" if served else "",
@@ -272,7 +259,7 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
 }
 
 
-def say_end(event: ProgressEvent) -> None:
+def say_end(event: events.ProgressEvent) -> None:
     """Say how a run ended whose logs are followed, apart from their lines."""
-    if isinstance(event, RunUpdate):
+    if isinstance(event, events.RunUpdate):
         echo(f"{event.run.run}: {event.run.state}", err=True)

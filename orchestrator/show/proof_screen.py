@@ -9,15 +9,9 @@ from orchestrator import formatting as fmt
 from orchestrator.network.rematerialization import text_of
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import headline
+from orchestrator.values import proof as proofs
 from orchestrator.values.codec import short
 from orchestrator.values.plan import ATTENTION_LINES, Plan
-from orchestrator.values.proof import (
-    Payload,
-    PlanChange,
-    Proof,
-    Schedule,
-    ScheduledLine,
-)
 
 if TYPE_CHECKING:
     from orchestrator.proving.verdict import ProofResult
@@ -29,7 +23,7 @@ _HEAD = ("", "compiled", "forecast", "forecast/compiled")
 
 def proof_screen(
     plan: Plan,
-    proof: Proof,
+    proof: proofs.Proof,
     age_s: float | None,
     next_command: str | None,
     detail: ui.Detail = "usual",
@@ -79,36 +73,29 @@ def proof_screen(
 
 
 def proof_screens(
-    found: "ProofResult",
-    others: "Sequence[ProofResult] | None",
-    next_command: str,
+    found: "Sequence[ProofResult]", others: "Sequence[ProofResult] | None", next_command: str,
     detail: ui.Detail = "usual",
-) -> list[str]:
-    """Return a verdict; below it those on plans that recompute less, where they were asked for."""
-    shown = proof_screen(found.plan, found.proof, found.age_s, next_command, detail)
-    if others is None:
-        return [shown]
-    return [shown, "\n", _remat_screen(found.plan, [(other.plan, other.proof) for other in others])]
-
-
-def stage_proof_screens(
-    found: "Sequence[ProofResult]", next_command: str, detail: ui.Detail = "usual"
-) -> list[str]:
-    """Return the verdict on every stage, one after another."""
+) -> list[str]:  # fmt: skip
+    """Return the verdict on every stage; below it those on plans that recompute less, where they
+    were asked for.
+    """
     screens: list[str] = []
     for stage in found:
         following = next_command if stage is found[-1] else None
-        screens += [proof_screen(stage.plan, stage.proof, stage.age_s, following, detail), "\n"]
-    return screens[:-1]
+        screens += ["\n", proof_screen(stage.plan, stage.proof, stage.age_s, following, detail)]
+    if others is not None:
+        pairs = [(other.plan, other.proof) for other in others]
+        screens += ["\n", _remat_screen(found[-1].plan, pairs)]
+    return screens[1:]
 
 
-def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> ui.Screen:
+def _remat_screen(plan: Plan, pairs: list[tuple[Plan, proofs.Proof]]) -> ui.Screen:
     """Return the compiled policies that recompute less than a plan, the least recompute first."""
-    if not proofs:
+    if not pairs:
         remat = text_of(plan.remat)
         return ui.screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
     rows = []
-    for smaller, proof in proofs:
+    for smaller, proof in pairs:
         fits = "fits" if proof.passes else "does not fit"
         peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
         rows.append((f"remat {text_of(smaller.remat)}", peak, fits))
@@ -116,7 +103,7 @@ def _remat_screen(plan: Plan, proofs: list[tuple[Plan, Proof]]) -> ui.Screen:
     return ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))
 
 
-def _verdict_lines(proof: Proof) -> ui.Table:
+def _verdict_lines(proof: proofs.Proof) -> ui.Table:
     """Return whether it fits, whether the forecast agrees, and what crosses pods."""
     peak, limit = (
         fmt.in_memory(proof.peak_hbm_bytes_per_device),
@@ -139,7 +126,7 @@ def _verdict_lines(proof: Proof) -> ui.Table:
     return ui.Table(rows, "<w", row_styles=styles)
 
 
-def _memory(proof: Proof, *, full: bool) -> list[ui.Part]:
+def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the memory at its peak, line by line, then the largest buffers."""
     rows: list[ui.Row] = [
         (*_compared(line.name, line.compiled, line.forecast)[:3], "") for line in proof.ledger
@@ -164,7 +151,7 @@ def _memory(proof: Proof, *, full: bool) -> list[ui.Part]:
     return ui.section("memory per device", parts)
 
 
-def _collectives(proof: Proof, *, full: bool) -> list[ui.Part]:
+def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
     sizes = [
         max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in proof.collectives
@@ -187,15 +174,11 @@ def _collectives(proof: Proof, *, full: bool) -> list[ui.Part]:
             rows.append(row)
     if not rows:
         return []
-    added = [
-        (
-            change.what,
-            f"{change.link} {' x '.join(change.axes)}",
-            f"+{fmt.with_unit(change.bytes_per_step, 'B')}",
-        )
-        for change in proof.changes
-        if change.bytes_per_step >= least * most.get(change.link, 0)
-    ]
+    added = []
+    for change in proof.changes:
+        if change.bytes_per_step >= least * most.get(change.link, 0):
+            link, size = f"{change.link} {' x '.join(change.axes)}", change.bytes_per_step
+            added.append((change.what, link, f"+{fmt.with_unit(size, 'B')}"))
     payload = ui.table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
     parts = ui.section("payload per device and step", payload)
     if added:
@@ -214,7 +197,7 @@ def _compared(
     return name, show(compiled), known, _ratio(forecast, compiled)
 
 
-def _dcn_check(proof: Proof) -> list[ui.Part]:
+def _dcn_check(proof: proofs.Proof) -> list[ui.Part]:
     """Return whether pods exchange what is planned and nothing else."""
     faults: list[ui.Part] = []
     for fault in proof.crossing_faults:
@@ -234,7 +217,7 @@ def _dcn_check(proof: Proof) -> list[ui.Part]:
     if not proof.crosses_as_planned:
         return ["pods exchange more than planned", *ui.indent(faults)]
 
-    def exchanged(what: Payload) -> str:
+    def exchanged(what: proofs.Payload) -> str:
         """Return how much of a payload crosses pods in a step, and in how many calls."""
         found = [crossing for crossing in proof.crossings if crossing.carries == what]
         total = fmt.with_unit(sum(crossing.bytes_per_step for crossing in found), "B", 4)
@@ -249,7 +232,7 @@ def _dcn_check(proof: Proof) -> list[ui.Part]:
     return [f"pods exchange only gradients: {gradients}{scalars}"]
 
 
-def _flops(proof: Proof) -> list[ui.Part]:
+def _flops(proof: proofs.Proof) -> list[ui.Part]:
     def amount(value: float) -> str:
         return fmt.with_unit(value, "FLOP", 4)
 
@@ -264,7 +247,7 @@ def _flops(proof: Proof) -> list[ui.Part]:
     return ui.table(_HEAD, [*rows, _compared("all", total, forecast, amount)], "<>><")
 
 
-def _advice(proof: Proof) -> list[ui.Part]:
+def _advice(proof: proofs.Proof) -> list[ui.Part]:
     """Return what is wrong, and what could be set instead."""
     parts: list[ui.Part] = []
     for found in proof.disagreements:
@@ -282,7 +265,7 @@ def _advice(proof: Proof) -> list[ui.Part]:
             text = f"{what} {found.compiled / found.forecast:.3f} times the forecast's"
         parts.append(ui.warning(f"the forecast is off: {text}"))
 
-    def settings(change: PlanChange) -> str:
+    def settings(change: proofs.PlanChange) -> str:
         return " ".join(f"--set {shlex.quote(override)}" for override in change.overrides)
 
     if proof.refusal:
@@ -294,7 +277,7 @@ def _advice(proof: Proof) -> list[ui.Part]:
     return [*parts, *(f"{less}: {settings(change)}" for change in proof.hints)]
 
 
-def _verdict(proof: Proof) -> str:
+def _verdict(proof: proofs.Proof) -> str:
     """Return the proof in one line."""
     margin = fmt.in_memory(abs(proof.margin_bytes))
     share = fmt.percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
@@ -312,14 +295,13 @@ def _verdict(proof: Proof) -> str:
     return f"Proof: {', '.join(parts)}."
 
 
-def proof_summary(proof: Proof, age_s: float) -> str:
-    """Return the proof as a line of a plan's screen."""
+def proof_summary(proof: proofs.Proof, age_s: float) -> str:
     fits = "fits" if proof.fits else "does not fit"
     peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
     return f"compiled {fmt.ago(age_s)}: peak {peak} per device, {fits}; {_agreement(proof)}"
 
 
-def _agreement(proof: Proof) -> str:
+def _agreement(proof: proofs.Proof) -> str:
     if proof.agrees is None:
         return f"no forecast describes trainer {proof.trainer}"
     return "the forecast agrees" if proof.agrees else "the forecast does not agree"
@@ -339,7 +321,7 @@ KINDS = (
 )
 
 
-def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[ui.Part]:
+def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None) -> list[ui.Part]:
     """Return the schedule's total next to the ledger's, then where its seconds are."""
     if schedule is None:
         return ["no schedule: the catalog has no clock for this chip"]
@@ -363,27 +345,18 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[ui.Part]:
             words = ", ".join(filter(None, parts))
             transfers.append((fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s), words))
     lines = by_line(schedule)
-    line_rows = [
-        (
-            fmt.seconds(line.total_s),
-            *(kind_s(getattr(line, field)) for _, field in KINDS),
-            short_line(line.line),
-        )
-        for line in lines[:_MOST]
-        if line.total_s >= small_s
-    ]
+    line_rows: list[ui.Row] = []
+    for place in lines[:_MOST]:
+        if place.total_s >= small_s:
+            kinds = (kind_s(getattr(place, field)) for _, field in KINDS)
+            line_rows.append((fmt.seconds(place.total_s), *kinds, short_line(place.line)))
     # The products that lose most against the peak.
-    slow = [
-        (
-            fmt.seconds(product.seconds),
-            fmt.percent(product.peak_share),
-            product.shape,
-            ", ".join(product.fused) or "-",
-            short_line(product.line),
-        )
-        for product in schedule.products
-        if product.peak_share < _LOW_SHARE and product.seconds >= small_s
-    ]
+    slow: list[ui.Row] = []
+    for product in schedule.products:
+        if product.peak_share < _LOW_SHARE and product.seconds >= small_s:
+            took, share = fmt.seconds(product.seconds), fmt.percent(product.peak_share)
+            fused, line = ", ".join(product.fused) or "-", short_line(product.line)
+            slow.append((took, share, product.shape, fused, line))
     copies = [
         (fmt.seconds(line.copies_s), line.line)
         for line in sorted(lines, key=lambda line: -line.copies_s)[:_MOST]
@@ -404,7 +377,7 @@ def _schedule_parts(plan: Plan, schedule: Schedule | None) -> list[ui.Part]:
     ]
 
 
-def _totals(plan: Plan, schedule: Schedule) -> list[ui.Part]:
+def _totals(plan: Plan, schedule: proofs.Schedule) -> list[ui.Part]:
     """Return seconds by kind; the ledger's are at peak rates, with nothing hidden."""
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
@@ -423,13 +396,13 @@ def _totals(plan: Plan, schedule: Schedule) -> list[ui.Part]:
     return ui.table(("", "compiled", "ledger", ""), rows, "<>><")
 
 
-def by_line(schedule: Schedule) -> list[ScheduledLine]:
+def by_line(schedule: proofs.Schedule) -> list[proofs.ScheduledLine]:
     """Return the lines, each once, whichever calls led to it; the longest first."""
-    alike: dict[str, list[ScheduledLine]] = defaultdict(list)
+    alike: dict[str, list[proofs.ScheduledLine]] = defaultdict(list)
     for line in schedule.lines:
         alike[line.line].append(line)
     joined = [
-        ScheduledLine(
+        proofs.ScheduledLine(
             line=name,
             stack=(name,),
             flops=sum(line.flops for line in lines),

@@ -173,7 +173,9 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
     """Return the time of the steps that count, then each cause of lost time."""
-    rows = [("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput))]
+    rows: list[ui.Row] = [
+        ("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput))
+    ]
     for name, lost_s in sorted(goodput.badput_s.items(), key=lambda pair: -pair[1]):
         if lost_s > 0:
             share = fmt.percent(lost_s / goodput.total_s)
@@ -197,17 +199,13 @@ def stage_rows(report: Report) -> list[ui.Row]:
     rows: list[ui.Row] = []
     for stage in report.stages:
         measured = stage.measured
-        row = (
-            str(stage.number),
-            f"{fmt.count(stage.steps_done)} of {fmt.count(stage.steps)}",
-            fmt.scaled(stage.tokens_done) if stage.tokens_done else "0",
-            fmt.count(stage.sequences),
-            fmt.count(stage.length),
-            fmt.seconds(measured.step_s.median) if measured else "-",
-            fmt.percent(measured.mfu.median) if measured and measured.mfu else "-",
-            *ends(stage.measured_over_predicted, stage.steps_s, stage.dollars),
-        )
-        rows.append(row)
+        steps = f"{fmt.count(stage.steps_done)} of {fmt.count(stage.steps)}"
+        tokens = fmt.scaled(stage.tokens_done) if stage.tokens_done else "0"
+        sizes = fmt.count(stage.sequences), fmt.count(stage.length)
+        step = fmt.seconds(measured.step_s.median) if measured else "-"
+        mfu = fmt.percent(measured.mfu.median) if measured and measured.mfu else "-"
+        last = ends(stage.measured_over_predicted, stage.steps_s, stage.dollars)
+        rows.append((str(stage.number), steps, tokens, *sizes, step, mfu, *last))
     tokens = fmt.scaled(totals.tokens_done) if totals.tokens_done else "0"
     over = totals.steps_s / totals.predicted_s if totals.predicted_s else None
     last = ends(over, totals.steps_s, totals.dollars)
@@ -326,45 +324,25 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
     """Return every run, the totals, the efficiency on several slices, and what to do next."""
     summary = score.summary
     verdict = _verdict(summary)
-    runs = [
-        (
-            run.id,
-            fmt.seconds(run.expected_step_s),
-            fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s)),
-            fmt.seconds(run.measured_step_s),
-            fmt.signed_percent(run.error),
-        )
-        for run in score.rows
-    ]
-    software = [
-        (
-            tool.software,
-            str(tool.rows),
-            *map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval)),
-            fmt.signed_percent(tool.median_error),
-        )
-        for tool in (score.software if len(score.software) > 1 else ())
-    ]
+    runs, software, retention, goodput = (list[ui.Row]() for _ in range(4))
+    for run in score.rows:
+        took, error = fmt.seconds(run.measured_step_s), fmt.signed_percent(run.error)
+        interval = fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s))
+        runs.append((run.id, fmt.seconds(run.expected_step_s), interval, took, error))
+    for tool in score.software if len(score.software) > 1 else ():
+        shares = map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval))
+        bias = fmt.signed_percent(tool.median_error)
+        software.append((tool.software, str(tool.rows), *shares, bias))
     # Tokens per second and chip on several slices over those on one.
-    retention = [
-        (
-            pair.id,
-            str(pair.slices),
-            fmt.percent(pair.measured),
-            fmt.percent(pair.expected),
-            fmt.signed_points(pair.expected - pair.measured),
-        )
-        for pair in score.retention
-    ]
-    goodput = [
-        (
-            run.id,
-            fmt.percent(run.predicted.value),
-            fmt.span(fmt.percent(run.predicted.low), fmt.percent(run.predicted.high)),
-            f"{'over ' if run.reported_is == 'at_least' else ''}{fmt.percent(run.reported)}",
-        )
-        for run in score.goodput
-    ]
+    for pair in score.retention:
+        shares = map(fmt.percent, (pair.measured, pair.expected))
+        points = fmt.signed_points(pair.expected - pair.measured)
+        retention.append((pair.id, str(pair.slices), *shares, points))
+    for job in score.goodput:
+        share = job.predicted
+        value, low, high = map(fmt.percent, (share.value, share.low, share.high))
+        over = "over " if job.reported_is == "at_least" else ""
+        goodput.append((job.id, value, fmt.span(low, high), f"{over}{fmt.percent(job.reported)}"))
     recoveries = [
         (fault.id, fmt.seconds(fault.predicted_s), fmt.seconds(fault.recorded_s))
         for fault in score.recoveries
@@ -397,7 +375,7 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
         counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
         assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
         assumptions += [f"{name} not stated: assumed {assumed}"] if counts else []
-    tables = [
+    tables: list[tuple[ui.Row, Sequence[ui.Row]]] = [
         (("software", "runs", "median", "p90", "inside 80 %", "bias"), software),
         (("rate per chip, over one slice", "slices", "measured", "expected", ""), retention),
         (("share of time that trains", "predicted", "80 % interval", "reported"), goodput),

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import formatting as fmt
-from orchestrator.journal.run_journal import LogTail, list_logs
+from orchestrator.journal.run_journal import list_logs
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.run.progress import run_command
 from orchestrator.show import parts as ui
@@ -32,14 +32,13 @@ def runs_screen(
         return ui.screen([ui.Command(f"No runs in {storage}"), *ui.next_step("orch submit SPEC")])
     heads: dict[str, ui.Row] = {}
     for study in studies:
-        done = f"{study.done} / {study.total} runs"
+        done, kind = f"{study.done} / {study.total} runs", kind_text(study.scaling)
         submitted = fmt.age(study.read_at_s - study.submitted_at_s)
-        kind = kind_text(study.scaling)
         heads[study.study] = (study.study, study.state, done, "", "", submitted, kind)
     groups: dict[str, list[ui.Row]] = {}
-    for run in runs:
+    for run, row in zip(runs, _run_rows(runs), strict=True):
         group = run.study if run.study in heads else run.run
-        groups.setdefault(group, [heads[group]] if group in heads else []).append(_run_row(run))
+        groups.setdefault(group, [heads[group]] if group in heads else []).append(row)
     for study_key, head in heads.items():
         groups.setdefault(study_key, [head])
     rows = [_HEAD, *(row for group in groups.values() for row in group)]
@@ -50,25 +49,20 @@ def runs_screen(
 def study_runs_screen(status: StudyStatus) -> ui.Screen:
     done = f"{status.done} of {status.total} runs done"
     title = ui.Title(f"{status.study}: {status.state}, {done}", kind_text(status.scaling))
-    rows = [row[:-1] for row in (_HEAD, *map(_run_row, status.runs))]
-    table = [ui.Table(rows, _COLUMNS[:-1])] if status.runs else []
-    return ui.screen([title], ui.indent(table))
+    rows = [row[:-1] for row in (_HEAD, *_run_rows(status.runs))]
+    return ui.screen([title], ui.indent([ui.Table(rows, _COLUMNS[:-1])] if status.runs else []))
 
 
-def _run_row(run: Run) -> ui.Row:
+def _run_rows(runs: Sequence[Run]) -> Iterator[ui.Row]:
     def short_count(number: int) -> str:
-        """Return a number in a few columns: 9,999, 1M."""
         return fmt.count(number) if number < _FEW else fmt.scaled(number)
 
-    return (
-        run.run,
-        run.state,
-        f"{short_count(run.steps_done)} / {short_count(run.steps)}",
-        fmt.percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-",
-        str(run.pods),
-        fmt.age(run.read_at_s - run.submitted_at_s),
-        "rehearsal" if run.rehearsal else "",
-    )
+    for run in runs:
+        steps = f"{short_count(run.steps_done)} / {short_count(run.steps)}"
+        mfu = fmt.percent(run.recent.mfu) if run.recent and run.recent.mfu is not None else "-"
+        submitted = fmt.age(run.read_at_s - run.submitted_at_s)
+        kind = "rehearsal" if run.rehearsal else ""
+        yield run.run, run.state, steps, mfu, str(run.pods), submitted, kind
 
 
 # One run.
@@ -77,19 +71,13 @@ def _run_row(run: Run) -> ui.Row:
 def status_screen(status: Status, next_command: str) -> ui.Screen:
     """Return the state of a run, every attempt and why it ended, and what to do next."""
     kind = ", a rehearsal" if status.rehearsal else ""
-    title = ui.Title(
-        left=f"{status.run}: {status.state}{kind}", right=f"plan {short(status.plan_digest)}"
-    )
-    attempts = [
-        (
-            str(attempt.number),
-            attempt.reason or status.state,
-            f"{fmt.count(attempt.steps_done)} steps" if attempt.steps_done else "no step",
-            attempt_time(attempt, status.read_at_s),
-            cause(attempt),
-        )
-        for attempt in status.attempts
-    ]
+    plan = f"plan {short(status.plan_digest)}"
+    title = ui.Title(f"{status.run}: {status.state}{kind}", plan)
+    attempts = []
+    for attempt in status.attempts:
+        steps = f"{fmt.count(attempt.steps_done)} steps" if attempt.steps_done else "no step"
+        ended, took = attempt.reason or status.state, attempt_time(attempt, status.read_at_s)
+        attempts.append((str(attempt.number), ended, steps, took, cause(attempt)))
     return ui.screen(
         [title],
         ui.indent(ui.facts(_facts(status))),
@@ -112,8 +100,7 @@ def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
     fewer = f" of {status.requested_pods} requested" if is_fewer else ""
     slices = status.attempts[-1].slices if status.attempts else ()
     yield "pods", f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
-    yield "step time", _step_time(status)
-    yield "MFU", _mfu(status)
+    yield from _speed(status)
     if status.outlook:
         yield from _outlook(status.outlook)
     if status.rehearsal and status.forecast:
@@ -122,11 +109,9 @@ def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
             source = f"for this machine, from its chip profile {short(profile)}"
         yield "forecast", source
     if driver := status.driver:
-        beat = f", last heartbeat {fmt.elapsed(status.since_last_heartbeat_s)} ago"
-        yield (
-            "driver",
-            f"process {driver.pid} on {driver.host}{beat if status.ended_at_s is None else ''}",
-        )
+        ago = f", last heartbeat {fmt.elapsed(status.since_last_heartbeat_s)} ago"
+        beat = ago if status.ended_at_s is None else ""
+        yield "driver", f"process {driver.pid} on {driver.host}{beat}"
     if (requested_at_s := status.cancel_requested_at_s) is not None:
         yield "cancel", f"requested {fmt.elapsed(status.read_at_s - requested_at_s)} ago"
     yield "cluster", status.environment.get("cluster")
@@ -146,50 +131,38 @@ def _stage(newest: StageSpan | None) -> str | None:
     return f"{newest.number} of {newest.of}, steps {fmt.count(first)} to {fmt.count(last)}"
 
 
+def _speed(status: Status) -> Iterator[tuple[str, str | None]]:
+    """Yield the step time and the MFU, each next to its forecast."""
+    forecast, recent = status.forecast, status.recent
+    if forecast and status.rehearsal and forecast.chip_profile is None:
+        forecast = None  # it is for chips
+    known = fmt.percent(recent.mfu) if recent and recent.mfu is not None else None
+    times = [f"{fmt.seconds(recent.step_s)} over the last {recent.steps}"] if recent else []
+    if not forecast:
+        yield "step time", "; ".join(times)
+        yield "MFU", known
+        return
+    step_s, mfu = forecast.step_s, forecast.mfu
+    least = f"lower bound {fmt.seconds(step_s.lower)}"
+    expected = "" if step_s.expected is None else f"expected {fmt.seconds(step_s.expected)}, "
+    yield "step time", "; ".join([*times, expected + least])
+    text = f"at most {fmt.percent(mfu.lower)}"
+    if forecast.chip_profile:
+        text = f"expected {fmt.percent(mfu.unoverlapped)}, {text}, of the measured peak"
+    else:
+        if mfu.expected is not None:
+            text = f"expected {fmt.percent(mfu.expected)}, {text}"
+        if recent and recent.mfu is not None and mfu.lower:
+            text += f"; measured is {fmt.percent(recent.mfu / mfu.lower)} of that bound"
+    yield "MFU", f"{known or 'not measured'}; {text}"
+
+
 def _held_out(newest: Evaluation | None) -> str | None:
     if newest is None:
         return None
     perplexity = fmt.to_digits(newest.perplexity, 4)
     after = f"after step {fmt.count(newest.steps_done)}, took {fmt.seconds(newest.evaluation_s)}"
     return f"loss {newest.loss:.4f}, perplexity {perplexity}, {after}"
-
-
-def _is_for_chips(status: Status) -> bool:
-    """Return whether the run is a rehearsal whose forecast is for real chips."""
-    return status.rehearsal and status.forecast is not None and status.forecast.chip_profile is None
-
-
-def _step_time(status: Status) -> str:
-    parts: list[str] = []
-    if status.recent:
-        parts.append(f"{fmt.seconds(status.recent.step_s)} over the last {status.recent.steps}")
-    if status.forecast and not _is_for_chips(status):
-        step_s = status.forecast.step_s
-        text = f"lower bound {fmt.seconds(step_s.lower)}"
-        if step_s.expected is not None:
-            text = f"expected {fmt.seconds(step_s.expected)}, {text}"
-        parts.append(text)
-    return "; ".join(parts)
-
-
-def _mfu(status: Status) -> str | None:
-    measured = status.recent.mfu if status.recent else None
-    known = fmt.percent(measured) if measured is not None else None
-    if not status.forecast or _is_for_chips(status):
-        return known
-    forecast = status.forecast.mfu
-    bound = f"at most {fmt.percent(forecast.lower)}"
-    known = known or "not measured"
-    if status.forecast.chip_profile:
-        return (
-            f"{known}; expected {fmt.percent(forecast.unoverlapped)}, {bound}, of the measured peak"
-        )
-    if forecast.expected is not None:
-        bound = f"expected {fmt.percent(forecast.expected)}, {bound}"
-    text = f"{known}; {bound}"
-    if measured is not None and forecast.lower:
-        text += f"; measured is {fmt.percent(measured / forecast.lower)} of that bound"
-    return text
 
 
 def _outlook(outlook: Outlook) -> Iterator[tuple[str, str]]:
@@ -252,33 +225,33 @@ def next_run_command(run: Run, named: str, storage: Path) -> str:
     return run_command("logs" if unclear else "resume", named, storage)
 
 
-# The lines of a run's logs, as text or as JSON.
+def cancelled_text(run: str, changes: list[tuple[Run, Run]], *, at_once: bool) -> str:
+    """Return what a request to cancel does, for each run before and after it."""
+    texts = []
+    for before, after in changes:
+        text = f"{before.run}: stop requested" + (", at once." if at_once else ".")
+        if before.cancel_requested_at_s is not None:
+            ago = fmt.elapsed(before.read_at_s - before.cancel_requested_at_s)
+            text += f" A stop was requested {ago} ago already."
+        if before.ended_at_s is not None:
+            text = f"{before.run}: already {before.state}. Nothing was requested."
+        elif after.state not in LIVE:
+            text += f"\nNo driver runs it any more: {after.detail}. It counts as cancelled."
+        elif after.driver is None:
+            text += "\nIts driver has not started yet; it will stop before it takes a chip."
+        else:
+            effect = "finishes the current step, saves a checkpoint and stops."
+            if at_once:
+                effect = "stops it; steps since the last checkpoint are lost."
+            text += f"\nIts driver (process {after.driver.pid} on {after.driver.host}) {effect}"
+        texts.append(ui.fit(text))
+    return "\n".join(texts or [f"{run}: no run is active. Nothing to cancel."]) + "\n"
 
 
-def log_lines(tails: list[LogTail], *, as_json: bool, titled: bool) -> Iterator[str]:
-    """Yield the lines of logs, one log after the other, each below its title."""
-    for tail in tails:
-        log = tail.log
-        if titled and not as_json:
-            first = ", died first" if log.first_dead else ""
-            rank = f"== attempt {log.attempt}, rank {log.rank}{first} =="
-            yield "== driver ==" if log.rank is None else rank
-        for line in tail.lines:
-            yield log_line(line, as_json=as_json, alone=True)
-
-
-def log_line(line: LogLine, *, as_json: bool, alone: bool) -> str:
+def log_line(line: LogLine, *, as_json: bool, with_rank: bool) -> str:
     """Return a line of a log, with its rank in front when several logs are mixed."""
     if as_json:
         return codec.to_json(line).decode() + "\n"
-    if alone:
+    if not with_rank:
         return line.line
     return f"{'driver' if line.rank is None else f'rank {line.rank}'} | {line.line}"
-
-
-def notes(run: str, more: int, *, empty: bool) -> Iterator[str]:
-    """Yield what the shown logs leave out."""
-    if empty:
-        yield f"{run}: no process has written a log yet"
-    if more:
-        yield f"{more} more ranks are shown by --rank N"

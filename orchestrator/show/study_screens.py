@@ -1,52 +1,22 @@
 """Show studies: the forecast of their trials, what was measured, and what it says."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
-from orchestrator.values.report import Spread
+from orchestrator.values import study as studies
 from orchestrator.values.run import LIVE
-from orchestrator.values.study import (
-    GapExplanation,
-    PlannedTrial,
-    RepeatedTrial,
-    ScalingForecast,
-    ScalingReport,
-    Study,
-    SweepForecast,
-    SweepReport,
-    SweepTrialReport,
-    Trial,
-    TrialReport,
-)
 
 SCALINGS = {
     "strong": "strong scaling, with the same batch in every trial",
     "weak": "weak scaling, with a batch that grows with the pods",
 }
-_EMULATED_PODS = "emulated pods share this machine's cores, so more of them are slower each"
-_EFFICIENCY = "EFFICIENCY is tokens per second and chip over the smallest trial's"
-_LAST = "LOSS is the mean over the last tenth of the steps"
-_TOKENS = "trials with other batches see other numbers of tokens in the same number of steps"
+_Forecast = studies.ScalingForecast | studies.SweepForecast
+_Report = studies.ScalingReport | studies.SweepReport
 _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
-
-
-def study_intro(study: Study) -> str:
-    runs = fmt.counted(len(study.trials) * study.repeats, "run")
-    return ui.fit(
-        f"{study.name}: a rehearsal of {runs}. No cluster is configured, so this machine runs small"
-        " copies, one after another; no chip is reserved.\n"
-    )
-
-
-def trial_line(study: Study, trial: Trial, repeat: int) -> str:
-    repeats = f" (repeat {repeat} of {study.repeats})" if study.repeats > 1 else ""
-    settings = " ".join(f"{key}={text}" for key, text in trial.settings.items())
-    return ui.fit(f"trial {trial.number} of {len(study.trials)}{repeats}: {settings}\n")
 
 
 def key_names(keys: Iterable[str], vary: Sequence[str]) -> ui.Row:
@@ -62,15 +32,10 @@ def settings_text(settings: Mapping[str, str], vary: Sequence[str], between: str
     return between.join(f"{name} {text}" for name, text in pairs)
 
 
-def _in_capitals(head: ui.Row) -> ui.Row:
-    """Return the head of a page's table for a screen, where trials have no name."""
-    return "", *(name.upper() for name in head[1:])
-
-
 # What is forecast.
 
 
-def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str = "") -> ui.Screen:
+def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
     """Return a row for each trial as planned, and what all of them cost or how they scale."""
     planned = [trial.planned for trial in forecast.trials if trial.planned]
     are_expected = all(plan.step_s.expected is not None for plan in planned)
@@ -78,23 +43,30 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
     missing = len(forecast.trials) - len(planned)
     parts = [f"{missing} of {len(forecast.trials)} trials have no plan"] if missing else []
     remarks: list[ui.Part] = []
-    if isinstance(forecast, SweepForecast):
+    if isinstance(forecast, studies.SweepForecast):
         kind = f"a sweep of {trials} over {', '.join(forecast.vary)}"
-        verdict = f"Sweep: {', '.join([*parts, *_sweep_costs(forecast, len(planned))])}."
+        if days := forecast.days:
+            total = fmt.lasting(days.likeliest)
+            if days.expected is None:
+                total += " at best"
+            elif days.low is not None and days.high is not None:
+                total += f" ({fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))})"
+            runs = fmt.counted(len(planned) * forecast.repeats, "run")
+            parts.append(f"{runs} one after another: {total}")
+        if cost := forecast.dollars:
+            at_best = " at best" if cost.expected is None else ""
+            parts.append(f"{fmt.dollars(cost.likeliest)}{at_best}")
+        verdict = f"Sweep: {', '.join(parts)}."
         if not are_expected:
             remarks = ui.notes(["values are those at best: no known runs on such chips"])
     else:
         kind = f"{trials}, {SCALINGS[forecast.scaling]}"
-        efficiencies = [
-            _TrialEfficiency(
-                plan.chips,
-                plan.efficiency.expected or plan.efficiency.lower,
-                fmt.percent(plan.efficiency.likeliest),
-                trial.series,
-            )
-            for trial in forecast.trials
-            if (plan := trial.planned)
-        ]
+        efficiencies: list[_Efficiency] = []
+        for trial in forecast.trials:
+            if plan := trial.planned:
+                share = plan.efficiency.expected or plan.efficiency.lower
+                text = fmt.percent(plan.efficiency.likeliest)
+                efficiencies.append((plan.chips, share, text, trial.series))
         if efficiencies:
             parts.append(_scaling_efficiency(efficiencies, forecast.vary, "chips"))
         verdict = f"Study: {', '.join(parts)}."
@@ -106,60 +78,42 @@ def forecast_screen(forecast: ScalingForecast | SweepForecast, next_command: str
         ui.indent([ui.heading(verdict)]),
         ui.indent([_planned_trials(forecast)]),
         remarks,
-        _trial_warnings(forecast),
+        _trial_warnings(forecast, len(planned)),
         ui.next_step(next_command),
     )
 
 
-def _planned_trials(forecast: ScalingForecast | SweepForecast) -> ui.Table:
+def _planned_trials(forecast: _Forecast) -> ui.Table:
     """Return the figures of each trial, expected or else at best."""
-    rows: list[ui.Row] = []
+    is_sweep = isinstance(forecast, studies.SweepForecast)
+    names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
+    if is_sweep:
+        names, last = ("steps", "step", "MFU", "time"), ">"
+    head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
+    rows: list[ui.Row] = [("", *map(str.upper, head[1:]))]
     for trial in forecast.trials:
-        start = (str(trial.number), *(trial.settings[key] for key in forecast.vary))
         cells: ui.Row = ("-", "-", "-", "-", "-", "no plan", "-")
         if plan := trial.planned:
             speed: ui.Row = (fmt.seconds(plan.step_s.likeliest), fmt.percent(plan.mfu.likeliest))
-            if isinstance(plan, PlannedTrial):
+            if isinstance(plan, studies.PlannedTrial):
                 speed = (*speed, fmt.percent(plan.efficiency.likeliest), plan.bound)
             else:
                 speed = (fmt.count(plan.steps), *speed, fmt.lasting(plan.days.likeliest))
             cost = fmt.dollars(plan.dollars.likeliest) if plan.dollars else "-"
             cells = (fmt.count(plan.chips), fmt.count(plan.sequences), *speed, cost)
-        rows.append((*start, *cells))
-    names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
-    if isinstance(forecast, SweepForecast):
-        names, last = ("steps", "step", "MFU", "time"), ">"
-    head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
-    return ui.Table([_in_capitals(head), *rows], f"{'>' * (len(head) - 2)}{last}>")
+        rows.append((str(trial.number), *(trial.settings[key] for key in forecast.vary), *cells))
+    return ui.Table(rows, f"{'>' * (len(head) - 2)}{last}>")
 
 
-def _sweep_costs(forecast: SweepForecast, planned: int) -> list[str]:
-    parts = []
-    if days := forecast.days:
-        runs = fmt.counted(planned * forecast.repeats, "run")
-        total = fmt.lasting(days.likeliest)
-        if days.expected is None:
-            total += " at best"
-        elif days.low is not None and days.high is not None:
-            total += f" ({fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))})"
-        parts.append(f"{runs} one after another: {total}")
-    if cost := forecast.dollars:
-        at_best = " at best" if cost.expected is None else ""
-        parts.append(f"{fmt.dollars(cost.likeliest)}{at_best}")
-    return parts
-
-
-def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[ui.Part]:
+def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
     """Return why trials have no plan, then the warnings; those of all plans name no trial."""
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for trial in forecast.trials:
         if trial.infeasible:
             refused.setdefault(trial.infeasible, []).append(str(trial.number))
-        warnings = trial.planned.warnings if trial.planned else ()
-        for text in warning_texts(warnings, values=False):
+        for text in warning_texts(trial.planned.warnings if trial.planned else (), values=False):
             warned.setdefault(text, []).append(str(trial.number))
-    planned = sum(trial.planned is not None for trial in forecast.trials)
     lines = [f"no plan for trial {', '.join(trials)}: {why}" for why, trials in refused.items()]
     for text, trials in warned.items():
         which = f"{'trial' if len(trials) == 1 else 'trials'} {', '.join(trials)}: "
@@ -167,39 +121,32 @@ def _trial_warnings(forecast: ScalingForecast | SweepForecast) -> list[ui.Part]:
     return [ui.warning(line) for line in lines]
 
 
-class _TrialEfficiency(NamedTuple):
-    """The scaling efficiency of a trial, as a number and as text."""
-
-    chips: int
-    fraction: float
-    text: str
-    series: Mapping[str, str]
+# The scaling efficiency of a trial: its chips, a fraction, the fraction as text, and its series.
+_Efficiency = tuple[int, float, str, Mapping[str, str]]
 
 
-def _scaling_efficiency(trials: Sequence[_TrialEfficiency], vary: Sequence[str], chips: str) -> str:
+def _scaling_efficiency(trials: Sequence[_Efficiency], vary: Sequence[str], chips: str) -> str:
     """Return the efficiency of the largest trial; of several series, the lowest and highest."""
-    largest: dict[str, _TrialEfficiency] = {}
-    for trial in trials:
-        name = settings_text(trial.series, vary)
-        if name not in largest or trial.chips > largest[name].chips:
-            largest[name] = trial
-    texts = {name: f"{trial.text} on {fmt.count(trial.chips)} {chips}"
-             for name, trial in largest.items()}  # fmt: skip
-    if len(texts) == 1:
-        return f"scaling efficiency is {next(iter(texts.values()))}"
-    lowest, *_, highest = sorted(largest, key=lambda name: largest[name].fraction)
-    ends = (f"{texts[name]} ({name})" for name in (lowest, highest))
+    largest: dict[str, tuple[int, float, str]] = {}  # chips, fraction and text by series
+    for number, fraction, text, series in trials:
+        name = settings_text(series, vary)
+        if name not in largest or number > largest[name][0]:
+            largest[name] = number, fraction, f"{text} on {fmt.count(number)} {chips}"
+    if len(largest) == 1:
+        return f"scaling efficiency is {next(iter(largest.values()))[2]}"
+    lowest, *_, highest = sorted(largest, key=lambda name: largest[name][1])
+    ends = (f"{largest[name][2]} ({name})" for name in (lowest, highest))
     return f"scaling efficiency is between {' and '.join(ends)}"
 
 
 # What was measured.
 
 
-def study_report_screen(report: ScalingReport | SweepReport, next_command: str) -> ui.Screen:
+def study_report_screen(report: _Report, next_command: str) -> ui.Screen:
     """Return a row for each trial as measured, and what they say together."""
     kind = "a rehearsal, " if report.rehearsal else ""
     total = len(report.trials)
-    if isinstance(report, SweepReport):
+    if isinstance(report, studies.SweepReport):
         head, rows = sweep_table(report)
         ended = sum(map(_is_done, report.trials))
         title = f"a sweep, {ended} of {total} trials ended"
@@ -228,14 +175,14 @@ def study_report_screen(report: ScalingReport | SweepReport, next_command: str) 
     return ui.screen(
         [ui.heading(f"{report.name}: {kind}{title}")],
         ui.indent([ui.heading(verdict)]),
-        ui.indent([ui.Table([_in_capitals(head), *rows], columns)]),
+        ui.indent([ui.Table([("", *map(str.upper, head[1:])), *rows], columns)]),
         *after,
         ui.next_step(next_command),
     )
 
 
-def verdict_text(report: ScalingReport | SweepReport) -> str:
-    if isinstance(report, SweepReport):
+def verdict_text(report: _Report) -> str:
+    if isinstance(report, studies.SweepReport):
         return ui.fit(f"{report.study}: {sweep_verdict(report)}\n")
     return ui.fit(f"{report.study}: {scaling_verdict(report)}\n")
 
@@ -243,7 +190,7 @@ def verdict_text(report: ScalingReport | SweepReport) -> str:
 # A scaling study.
 
 
-def scaling_table(report: ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
+def scaling_table(report: studies.ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
     """Return the head and a row for each trial, measured next to predicted."""
     head = ("trial", *key_names(report.vary, report.vary), "runs", "step", "spread",
             "tokens/s/chip", "MFU", "efficiency", "predicted", "over")  # fmt: skip
@@ -251,53 +198,47 @@ def scaling_table(report: ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
     for trial in report.trials:
         cells: ui.Row = ("-",) * 7
         if measured := trial.measured:
+            predicted, over = "-", "-"
+            if trial.predicted and not trial.not_compared:
+                # Over the expected step, or over the lower bound.
+                efficiency = trial.predicted.efficiency
+                predicted = f"{fmt.percent(efficiency.lower)} at best"
+                if trial.expected_s is not None:
+                    predicted = fmt.percent(efficiency.expected or efficiency.unoverlapped)
+                least_s = trial.expected_s or trial.predicted.step_s.lower
+                ratio = measured.step_s.median / least_s
+                text = fmt.scaled(ratio, 2) if ratio >= _TOO_WIDE else fmt.to_digits(ratio, 3)
+                over = f"{text} x"
             cells = (
                 fmt.seconds(measured.step_s.median),
                 spread(measured.step_s) if len(measured.runs) > 1 else "-",
                 fmt.scaled(measured.tokens_per_s_per_chip.median),
                 fmt.percent(measured.mfu.median) if measured.mfu else "-",
                 fmt.percent(measured.efficiency.median),
-                _predicted_efficiency(trial),
-                _over_predicted(trial, measured),
+                predicted,
+                over,
             )
         settings = (trial.settings[key] for key in report.vary)
         rows.append((str(trial.number), *settings, f"{trial.done} / {report.repeats}", *cells))
     return head, rows
 
 
-def _predicted_efficiency(trial: TrialReport) -> str:
-    if trial.predicted is None or trial.not_compared:
-        return "-"
-    efficiency = trial.predicted.efficiency
-    if trial.expected_s is not None:
-        return fmt.percent(efficiency.expected or efficiency.unoverlapped)
-    return f"{fmt.percent(efficiency.lower)} at best"
-
-
-def _over_predicted(trial: TrialReport, measured: RepeatedTrial) -> str:
-    """Return the measured step over the expected one, or over the lower bound."""
-    if trial.predicted is None or trial.not_compared:
-        return "-"
-    ratio = measured.step_s.median / (trial.expected_s or trial.predicted.step_s.lower)
-    return f"{fmt.scaled(ratio, 2) if ratio >= _TOO_WIDE else fmt.to_digits(ratio, 3)} x"
-
-
-def scaling_notes(report: ScalingReport) -> list[str]:
+def scaling_notes(report: studies.ScalingReport) -> list[str]:
     """Return why trials are not compared with a prediction, or with which one they are."""
     codes = sorted({trial.not_compared for trial in report.trials if trial.not_compared})
     texts = [NOT_COMPARED[code] for code in codes]
     if report.rehearsal:
-        texts.append(_EMULATED_PODS)
+        texts.append("emulated pods share this machine's cores, so more of them are slower each")
     compared = [trial for trial in report.trials if trial.measured and not trial.not_compared]
     if compared:
         against = "the expected step" if compared[0].expected_s else "the lower bound"
         texts.append(f"OVER is the measured step over {against}")
     if any(trial.measured for trial in report.trials):
-        texts.append(_EFFICIENCY)
+        texts.append("EFFICIENCY is tokens per second and chip over the smallest trial's")
     return texts
 
 
-def gap_explanation(explanations: Sequence[GapExplanation]) -> str:
+def gap_explanation(explanations: Sequence[studies.GapExplanation]) -> str:
     """Return the ledger lines that vary as the gaps between measured and predicted do."""
     if not explanations:
         return "No ledger line varies as the gap between measured and predicted does."
@@ -310,26 +251,21 @@ def gap_explanation(explanations: Sequence[GapExplanation]) -> str:
     return f"{text} Nearly as well: {', '.join(texts[1:])}." if texts[1:] else text
 
 
-def scaling_verdict(report: ScalingReport) -> str:
+def scaling_verdict(report: studies.ScalingReport) -> str:
     """Return a sentence about the measured efficiency of the largest trial."""
     measured = [(trial, trial.measured) for trial in report.trials if trial.measured]
     if not measured:
         return "nothing is measured yet."
     if len(measured) == 1:
         return "one trial is measured; efficiency needs another."
-
-    def with_range(efficiency: Spread) -> str:
-        """Return the median, with the range where repeats differ visibly."""
+    efficiencies: list[_Efficiency] = []
+    for trial, found in measured:
+        # The median, with the range where repeats differ visibly.
+        efficiency = found.efficiency
         low, high = fmt.percent(efficiency.low), fmt.percent(efficiency.high)
-        median = fmt.percent(efficiency.median)
-        return median if low == high else f"{median} ({fmt.span(low, high)})"
-
-    efficiencies = [
-        _TrialEfficiency(
-            trial.chips, found.efficiency.median, with_range(found.efficiency), trial.series
-        )
-        for trial, found in measured
-    ]
+        text = fmt.percent(efficiency.median)
+        text += "" if low == high else f" ({fmt.span(low, high)})"
+        efficiencies.append((trial.chips, efficiency.median, text, trial.series))
     chips = "emulated chips" if report.rehearsal else "chips"
     return f"{_scaling_efficiency(efficiencies, report.vary, chips)}."
 
@@ -337,47 +273,49 @@ def scaling_verdict(report: ScalingReport) -> str:
 # A sweep: its trials from the lowest loss to the highest, the best named.
 
 
-def _is_done(trial: SweepTrialReport) -> bool:
+def _is_done(trial: studies.SweepTrialReport) -> bool:
     return 0 < trial.steps == trial.steps_done
 
 
-def _ranked(report: SweepReport) -> list[SweepTrialReport]:
+def _ranked(report: studies.SweepReport) -> list[studies.SweepTrialReport]:
     """Return the trials that did all their steps by their loss, then the others."""
 
-    def order(trial: SweepTrialReport) -> tuple[bool, bool, float, int]:
+    def order(trial: studies.SweepTrialReport) -> tuple[bool, bool, float, int]:
         return not _is_done(trial), trial.loss is None, trial.loss or 0.0, trial.number
 
     return sorted(report.trials, key=order)
 
 
-def sweep_table(report: SweepReport) -> tuple[ui.Row, list[ui.Row]]:
+def sweep_table(report: studies.SweepReport) -> tuple[ui.Row, list[ui.Row]]:
     """Return the head and a row for each trial, the best first."""
     names = key_names(report.vary, report.vary)
     rows = []
     for trial in _ranked(report):
-        is_best = trial.number == report.best
-        row = (
-            str(trial.number),
-            *(trial.settings[key] for key in report.vary),
-            "best" if is_best else next(reversed(trial.runs.values()), "not begun"),
+        state = next(reversed(trial.runs.values()), "not begun")
+        cells = (
+            "best" if trial.number == report.best else state,
             f"{fmt.count(trial.steps_done)} / {fmt.count(trial.steps)}" if trial.steps else "-",
             "-" if trial.loss is None else loss_text(trial.loss),
             fmt.seconds(trial.step_s.median) if trial.step_s else "-",
             "-" if trial.mfu is None else fmt.percent(trial.mfu),
         )
-        rows.append(row)
+        rows.append((str(trial.number), *(trial.settings[key] for key in report.vary), *cells))
     return ("trial", *names, "state", "steps", "loss", "step", "MFU"), rows
 
 
-def sweep_notes(report: SweepReport) -> list[str]:
+def sweep_notes(report: studies.SweepReport) -> list[str]:
     """Return what the losses of the trials are."""
-    texts = [_LAST] if any(trial.loss is not None for trial in report.trials) else []
+    texts = []
+    if any(trial.loss is not None for trial in report.trials):
+        texts.append("LOSS is the mean over the last tenth of the steps")
     if any(key.startswith("experiment.batch.") for key in report.vary):
-        texts.append(_TOKENS)
+        texts.append(
+            "trials with other batches see other numbers of tokens in the same number of steps"
+        )
     return texts
 
 
-def sweep_verdict(report: SweepReport) -> str:
+def sweep_verdict(report: studies.SweepReport) -> str:
     """Return the best trial by its settings."""
     best = next((trial for trial in report.trials if trial.number == report.best), None)
     if best is None or best.loss is None:

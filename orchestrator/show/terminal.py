@@ -73,13 +73,7 @@ def echo_json(text: str | bytes) -> None:
 
 def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_json: bool) -> None:
     """Print a value as indented JSON with every key, or its screens."""
-    if as_json:
-        from orchestrator.values import codec  # noqa: PLC0415  screens need no JSON
-
-        echo_json(codec.to_pretty_json(codec.whole(value)))
-    else:
-        texts = screens()
-        say(*([texts] if isinstance(texts, str) else texts))
+    show_result(CommandResult(value, screens), as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -94,17 +88,18 @@ class CommandResult:
 
 def show_result(result: CommandResult, *, as_json: bool) -> None:
     """Show a result and the file that was written, and end the command with its exit code."""
+    if as_json:
+        from orchestrator.values import codec  # noqa: PLC0415  screens need no JSON
 
-    def screens() -> str | list[str]:
+        echo_json(codec.to_pretty_json(codec.whole(result.value)))
+        if result.written:
+            echo(f"wrote {result.written}", err=True)
+    else:
         shown = result.screens()
-        *others, last = [shown] if isinstance(shown, str) else shown or [""]
-        if result.written and isinstance(last, ui.Screen):
-            return [*others, last.with_written(result.written)]
-        return shown
-
-    show(result.value, screens, as_json=as_json)
-    if result.written and as_json:
-        echo(f"wrote {result.written}", err=True)
+        texts = [shown] if isinstance(shown, str) else shown
+        if result.written and texts and isinstance(last := texts[-1], ui.Screen):
+            texts = [*texts[:-1], last.with_written(result.written)]
+        say(*texts)
     if result.exit_code:
         raise SystemExit(result.exit_code)
 
@@ -167,12 +162,12 @@ class StatusLine:
 
 def _start_line() -> "Progress":
     # Imported here: most commands draw no such line, and rich takes a while to import.
+    from rich import progress  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-    text = TextColumn("{task.description}", markup=False)
-    drawn = Progress(
-        BarColumn(_BAR_COLUMNS), text, TimeElapsedColumn(),
+    text = progress.TextColumn("{task.description}", markup=False)
+    drawn = progress.Progress(
+        progress.BarColumn(_BAR_COLUMNS), text, progress.TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
     )  # fmt: skip
     drawn.add_task("", total=None)
