@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from orchestrator.proving.compiled import PRODUCTS, REPEATED, CompiledCollective, ProgramSummary
 from orchestrator.proving.hlo import flops
@@ -29,25 +29,18 @@ _FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "o
 _AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
 
 
-@dataclass(frozen=True)
-class Pricing:
-    """What turns a schedule into seconds: rates, and where on the torus each partition is."""
-
-    rates: ScheduleRates
-    places: tuple[tuple[int, ...], ...]
-
-
 def summarize(
     program: HloProgram,
     mesh: DeviceMesh,
     between: DeviceMesh,
     layers: int,
-    pricing: Pricing | None = None,
+    rates: ScheduleRates | None = None,
+    places: tuple[tuple[int, ...], ...] = (),
 ) -> ProgramSummary:
     """The numbers of a program with that many layers.
 
-    `mesh` has the devices of a slice, `between` the slices; `pricing` makes seconds of its
-    schedule.
+    `mesh` has the devices of a slice, `between` the slices. `rates`, with the torus coordinates
+    of each partition as `places`, make seconds of its schedule.
     """
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)
@@ -57,12 +50,11 @@ def summarize(
         if flops.is_kernel(op) and flops.kernel_flops(program, where, op) is None
     }
     schedule = None
-    if pricing:
-        links = SliceLinks(pricing.rates.torus, pricing.places)
-        transfers = TransferReader(program, mesh, between, links, pricing.rates.transfers)
-        compute = pricing.rates.compute
-        record = schedule_of(program, transfers, compute)
-        schedule = _schedule(record, compute.peak_flops_per_s, layers)
+    if rates:
+        links = SliceLinks(rates.torus, places)
+        transfers = TransferReader(program, mesh, between, links, rates.transfers)
+        record = schedule_of(program, transfers, rates.compute)
+        schedule = _schedule(record, rates.compute.peak_flops_per_s, layers)
     return ProgramSummary(
         live_bytes=classes.sizes(),
         peak_at=classes.peak_at(),
