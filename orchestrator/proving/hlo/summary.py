@@ -116,6 +116,11 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
     kinds = (*_FIELD.values(), "exposed_s")
     sums = {kind: sum(getattr(line, kind) for line in lines) for kind in kinds}
     total = sum(sums.values())
+    # The two longest loops with a round for each layer, of which the compiler may move two out of
+    # the loop; where there is no such loop, the two longest of all.
+    rounds = [each for each in record.rounds if each.seconds > 0]
+    over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
+    longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
     return Schedule(
         total_s=total,
         **sums,
@@ -124,7 +129,15 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
         lines=lines,
         products=_products(record, peak_flops_per_s, _SMALL * total),
         collectives=_collectives(record, _SMALL * total),
-        loops=_loops(record, layers),
+        loops=tuple(
+            ScheduledLoop(
+                name=each.name,
+                trips=each.trips,
+                round_s=each.seconds,
+                events=tuple(e for e in each.events if e.seconds >= _SHORT * each.seconds),
+            )
+            for each in sorted(longest, key=rounds.index)
+        ),
         unpriced=tuple(sorted(record.unpriced)),
     )
 
@@ -204,21 +217,3 @@ def _collectives(record: Record, least_s: float) -> tuple[ScheduledCollective, .
         if max(wire_s, total.exposed_s) >= least_s:
             found.append(total)
     return tuple(sorted(found, key=lambda total: (-total.exposed_s, -total.wire_s, total.line)))
-
-
-def _loops(record: Record, layers: int) -> tuple[ScheduledLoop, ...]:
-    """The two longest loops with that many rounds, of which the compiler may move two out of
-    the loop; of any loops, where none has.
-    """
-    rounds = [each for each in record.rounds if each.seconds > 0]
-    over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
-    longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
-    return tuple(
-        ScheduledLoop(
-            name=each.name,
-            trips=each.trips,
-            round_s=each.seconds,
-            events=tuple(e for e in each.events if e.seconds >= _SHORT * each.seconds),
-        )
-        for each in sorted(longest, key=rounds.index)
-    )
