@@ -122,7 +122,7 @@ def _loaded_digest(path: Path) -> str:
 
 
 def _digest(name: str) -> str | None:
-    """The digest of a module, or of `module:path`; None where there is no such file now."""
+    """The digest of a module, or of `module:path`; None if the file is missing now."""
     module, _, path = name.partition(":")
     file = source(module)
     try:

@@ -117,7 +117,7 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
     sums = {kind: sum(getattr(line, kind) for line in lines) for kind in kinds}
     total = sum(sums.values())
     # The two longest loops with a round for each layer, of which the compiler may move two out of
-    # the loop; where there is no such loop, the two longest of all.
+    # the loop; without such a loop, the two longest of all.
     rounds = [each for each in record.rounds if each.seconds > 0]
     over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
     longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
