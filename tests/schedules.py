@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import HloProgram
-from orchestrator.proving.hlo.summary import Pricing, summarize
+from orchestrator.proving.hlo.summary import summarize
 from orchestrator.values.proof import (
     ComputeRates,
     Schedule,
@@ -38,9 +38,8 @@ def schedule(torus: SliceTorus = LINE_OF_FOUR) -> Schedule:
 
 
 def schedule_of(hlo: HloProgram, torus: SliceTorus = LINE_OF_FOUR) -> Schedule:
-    rates = replace(RATES, torus=torus)
-    pricing = Pricing(rates, tuple((place,) for place in range(4)))
+    rates, places = replace(RATES, torus=torus), tuple((place,) for place in range(4))
     mesh = DeviceMesh({"tensor": 4})
-    found = summarize(hlo, mesh, DeviceMesh({"pods": 1}), 3, pricing).schedule
+    found = summarize(hlo, mesh, DeviceMesh({"pods": 1}), 3, rates, places).schedule
     assert found is not None
     return found

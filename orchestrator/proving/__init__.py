@@ -1,5 +1,22 @@
 """Compile a plan's step with the real TPU compiler, and compare it with the Forecast.
 
 `verdict` has the functions to call. Only `compile_process`, which runs in a process of its own,
-imports JAX and the trainers. `hlo` reads the text of the compiled program.
+imports JAX and the trainers. `hlo` reads the text of the compiled program. This file is light to
+import: `orch plan` looks into the folder of compiled programs each time.
 """
+
+from pathlib import Path
+
+import platformdirs
+
+from orchestrator.values.plan import Plan
+
+
+def proofs_folder() -> Path:
+    """The folder of compiled programs."""
+    return platformdirs.user_cache_path("orch") / "proofs"
+
+
+def has_plan(plan: Plan) -> bool:
+    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
+    return any(proofs_folder().glob(f"{plan.digest}.*"))

@@ -28,7 +28,7 @@ from orchestrator.errors import OrchError
 from orchestrator.proving import compiled
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
-from orchestrator.proving.hlo.summary import Pricing, summarize
+from orchestrator.proving.hlo.summary import summarize
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import SliceTorus
@@ -110,10 +110,8 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
         mesh = next(meshes, None) or mesh_of(plan, topology.devices)
     devices = list(mesh.devices.flat)
     in_slice = devices[: plan.devices_per_slice]
-    pricing = None
-    if rates := request.rates:
-        places = (_coordinates(device, rates.torus) for device in in_slice)
-        pricing = Pricing(rates, tuple(places))
+    rates = request.rates
+    places = (_coordinates(device, rates.torus) for device in in_slice) if rates else ()
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
     return compiled.Compiled(
         memory=_memory(executable.memory_analysis()),
@@ -122,7 +120,8 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
             _mesh(plan, devices),
             DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"}),
             plan.model.layers,
-            pricing,
+            rates,
+            tuple(places),
         ),
         compile_s=compile_s,
         compiler_memory_bytes=peak_memory,

@@ -14,10 +14,7 @@ from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
-
 from orchestrator.plugins import source
-from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
 
 # The code that a compile process loads: digests of its files, and versions of its packages.
@@ -122,7 +119,7 @@ def _loaded_digest(path: Path) -> str:
 
 
 def _digest(name: str) -> str | None:
-    """The digest of a module, or of `module:path`; None where there is no such file now."""
+    """The digest of a module, or of `module:path`; None if the file is missing now."""
     module, _, path = name.partition(":")
     file = source(module)
     try:
@@ -261,13 +258,3 @@ class CacheEntry:
 
     compiled: Compiled
     refusal: str | None = None
-
-
-def proofs_folder() -> Path:
-    """The folder of compiled programs."""
-    return platformdirs.user_cache_path("orch") / "proofs"
-
-
-def has_plan(plan: Plan) -> bool:
-    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
-    return any(proofs_folder().glob(f"{plan.digest}.*"))

@@ -18,9 +18,9 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
 from orchestrator.plugins import require, trainer_entry_point
-from orchestrator.proving import compiler
+from orchestrator.proving import compiler, proofs_folder
 from orchestrator.proving.compare import proof_of
-from orchestrator.proving.compiled import PACKAGES, CacheEntry, proofs_folder, version
+from orchestrator.proving.compiled import PACKAGES, CacheEntry, version
 from orchestrator.values import codec
 from orchestrator.values.plan import LineKind, Plan
 from orchestrator.values.proof import CompilerRefusal, PlanChange, Proof

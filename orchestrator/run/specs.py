@@ -12,7 +12,7 @@ from orchestrator.planning.odds import deadline_odds as odds_of_deadline
 from orchestrator.planning.offers import make_offers
 from orchestrator.planning.planner import make_plans, make_stage_plans
 from orchestrator.planning.stages import stage_spec
-from orchestrator.proving.compiled import has_plan
+from orchestrator.proving import has_plan
 from orchestrator.reading.examples import create
 from orchestrator.reading.expectations import KeyHelp, help_about
 from orchestrator.reading.load import is_study as describes_study

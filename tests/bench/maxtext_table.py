@@ -35,7 +35,7 @@ from orchestrator.proving.compiler import (
 )
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
-from orchestrator.proving.hlo.summary import Pricing, summarize
+from orchestrator.proving.hlo.summary import summarize
 from orchestrator.reading.examples import yaml_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -160,7 +160,8 @@ def maxtext_summary(text: str, found: dict, slices: int, plan: Plan) -> ProgramS
         DeviceMesh(in_slice),
         DeviceMesh({"pods": slices}),
         plan.model.layers,
-        Pricing(rates, places),
+        rates,
+        places,
     )
 
 

@@ -45,8 +45,8 @@ class _SourceTables:
         return places
 
     def program_lines(self, frame: int | None) -> tuple[str, ...]:
-        """The lines that led to an instruction, the outermost first: those of a trainer, and where
-        there is none, those of packages other than the libraries that trace programs.
+        """The lines that led to an instruction, the outermost first: those of a trainer, or else
+        those of packages other than the libraries that trace programs.
         """
         stack = _once_each(self.stack(frame)[::-1])
         of_trainer = tuple(filter(None, map(_trainer_line, stack)))

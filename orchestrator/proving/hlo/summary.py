@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from orchestrator.proving.compiled import PRODUCTS, REPEATED, CompiledCollective, ProgramSummary
 from orchestrator.proving.hlo import flops
@@ -29,25 +29,18 @@ _FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "o
 _AGAIN = ".remat"  # in the names of what the compiler itself computes twice, to save memory
 
 
-@dataclass(frozen=True)
-class Pricing:
-    """What turns a schedule into seconds: rates, and where on the torus each partition is."""
-
-    rates: ScheduleRates
-    places: tuple[tuple[int, ...], ...]
-
-
 def summarize(
     program: HloProgram,
     mesh: DeviceMesh,
     between: DeviceMesh,
     layers: int,
-    pricing: Pricing | None = None,
+    rates: ScheduleRates | None = None,
+    places: tuple[tuple[int, ...], ...] = (),
 ) -> ProgramSummary:
     """The numbers of a program with that many layers.
 
-    `mesh` has the devices of a slice, `between` the slices; `pricing` makes seconds of its
-    schedule.
+    `mesh` has the devices of a slice, `between` the slices. `rates`, with the torus coordinates
+    of each partition as `places`, make seconds of its schedule.
     """
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)
@@ -57,12 +50,11 @@ def summarize(
         if flops.is_kernel(op) and flops.kernel_flops(program, where, op) is None
     }
     schedule = None
-    if pricing:
-        links = SliceLinks(pricing.rates.torus, pricing.places)
-        transfers = TransferReader(program, mesh, between, links, pricing.rates.transfers)
-        compute = pricing.rates.compute
-        record = schedule_of(program, transfers, compute)
-        schedule = _schedule(record, compute.peak_flops_per_s, layers)
+    if rates:
+        links = SliceLinks(rates.torus, places)
+        transfers = TransferReader(program, mesh, between, links, rates.transfers)
+        record = schedule_of(program, transfers, rates.compute)
+        schedule = _schedule(record, rates.compute.peak_flops_per_s, layers)
     return ProgramSummary(
         live_bytes=classes.sizes(),
         peak_at=classes.peak_at(),
@@ -124,6 +116,11 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
     kinds = (*_FIELD.values(), "exposed_s")
     sums = {kind: sum(getattr(line, kind) for line in lines) for kind in kinds}
     total = sum(sums.values())
+    # The two longest loops with a round for each layer, of which the compiler may move two out of
+    # the loop; without such a loop, the two longest of all.
+    rounds = [each for each in record.rounds if each.seconds > 0]
+    over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
+    longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
     return Schedule(
         total_s=total,
         **sums,
@@ -132,7 +129,15 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
         lines=lines,
         products=_products(record, peak_flops_per_s, _SMALL * total),
         collectives=_collectives(record, _SMALL * total),
-        loops=_loops(record, layers),
+        loops=tuple(
+            ScheduledLoop(
+                name=each.name,
+                trips=each.trips,
+                round_s=each.seconds,
+                events=tuple(e for e in each.events if e.seconds >= _SHORT * each.seconds),
+            )
+            for each in sorted(longest, key=rounds.index)
+        ),
         unpriced=tuple(sorted(record.unpriced)),
     )
 
@@ -212,21 +217,3 @@ def _collectives(record: Record, least_s: float) -> tuple[ScheduledCollective, .
         if max(wire_s, total.exposed_s) >= least_s:
             found.append(total)
     return tuple(sorted(found, key=lambda total: (-total.exposed_s, -total.wire_s, total.line)))
-
-
-def _loops(record: Record, layers: int) -> tuple[ScheduledLoop, ...]:
-    """The two longest loops with that many rounds, of which the compiler may move two out of
-    the loop; of any loops, where none has.
-    """
-    rounds = [each for each in record.rounds if each.seconds > 0]
-    over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
-    longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
-    return tuple(
-        ScheduledLoop(
-            name=each.name,
-            trips=each.trips,
-            round_s=each.seconds,
-            events=tuple(e for e in each.events if e.seconds >= _SHORT * each.seconds),
-        )
-        for each in sorted(longest, key=rounds.index)
-    )
