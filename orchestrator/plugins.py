@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from importlib import metadata
-from importlib.machinery import ModuleSpec
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,16 +73,12 @@ def _find(kind: str, name: str, built_in: Mapping[str, str]) -> EntryPoint:
 
 def source(module: str) -> Path | None:
     """Return the file of a module, found without importing the module or its parents."""
-    spec: ModuleSpec | None = None
-    parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        if spec and spec.submodule_search_locations is None:
-            return None
-        name, folders = ".".join(parts[:depth]), spec.submodule_search_locations if spec else None
-        found = (finder.find_spec(name, folders) for finder in sys.meta_path)
-        spec = next(filter(None, found), None)
-        if spec is None:
-            return None
+    first, *inner = module.split(".")
+    spec = next(filter(None, (finder.find_spec(first, None) for finder in sys.meta_path)), None)
+    for name in inner:
+        folders = spec.submodule_search_locations if spec else None
+        # By its own name: a folder without __init__.py would look for its parent in sys.modules.
+        spec = PathFinder.find_spec(name, folders) if folders is not None else None
     return Path(spec.origin) if spec and spec.origin else None
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -159,3 +160,17 @@ def dot_flops(equation: Any) -> int:
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return int(2 * prod(shape[i] for i in contracted) * prod(equation.outvars[0].aval.shape))
+
+
+def test_a_trainer_lies_in_folders_without_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folders are found without importing them, as those of a package are."""
+    file = tmp_path / "folder_of_mine" / "inner" / "sys.py"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugins.source("folder_of_mine.inner.sys") == file
+    assert plugins.source("folder_of_mine.inner") is None
+    assert plugins.source("folder_of_mine.inner.absent.deeper") is None
+    assert plugins.source("jaxlib.mlir") is None
