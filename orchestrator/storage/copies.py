@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import wraps
@@ -77,7 +77,16 @@ def names_in(path: Path) -> list[str] | None:
     # Names that somebody else chose, and that can be those of files here.
     usual = {name for name in {*folders, *files} if 0 < len(name) < 200 and "\0" not in name}
     names = sorted(name for name in usual if name != _RESERVED and not is_of_this_machine(name))
-    _remove_others(path, names)
+    # Remove the copies of what the bucket has no more.
+    known = set(names)
+    with suppress(OSError):
+        for entry in list(os.scandir(path)):
+            if entry.name in known or entry.name == _TRACES or is_of_this_machine(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
     for name in names:
         if name in folders:
             segments.make_empty(path / name)
@@ -119,19 +128,6 @@ def _write(path: Path, content: bytes, at_s: float | None = None) -> None:
     if at_s is not None:
         os.utime(partial, (at_s, at_s))
     partial.replace(path)
-
-
-def _remove_others(folder: Path, names: Iterable[str]) -> None:
-    """Remove the copies of what the bucket has no more."""
-    known = set(names)
-    with suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if entry.name in known or entry.name == _TRACES or is_of_this_machine(entry.name):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
 
 
 def _is_fresh(path: Path) -> bool:
