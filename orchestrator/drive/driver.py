@@ -191,8 +191,8 @@ class Driver:
         with self.backend.attempt(spec) as attempt:
             plan, slices = self._wait_for_slices(attempt)
             number = self.writer.start_attempt(plan, slices)
-            hang_limit_s = self.spec.run.hang_limit_s
-            heartbeat_s = heartbeat_interval_s(plan.hosts, hang_limit_s)
+            limit_s, most_pods = self.spec.run.hang_limit_s, self._pods.max
+            heartbeat_s = heartbeat_interval_s(plan.hosts, limit_s)
             if is_copy(self.journal.path):
                 heartbeat_s = max(heartbeat_s, _BUCKET_HEARTBEAT_S)
             args = WorkerArgs(
@@ -205,14 +205,7 @@ class Driver:
             )
             attempt.start(args, slices)
             monitor = Monitor(
-                self.writer,
-                attempt,
-                args,
-                slices,
-                hang_limit_s,
-                self._pods.max,
-                self.clock,
-                self.read,
+                self.writer, attempt, args, slices, limit_s, most_pods, self.clock, self.read
             )
             end = monitor.wait_for_end()
         expected = set(range(plan.hosts)) - {end.first_dead_rank}

@@ -8,18 +8,24 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch import backend
+from orchestrator.launch.backend import OnState
 from orchestrator.launch.hosts import meeting as meetings
 from orchestrator.launch.hosts.host_process import PROGRAM
-from orchestrator.launch.preflight import Preflight, PreflightHost, PreflightReport
+from orchestrator.launch.preflight import (
+    Preflight,
+    PreflightHost,
+    PreflightReport,
+    PreflightRequest,
+)
 from orchestrator.values.plan import Plan
 
 _POLL_S = 0.1
@@ -191,11 +197,11 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
             state, where = hosts.get(name), str(name)
-            if state and (state.order != order.number or not state.code):
-                done += state.order == order.number and state.code == 0
-                continue
             how = "is gone with its host"
-            if state and state.code:
+            if state:
+                if state.order != order.number or not state.code:
+                    done += state.order == order.number and state.code == 0
+                    continue
                 where, how = f"{name} at {state.address}", backend.describe_exit(state.code)
             dead = backend.DeadRank(rank=rank, host=where, slice_name=name.slice_name, how=how)
             return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
@@ -260,11 +266,11 @@ def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 @dataclass
 class _EmulatedHosts:
-    """Emulated hosts that run one command."""
+    """Emulated hosts that run one command; `up` of them were there at the last look."""
 
     meeting: meetings.Meeting
     driver: "subprocess.Popen[bytes]"
-    up: int = field(default=-1, init=False)
+    up: int = -1
 
     def next_event(self, timeout_s: float) -> backend.ClusterEvent | None:
         """That more hosts are up, or that the command has ended."""
@@ -277,10 +283,8 @@ class _EmulatedHosts:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
-        error = f"the driver ended with {code}" if code else None
-        return backend.ClusterEvent(
-            nodes=self.up, job="FAILED" if code else "SUCCEEDED", error=error
-        )
+        job, error = ("FAILED", f"the driver ended with {code}") if code else ("SUCCEEDED", None)
+        return backend.ClusterEvent(nodes=self.up, job=job, error=error)
 
 
 class _MeetingClient:
@@ -293,22 +297,22 @@ class _MeetingClient:
         self._drivers: dict[str, subprocess.Popen[bytes]] = {}
 
     def preflight(
-        self, needs: backend.RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+        self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
         self._check_installed(archive)
-        question = meetings.Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
+        name, secrets, file = uuid.uuid4().hex, request.secrets, request.file
+        question = meetings.Question(id=name, secrets=secrets, file=file)
         self._meeting.ask(question)
         watch, deadline = _Watch(self._meeting), time.monotonic() + _ANSWER_LIMIT_S
         while True:
             hosts = list(watch.look().values())
             answered = sum(state.answer_to(question) is not None for state in hosts)
-            on_state(f"{answered} of {needs.plan.hosts} hosts answered")
-            if needs.plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
+            on_state(f"{answered} of {plan.hosts} hosts answered")
+            if plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
-        report = _report(hosts, question, needs.plan.slice_kind)
-        return Preflight(request=needs.preflight_request(), report=report)
+        return Preflight(request=request, report=_report(hosts, question, plan.slice_kind))
 
     def start(
         self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
@@ -328,15 +332,14 @@ class _MeetingClient:
     def _check_installed(self, archive: bytes | None) -> None:
         """Refuse code that would have to travel."""
         if archive is not None:
-            where = storage.address(self.folder)
-            raise backend.ClusterUnusable(
-                f"{where}: its hosts run their installed code: --code installed"
-            )
+            raise self._unusable("its hosts run their installed code: --code installed")
+
+    def _unusable(self, why: str) -> backend.ClusterUnusable:
+        return backend.ClusterUnusable(f"{storage.address(self.folder)}: {why}")
 
     def state(self, job: str) -> str:
         if job not in self._drivers:
-            where = storage.address(self.folder)
-            raise backend.ClusterUnusable(f"{where}: no driver of {job} was started here")
+            raise self._unusable(f"no driver of {job} was started here")
         code = self._drivers[job].poll()
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 

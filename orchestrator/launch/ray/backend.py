@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, RunNeeds
-from orchestrator.launch.preflight import Preflight
+from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, OnState
+from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, private_api, slices
 from orchestrator.launch.ray.attempt_process import AttemptProcess
@@ -109,16 +109,13 @@ class _RayJobs:
             self._client = private_api.job_client(address)
 
     def preflight(
-        self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+        self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState
     ) -> Preflight:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
-        request = needs.preflight_request()
-        plan = needs.plan
         names = (plan.topology, slices.pod_type(plan), slices.accelerator_type(plan))
         asked = codec.to_json(request).decode()
         job = self.start(["-m", preflight_job.__name__, asked, *names], archive)
-        state: str = ""
-        why: str | None = None
+        state, why = "", None
         try:
             for answer in states(lambda: self.state(job), lambda: self.why(job), Patience()):
                 state, why = answer
@@ -144,10 +141,9 @@ class _RayJobs:
                 path.write_bytes(archive)
                 environment["working_dir"] = str(path)
             with self.in_plain_words("does not take the job"):
+                command = shlex.join([_PYTHON, *arguments])
                 job = self._client.submit_job(
-                    entrypoint=shlex.join([_PYTHON, *arguments]),
-                    runtime_env=environment,
-                    submission_id=name,
+                    entrypoint=command, runtime_env=environment, submission_id=name
                 )
             return str(job)
 
