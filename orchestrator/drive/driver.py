@@ -185,7 +185,6 @@ class Driver:
             raise Cancelled(cancel.source)
 
     def _run_attempt(self) -> Decision:
-        """Make an attempt, from its slices to the end of its last process."""
         path, claim = address(self.journal.path), self.writer.number
         spec = AttemptSpec(run=path, claim=claim, worker=self.worker)
         with self.backend.attempt(spec) as attempt:

@@ -226,7 +226,6 @@ def read(folder: Path) -> _EventLog:
 
 
 def read_one(folder: Path, number: int) -> dict[int, bytes]:
-    """Return the record of one number, if it exists."""
     try:
         return {number: files.read(folder / file_name(number), boundary.MAX_RECORD_BYTES)}
     except FileNotFoundError:

@@ -265,7 +265,6 @@ class HeartbeatMonitor:
         return max(rank.unchanged_since_s for rank in ended)
 
     def silent_ranks(self, since_s: float) -> list[Heartbeat]:
-        """Return the ranks that have not ended and have been silent since that time."""
         return [rank.heartbeat for rank in self._running() if rank.unchanged_since_s <= since_s]
 
     def first_dead(self, silent_since_s: float) -> Heartbeat | None:

@@ -92,7 +92,6 @@ class Writer:
         return True
 
     def newest_saves(self, most: int) -> tuple[values.SavedCheckpoint, ...]:
-        """Return the `most` newest checkpoints that count, the newest last."""
         return self._state.saves[-most:]
 
     def record_stopping(self, reason: values.StateReason) -> None:
@@ -338,14 +337,12 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
 
 
 def check_whole(journal: Journal, state: run_state.RunState) -> None:
-    """Refuse to go on from events that are missing or changed."""
     if state.damage:
         first, *others = state.damage
         raise journal.damaged(first.file, "; ".join([first.what, *map(str, others)]))
 
 
 def check_checkpoints(journal: Journal, state: run_state.RunState) -> None:
-    """Refuse to go on where checkpoints were saved and none of them is left."""
     if state.saves and not any(map(journal.has_checkpoint, state.saves)):
         last = f"the last one had {state.saves[-1].step:,} steps"
         why = f"no checkpoint is left of those that were saved, and {last}"

@@ -44,7 +44,6 @@ class _Numbered(msgspec.Struct):
 
 
 def read_value(path: Path, kind: type[T]) -> T:
-    """Return the value in a JSON file; `JournalUnreadable` when it cannot be read."""
     return _value_in(path, _content_of(path), kind)
 
 
@@ -268,7 +267,6 @@ class Journal:
         )
 
     def _submitted(self, events: Mapping[int, event_log.AnyEvent | Fault]) -> Submitted:
-        """Return the first event."""
         first = events.get(1, event_log.fault(self.paths.events, 1, "is missing"))
         if not isinstance(first, Submitted | Fault):
             first = event_log.fault(self.paths.events, 1, "is not a submission")
@@ -365,8 +363,6 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class LogTail:
-    """A log, and the last lines of it or all."""
-
     log: Log
     lines: list[values.LogLine]
 

@@ -383,8 +383,6 @@ def _reason(code: values.ReasonCode, detail: str) -> values.StateReason:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether to start another attempt, and why."""
-
     retry: bool
     reason: values.StateReason
 

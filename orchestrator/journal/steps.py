@@ -259,7 +259,6 @@ def _table_of(steps: Sequence[values.TimedStep]) -> StepTable:
 
 
 def _joined(tables: Iterable[StepTable]) -> StepTable:
-    """Return the rows of several tables, one after another."""
     parts = list(tables)
     if len(parts) == 1:
         return parts[0]
@@ -326,7 +325,6 @@ class _Rows:
         self._rows = 0
 
     def add(self, lines: Sequence[_Line | values.TimedStep]) -> None:
-        """Add steps after the others."""
         steps = [line.step for line in lines]
         self._parts["at_s"].append(_column("at_s", [line.at_s for line in lines]))
         for name in _OF_STEPS:

@@ -231,7 +231,6 @@ def list_studies(storage: Path) -> list[StudyJournal]:
 
 
 def _is_study(path: Path) -> bool:
-    """Return whether this is the folder of a study that can be read."""
     if not holds(path, _SUBMISSION):
         return False
     try:

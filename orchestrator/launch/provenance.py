@@ -51,7 +51,6 @@ def differences(submitted: Mapping[str, str], here: Mapping[str, str]) -> list[s
 
 
 def check_versions(submitted: Mapping[str, str]) -> None:
-    """Refuse to compute with other versions than the submitter's."""
     if lines := differences(submitted, versions()):
         raise VersionsDiffer(f"versions: on {platform.node()}: {'; '.join(lines)} at submit")
 

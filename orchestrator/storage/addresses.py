@@ -165,7 +165,6 @@ def stored_inputs(folder: Path, patterns: Sequence[str]) -> dict[str, StoredInpu
 
 
 def has_input(path: Path) -> bool:
-    """Return whether a file, or a folder with something in it, is there."""
     stored = stored_input(path)
     if stored is None:
         return path.exists()

@@ -100,7 +100,6 @@ def names_in(path: Path) -> list[str] | None:
 
 
 def _is_due(path: Path, found: StoredObject) -> bool:
-    """Return whether to read an object ahead: it is small, and its copy is of another version."""
     if found.size > _EAGER_BYTES or _known_version(path) == found.version:
         return False
     try:
@@ -121,7 +120,6 @@ def _keep(path: Path, content: bytes, found: StoredObject) -> None:
 
 
 def _write(path: Path, content: bytes, at_s: float | None = None) -> None:
-    """Write a copy, whole or not at all."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial.write_bytes(content)

@@ -236,7 +236,6 @@ class HostsBackend:
 
 
 def _start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
-    """Start an emulated host of the plan's slices."""
     size = plan.hosts_per_slice
     return _start_program(
         *(str(folder), "--slice", f"slice-{number // size}", "--host", str(number % size)),

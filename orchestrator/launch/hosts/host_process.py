@@ -77,7 +77,6 @@ class _Host:
         self.meeting.join(self.state)
 
     def start(self, order: meetings.Order, rank: int) -> None:
-        """Start the process of a rank."""
         inherited = dict(os.environ)
         if self.devices is not None:  # without a shell's settings of real devices
             inherited = processes.emulated_devices(os.environ, self.devices)
@@ -92,7 +91,6 @@ class _Host:
         )
 
     def stop(self) -> None:
-        """End the process and all that it started."""
         if self.process is None:
             return
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -143,7 +141,6 @@ def work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
 
 
 def _drive(folder: str, hosts: int, command: list[str]) -> int:
-    """Wait until all hosts have joined, run the command, and return its exit code."""
     meeting = meetings.Meeting(Path(folder))
     while len(meeting.hosts()) < hosts:
         time.sleep(_EMULATED_S)

@@ -74,8 +74,6 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A host's answer to the question of that id."""
-
     id: str
     host: PreflightHost
 
@@ -100,7 +98,6 @@ class HostState:
     answer: Answer | None = None
 
     def answer_to(self, question: Question) -> PreflightHost | None:
-        """Return the host's answer to that question, or None while it has not answered."""
         return self.answer.host if self.answer and self.answer.id == question.id else None
 
 

@@ -142,7 +142,6 @@ _TREE_POLL_S = 0.05
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that carry a mark. Zombies do not count."""
     return [process.pid for process in _marked(mark)]
 
 

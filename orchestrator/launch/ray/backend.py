@@ -186,7 +186,6 @@ class _RayJobs:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Host and port of an address as people write it."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
         host, port = parts.hostname, parts.port

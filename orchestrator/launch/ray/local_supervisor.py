@@ -73,7 +73,6 @@ def _wait_for_end(ended: int, owned: int) -> None:
 
 
 def _end_with_owner(request: ClusterRequest) -> None:
-    """Wait until the owner closes our input or is gone; then leave nothing behind."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     _clean_up(request)

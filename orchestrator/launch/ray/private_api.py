@@ -17,7 +17,6 @@ _REQUEST_LIMIT_S = 30.0  # without a byte of an answer
 
 
 def free_resources() -> Mapping[str, Mapping[str, float]]:
-    """The resources that nobody uses, by node id."""
     from ray._private.state import available_resources_per_node  # noqa: PLC0415
 
     free: Mapping[str, Mapping[str, float]] = available_resources_per_node()

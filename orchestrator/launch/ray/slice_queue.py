@@ -113,7 +113,6 @@ class _SliceQueue:
             position.slices, position.served, position.turn = slices, True, False
 
     def leave(self, run: str, job: str) -> None:
-        """Give up a position and its slices for good."""
         position = self._positions.get(run)
         if position and position.job == job:
             del self._positions[run]

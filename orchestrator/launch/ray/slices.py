@@ -47,8 +47,6 @@ def _names(plan: Plan) -> RayNames:
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedHost:
-    """A Ray node that emulates one host of a slice."""
-
     resources: dict[str, float]
     labels: dict[str, str]
     environment: dict[str, str] = field(default_factory=dict)
