@@ -69,11 +69,8 @@ def _describe_wait(
     pods = request.pods
     requested = f"{pods.max}" if pods.min == pods.max else f"{pods.min} to {pods.max}"
     text = f"{requested} slices of {request.kind} requested, {len(whole)} whole, {free} free"
-    broken = [
-        f"{shown.name} has {shown.hosts} of {shown.size} hosts"
-        for shown in slices
-        if not shown.whole
-    ]
+    incomplete = [shown for shown in slices if not shown.whole]
+    broken = [f"{shown.name} has {shown.hosts} of {shown.size} hosts" for shown in incomplete]
     names = ", ".join(path.rpartition("/")[2] for path in ahead)
     queue = [f"first come, first served: {names} is ahead"] if ahead else []
     return "; ".join([text, *queue, *broken])

@@ -301,14 +301,10 @@ def faults(
 ) -> Iterator[Fault]:
     """Yield what does not fit together, by the number of the event that is in doubt."""
     # An event that cannot be decoded is in doubt already.
-    digests = {
-        number: digest(content)
-        for number, content in log.contents.items()
-        if not isinstance(events[number], Fault)
-    }
-    for number, event in events.items():
-        before = digests.get(number - 1)
-        if before and not isinstance(event, Fault) and event.previous != before:
+    valid = {number: event for number, event in events.items() if not isinstance(event, Fault)}
+    digests = {number: digest(log.contents[number]) for number in valid}
+    for number, event in valid.items():
+        if event.previous != digests.get(number - 1, event.previous):
             yield fault(folder, number - 1, f"is not the event that event {number} came after")
     if isinstance(newest, FileFault):
         yield Fault(newest.file, newest.what, log.last + 1)

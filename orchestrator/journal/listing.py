@@ -119,10 +119,8 @@ def check_silence(
         sleep(POLL_S)
         new = events.exists(journal.paths.events, state.last + 1)
         if new or liveness.read(path) != first:
-            why = f"its driver ({process_name(claim.driver)}) goes on"
-            raise RunIsLive(
-                f"run {journal.key}: {why}; the clocks of its machine and of this one differ"
-            )
+            why = f"run {journal.key}: its driver ({process_name(claim.driver)}) goes on"
+            raise RunIsLive(f"{why}; the clocks of its machine and of this one differ")
 
 
 def remove_run(journal: Journal, clock: Clock = time.time) -> None:
@@ -141,9 +139,8 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     if is_copy(path):
         # A bucket renames nothing: claim the run, so that no driver can, and delete its first event
         # before all others. A run is there while its first event is.
-        claimed = events.Claimed(
-            at_s=clock(), driver=liveness.this_process(), heartbeat_s=HEARTBEAT_S
-        )
+        me = liveness.this_process()
+        claimed = events.Claimed(at_s=clock(), driver=me, heartbeat_s=HEARTBEAT_S)
         try:
             events.append_event(journal.paths, state.last + 1, claimed, state.digest)
         except FileExistsError as error:

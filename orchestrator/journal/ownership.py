@@ -293,10 +293,9 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         check_whole(journal, before)
         run = journal.run(clock)
         if run.state in values.LIVE and (run.driver or resumes):
-            driver = f"{run_state.process_name(run.driver)} drives it" if run.driver else None
-            raise errors.RunIsLive(
-                f"run {run.run} is {run.state}: {driver or 'its driver is starting'}"
-            )
+            driver = run.driver and f"{run_state.process_name(run.driver)} drives it"
+            why = driver or "its driver is starting"
+            raise errors.RunIsLive(f"run {run.run} is {run.state}: {why}")
         if run.state == "succeeded" or (run.ended_at_s is not None and not resumes):
             raise errors.RunHasEnded(f"run {run.run} has ended: {run.state}")
         listing.check_silence(journal, before)
@@ -375,9 +374,8 @@ def repair_events(journal: Journal, clock: Clock = time.time) -> None:
     last, previous = state.last, state.digest
     if isinstance(newest, events.Newest) and newest.number > last:
         last, previous = newest.number, newest.sha256
-    event = events.Repaired(
-        at_s=clock(), by=liveness.this_process(), faults=tuple(map(str, state.damage))
-    )
+    by, damage = liveness.this_process(), tuple(map(str, state.damage))
+    event = events.Repaired(at_s=clock(), by=by, faults=damage)
     events.append_event(journal.paths, last + 1, event, previous)
 
 

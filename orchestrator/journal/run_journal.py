@@ -158,9 +158,8 @@ class Journal:
         """Return every step of the run in order; the last attempt at a step counts."""
         counted: dict[int, values.TimedStep] = {}
         for number in sorted(attempt.number for attempt in run.attempts):
-            done = {
-                timed.step.index: timed for timed in step_log.StepReader(self.path, number).read()
-            }
+            steps = step_log.StepReader(self.path, number).read()
+            done = {timed.step.index: timed for timed in steps}
             if done:  # an attempt undoes the steps after those that it restored
                 first = min(done)
                 counted = {index: timed for index, timed in counted.items() if index < first} | done
@@ -371,9 +370,7 @@ def list_logs(path: Path, run: values.Run, *, attempt: int | None) -> list[Log]:
     """Return the logs of an attempt: of the rank that died first, of the others, of the driver."""
     paths = RunPaths(path)
     number = attempt or len(run.attempts)
-    first_dead = next(
-        (each.first_dead_rank for each in run.attempts if each.number == number), None
-    )
+    first_dead = {each.number: each.first_dead_rank for each in run.attempts}.get(number)
     ranks = [
         Log(path=file, attempt=number, rank=rank, first_dead=rank == first_dead)
         for rank, file in _numbered_files(paths.logs(number), _RANK_LOG)

@@ -28,6 +28,11 @@ _ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
     "finished": "finished",
     "cancelled": "was stopped",
 }
+# What a run says as its submission does.
+_OF_SUBMISSION = (
+    "id", "name", "rehearsal", "rehearses", "spec_digest", "steps",
+    "environment", "profile", "study",
+)  # fmt: skip
 # Addresses, digests and numbers differ between two occurrences of the same error.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
@@ -221,8 +226,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     for attempt in state.attempts:
         summary = observed.steps.get(attempt.number, StepSummary())
         restored = summary.startup.steps_done if summary.startup else 0
-        done = summary.steps_done
-        attempts.append(replace(attempt, restored_steps=restored, steps_done=done))
+        attempts.append(replace(attempt, restored_steps=restored, steps_done=summary.steps_done))
     if attempts and attempts[-1].reason is None and name in ("lost", "cancelled"):
         attempts[-1] = replace(attempts[-1], reason="lost")  # with its driver
     newest = attempts[-1] if attempts else None
@@ -231,14 +235,10 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     newest_first = sorted(observed.steps.items(), reverse=True)
     ends = (timed.step for _, summary in newest_first for timed in summary.last_steps[-1:])
     return values.Run(
+        **{field: getattr(submission, field) for field in _OF_SUBMISSION},
         run=key,
-        id=submission.id,
-        name=submission.name,
         state=name,
         reason=reason,
-        rehearsal=submission.rehearsal,
-        rehearses=submission.rehearses,
-        spec_digest=submission.spec_digest,
         plan_digest=newest.plan_digest if newest else submission.plan_digest,
         journal=journal,
         tracking=observed.tracking,
@@ -248,7 +248,6 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         cancel_requested_at_s=observed.cancel.at_s if observed.cancel else None,
         pods=newest.pods if newest else submission.pods,
         requested_pods=submission.pods,
-        steps=submission.steps,
         steps_done=steps.steps_done,
         last_step=last,
         evaluation=next((step.evaluation for step in ends if step.evaluation), None),
@@ -258,9 +257,6 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         driver=state.claim.driver if state.claim else None,
         resumed_at=state.resumed_at,
         attempts=tuple(attempts),
-        environment=submission.environment,
-        profile=submission.profile,
-        study=submission.study,
         problems=(*state.problems, *observed.problems),
     )
 

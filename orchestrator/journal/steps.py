@@ -235,9 +235,8 @@ class StepTable:
         numbers: Integers = np.asarray(np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
         columns = {name: getattr(self, name)[numbers] for name in _COLUMNS}
         startups = _of_rows(self.startups, numbers)
-        return StepTable(
-            **columns, startups=startups, evaluations=_of_rows(self.evaluations, numbers)
-        )
+        evaluations = _of_rows(self.evaluations, numbers)
+        return StepTable(**columns, startups=startups, evaluations=evaluations)
 
 
 def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:

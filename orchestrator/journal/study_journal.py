@@ -135,18 +135,11 @@ def open_study(
             files.make_folder(part)
         for name, text in documents.items():
             files.write_once(prepared.documents / name, text)
+        digest, at_s = request.digest, clock()
         submission = StudySubmission(
-            schema=_SCHEMA,
-            id=uuid.uuid4().hex,
-            digest=request.digest,
-            at_s=clock(),
-            study=request.study,
-            steps=request.steps,
-            devices=request.devices,
-            rehearsal=request.rehearsal,
+            schema=_SCHEMA, id=uuid.uuid4().hex, digest=digest, at_s=at_s, **vars(request)
         )
-        text = codec.to_pretty_json(submission).encode()
-        files.write_once(prepared.submission_path, text)
+        files.write_once(prepared.submission_path, codec.to_pretty_json(submission).encode())
         files.publish(folder, journal.path, _SUBMISSION)
     files.sweep(storage)
     if (existing := journal.submission()).digest != request.digest:
@@ -231,13 +224,10 @@ def list_studies(storage: Path) -> list[StudyJournal]:
 
 
 def _is_study(path: Path) -> bool:
-    if not holds(path, _SUBMISSION):
-        return False
     try:
-        StudyJournal(path).submission()
+        return holds(path, _SUBMISSION) and bool(StudyJournal(path).submission())
     except errors.JournalUnreadable:
         return False
-    return True
 
 
 def keys_in(storage: Path) -> list[str]:

@@ -77,9 +77,7 @@ class Preflight:
         """Everything that keeps the cluster from serving the run; empty when it can."""
         report, faults = self.report, []
         if (missing := self.request.pods - report.present) > 0:
-            others = ", ".join(
-                f"{count} of {kind}" for kind, count in sorted(report.others.items())
-            )
+            others = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.others.items()))
             instead = f"it has {others or 'no other slices'}"
             faults.append(f"slices: {self.slices}: {missing} missing; {instead}")
         by_fault = defaultdict(list)  # each fault once, with the hosts that have it

@@ -83,11 +83,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _lock_files() -> list[Path]:
     """The files next to the code that say which packages are needed."""
-    return [
-        Path(name)
-        for name in ("requirements.lock", "pyproject.toml")
-        if (_PROJECT / name).is_file() and not (_PROJECT / name).is_symlink()
-    ]
+    paths = [_PROJECT / name for name in ("requirements.lock", "pyproject.toml")]
+    return [Path(path.name) for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def _code_digest() -> str:

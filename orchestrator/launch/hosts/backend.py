@@ -19,7 +19,7 @@ from orchestrator.journal.run_journal import Journal
 from orchestrator.launch import backend
 from orchestrator.launch.backend import OnState
 from orchestrator.launch.hosts import meeting as meetings
-from orchestrator.launch.hosts.host_process import PROGRAM
+from orchestrator.launch.hosts.host_process import start_program
 from orchestrator.launch.preflight import (
     Preflight,
     PreflightHost,
@@ -66,11 +66,9 @@ class _Watch:
             before = self._seen.get(state.host)
             if before is None or before.state.beat != state.beat:
                 self._seen[state.host] = _Seen(state, now, proven=before is not None)
-        return {
-            name: seen.state
-            for name, seen in self._seen.items()
-            if seen.proven and now - seen.changed_s < self._gone_s
-        }
+        proven = [seen for seen in self._seen.values() if seen.proven]
+        here = [seen.state for seen in proven if now - seen.changed_s < self._gone_s]
+        return {state.host: state for state in here}
 
     @property
     def knows(self) -> bool:
@@ -221,7 +219,7 @@ class HostsBackend:
         with tempfile.TemporaryDirectory(prefix="orch-hosts-") as folder:
             started = [_start_host(plan, Path(folder), number) for number in range(plan.hosts)]
             words = ("--driver", folder, str(plan.hosts), *shlex.split(command))
-            driver = _start_program(*words)
+            driver = start_program(*words)
             try:
                 yield _EmulatedHosts(meetings.Meeting(Path(folder)), driver)
             finally:
@@ -237,16 +235,9 @@ class HostsBackend:
 
 def _start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
     size = plan.hosts_per_slice
-    return _start_program(
-        *(str(folder), "--slice", f"slice-{number // size}", "--host", str(number % size)),
-        *("--hosts", str(size), "--kind", plan.slice_kind),
-        *("--emulate", str(plan.devices_per_host)),
-    )
-
-
-def _start_program(*words: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", PROGRAM, *words]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    slice_name, host, devices = f"slice-{number // size}", number % size, plan.devices_per_host
+    words = f"--slice {slice_name} --host {host} --hosts {size} --emulate {devices} --kind".split()
+    return start_program(str(folder), *words, plan.slice_kind)
 
 
 def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:

@@ -80,15 +80,9 @@ class _Host:
         inherited = dict(os.environ)
         if self.devices is not None:  # without a shell's settings of real devices
             inherited = processes.emulated_devices(os.environ, self.devices)
+        joined = _environment(order, rank) | {processes.NODE_ADDRESS: self.state.address}
         words = ("--rank", order.worker, codec.to_json(order.args).decode(), str(rank))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, *words],
-            stdin=subprocess.DEVNULL,
-            env=inherited
-            | _environment(order, rank)
-            | {processes.NODE_ADDRESS: self.state.address},
-            start_new_session=True,
-        )
+        self.process = start_program(*words, environment=inherited | joined)
 
     def stop(self) -> None:
         if self.process is None:
@@ -96,6 +90,16 @@ class _Host:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(_STOP_LIMIT_S)
         self.process = None
+
+
+def start_program(
+    *words: str, environment: dict[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start this program in a session of its own."""
+    command = [sys.executable, "-m", PROGRAM, *words]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+    )
 
 
 def _is_removed(where: Path) -> bool:

@@ -94,9 +94,8 @@ class AttemptProcess(JsonProcess[AttemptEvent], AbstractContextManager["AttemptP
 
     def __init__(self, command: Sequence[str]) -> None:
         self._started, pipe = False, subprocess.PIPE
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, env={**os.environ, **_RAY_TRAIN}
-        )
+        environment = {**os.environ, **_RAY_TRAIN}
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         error = "the process that carries out the attempt has ended"
         super().__init__(process, AttemptEvent(ended=True, error=error))
 

@@ -54,13 +54,10 @@ class EmulatedHost:
 
 def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
     """The nodes of a cluster that emulates the plan's slices, and spare slices after them."""
-    kind, hosts = pod_type(plan), []
+    kind, chip, hosts = pod_type(plan), accelerator_type(plan), []
     for number in range((plan.pods + spares) * plan.hosts_per_slice):
         pod, worker = divmod(number, plan.hosts_per_slice)
-        resources = {
-            "TPU": float(plan.chips_per_host),
-            f"accelerator_type:{accelerator_type(plan)}": 1.0,
-        }
+        resources = {"TPU": float(plan.chips_per_host), f"accelerator_type:{chip}": 1.0}
         if worker == 0:
             resources[f"TPU-{kind}-head"] = 1.0
         labels = {
@@ -68,7 +65,7 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
             WORKER_ID: str(worker),
             _POD_TYPE: kind,
             "ray.io/tpu-topology": plan.topology,
-            "ray.io/accelerator-type": accelerator_type(plan),
+            "ray.io/accelerator-type": chip,
         }
         environment = {
             "TPU_NAME": f"pod-{pod}",
@@ -130,14 +127,9 @@ def is_free(node: _Node, free: Mapping[str, Mapping[str, float]]) -> bool:
 
 def heads_of_others(nodes: Sequence[_Node], plan: Plan, chosen: Sequence[str]) -> list[_Node]:
     """The first host of every slice of the plan's kind that is not chosen."""
-    return [
-        node
-        for node in nodes
-        if node["Alive"]
-        and kind_of(node) == pod_type(plan)
-        and name_of(node) not in chosen
-        and (node.get("Labels") or {}).get(WORKER_ID, "0") == "0"
-    ]
+    alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
+    heads = [node for node in alive if (node.get("Labels") or {}).get(WORKER_ID, "0") == "0"]
+    return [node for node in heads if name_of(node) not in chosen]
 
 
 def answers(node: _Node) -> bool:
