@@ -48,9 +48,6 @@ class FileFault:
         return f"{self.file}: {self.what}"
 
 
-# --- errors
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a failure to write into `JournalUnwritable`; `FileExistsError` passes."""
@@ -89,9 +86,6 @@ def looking(path: Path) -> Iterator[None]:
 def _cause(error: OSError) -> str:
     advice = _ADVICE.get(error.errno or 0)
     return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
-
-
-# --- whole files
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -179,9 +173,6 @@ def set_aside(path: Path, suffix: str) -> None:
     with writing(path), suppress(FileNotFoundError):
         if not copies.set_aside(path, suffix):
             path.rename(path.with_name(f".{path.name}{suffix}"))
-
-
-# --- folders
 
 
 def names(folder: Path) -> list[str]:

@@ -51,8 +51,6 @@ class Writer:
     def run(self) -> values.Run:
         return self.journal.run(self._clock)
 
-    # --- events
-
     def record_pending(self, reason: values.StateReason) -> None:
         """Record what the run waits for. The same reason again writes nothing."""
         if not (self._state.pending and self._state.pending.reason == reason):
@@ -123,8 +121,6 @@ class Writer:
         path = self.journal.paths.proof(proof.plan_digest)
         files.write_once(path, codec.to_pretty_json(proof).encode())
 
-    # --- heartbeats
-
     def heartbeat(self) -> events.CancelRequest | None:
         """Send a heartbeat, and return the request to stop that counts.
 
@@ -165,8 +161,6 @@ class Writer:
             ended.set()
             thread.join()
 
-    # --- fencing
-
     def _append(self, event: events.AnyEvent) -> None:
         with self._lock:
             self._check_owner()
@@ -193,9 +187,6 @@ class Writer:
         if self._state.claim and self._state.writer != self.number:
             owner = run_state.process_name(self._state.claim.driver)
             raise errors.Superseded(f"{self.journal.key}: {owner} has claimed the run")
-
-
-# --- creating a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,9 +266,6 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunSt
     submitted = events.Submitted(at_s=clock(), submission=submission)
     digest = events.append_event(paths, 1, submitted, "")
     return replace(run_state.initial(submitted), digest=digest)
-
-
-# --- claiming a run
 
 
 def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:

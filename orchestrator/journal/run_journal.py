@@ -88,9 +88,6 @@ def noted_tracking(
     return None
 
 
-# --- the run
-
-
 @dataclass(frozen=True)
 class Journal:
     """The folder of one run. Reading it changes nothing."""
@@ -150,8 +147,7 @@ class Journal:
             left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, run_state.first_line(str(error)))
-        fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        fields |= {"problems": problems, "stage": stage}
+        fields = vars(run) | {"problems": problems, "stage": stage}
         return values.Status(**fields, forecast=forecast, outlook=left)
 
     def steps(self, run: values.Run) -> list[values.TimedStep]:
@@ -168,8 +164,6 @@ class Journal:
     def damaged(self, place: object, why: str) -> JournalDamaged:
         command = shlex.join(["orch", "doctor", address(self.path)])
         return JournalDamaged(place, why, next_command=command)
-
-    # --- what it was made from
 
     def spec(self) -> Spec:
         return self._original(self.paths.spec, Spec)
@@ -234,8 +228,6 @@ class Journal:
         if expected and event_log.digest(content) != expected:
             raise self.damaged(path, "was changed after it was written")
         return _value_in(path, content, kind, unchanged=bool(expected))
-
-    # --- its events and requests
 
     def state(self) -> run_state.RunState:
         """Return what the events say; `JournalUnreadable` if this is not the folder of a run."""

@@ -82,9 +82,6 @@ def initial(submitted: events.Submitted) -> RunState:
     return RunState(submitted=submitted, last=1, last_at_s=submitted.at_s)
 
 
-# --- the state after each event
-
-
 def violation(state: RunState, event: events.AnyEvent) -> str | None:
     """Return the rule that this event breaks when it comes next; None when it may."""
     if isinstance(event, events.Submitted):
@@ -175,9 +172,6 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
 
 def _with_newest(state: RunState, **changes: Any) -> tuple[values.Attempt, ...]:
     return (*state.attempts[:-1], replace(state.attempts[-1], **changes))
-
-
-# --- the status of the run
 
 
 @dataclass(frozen=True)

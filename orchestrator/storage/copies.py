@@ -42,9 +42,6 @@ _versions: dict[Path, str] = {}
 _names: dict[Path, list[str]] = {}
 
 
-# --- reading
-
-
 def refresh_file(path: Path) -> None:
     """Bring the copy of a file up to date; where the object is gone, the copy goes."""
     place = place_of(path)
@@ -147,9 +144,6 @@ def forget(path: Path) -> None:
 def exists(path: Path) -> bool:
     place = place_of(path)
     return place is not None and place.bucket.has(place.name)
-
-
-# --- writing
 
 
 def _on_bucket(

@@ -37,9 +37,6 @@ def is_grown(path: Path) -> bool:
     return path.suffix in (".jsonl", ".log")
 
 
-# --- reading
-
-
 def make_empty(path: Path) -> None:
     """Make what a prefix of a bucket is here: a folder, or a file whose parts are not read yet."""
     if not is_grown(path):
@@ -74,9 +71,6 @@ def pull(place: Place) -> None:
                 content, _ = place.bucket.read((place / f"{offset:015d}").name)
                 copy.write(content)
                 size += len(content)
-
-
-# --- writing
 
 
 @dataclass
@@ -157,9 +151,6 @@ def lines(path: Path) -> _Lines | None:
     """Return a writer of a new file in parts; None for a path that no bucket has."""
     place = place_of(path)
     return None if place is None else _Lines(place)
-
-
-# --- the output of a process
 
 
 def pipe_to(path: Path) -> int:

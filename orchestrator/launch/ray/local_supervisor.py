@@ -53,7 +53,13 @@ def main() -> None:
     os.close(ended)  # `alive` stays open for as long as this process lives
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
-    threading.Thread(target=_end_with_owner, args=(request,), daemon=True).start()
+
+    def end_with_owner() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        _clean_up(request)
+
+    threading.Thread(target=end_with_owner, daemon=True).start()
     try:
         _serve(request, out)
     except Exception as error:  # noqa: BLE001  the owner must hear of any error
@@ -70,12 +76,6 @@ def _wait_for_end(ended: int, owned: int) -> None:
     waiting.register(owned, 0)  # of what comes there only the end
     if ended not in dict(waiting.poll()):
         select.select([ended], [], [], _STOPPED_LIMIT_S)
-
-
-def _end_with_owner(request: ClusterRequest) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    _clean_up(request)
 
 
 def _clean_up(request: ClusterRequest) -> None:
@@ -142,7 +142,7 @@ def _submit(head: Any, command: str) -> tuple[Any, str]:
     while True:
         try:
             client = private_api.job_client(f"http://{head.webui_url}")
-            if job not in [one.submission_id for one in client.list_jobs()]:
+            if job not in [known.submission_id for known in client.list_jobs()]:
                 client.submit_job(entrypoint=command, submission_id=job)
             return client, job
         except (RuntimeError, OSError) as error:  # its HTTP client's errors are OSErrors

@@ -78,7 +78,7 @@ def jax_trainer(*, private: bool) -> Any:
 
         def _create_default_callbacks(self) -> list[Any]:
             every: list[Any] = super()._create_default_callbacks()
-            return [one for one in every if not isinstance(one, left_out)]
+            return [callback for callback in every if not isinstance(callback, left_out)]
 
     return LeanTrainer
 

@@ -20,9 +20,6 @@ _PROBES_AT_ONCE = 64
 _Node = Mapping[str, Any]  # as `ray.nodes()` describes it
 
 
-# --- names
-
-
 def accelerator_type(plan: Plan) -> str:
     """Ray's name of the plan's chip, for a trainer."""
     return _names(plan).accelerator
@@ -40,9 +37,6 @@ def _names(plan: Plan) -> RayNames:
         known = ", ".join(name for name in catalog.chips() if catalog.chip(name).ray)
         raise SpecError(f"{plan.chip}: only TPU slices can be launched or rehearsed: {known}")
     return names
-
-
-# --- emulated slices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +69,6 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
         }
         hosts.append(EmulatedHost(resources=resources, labels=labels, environment=environment))
     return tuple(hosts)
-
-
-# --- the slices of a cluster
 
 
 def slices_of(
