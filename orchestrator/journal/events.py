@@ -103,17 +103,8 @@ class Repaired(_Event, frozen=True, kw_only=True, tag="repaired"):
     faults: tuple[str, ...]
 
 
-AnyEvent = (
-    Submitted
-    | Claimed
-    | Pending
-    | AttemptStarted
-    | CheckpointSaved
-    | Stopping
-    | AttemptEnded
-    | Ended
-    | Repaired
-)
+_AttemptChange = AttemptStarted | CheckpointSaved | Stopping | AttemptEnded
+AnyEvent = Submitted | Claimed | Pending | _AttemptChange | Ended | Repaired
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cancel"):
@@ -211,18 +202,12 @@ def read(folder: Path) -> _EventLog:
                 except OSError as error:
                     why = f"cannot be read: {error.strerror or error}"
                     faults.append(Fault(f"{folder.name}/{name}", why, number))
-    return _EventLog(
-        contents=dict(sorted(contents.items())),
-        last=last,
-        faults=tuple(sorted(faults, key=lambda found: found.number)),
-        unexpected=tuple(
-            # Others choose the names: a terminal gets nothing that it would obey.
-            f"{folder.name}/{name if name.isprintable() else ascii(name)}: "
-            "is not a file of the journal"
-            for name in names
-            if name not in numbers and not name.endswith(files.PARTIAL)
-        ),
-    )
+    others = [name for name in names if name not in numbers and not name.endswith(files.PARTIAL)]
+    # Others choose the names: a terminal gets nothing that it would obey.
+    shown = [name if name.isprintable() else ascii(name) for name in others]
+    unexpected = [f"{folder.name}/{name}: is not a file of the journal" for name in shown]
+    ordered = tuple(sorted(faults, key=lambda found: found.number))
+    return _EventLog(dict(sorted(contents.items())), last, ordered, tuple(unexpected))
 
 
 def read_one(folder: Path, number: int) -> dict[int, bytes]:

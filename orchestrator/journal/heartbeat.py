@@ -225,7 +225,7 @@ class HeartbeatWriter:
             self._written.set()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _RankStatus:
     """The newest heartbeat of a rank, and since when it and its steps have not changed."""
 
@@ -248,11 +248,8 @@ class HeartbeatMonitor:
             if before and before.heartbeat == heartbeat:
                 continue
             same_step = before and before.heartbeat.steps == heartbeat.steps
-            self.ranks[rank] = _RankStatus(
-                heartbeat=heartbeat,
-                unchanged_since_s=now_s,
-                no_step_since_s=before.no_step_since_s if before and same_step else now_s,
-            )
+            step_s = before.no_step_since_s if before and same_step else now_s
+            self.ranks[rank] = _RankStatus(heartbeat, now_s, step_s)
 
     def has_error(self) -> bool:
         return any(rank.heartbeat.error is not None for rank in self.ranks.values())

@@ -120,9 +120,5 @@ def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
             reaches = path.exists() and os.access(path.parent, os.W_OK)
     except (OSError, OrchError):
         reaches = False
-    return PreflightHost(
-        name=name,
-        versions=provenance.versions(),
-        reaches=reaches,
-        lacks=tuple(variable for variable in secrets if not os.environ.get(variable)),
-    )
+    lacks = tuple(variable for variable in secrets if not os.environ.get(variable))
+    return PreflightHost(name=name, versions=provenance.versions(), reaches=reaches, lacks=lacks)

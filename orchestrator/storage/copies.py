@@ -180,10 +180,8 @@ def replace_same(path: Path, content: bytes) -> bool:
     place = place_of(path)
     if place is None:
         return False
-    version = _known_version(path)
     try:
-        if version is None:
-            version = place.bucket.read(place.name)[1].version
+        version = _known_version(path) or place.bucket.read(place.name)[1].version
         place.bucket.replace_version(place.name, content, version)
     except (FileExistsError, FileNotFoundError):
         return False

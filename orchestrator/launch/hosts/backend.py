@@ -354,11 +354,6 @@ def _report(
     whole = {name for name, head in heads.items() if count[name] == head.size}
     busy = {state.host.slice_name for state in mine if state.run}
     others = Counter(state.kind for state in hosts if state.kind != kind and state.host.index == 0)
-    return PreflightReport(
-        present=len(whole),
-        free=len(whole - busy),
-        others=dict(others),
-        hosts=tuple(
-            state.answer_to(question) or PreflightHost(name=str(state.host)) for state in mine
-        ),
-    )
+    answers = [state.answer_to(question) or PreflightHost(name=str(state.host)) for state in mine]
+    present, free = len(whole), len(whole - busy)
+    return PreflightReport(present=present, free=free, others=dict(others), hosts=tuple(answers))

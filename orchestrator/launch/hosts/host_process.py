@@ -115,13 +115,10 @@ def _environment(order: meetings.Order, rank: int) -> dict[str, str]:
     """What joins a rank with the others, and its slice with the other slices."""
     mine = order.ranks[rank]
     slices = list(dict.fromkeys(host.slice_name for host in order.ranks))
-    joined = {
-        "ORCH_PROCESSES": str(len(order.ranks)),
-        "ORCH_PROCESS": str(rank),
-        "JAX_COORDINATOR_ADDRESS": order.coordinator,
-        "JAX_COORDINATOR_BIND_ADDRESS": order.coordinator,
-        "TPU_NAME": mine.slice_name,
-    }
+    where = order.coordinator
+    joined = {"ORCH_PROCESSES": str(len(order.ranks)), "ORCH_PROCESS": str(rank)}
+    joined |= {"JAX_COORDINATOR_ADDRESS": where, "JAX_COORDINATOR_BIND_ADDRESS": where}
+    joined["TPU_NAME"] = mine.slice_name
     if len(slices) > 1:
         joined |= {
             "MEGASCALE_COORDINATOR_ADDRESS": f"{order.coordinator_host}:{_SLICE_PORT}",

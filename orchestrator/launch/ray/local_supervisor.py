@@ -33,11 +33,9 @@ _STOPPED_LIMIT_S = 30.0
 # Ray would otherwise wait 15 s for its agents to write their ports into a file, which is too short
 # on a busy machine.
 _AGENT_PORTS = (
-    "dashboard_agent_listen_port",
-    "metrics_agent_port",
-    "metrics_export_port",
-    "runtime_env_agent_port",
-)
+    "dashboard_agent_listen_port", "metrics_agent_port",
+    "metrics_export_port", "runtime_env_agent_port",
+)  # fmt: skip
 
 
 def main() -> None:

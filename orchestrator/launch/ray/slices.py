@@ -54,19 +54,10 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
         resources = {"TPU": float(plan.chips_per_host), f"accelerator_type:{chip}": 1.0}
         if worker == 0:
             resources[f"TPU-{kind}-head"] = 1.0
-        labels = {
-            _SLICE_NAME: f"pod-{pod}",
-            WORKER_ID: str(worker),
-            _POD_TYPE: kind,
-            "ray.io/tpu-topology": plan.topology,
-            "ray.io/accelerator-type": chip,
-        }
-        environment = {
-            "TPU_NAME": f"pod-{pod}",
-            "TPU_WORKER_ID": str(worker),
-            "TPU_ACCELERATOR_TYPE": kind,
-            "TPU_TOPOLOGY": plan.topology,
-        }
+        labels = {_SLICE_NAME: f"pod-{pod}", WORKER_ID: str(worker), _POD_TYPE: kind}
+        labels |= {"ray.io/tpu-topology": plan.topology, "ray.io/accelerator-type": chip}
+        environment = {"TPU_NAME": f"pod-{pod}", "TPU_WORKER_ID": str(worker)}
+        environment |= {"TPU_ACCELERATOR_TYPE": kind, "TPU_TOPOLOGY": plan.topology}
         hosts.append(EmulatedHost(resources=resources, labels=labels, environment=environment))
     return tuple(hosts)
 
