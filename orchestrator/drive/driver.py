@@ -52,7 +52,7 @@ def _select(
     settled = all(shown.settled for shown in slices)
     whole = sum(shown.whole for shown in slices)
     if request.private and settled and whole < request.pods.min:
-        raise errors.SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
+        raise errors.SpecError(f"{_wait_text(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
     fewer = len(free) // request.sharing * request.sharing
     enough = (request.started or nothing_comes) and fewer >= request.pods.min
@@ -60,9 +60,7 @@ def _select(
     return tuple(sorted(ranked[:fewer])) if goes_on else ()
 
 
-def _describe_wait(
-    slices: Sequence[Slice], request: _SliceRequest, ahead: Sequence[str] = ()
-) -> str:
+def _wait_text(slices: Sequence[Slice], request: _SliceRequest, ahead: Sequence[str] = ()) -> str:
     """What the run waits for: the slices by number, the runs ahead of it, and broken slices."""
     whole = [shown for shown in slices if shown.whole]
     free = sum(shown.free for shown in whole)
@@ -239,7 +237,7 @@ class Driver:
             if not ahead and (chosen := _select(slices, request, previous, waited_s)):
                 return plan_on(self.spec, self.first_plan, len(chosen)), chosen
             if waited_s > _PENDING_AFTER_S:
-                detail = _describe_wait(slices, request, ahead)
+                detail = _wait_text(slices, request, ahead)
                 self.writer.record_pending(StateReason(code="waiting_for_slices", detail=detail))
 
     def _end_run(self, reason: StateReason) -> int:

@@ -154,15 +154,9 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
         case events.Stopping():
             return replace(state, stopping=event)
         case events.AttemptEnded():
-            attempts = _with_newest(
-                state,
-                ended_at_s=event.at_s,
-                reason=event.reason,
-                error=event.error,
-                first_dead_rank=event.first_dead_rank,
-                written=event.steps,
-            )
-            return replace(state, attempts=attempts)
+            end = {"ended_at_s": event.at_s, "reason": event.reason, "error": event.error}
+            end |= {"first_dead_rank": event.first_dead_rank, "written": event.steps}
+            return replace(state, attempts=_with_newest(state, **end))
         case events.Ended():
             return replace(idle, ended=event)
         case events.Repaired():

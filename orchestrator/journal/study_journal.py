@@ -152,18 +152,14 @@ def start_trial(
     journal: StudyJournal, trial: int, repeat: int, clock: Clock = time.time
 ) -> TrialStart:
     """Name the next run of a trial; `RunIsLive` while another run of the study is active."""
+    starter = liveness.this_process()
     while True:
         number = events.read(journal.trials).last + 1
         starts = journal.trial_starts()
         _check_idle(journal, starts, clock)
         retries = sum((start.trial, start.repeat) == (trial, repeat) for start in starts)
-        start = TrialStart(
-            at_s=clock(),
-            trial=trial,
-            repeat=repeat,
-            run=f"{journal.key}-trial-{trial}.{repeat}" + (f".{retries + 1}" if retries else ""),
-            by=liveness.this_process(),
-        )
+        name = f"{journal.key}-trial-{trial}.{repeat}" + (f".{retries + 1}" if retries else "")
+        start = TrialStart(at_s=clock(), trial=trial, repeat=repeat, run=name, by=starter)
         with suppress(FileExistsError):  # another process started one first: look again
             events.append(journal.trials, number, codec.to_json(start))
             return start

@@ -154,10 +154,8 @@ class ClusterClient(Protocol):
     ) -> Preflight:
         """Look at what the cluster has for a run; `on_state` hears the state of the look."""
 
-    def start(
-        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
-    ) -> str:
-        """Start `python ARGUMENTS` in the archive's code or the cluster's own; return a job id."""
+    def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
+        """Start `python WORDS` in the archive's code or the cluster's own; return a job id."""
 
     def state(self, job: str) -> str: ...
 

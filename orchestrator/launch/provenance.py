@@ -43,11 +43,8 @@ def versions() -> dict[str, str]:
 def differences(submitted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """The differences between the versions of a submitter and those of a host, a line each."""
     names = ("python", *_DISTRIBUTIONS, _CODE)
-    return [
-        f"{name} {here.get(name, 'is missing')}, against {submitted[name]}"
-        for name in names
-        if name in submitted and here.get(name) != submitted[name]
-    ]
+    other = [name for name in names if name in submitted and here.get(name) != submitted[name]]
+    return [f"{name} {here.get(name, 'is missing')}, against {submitted[name]}" for name in other]
 
 
 def check_versions(submitted: Mapping[str, str]) -> None:

@@ -140,14 +140,9 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         first, last = hosts[ranks[0]], self._meeting.order()
         if last and last.run_id == self._idle.run_id and last.claim > self._spec.claim:
             raise Superseded(f"claim {last.claim} of the run has given the hosts an order")
-        order = replace(
-            self._idle,
-            worker=self._spec.worker,
-            args=args,
-            ranks=tuple(ranks),
-            coordinator=f"{first.address}:{first.free_port}",
-            coordinator_host=first.address,
-        )
+        order = replace(self._idle, worker=self._spec.worker, args=args, ranks=tuple(ranks))
+        where, port = first.address, first.free_port
+        order = replace(order, coordinator=f"{where}:{port}", coordinator_host=where)
         self._order = self._give(order, after=last)
         self._refused = None if self._order else _TAKEN
 
@@ -304,18 +299,13 @@ class _MeetingClient:
             time.sleep(_POLL_S)
         return Preflight(request=request, report=_report(hosts, question, plan.slice_kind))
 
-    def start(
-        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
-    ) -> str:
-        """Start `python ARGUMENTS` on this machine, in a session of its own."""
+    def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
+        """Start `python WORDS` on this machine, in a session of its own."""
         self._check_installed(archive)
         job = name or uuid.uuid4().hex
+        null, env = subprocess.DEVNULL, {**os.environ, meetings.VARIABLE: str(self.folder)}
         self._drivers[job] = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, meetings.VARIABLE: str(self.folder)},
-            start_new_session=True,
+            [sys.executable, *words], stdin=null, stdout=null, env=env, start_new_session=True
         )
         return job
 

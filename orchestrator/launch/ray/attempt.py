@@ -224,10 +224,8 @@ def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
         process = private_api.process_of_actor(getattr(actor_error, "actor_id", None))
         nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
         if process and (node := nodes.get(process[0])):
-            host, name = (
-                f"{node['NodeManagerHostname']}, process {process[1]}",
-                slices.name_of(node),
-            )
+            host = f"{node['NodeManagerHostname']}, process {process[1]}"
+            name = slices.name_of(node)
             dead.append(DeadRank(rank=rank, host=host, slice_name=name, how=_HOW))
     return tuple(dead)
 

@@ -130,10 +130,8 @@ class _RayJobs:
             log = str(self._client.get_job_logs(job))
         return Preflight(request=request, report=preflight_job.parse_report(log))
 
-    def start(
-        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
-    ) -> str:
-        """Start `python ARGUMENTS` as a job, in the code that travels or in the cluster's own."""
+    def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
+        """Start `python WORDS` as a job, in the code that travels or in the cluster's own."""
         environment = {}
         with tempfile.TemporaryDirectory(prefix="orch-") as folder:
             if archive is not None:
@@ -141,7 +139,7 @@ class _RayJobs:
                 path.write_bytes(archive)
                 environment["working_dir"] = str(path)
             with self.in_plain_words("does not take the job"):
-                command = shlex.join([_PYTHON, *arguments])
+                command = shlex.join([_PYTHON, *words])
                 job = self._client.submit_job(
                     entrypoint=command, runtime_env=environment, submission_id=name
                 )

@@ -18,6 +18,7 @@ WORKER_ID = "ray.io/tpu-worker-id"
 _PROBE_S = 2.0
 _PROBES_AT_ONCE = 64
 _Node = Mapping[str, Any]  # as `ray.nodes()` describes it
+_Free = Mapping[str, Mapping[str, float]]  # unused resources of each node
 
 
 def accelerator_type(plan: Plan) -> str:
@@ -63,12 +64,9 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
 
 
 def slices_of(
-    nodes: Sequence[_Node],
-    free: Mapping[str, Mapping[str, float]],
-    plan: Plan,
-    answers: Callable[[_Node], bool],
+    nodes: Sequence[_Node], free: _Free, plan: Plan, answers: Callable[[_Node], bool]
 ) -> tuple[Slice, ...]:
-    """The slices of the plan's kind, by name. `free` are the unused resources of each node.
+    """The slices of the plan's kind, by name.
 
     A node that the cluster counts as alive and that does not answer is gone, and the cluster has
     not noticed it yet.
@@ -101,7 +99,7 @@ def name_of(node: _Node) -> str:
     return str((node.get("Labels") or {}).get(_SLICE_NAME) or node["NodeID"])
 
 
-def is_free(node: _Node, free: Mapping[str, Mapping[str, float]]) -> bool:
+def is_free(node: _Node, free: _Free) -> bool:
     """Whether nobody uses chips of a node. A new node has not reported what is free yet."""
     left = free.get(node["NodeID"])
     return left is None or left.get("TPU", 0.0) >= node["Resources"].get("TPU", 0.0)
