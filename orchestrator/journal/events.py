@@ -249,10 +249,7 @@ def digest(content: bytes) -> str:
 
 
 def append_event(paths: RunPaths, number: int, event: AnyEvent, previous: str) -> str:
-    """Write an event after the one with the digest `previous`; return its own digest.
-
-    `FileExistsError` when another process has written that number.
-    """
+    """Write an event unless its number is taken (`FileExistsError`); return its digest."""
     content = encode(msgspec.structs.replace(event, previous=previous))
     append(paths.events, number, content)
     try:

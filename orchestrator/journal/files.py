@@ -62,10 +62,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn a failure to read into `JournalUnreadable`; `FileNotFoundError` passes.
-
-    A file of a bucket is brought up to date first.
-    """
+    """Bring a copy up to date; turn failures into `JournalUnreadable`, but for `FileNotFoundError`."""
     with looking(path):
         copies.refresh_file(path)
         yield

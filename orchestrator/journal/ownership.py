@@ -353,10 +353,7 @@ def request_cancel(
 
 
 def repair_events(journal: Journal, clock: Clock = time.time) -> None:
-    """Write an event with which a person goes on without what the others lack.
-
-    What the damaged events said stays lost, and stays a problem of the run.
-    """
+    """Write an event that accepts the faults of the others. What those said stays lost."""
     listing.check_not_live(journal, _REPAIR, clock)
     state, newest = journal.state(), events.read_newest(journal.paths)
     last, previous = state.last, state.digest

@@ -22,10 +22,7 @@ OnState = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DeadRank:
-    """A rank whose end a backend has seen: where it was, and in words how it ended.
-
-    It may never have sent a heartbeat.
-    """
+    """A rank whose end a backend saw, maybe before its first heartbeat: where it was, how it ended."""
 
     rank: int
     host: str
@@ -144,10 +141,7 @@ class LocalCluster(Protocol):
 
 
 class ClusterClient(Protocol):
-    """A cluster that somebody named, from the machine that submits. `ClusterUnusable` says why not.
-
-    A job is PENDING, RUNNING, or one of `JOB_ENDED`.
-    """
+    """A named cluster, for the machine that submits. A job is PENDING, RUNNING or in `JOB_ENDED`."""
 
     def preflight(
         self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState

@@ -1,7 +1,4 @@
-"""Compares what a run needs with what a named cluster has. Pure.
-
-A run that the cluster cannot serve is refused before it exists, with all that is missing at once.
-"""
+"""Compares what a run needs with what a named cluster has; all that is missing is said at once."""
 
 import os
 from collections import defaultdict

@@ -63,10 +63,7 @@ def _code_files() -> list[Path]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of its folders, without hidden ones, links and bytecode.
-
-    Other processes write bytecode meanwhile, first under passing names.
-    """
+    """The files below a folder, without hidden ones, links, and bytecode that others are writing."""
     if folder.is_symlink() or not folder.is_dir() or folder.name == "__pycache__":
         return
     for path in folder.iterdir():

@@ -180,9 +180,7 @@ class Meeting:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """What a file says; None where it cannot be read now, or somebody else has written it: an
-    order says what hosts run.
-    """
+    """What a file says; None where it cannot be read now, or somebody else has written it."""
     try:
         return codec.from_json(boundary.read_trusted(path, boundary.MAX_RECORD_BYTES), kind)
     except (OSError, msgspec.DecodeError):

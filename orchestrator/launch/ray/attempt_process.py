@@ -1,7 +1,4 @@
-"""The driver's end of an attempt on Ray: a process of its own that joins the cluster.
-
-When that process ends, in whatever way, Ray ends all that it started.
-"""
+"""The driver's end of an attempt on Ray: a process whose end makes Ray end all that it started."""
 
 import os
 import queue

@@ -1,8 +1,4 @@
-"""The client of a named cluster's job server.
-
-A run needs it only until it is submitted: afterwards the journal tells how the run goes, and
-whoever follows it survives a lost connection.
-"""
+"""The client of a named cluster's job server, which a run needs only until it is submitted."""
 
 import logging
 import os

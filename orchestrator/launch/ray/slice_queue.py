@@ -132,9 +132,7 @@ class Lease:
         self._server = self._find_server()
 
     def request(self) -> _QueueAnswer:
-        """Which runs are ahead, and which slices belong to others; `Superseded` when a later claim
-        has asked.
-        """
+        """Runs ahead, and slices of others; `Superseded` when a later claim has asked."""
         asked = (self.run, self.submitted_at_s, self.kind, self._job, self.claim)
         answer: _QueueAnswer
         try:

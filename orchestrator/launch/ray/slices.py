@@ -66,11 +66,7 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
 def slices_of(
     nodes: Sequence[_Node], free: _Free, plan: Plan, answers: Callable[[_Node], bool]
 ) -> tuple[Slice, ...]:
-    """The slices of the plan's kind, by name.
-
-    A node that the cluster counts as alive and that does not answer is gone, and the cluster has
-    not noticed it yet.
-    """
+    """The slices of the plan's kind. A node that does not answer is gone, though the cluster has it."""
     alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
     by_slice: dict[str, list[_Node]] = {}
     for node in alive:
