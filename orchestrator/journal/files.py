@@ -62,7 +62,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Bring a copy up to date; turn failures into `JournalUnreadable`, but for `FileNotFoundError`."""
+    """Update a copy; turn failures into `JournalUnreadable`, but for `FileNotFoundError`."""
     with looking(path):
         copies.refresh_file(path)
         yield

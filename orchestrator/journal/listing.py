@@ -55,14 +55,11 @@ def holds(folder: Path, name: str) -> bool:
     try:
         with files.looking(folder):
             copied = copies.names_in(folder)
-        if copied is not None:
-            return name in copied
-        os.lstat(folder / name)
+        return name in copied if copied is not None else bool(os.lstat(folder / name))
     except (PermissionError, JournalUnreadable):
         return True
     except OSError:
         return False
-    return True
 
 
 def list_runs(storage: Path) -> tuple[list[Run], list[str]]:

@@ -22,7 +22,7 @@ OnState = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DeadRank:
-    """A rank whose end a backend saw, maybe before its first heartbeat: where it was, how it ended."""
+    """A rank whose end a backend saw, maybe before any heartbeat: where it was, how it ended."""
 
     rank: int
     host: str
@@ -141,7 +141,7 @@ class LocalCluster(Protocol):
 
 
 class ClusterClient(Protocol):
-    """A named cluster, for the machine that submits. A job is PENDING, RUNNING or in `JOB_ENDED`."""
+    """A named cluster, for a machine that submits. A job is PENDING, RUNNING or in `JOB_ENDED`."""
 
     def preflight(
         self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState

@@ -63,7 +63,7 @@ def _code_files() -> list[Path]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without hidden ones, links, and bytecode that others are writing."""
+    """The files below a folder, without hidden ones, links, and bytecode that others write."""
     if folder.is_symlink() or not folder.is_dir() or folder.name == "__pycache__":
         return
     for path in folder.iterdir():

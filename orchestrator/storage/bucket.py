@@ -135,10 +135,9 @@ class Bucket:
 
     def has(self, name: str) -> bool:
         try:
-            self.found(name)
+            return bool(self.found(name))
         except FileNotFoundError:
             return False
-        return True
 
     def below(self, prefix: str, after: str | None = None) -> list[StoredObject]:
         """Return the objects below a prefix that ends with a slash, in order, from after a name."""

@@ -1,5 +1,4 @@
-"""The folder in which the hosts of a run's slices and its driver meet: files, whole or not at all.
-It may be a place in a bucket.
+"""The folder, maybe of a bucket, in which the hosts of a run's slices and its driver meet.
 
 Each host replaces one file with its state again and again. A driver gives orders, numbered and
 created exclusively: of two drivers that give an order of one number, one fails and looks again.
@@ -166,10 +165,9 @@ class Meeting:
         path = self._path(number)
         try:
             copies.refresh_file(path)
-            path.lstat()
+            return bool(path.lstat())
         except OSError:
             return False
-        return True
 
     def give(self, order: Order) -> None:
         """Give an order; `FileExistsError` when somebody else has given one of that number."""

@@ -29,7 +29,7 @@ _LIMITS = {
 
 
 class PrivateCluster(JsonProcess[ClusterEvent]):
-    """The owner's end of a private cluster: its supervisor, its processes' `mark` and its `folder`."""
+    """The owner's end of a private cluster: its supervisor, its `folder`, its processes' `mark`."""
 
     mark: str
     folder: Path

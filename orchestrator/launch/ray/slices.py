@@ -66,7 +66,7 @@ def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
 def slices_of(
     nodes: Sequence[_Node], free: _Free, plan: Plan, answers: Callable[[_Node], bool]
 ) -> tuple[Slice, ...]:
-    """The slices of the plan's kind. A node that does not answer is gone, though the cluster has it."""
+    """The slices of the plan's kind. A node that does not answer is gone, whatever Ray says."""
     alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
     by_slice: dict[str, list[_Node]] = {}
     for node in alive:
