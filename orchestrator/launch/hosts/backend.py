@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,12 +19,7 @@ from orchestrator.launch import backend
 from orchestrator.launch.backend import OnState
 from orchestrator.launch.hosts import meeting as meetings
 from orchestrator.launch.hosts.host_process import start_program
-from orchestrator.launch.preflight import (
-    Preflight,
-    PreflightHost,
-    PreflightReport,
-    PreflightRequest,
-)
+from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.values.plan import Plan
 
 _POLL_S = 0.1
@@ -297,7 +291,7 @@ class _MeetingClient:
             if plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
-        return Preflight(request=request, report=_report(hosts, question, plan.slice_kind))
+        return Preflight(request=request, report=meetings.report(hosts, question, plan.slice_kind))
 
     def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
         """Start `python WORDS` on this machine, in a session of its own."""
@@ -332,18 +326,3 @@ class _MeetingClient:
     def end(self, job: str) -> None:
         """Kill a driver. The next order ends what it started on the hosts."""
         self._drivers[job].kill()
-
-
-def _report(
-    hosts: list[meetings.HostState], question: meetings.Question, kind: str
-) -> PreflightReport:
-    """Return what the hosts offer together: whole slices of a kind, and each host's answer."""
-    mine = [state for state in hosts if state.kind == kind]
-    heads = {state.host.slice_name: state for state in mine if state.host.index == 0}
-    count = Counter(state.host.slice_name for state in mine)
-    whole = {name for name, head in heads.items() if count[name] == head.size}
-    busy = {state.host.slice_name for state in mine if state.run}
-    others = Counter(state.kind for state in hosts if state.kind != kind and state.host.index == 0)
-    answers = [state.answer_to(question) or PreflightHost(name=str(state.host)) for state in mine]
-    present, free = len(whole), len(whole - busy)
-    return PreflightReport(present=present, free=free, others=dict(others), hosts=tuple(answers))

@@ -10,6 +10,7 @@ that does not count is said and passed over, so that nobody can end the row of o
 import errno
 import os
 import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from orchestrator import storage
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import boundary, files
 from orchestrator.launch.backend import WorkerArgs
-from orchestrator.launch.preflight import PreflightHost
+from orchestrator.launch.preflight import PreflightHost, PreflightReport
 from orchestrator.storage import copies
 from orchestrator.values import codec
 
@@ -183,3 +184,16 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return codec.from_json(boundary.read_trusted(path, boundary.MAX_RECORD_BYTES), kind)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def report(hosts: list[HostState], question: Question, kind: str) -> PreflightReport:
+    """Return what the hosts offer together: whole slices of a kind, and each host's answer."""
+    mine = [state for state in hosts if state.kind == kind]
+    heads = {state.host.slice_name: state for state in mine if state.host.index == 0}
+    count = Counter(state.host.slice_name for state in mine)
+    whole = {name for name, head in heads.items() if count[name] == head.size}
+    busy = {state.host.slice_name for state in mine if state.run}
+    others = Counter(state.kind for state in hosts if state.kind != kind and state.host.index == 0)
+    answers = [state.answer_to(question) or PreflightHost(name=str(state.host)) for state in mine]
+    present, free = len(whole), len(whole - busy)
+    return PreflightReport(present=present, free=free, others=dict(others), hosts=tuple(answers))
