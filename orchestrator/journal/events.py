@@ -270,8 +270,7 @@ def read_newest(paths: RunPaths) -> Newest | FileFault:
     """Return the note, or what is wrong with it. Read it before the events: it may be behind."""
     where = paths.newest_event.name
     try:
-        content = files.read(paths.newest_event, boundary.MAX_RECORD_BYTES)
-        return codec.from_json(content, Newest)
+        return codec.from_json(files.read(paths.newest_event, boundary.MAX_RECORD_BYTES), Newest)
     except FileNotFoundError:
         return FileFault(where, "is missing, and maybe events with it")
     except (JournalUnreadable, msgspec.DecodeError) as error:

@@ -182,10 +182,6 @@ def names(folder: Path) -> list[str]:
         return []
 
 
-def entries(folder: Path) -> list[Path]:
-    return [folder / name for name in names(folder)]
-
-
 def _sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power failure."""
     opened = os.open(folder, os.O_RDONLY)

@@ -112,10 +112,10 @@ class Heartbeat:
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     """Return an attempt's heartbeats by rank, without those that cannot be read at the moment."""
     try:
-        paths = files.entries(RunPaths(run).heartbeats(attempt))
+        names = files.names(folder := RunPaths(run).heartbeats(attempt))
     except JournalUnreadable:
         return {}
-    found = [_read(path) for path in paths if not path.name.startswith(".")]
+    found = [_read(folder / name) for name in names if not name.startswith(".")]
     return {heartbeat.rank: heartbeat for heartbeat in found if heartbeat}
 
 

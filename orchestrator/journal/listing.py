@@ -114,8 +114,7 @@ def check_silence(
     first = liveness.read(path)
     for _ in range(round(claim.heartbeat_s * MISSING_HEARTBEATS / POLL_S) + 1):
         sleep(POLL_S)
-        new = events.exists(journal.paths.events, state.last + 1)
-        if new or liveness.read(path) != first:
+        if events.exists(journal.paths.events, state.last + 1) or liveness.read(path) != first:
             why = f"run {journal.key}: its driver ({process_name(claim.driver)}) goes on"
             raise RunIsLive(f"{why}; the clocks of its machine and of this one differ")
 

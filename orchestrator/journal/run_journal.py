@@ -372,8 +372,8 @@ def list_logs(path: Path, run: values.Run, *, attempt: int | None) -> list[Log]:
 
 
 def _numbered_files(folder: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
-    paths = files.entries(folder)
-    return sorted((int(match[1]), path) for path in paths if (match := name.fullmatch(path.name)))
+    matches = filter(None, map(name.fullmatch, files.names(folder)))
+    return sorted((int(match[1]), folder / match[0]) for match in matches)
 
 
 class LogReader:

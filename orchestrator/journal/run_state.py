@@ -154,8 +154,8 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
         case events.Stopping():
             return replace(state, stopping=event)
         case events.AttemptEnded():
-            end = {"ended_at_s": event.at_s, "reason": event.reason, "error": event.error}
-            end |= {"first_dead_rank": event.first_dead_rank, "written": event.steps}
+            end: dict[str, Any] = {"ended_at_s": event.at_s, "written": event.steps}
+            end |= {name: getattr(event, name) for name in ("reason", "error", "first_dead_rank")}
             return replace(state, attempts=_with_newest(state, **end))
         case events.Ended():
             return replace(idle, ended=event)

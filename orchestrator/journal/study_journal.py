@@ -236,8 +236,7 @@ def find_runs(storage: Path, name: str) -> list[Journal]:
     found = find_run_or_study(storage, name)
     if isinstance(found, Journal):
         return [found]
-    starts = found.trial_starts()
-    return [found.trial_journal(start) for start in starts if found.trial_run(start)]
+    return [found.trial_journal(start) for start in found.trial_starts() if found.trial_run(start)]
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:

@@ -130,8 +130,7 @@ class Bucket:
         try:
             return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
         except FileNotFoundError as error:
-            where = self.address(name)
-            raise FileNotFoundError(errno.ENOENT, "no such object", where) from error
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.address(name)) from error
 
     def has(self, name: str) -> bool:
         try:

@@ -176,8 +176,7 @@ def main(where: str) -> int:
             try:
                 writer.begin(b"")
                 # Continue after the parts of a log that is there.
-                parts = place.bucket.below(place.prefix)
-                names = [(part.name[-15:], part.size) for part in parts]
+                names = [(part.name[-15:], part.size) for part in place.bucket.below(place.prefix)]
                 ends = [int(name) + size for name, size in names if _PART.fullmatch(name)]
                 writer.offset = max(ends, default=0)
                 break

@@ -207,8 +207,7 @@ class HostsBackend:
         """Emulate the hosts of the plan's slices on this machine, and run a command with them."""
         with tempfile.TemporaryDirectory(prefix="orch-hosts-") as folder:
             started = [_start_host(plan, Path(folder), number) for number in range(plan.hosts)]
-            words = ("--driver", folder, str(plan.hosts), *shlex.split(command))
-            driver = start_program(*words)
+            driver = start_program("--driver", folder, str(plan.hosts), *shlex.split(command))
             try:
                 yield _EmulatedHosts(meetings.Meeting(Path(folder)), driver)
             finally:

@@ -82,7 +82,7 @@ class _Host:
             inherited = processes.emulated_devices(os.environ, self.devices)
         joined = _environment(order, rank) | {processes.NODE_ADDRESS: self.state.address}
         words = ("--rank", order.worker, codec.to_json(order.args).decode(), str(rank))
-        self.process = start_program(*words, environment=inherited | joined)
+        self.process = start_program(*words, env=inherited | joined)
 
     def stop(self) -> None:
         if self.process is None:
@@ -92,14 +92,10 @@ class _Host:
         self.process = None
 
 
-def start_program(
-    *words: str, environment: dict[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
+def start_program(*words: str, env: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
     """Start this program in a session of its own."""
     command = [sys.executable, "-m", PROGRAM, *words]
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-    )
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
 
 
 def _is_removed(where: Path) -> bool:

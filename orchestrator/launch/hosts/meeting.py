@@ -120,10 +120,10 @@ class Meeting:
     def hosts(self) -> tuple[HostState, ...]:
         """The last state of every host, in order; one that cannot be read now is left out."""
         try:
-            paths = [path for path in files.entries(self.folder) if path.name.startswith("host-")]
+            names = [name for name in files.names(self.folder) if name.startswith("host-")]
         except (FileNotFoundError, JournalUnreadable):
             return ()
-        known = [state for path in paths if (state := _read(path, HostState))]
+        known = [state for name in names if (state := _read(self.folder / name, HostState))]
         return tuple(sorted(known, key=lambda state: (state.host.slice_name, state.host.index)))
 
     def ask(self, question: Question) -> None:

@@ -211,8 +211,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
 
 
 def _on_worker(config: dict[str, Any]) -> None:
-    work = pkgutil.resolve_name(config["worker"])
-    work(config["args"], get_context().get_world_rank())
+    pkgutil.resolve_name(config["worker"])(config["args"], get_context().get_world_rank())
 
 
 def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
@@ -225,8 +224,7 @@ def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
         nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
         if process and (node := nodes.get(process[0])):
             host = f"{node['NodeManagerHostname']}, process {process[1]}"
-            name = slices.name_of(node)
-            dead.append(DeadRank(rank=rank, host=host, slice_name=name, how=_HOW))
+            dead.append(DeadRank(rank=rank, host=host, slice_name=slices.name_of(node), how=_HOW))
     return tuple(dead)
 
 
