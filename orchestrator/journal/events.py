@@ -143,10 +143,7 @@ class Fault(FileFault):
 
 @dataclass(frozen=True)
 class _EventLog:
-    """The records of a folder by number; `last` is the highest number, or 0.
-
-    `faults` are records that are missing or cannot be read, `problems` these and unexpected files.
-    """
+    """The records of a folder up to the number `last`, or 0, and what is wrong there."""
 
     contents: dict[int, bytes]
     last: int
