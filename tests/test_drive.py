@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import worker
-from orchestrator.drive.driver import _describe_wait, _select, _SliceRequest
+from orchestrator.drive.driver import _select, _SliceRequest, _wait_text
 from orchestrator.drive.monitor import _AttemptEnd, _explain_failure
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.launch import provenance
@@ -83,10 +83,10 @@ def test_what_the_cluster_has_not_noticed_is_waited_for() -> None:
 def test_the_arithmetic_of_waiting_is_said() -> None:
     """Asked, whole, free, and what is broken."""
     visible = slices("a", busy=("b",), broken=("c",))
-    assert "; first come, first served: a-1, b-1 is ahead" in _describe_wait(
+    assert "; first come, first served: a-1, b-1 is ahead" in _wait_text(
         visible, FOUR, ("/runs/a-1", "/elsewhere/b-1")
     )
-    assert _describe_wait(visible, FOUR) == (
+    assert _wait_text(visible, FOUR) == (
         "2 to 4 slices of v5e 2x2 requested, 2 whole, 1 free; c has 1 of 2 hosts"
     )
 

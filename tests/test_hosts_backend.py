@@ -21,13 +21,7 @@ from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.drive.monitor import _explain_failure
 from orchestrator.errors import Superseded
 from orchestrator.journal import boundary
-from orchestrator.launch.backend import (
-    AttemptHandle,
-    AttemptSpec,
-    ClusterUnusable,
-    RunNeeds,
-    WorkerArgs,
-)
+from orchestrator.launch.backend import AttemptHandle, AttemptSpec, ClusterUnusable, WorkerArgs
 from orchestrator.launch.hosts.backend import (
     _GONE_S,
     HostsBackend,
@@ -37,6 +31,7 @@ from orchestrator.launch.hosts.backend import (
 )
 from orchestrator.launch.hosts.host_process import _EMULATED_S, _environment
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
+from orchestrator.launch.preflight import PreflightRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -544,6 +539,12 @@ def test_the_environment_joins_ranks_and_slices() -> None:
     assert not any(name.startswith("MEGASCALE") for name in alone)
 
 
+def request_of(plan: Plan, secrets: tuple[str, ...] = (), file: str = "") -> PreflightRequest:
+    return PreflightRequest(
+        pods=plan.pods, kind=plan.slice_kind, versions={}, secrets=secrets, file=file
+    )
+
+
 def test_a_preflight_says_what_the_hosts_have(
     tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -552,8 +553,8 @@ def test_a_preflight_says_what_the_hosts_have(
     marker.touch()
     monkeypatch.setenv("PRESENT", "x")
     with hosts(meeting, plan):
-        needs = RunNeeds(plan=plan, versions={}, secrets=("PRESENT", "ABSENT"), marker=str(marker))
-        report = _MeetingClient(meeting).preflight(needs, None, lambda _: None).report
+        request = request_of(plan, ("PRESENT", "ABSENT"), str(marker))
+        report = _MeetingClient(meeting).preflight(plan, request, None, lambda _: None).report
     assert (report.present, report.free, dict(report.others)) == (2, 2, {})
     assert [(host.reaches, host.lacks) for host in report.hosts] == [(True, ("ABSENT",))] * 2
     assert all(host.versions["python"] for host in report.hosts)
@@ -563,9 +564,9 @@ def test_what_cannot_serve_is_refused(tmp_path: Path, meeting: Path) -> None:
     with pytest.raises(ClusterUnusable, match="not a meeting folder"):
         HostsBackend().connect(str(tmp_path / "nowhere"))
     meeting.mkdir()
-    needs = RunNeeds(plan=make_plan(spec()), versions={}, secrets=(), marker="")
+    plan = make_plan(spec())
     with pytest.raises(ClusterUnusable, match="installed"):
-        _MeetingClient(meeting).preflight(needs, b"zip", lambda _: None)
+        _MeetingClient(meeting).preflight(plan, request_of(plan), b"zip", lambda _: None)
 
 
 def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def _select(
     settled = all(shown.settled for shown in slices)
     whole = sum(shown.whole for shown in slices)
     if request.private and settled and whole < request.pods.min:
-        raise errors.SpecError(f"{_describe_wait(slices, request)}; this cluster gets no more")
+        raise errors.SpecError(f"{_wait_text(slices, request)}; this cluster gets no more")
     nothing_comes = request.private and settled and len(free) == whole
     fewer = len(free) // request.sharing * request.sharing
     enough = (request.started or nothing_comes) and fewer >= request.pods.min
@@ -60,20 +60,15 @@ def _select(
     return tuple(sorted(ranked[:fewer])) if goes_on else ()
 
 
-def _describe_wait(
-    slices: Sequence[Slice], request: _SliceRequest, ahead: Sequence[str] = ()
-) -> str:
+def _wait_text(slices: Sequence[Slice], request: _SliceRequest, ahead: Sequence[str] = ()) -> str:
     """What the run waits for: the slices by number, the runs ahead of it, and broken slices."""
     whole = [shown for shown in slices if shown.whole]
     free = sum(shown.free for shown in whole)
     pods = request.pods
     requested = f"{pods.max}" if pods.min == pods.max else f"{pods.min} to {pods.max}"
     text = f"{requested} slices of {request.kind} requested, {len(whole)} whole, {free} free"
-    broken = [
-        f"{shown.name} has {shown.hosts} of {shown.size} hosts"
-        for shown in slices
-        if not shown.whole
-    ]
+    incomplete = [shown for shown in slices if not shown.whole]
+    broken = [f"{shown.name} has {shown.hosts} of {shown.size} hosts" for shown in incomplete]
     names = ", ".join(path.rpartition("/")[2] for path in ahead)
     queue = [f"first come, first served: {names} is ahead"] if ahead else []
     return "; ".join([text, *queue, *broken])
@@ -185,14 +180,13 @@ class Driver:
             raise Cancelled(cancel.source)
 
     def _run_attempt(self) -> Decision:
-        """Make an attempt, from its slices to the end of its last process."""
         path, claim = address(self.journal.path), self.writer.number
         spec = AttemptSpec(run=path, claim=claim, worker=self.worker)
         with self.backend.attempt(spec) as attempt:
             plan, slices = self._wait_for_slices(attempt)
             number = self.writer.start_attempt(plan, slices)
-            hang_limit_s = self.spec.run.hang_limit_s
-            heartbeat_s = heartbeat_interval_s(plan.hosts, hang_limit_s)
+            limit_s, most_pods = self.spec.run.hang_limit_s, self._pods.max
+            heartbeat_s = heartbeat_interval_s(plan.hosts, limit_s)
             if is_copy(self.journal.path):
                 heartbeat_s = max(heartbeat_s, _BUCKET_HEARTBEAT_S)
             args = WorkerArgs(
@@ -205,14 +199,7 @@ class Driver:
             )
             attempt.start(args, slices)
             monitor = Monitor(
-                self.writer,
-                attempt,
-                args,
-                slices,
-                hang_limit_s,
-                self._pods.max,
-                self.clock,
-                self.read,
+                self.writer, attempt, args, slices, limit_s, most_pods, self.clock, self.read
             )
             end = monitor.wait_for_end()
         expected = set(range(plan.hosts)) - {end.first_dead_rank}
@@ -250,7 +237,7 @@ class Driver:
             if not ahead and (chosen := _select(slices, request, previous, waited_s)):
                 return plan_on(self.spec, self.first_plan, len(chosen)), chosen
             if waited_s > _PENDING_AFTER_S:
-                detail = _describe_wait(slices, request, ahead)
+                detail = _wait_text(slices, request, ahead)
                 self.writer.record_pending(StateReason(code="waiting_for_slices", detail=detail))
 
     def _end_run(self, reason: StateReason) -> int:

@@ -151,14 +151,12 @@ def _explain_failure(
     first heartbeat.
     """
     rank = unseen.rank if unseen else first_dead.rank if first_dead else None
-    left = {shown.name: shown for shown in slices or () if shown.hosts}
-    lost = [
-        f"slice {name} has {left[name].hosts} of {left[name].size} hosts left"
-        if name in left
-        else f"slice {name} is gone"
-        for name in used
-        if name not in left or not left[name].whole
-    ]
+    left, lost = {shown.name: shown for shown in slices or () if shown.hosts}, []
+    for name in used:
+        if name not in left:
+            lost.append(f"slice {name} is gone")
+        elif not (shown := left[name]).whole:
+            lost.append(f"slice {name} has {shown.hosts} of {shown.size} hosts left")
     if lost and slices is not None:  # otherwise nobody can say
         return _AttemptEnd(reason="preemption", error="; ".join(lost), first_dead_rank=rank)
     if unseen:
@@ -181,9 +179,8 @@ def evict(journal: Journal, before: RunState) -> None:
     """End the processes of the claim before, the driver first: it would start others."""
     driver = before.claim.driver if before.claim else None
     if driver and driver != liveness.this_process() and liveness.is_alive(driver):
-        print(
-            f"ending process {driver.pid}, whose claim is superseded", file=sys.stderr, flush=True
-        )
+        what = f"ending process {driver.pid}, whose claim is superseded"
+        print(what, file=sys.stderr, flush=True)
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(driver.pid)
             tree = [process, *process.children(recursive=True)]

@@ -35,7 +35,6 @@ class _RunSaves:
         self.before_report: Callable[[], None] = lambda: None
 
     def recorded(self) -> Sequence[SavedCheckpoint]:
-        """The newest checkpoints that count, the newest last."""
         return (*self._args.saves, *self._watch.saved)
 
     def folder(self, step: int) -> str:

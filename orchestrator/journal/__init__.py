@@ -11,8 +11,6 @@ from orchestrator.journal.listing import find_run, list_journals, list_runs, rem
 from orchestrator.journal.ownership import (
     RunRequest,
     Writer,
-    check_folder_own,
-    check_made_by_user,
     check_own,
     claim_run,
     create_run,
@@ -35,8 +33,7 @@ from orchestrator.journal.study_journal import (
 
 __all__ = [
     "ClaimWatch", "Journal", "RunRequest", "StepLog", "StepReader", "StudyJournal", "StudyRequest",
-    "Writer", "check_folder_own", "check_made_by_user", "check_own", "check_writable", "claim_run",
-    "create_run", "decide_retry", "find_run", "find_run_or_study", "find_runs", "list_journals",
-    "list_runs", "list_studies", "open_study", "remove_run", "remove_study", "request_cancel",
-    "start_trial", "track",
+    "Writer", "check_own", "check_writable", "claim_run", "create_run", "decide_retry", "find_run",
+    "find_run_or_study", "find_runs", "list_journals", "list_runs", "list_studies", "open_study",
+    "remove_run", "remove_study", "request_cancel", "start_trial", "track",
 ]  # fmt: skip

@@ -108,8 +108,7 @@ def reading_file(path: Path) -> IO[bytes]:
 
 def appending_to(path: Path) -> IO[bytes]:
     """Open a log of this user for appending without a buffer; create it if it is missing."""
-    opened = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    return os.fdopen(opened, "ab", buffering=0)
+    return os.fdopen(open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:

@@ -103,17 +103,8 @@ class Repaired(_Event, frozen=True, kw_only=True, tag="repaired"):
     faults: tuple[str, ...]
 
 
-AnyEvent = (
-    Submitted
-    | Claimed
-    | Pending
-    | AttemptStarted
-    | CheckpointSaved
-    | Stopping
-    | AttemptEnded
-    | Ended
-    | Repaired
-)
+_AttemptChange = AttemptStarted | CheckpointSaved | Stopping | AttemptEnded
+AnyEvent = Submitted | Claimed | Pending | _AttemptChange | Ended | Repaired
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cancel"):
@@ -152,10 +143,7 @@ class Fault(FileFault):
 
 @dataclass(frozen=True)
 class _EventLog:
-    """The records of a folder by number; `last` is the highest number, or 0.
-
-    `faults` are records that are missing or cannot be read, `problems` these and unexpected files.
-    """
+    """The records of a folder up to the number `last`, or 0, and what is wrong there."""
 
     contents: dict[int, bytes]
     last: int
@@ -211,22 +199,15 @@ def read(folder: Path) -> _EventLog:
                 except OSError as error:
                     why = f"cannot be read: {error.strerror or error}"
                     faults.append(Fault(f"{folder.name}/{name}", why, number))
-    return _EventLog(
-        contents=dict(sorted(contents.items())),
-        last=last,
-        faults=tuple(sorted(faults, key=lambda found: found.number)),
-        unexpected=tuple(
-            # Others choose the names: a terminal gets nothing that it would obey.
-            f"{folder.name}/{name if name.isprintable() else ascii(name)}: "
-            "is not a file of the journal"
-            for name in names
-            if name not in numbers and not name.endswith(files.PARTIAL)
-        ),
-    )
+    others = [name for name in names if name not in numbers and not name.endswith(files.PARTIAL)]
+    # Others choose the names: a terminal gets nothing that it would obey.
+    shown = [name if name.isprintable() else ascii(name) for name in others]
+    unexpected = [f"{folder.name}/{name}: is not a file of the journal" for name in shown]
+    ordered = tuple(sorted(faults, key=lambda found: found.number))
+    return _EventLog(dict(sorted(contents.items())), last, ordered, tuple(unexpected))
 
 
 def read_one(folder: Path, number: int) -> dict[int, bytes]:
-    """Return the record of one number, if it exists."""
     try:
         return {number: files.read(folder / file_name(number), boundary.MAX_RECORD_BYTES)}
     except FileNotFoundError:
@@ -265,10 +246,7 @@ def digest(content: bytes) -> str:
 
 
 def append_event(paths: RunPaths, number: int, event: AnyEvent, previous: str) -> str:
-    """Write an event after the one with the digest `previous`; return its own digest.
-
-    `FileExistsError` when another process has written that number.
-    """
+    """Write an event unless its number is taken (`FileExistsError`); return its digest."""
     content = encode(msgspec.structs.replace(event, previous=previous))
     append(paths.events, number, content)
     try:
@@ -289,8 +267,7 @@ def read_newest(paths: RunPaths) -> Newest | FileFault:
     """Return the note, or what is wrong with it. Read it before the events: it may be behind."""
     where = paths.newest_event.name
     try:
-        content = files.read(paths.newest_event, boundary.MAX_RECORD_BYTES)
-        return codec.from_json(content, Newest)
+        return codec.from_json(files.read(paths.newest_event, boundary.MAX_RECORD_BYTES), Newest)
     except FileNotFoundError:
         return FileFault(where, "is missing, and maybe events with it")
     except (JournalUnreadable, msgspec.DecodeError) as error:
@@ -302,14 +279,10 @@ def faults(
 ) -> Iterator[Fault]:
     """Yield what does not fit together, by the number of the event that is in doubt."""
     # An event that cannot be decoded is in doubt already.
-    digests = {
-        number: digest(content)
-        for number, content in log.contents.items()
-        if not isinstance(events[number], Fault)
-    }
-    for number, event in events.items():
-        before = digests.get(number - 1)
-        if before and not isinstance(event, Fault) and event.previous != before:
+    valid = {number: event for number, event in events.items() if not isinstance(event, Fault)}
+    digests = {number: digest(log.contents[number]) for number in valid}
+    for number, event in valid.items():
+        if event.previous != digests.get(number - 1, event.previous):
             yield fault(folder, number - 1, f"is not the event that event {number} came after")
     if isinstance(newest, FileFault):
         yield Fault(newest.file, newest.what, log.last + 1)

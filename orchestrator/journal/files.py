@@ -48,9 +48,6 @@ class FileFault:
         return f"{self.file}: {self.what}"
 
 
-# --- errors
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a failure to write into `JournalUnwritable`; `FileExistsError` passes."""
@@ -65,10 +62,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn a failure to read into `JournalUnreadable`; `FileNotFoundError` passes.
-
-    A file of a bucket is brought up to date first.
-    """
+    """Update a copy; turn failures into `JournalUnreadable`, but for `FileNotFoundError`."""
     with looking(path):
         copies.refresh_file(path)
         yield
@@ -89,9 +83,6 @@ def looking(path: Path) -> Iterator[None]:
 def _cause(error: OSError) -> str:
     advice = _ADVICE.get(error.errno or 0)
     return f"{error.strerror or error}" + (f"; {advice}" if advice else "")
-
-
-# --- whole files
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -181,9 +172,6 @@ def set_aside(path: Path, suffix: str) -> None:
             path.rename(path.with_name(f".{path.name}{suffix}"))
 
 
-# --- folders
-
-
 def names(folder: Path) -> list[str]:
     """Return the names in a folder, in order; a folder that does not exist is empty."""
     try:
@@ -192,10 +180,6 @@ def names(folder: Path) -> list[str]:
             return boundary.names_in(folder) if copied is None else copied
     except FileNotFoundError:
         return []
-
-
-def entries(folder: Path) -> list[Path]:
-    return [folder / name for name in names(folder)]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -112,10 +112,10 @@ class Heartbeat:
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     """Return an attempt's heartbeats by rank, without those that cannot be read at the moment."""
     try:
-        paths = files.entries(RunPaths(run).heartbeats(attempt))
+        names = files.names(folder := RunPaths(run).heartbeats(attempt))
     except JournalUnreadable:
         return {}
-    found = [_read(path) for path in paths if not path.name.startswith(".")]
+    found = [_read(folder / name) for name in names if not name.startswith(".")]
     return {heartbeat.rank: heartbeat for heartbeat in found if heartbeat}
 
 
@@ -225,7 +225,7 @@ class HeartbeatWriter:
             self._written.set()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _RankStatus:
     """The newest heartbeat of a rank, and since when it and its steps have not changed."""
 
@@ -248,11 +248,8 @@ class HeartbeatMonitor:
             if before and before.heartbeat == heartbeat:
                 continue
             same_step = before and before.heartbeat.steps == heartbeat.steps
-            self.ranks[rank] = _RankStatus(
-                heartbeat=heartbeat,
-                unchanged_since_s=now_s,
-                no_step_since_s=before.no_step_since_s if before and same_step else now_s,
-            )
+            step_s = before.no_step_since_s if before and same_step else now_s
+            self.ranks[rank] = _RankStatus(heartbeat, now_s, step_s)
 
     def has_error(self) -> bool:
         return any(rank.heartbeat.error is not None for rank in self.ranks.values())
@@ -265,7 +262,6 @@ class HeartbeatMonitor:
         return max(rank.unchanged_since_s for rank in ended)
 
     def silent_ranks(self, since_s: float) -> list[Heartbeat]:
-        """Return the ranks that have not ended and have been silent since that time."""
         return [rank.heartbeat for rank in self._running() if rank.unchanged_since_s <= since_s]
 
     def first_dead(self, silent_since_s: float) -> Heartbeat | None:

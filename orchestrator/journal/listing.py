@@ -55,14 +55,11 @@ def holds(folder: Path, name: str) -> bool:
     try:
         with files.looking(folder):
             copied = copies.names_in(folder)
-        if copied is not None:
-            return name in copied
-        os.lstat(folder / name)
+        return name in copied if copied is not None else bool(os.lstat(folder / name))
     except (PermissionError, JournalUnreadable):
         return True
     except OSError:
         return False
-    return True
 
 
 def list_runs(storage: Path) -> tuple[list[Run], list[str]]:
@@ -117,12 +114,9 @@ def check_silence(
     first = liveness.read(path)
     for _ in range(round(claim.heartbeat_s * MISSING_HEARTBEATS / POLL_S) + 1):
         sleep(POLL_S)
-        new = events.exists(journal.paths.events, state.last + 1)
-        if new or liveness.read(path) != first:
-            why = f"its driver ({process_name(claim.driver)}) goes on"
-            raise RunIsLive(
-                f"run {journal.key}: {why}; the clocks of its machine and of this one differ"
-            )
+        if events.exists(journal.paths.events, state.last + 1) or liveness.read(path) != first:
+            why = f"run {journal.key}: its driver ({process_name(claim.driver)}) goes on"
+            raise RunIsLive(f"{why}; the clocks of its machine and of this one differ")
 
 
 def remove_run(journal: Journal, clock: Clock = time.time) -> None:
@@ -141,9 +135,8 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
     if is_copy(path):
         # A bucket renames nothing: claim the run, so that no driver can, and delete its first event
         # before all others. A run is there while its first event is.
-        claimed = events.Claimed(
-            at_s=clock(), driver=liveness.this_process(), heartbeat_s=HEARTBEAT_S
-        )
+        me = liveness.this_process()
+        claimed = events.Claimed(at_s=clock(), driver=me, heartbeat_s=HEARTBEAT_S)
         try:
             events.append_event(journal.paths, state.last + 1, claimed, state.digest)
         except FileExistsError as error:

@@ -75,8 +75,6 @@ def _started_s(process: psutil.Process) -> float:
 
 _LEAST_S = 1.0  # between two heartbeats on a bucket, which takes one for an object a second
 _renewed: dict[Path, float] = {}
-
-
 # When by the file system's clock, and when since its machine started: None where a full disk took
 # no more than the time of the file.
 DriverHeartbeat = tuple[float, float | None]

@@ -51,8 +51,6 @@ class Writer:
     def run(self) -> values.Run:
         return self.journal.run(self._clock)
 
-    # --- events
-
     def record_pending(self, reason: values.StateReason) -> None:
         """Record what the run waits for. The same reason again writes nothing."""
         if not (self._state.pending and self._state.pending.reason == reason):
@@ -92,7 +90,6 @@ class Writer:
         return True
 
     def newest_saves(self, most: int) -> tuple[values.SavedCheckpoint, ...]:
-        """Return the `most` newest checkpoints that count, the newest last."""
         return self._state.saves[-most:]
 
     def record_stopping(self, reason: values.StateReason) -> None:
@@ -123,8 +120,6 @@ class Writer:
     def save_proof(self, proof: Proof) -> None:
         path = self.journal.paths.proof(proof.plan_digest)
         files.write_once(path, codec.to_pretty_json(proof).encode())
-
-    # --- heartbeats
 
     def heartbeat(self) -> events.CancelRequest | None:
         """Send a heartbeat, and return the request to stop that counts.
@@ -166,8 +161,6 @@ class Writer:
             ended.set()
             thread.join()
 
-    # --- fencing
-
     def _append(self, event: events.AnyEvent) -> None:
         with self._lock:
             self._check_owner()
@@ -194,9 +187,6 @@ class Writer:
         if self._state.claim and self._state.writer != self.number:
             owner = run_state.process_name(self._state.claim.driver)
             raise errors.Superseded(f"{self.journal.key}: {owner} has claimed the run")
-
-
-# --- creating a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,9 +268,6 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunSt
     return replace(run_state.initial(submitted), digest=digest)
 
 
-# --- claiming a run
-
-
 def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
     """Become the driver of a run.
 
@@ -294,10 +281,9 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
         check_whole(journal, before)
         run = journal.run(clock)
         if run.state in values.LIVE and (run.driver or resumes):
-            driver = f"{run_state.process_name(run.driver)} drives it" if run.driver else None
-            raise errors.RunIsLive(
-                f"run {run.run} is {run.state}: {driver or 'its driver is starting'}"
-            )
+            driver = run.driver and f"{run_state.process_name(run.driver)} drives it"
+            why = driver or "its driver is starting"
+            raise errors.RunIsLive(f"run {run.run} is {run.state}: {why}")
         if run.state == "succeeded" or (run.ended_at_s is not None and not resumes):
             raise errors.RunHasEnded(f"run {run.run} has ended: {run.state}")
         listing.check_silence(journal, before)
@@ -338,14 +324,12 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
 
 
 def check_whole(journal: Journal, state: run_state.RunState) -> None:
-    """Refuse to go on from events that are missing or changed."""
     if state.damage:
         first, *others = state.damage
         raise journal.damaged(first.file, "; ".join([first.what, *map(str, others)]))
 
 
 def check_checkpoints(journal: Journal, state: run_state.RunState) -> None:
-    """Refuse to go on where checkpoints were saved and none of them is left."""
     if state.saves and not any(map(journal.has_checkpoint, state.saves)):
         last = f"the last one had {state.saves[-1].step:,} steps"
         why = f"no checkpoint is left of those that were saved, and {last}"
@@ -369,18 +353,14 @@ def request_cancel(
 
 
 def repair_events(journal: Journal, clock: Clock = time.time) -> None:
-    """Write an event with which a person goes on without what the others lack.
-
-    What the damaged events said stays lost, and stays a problem of the run.
-    """
+    """Write an event that accepts the faults of the others. What those said stays lost."""
     listing.check_not_live(journal, _REPAIR, clock)
     state, newest = journal.state(), events.read_newest(journal.paths)
     last, previous = state.last, state.digest
     if isinstance(newest, events.Newest) and newest.number > last:
         last, previous = newest.number, newest.sha256
-    event = events.Repaired(
-        at_s=clock(), by=liveness.this_process(), faults=tuple(map(str, state.damage))
-    )
+    by, damage = liveness.this_process(), tuple(map(str, state.damage))
+    event = events.Repaired(at_s=clock(), by=by, faults=damage)
     events.append_event(journal.paths, last + 1, event, previous)
 
 

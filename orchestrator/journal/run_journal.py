@@ -44,7 +44,6 @@ class _Numbered(msgspec.Struct):
 
 
 def read_value(path: Path, kind: type[T]) -> T:
-    """Return the value in a JSON file; `JournalUnreadable` when it cannot be read."""
     return _value_in(path, _content_of(path), kind)
 
 
@@ -87,9 +86,6 @@ def noted_tracking(
             raise JournalUnreadable(path, str(error)) from error
         return replace(stored, uri=absolute_uri(stored.uri, folder.parent))
     return None
-
-
-# --- the run
 
 
 @dataclass(frozen=True)
@@ -151,17 +147,15 @@ class Journal:
             left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, run_state.first_line(str(error)))
-        fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        fields |= {"problems": problems, "stage": stage}
+        fields = vars(run) | {"problems": problems, "stage": stage}
         return values.Status(**fields, forecast=forecast, outlook=left)
 
     def steps(self, run: values.Run) -> list[values.TimedStep]:
         """Return every step of the run in order; the last attempt at a step counts."""
         counted: dict[int, values.TimedStep] = {}
         for number in sorted(attempt.number for attempt in run.attempts):
-            done = {
-                timed.step.index: timed for timed in step_log.StepReader(self.path, number).read()
-            }
+            steps = step_log.StepReader(self.path, number).read()
+            done = {timed.step.index: timed for timed in steps}
             if done:  # an attempt undoes the steps after those that it restored
                 first = min(done)
                 counted = {index: timed for index, timed in counted.items() if index < first} | done
@@ -170,8 +164,6 @@ class Journal:
     def damaged(self, place: object, why: str) -> JournalDamaged:
         command = shlex.join(["orch", "doctor", address(self.path)])
         return JournalDamaged(place, why, next_command=command)
-
-    # --- what it was made from
 
     def spec(self) -> Spec:
         return self._original(self.paths.spec, Spec)
@@ -237,8 +229,6 @@ class Journal:
             raise self.damaged(path, "was changed after it was written")
         return _value_in(path, content, kind, unchanged=bool(expected))
 
-    # --- its events and requests
-
     def state(self) -> run_state.RunState:
         """Return what the events say; `JournalUnreadable` if this is not the folder of a run."""
         folder = self.paths.events
@@ -268,7 +258,6 @@ class Journal:
         )
 
     def _submitted(self, events: Mapping[int, event_log.AnyEvent | Fault]) -> Submitted:
-        """Return the first event."""
         first = events.get(1, event_log.fault(self.paths.events, 1, "is missing"))
         if not isinstance(first, Submitted | Fault):
             first = event_log.fault(self.paths.events, 1, "is not a submission")
@@ -365,8 +354,6 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class LogTail:
-    """A log, and the last lines of it or all."""
-
     log: Log
     lines: list[values.LogLine]
 
@@ -375,9 +362,7 @@ def list_logs(path: Path, run: values.Run, *, attempt: int | None) -> list[Log]:
     """Return the logs of an attempt: of the rank that died first, of the others, of the driver."""
     paths = RunPaths(path)
     number = attempt or len(run.attempts)
-    first_dead = next(
-        (each.first_dead_rank for each in run.attempts if each.number == number), None
-    )
+    first_dead = {each.number: each.first_dead_rank for each in run.attempts}.get(number)
     ranks = [
         Log(path=file, attempt=number, rank=rank, first_dead=rank == first_dead)
         for rank, file in _numbered_files(paths.logs(number), _RANK_LOG)
@@ -387,8 +372,8 @@ def list_logs(path: Path, run: values.Run, *, attempt: int | None) -> list[Log]:
 
 
 def _numbered_files(folder: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
-    paths = files.entries(folder)
-    return sorted((int(match[1]), path) for path in paths if (match := name.fullmatch(path.name)))
+    matches = filter(None, map(name.fullmatch, files.names(folder)))
+    return sorted((int(match[1]), folder / match[0]) for match in matches)
 
 
 class LogReader:

@@ -28,6 +28,11 @@ _ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
     "finished": "finished",
     "cancelled": "was stopped",
 }
+# What a run says as its submission does.
+_OF_SUBMISSION = (
+    "id", "name", "rehearsal", "rehearses", "spec_digest", "steps",
+    "environment", "profile", "study",
+)  # fmt: skip
 # Addresses, digests and numbers differ between two occurrences of the same error.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
@@ -75,9 +80,6 @@ class RunState:
 
 def initial(submitted: events.Submitted) -> RunState:
     return RunState(submitted=submitted, last=1, last_at_s=submitted.at_s)
-
-
-# --- the state after each event
 
 
 def violation(state: RunState, event: events.AnyEvent) -> str | None:
@@ -152,15 +154,9 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
         case events.Stopping():
             return replace(state, stopping=event)
         case events.AttemptEnded():
-            attempts = _with_newest(
-                state,
-                ended_at_s=event.at_s,
-                reason=event.reason,
-                error=event.error,
-                first_dead_rank=event.first_dead_rank,
-                written=event.steps,
-            )
-            return replace(state, attempts=attempts)
+            end: dict[str, Any] = {"ended_at_s": event.at_s, "written": event.steps}
+            end |= {name: getattr(event, name) for name in ("reason", "error", "first_dead_rank")}
+            return replace(state, attempts=_with_newest(state, **end))
         case events.Ended():
             return replace(idle, ended=event)
         case events.Repaired():
@@ -170,9 +166,6 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
 
 def _with_newest(state: RunState, **changes: Any) -> tuple[values.Attempt, ...]:
     return (*state.attempts[:-1], replace(state.attempts[-1], **changes))
-
-
-# --- the status of the run
 
 
 @dataclass(frozen=True)
@@ -221,8 +214,7 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     for attempt in state.attempts:
         summary = observed.steps.get(attempt.number, StepSummary())
         restored = summary.startup.steps_done if summary.startup else 0
-        done = summary.steps_done
-        attempts.append(replace(attempt, restored_steps=restored, steps_done=done))
+        attempts.append(replace(attempt, restored_steps=restored, steps_done=summary.steps_done))
     if attempts and attempts[-1].reason is None and name in ("lost", "cancelled"):
         attempts[-1] = replace(attempts[-1], reason="lost")  # with its driver
     newest = attempts[-1] if attempts else None
@@ -231,14 +223,10 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     newest_first = sorted(observed.steps.items(), reverse=True)
     ends = (timed.step for _, summary in newest_first for timed in summary.last_steps[-1:])
     return values.Run(
+        **{field: getattr(submission, field) for field in _OF_SUBMISSION},
         run=key,
-        id=submission.id,
-        name=submission.name,
         state=name,
         reason=reason,
-        rehearsal=submission.rehearsal,
-        rehearses=submission.rehearses,
-        spec_digest=submission.spec_digest,
         plan_digest=newest.plan_digest if newest else submission.plan_digest,
         journal=journal,
         tracking=observed.tracking,
@@ -248,7 +236,6 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         cancel_requested_at_s=observed.cancel.at_s if observed.cancel else None,
         pods=newest.pods if newest else submission.pods,
         requested_pods=submission.pods,
-        steps=submission.steps,
         steps_done=steps.steps_done,
         last_step=last,
         evaluation=next((step.evaluation for step in ends if step.evaluation), None),
@@ -258,9 +245,6 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         driver=state.claim.driver if state.claim else None,
         resumed_at=state.resumed_at,
         attempts=tuple(attempts),
-        environment=submission.environment,
-        profile=submission.profile,
-        study=submission.study,
         problems=(*state.problems, *observed.problems),
     )
 
@@ -383,8 +367,6 @@ def _reason(code: values.ReasonCode, detail: str) -> values.StateReason:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether to start another attempt, and why."""
-
     retry: bool
     reason: values.StateReason
 

@@ -234,12 +234,9 @@ class StepTable:
             return self
         numbers: Integers = np.asarray(np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
         columns = {name: getattr(self, name)[numbers] for name in _COLUMNS}
-        return replace(
-            self,
-            **columns,
-            startups=_of_rows(self.startups, numbers),
-            evaluations=_of_rows(self.evaluations, numbers),
-        )
+        startups = _of_rows(self.startups, numbers)
+        evaluations = _of_rows(self.evaluations, numbers)
+        return StepTable(**columns, startups=startups, evaluations=evaluations)
 
 
 def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:
@@ -256,12 +253,11 @@ _INTEGERS = ("index", "tokens")
 
 def _table_of(steps: Sequence[values.TimedStep]) -> StepTable:
     rows = _Rows()
-    rows.add(list(map(_line_of, steps)))
+    rows.add(steps)
     return rows.table()
 
 
 def _joined(tables: Iterable[StepTable]) -> StepTable:
-    """Return the rows of several tables, one after another."""
     parts = list(tables)
     if len(parts) == 1:
         return parts[0]
@@ -298,8 +294,7 @@ def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[File
         if trusted:
             end = written.bytes
         else:
-            rows = _Rows()
-            problems.append(_fault(path, "is not what its attempt wrote"))
+            rows, problems = _Rows(), [_fault(path, "is not what its attempt wrote")]
     with suppress(FileNotFoundError):
         # A process that was still alive somewhere may have written more.
         for text in files.whole_lines(path, end):
@@ -310,7 +305,7 @@ def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[File
                     continue
             steps, faults = _decode(path, lines)  # all but the damaged ones
             problems += faults[: max(0, _MAX_PROBLEMS - len(problems))]
-            rows.add(list(map(_line_of, steps)))
+            rows.add(steps)
     return rows.table(), problems
 
 
@@ -319,25 +314,16 @@ def _decoded(lines: bytes) -> list[_Line]:
         return _LINES.decode_lines(lines)
 
 
-def _line_of(timed: values.TimedStep) -> _Line:
-    step = timed.step
-    cells = {name: getattr(step, name) for name in (*_OF_STEPS, "startup", "evaluation")}
-    return _Line(timed.at_s, _Step(**cells))
-
-
 class _Rows:
     """A table that grows by some rows at a time."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[NDArray[Any]]] = {
-            name: [_column(name, [])] for name in _COLUMNS
-        }
+        self._parts = {name: [_column(name, [])] for name in _COLUMNS}
         self._startups: dict[int, values.Startup] = {}
         self._evaluations: dict[int, values.Evaluation] = {}
         self._rows = 0
 
-    def add(self, lines: Sequence[_Line]) -> None:
-        """Add steps after the others."""
+    def add(self, lines: Sequence[_Line | values.TimedStep]) -> None:
         steps = [line.step for line in lines]
         self._parts["at_s"].append(_column("at_s", [line.at_s for line in lines]))
         for name in _OF_STEPS:

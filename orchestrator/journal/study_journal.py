@@ -135,18 +135,11 @@ def open_study(
             files.make_folder(part)
         for name, text in documents.items():
             files.write_once(prepared.documents / name, text)
+        digest, at_s = request.digest, clock()
         submission = StudySubmission(
-            schema=_SCHEMA,
-            id=uuid.uuid4().hex,
-            digest=request.digest,
-            at_s=clock(),
-            study=request.study,
-            steps=request.steps,
-            devices=request.devices,
-            rehearsal=request.rehearsal,
+            schema=_SCHEMA, id=uuid.uuid4().hex, digest=digest, at_s=at_s, **vars(request)
         )
-        text = codec.to_pretty_json(submission).encode()
-        files.write_once(prepared.submission_path, text)
+        files.write_once(prepared.submission_path, codec.to_pretty_json(submission).encode())
         files.publish(folder, journal.path, _SUBMISSION)
     files.sweep(storage)
     if (existing := journal.submission()).digest != request.digest:
@@ -159,18 +152,14 @@ def start_trial(
     journal: StudyJournal, trial: int, repeat: int, clock: Clock = time.time
 ) -> TrialStart:
     """Name the next run of a trial; `RunIsLive` while another run of the study is active."""
+    starter = liveness.this_process()
     while True:
         number = events.read(journal.trials).last + 1
         starts = journal.trial_starts()
         _check_idle(journal, starts, clock)
         retries = sum((start.trial, start.repeat) == (trial, repeat) for start in starts)
-        start = TrialStart(
-            at_s=clock(),
-            trial=trial,
-            repeat=repeat,
-            run=f"{journal.key}-trial-{trial}.{repeat}" + (f".{retries + 1}" if retries else ""),
-            by=liveness.this_process(),
-        )
+        name = f"{journal.key}-trial-{trial}.{repeat}" + (f".{retries + 1}" if retries else "")
+        start = TrialStart(at_s=clock(), trial=trial, repeat=repeat, run=name, by=starter)
         with suppress(FileExistsError):  # another process started one first: look again
             events.append(journal.trials, number, codec.to_json(start))
             return start
@@ -231,14 +220,10 @@ def list_studies(storage: Path) -> list[StudyJournal]:
 
 
 def _is_study(path: Path) -> bool:
-    """Return whether this is the folder of a study that can be read."""
-    if not holds(path, _SUBMISSION):
-        return False
     try:
-        StudyJournal(path).submission()
+        return holds(path, _SUBMISSION) and bool(StudyJournal(path).submission())
     except errors.JournalUnreadable:
         return False
-    return True
 
 
 def keys_in(storage: Path) -> list[str]:
@@ -251,8 +236,7 @@ def find_runs(storage: Path, name: str) -> list[Journal]:
     found = find_run_or_study(storage, name)
     if isinstance(found, Journal):
         return [found]
-    starts = found.trial_starts()
-    return [found.trial_journal(start) for start in starts if found.trial_run(start)]
+    return [found.trial_journal(start) for start in found.trial_starts() if found.trial_run(start)]
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:

@@ -5,7 +5,7 @@ driver then asks it for attempts. Ray is one backend, and no other code knows wh
 """
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,14 +17,12 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.run import SavedCheckpoint
 
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+OnState = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadRank:
-    """A rank whose end a backend has seen: where it was, and in words how it ended.
-
-    It may never have sent a heartbeat.
-    """
+    """A rank whose end a backend saw, maybe before any heartbeat: where it was, how it ended."""
 
     rank: int
     host: str
@@ -136,29 +134,6 @@ class ClusterEvent:
     error: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunNeeds:
-    """The needs of a run on a named cluster: the plan's slices, versions, secrets and storage.
-
-    `secrets` are names of environment variables, and every host must see the file `marker`.
-    """
-
-    plan: Plan
-    versions: Mapping[str, str]
-    secrets: tuple[str, ...]
-    marker: str
-
-    def preflight_request(self) -> PreflightRequest:
-        """Return these needs as a question to a cluster."""
-        return PreflightRequest(
-            pods=self.plan.pods,
-            kind=self.plan.slice_kind,
-            versions=self.versions,
-            secrets=self.secrets,
-            file=self.marker,
-        )
-
-
 class LocalCluster(Protocol):
     """A cluster on this machine that runs one command; its events are None after a timeout."""
 
@@ -166,20 +141,15 @@ class LocalCluster(Protocol):
 
 
 class ClusterClient(Protocol):
-    """A cluster that somebody named, from the machine that submits. `ClusterUnusable` says why not.
-
-    A job is PENDING, RUNNING, or one of `JOB_ENDED`.
-    """
+    """A named cluster, for a machine that submits. A job is PENDING, RUNNING or in `JOB_ENDED`."""
 
     def preflight(
-        self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+        self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState
     ) -> Preflight:
         """Look at what the cluster has for a run; `on_state` hears the state of the look."""
 
-    def start(
-        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
-    ) -> str:
-        """Start `python ARGUMENTS` in the archive's code or the cluster's own; return a job id."""
+    def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
+        """Start `python WORDS` in the archive's code or the cluster's own; return a job id."""
 
     def state(self, job: str) -> str: ...
 

@@ -1,7 +1,4 @@
-"""Compares what a run needs with what a named cluster has. Pure.
-
-A run that the cluster cannot serve is refused before it exists, with all that is missing at once.
-"""
+"""Compares what a run needs with what a named cluster has; all that is missing is said at once."""
 
 import os
 from collections import defaultdict
@@ -77,9 +74,7 @@ class Preflight:
         """Everything that keeps the cluster from serving the run; empty when it can."""
         report, faults = self.report, []
         if (missing := self.request.pods - report.present) > 0:
-            others = ", ".join(
-                f"{count} of {kind}" for kind, count in sorted(report.others.items())
-            )
+            others = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.others.items()))
             instead = f"it has {others or 'no other slices'}"
             faults.append(f"slices: {self.slices}: {missing} missing; {instead}")
         by_fault = defaultdict(list)  # each fault once, with the hosts that have it
@@ -122,9 +117,5 @@ def describe(name: str, file: str, secrets: Iterable[str]) -> PreflightHost:
             reaches = path.exists() and os.access(path.parent, os.W_OK)
     except (OSError, OrchError):
         reaches = False
-    return PreflightHost(
-        name=name,
-        versions=provenance.versions(),
-        reaches=reaches,
-        lacks=tuple(variable for variable in secrets if not os.environ.get(variable)),
-    )
+    lacks = tuple(variable for variable in secrets if not os.environ.get(variable))
+    return PreflightHost(name=name, versions=provenance.versions(), reaches=reaches, lacks=lacks)

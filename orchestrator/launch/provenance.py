@@ -43,15 +43,11 @@ def versions() -> dict[str, str]:
 def differences(submitted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """The differences between the versions of a submitter and those of a host, a line each."""
     names = ("python", *_DISTRIBUTIONS, _CODE)
-    return [
-        f"{name} {here.get(name, 'is missing')}, against {submitted[name]}"
-        for name in names
-        if name in submitted and here.get(name) != submitted[name]
-    ]
+    other = [name for name in names if name in submitted and here.get(name) != submitted[name]]
+    return [f"{name} {here.get(name, 'is missing')}, against {submitted[name]}" for name in other]
 
 
 def check_versions(submitted: Mapping[str, str]) -> None:
-    """Refuse to compute with other versions than the submitter's."""
     if lines := differences(submitted, versions()):
         raise VersionsDiffer(f"versions: on {platform.node()}: {'; '.join(lines)} at submit")
 
@@ -67,10 +63,7 @@ def _code_files() -> list[Path]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of its folders, without hidden ones, links and bytecode.
-
-    Other processes write bytecode meanwhile, first under passing names.
-    """
+    """The files below a folder, without hidden ones, links, and bytecode that others write."""
     if folder.is_symlink() or not folder.is_dir() or folder.name == "__pycache__":
         return
     for path in folder.iterdir():
@@ -84,11 +77,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _lock_files() -> list[Path]:
     """The files next to the code that say which packages are needed."""
-    return [
-        Path(name)
-        for name in ("requirements.lock", "pyproject.toml")
-        if (_PROJECT / name).is_file() and not (_PROJECT / name).is_symlink()
-    ]
+    paths = [_PROJECT / name for name in ("requirements.lock", "pyproject.toml")]
+    return [Path(path.name) for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def _code_digest() -> str:

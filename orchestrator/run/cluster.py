@@ -10,7 +10,8 @@ from orchestrator.journal import files
 from orchestrator.journal.listing import shared_marker
 from orchestrator.journal.ownership import RunRequest
 from orchestrator.journal.run_journal import Journal
-from orchestrator.launch.backend import ClusterClient, ClusterUnusable, RunNeeds, find_backend
+from orchestrator.launch.backend import ClusterClient, ClusterUnusable, find_backend
+from orchestrator.launch.preflight import PreflightRequest
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.run.progress import Notice, Progress, Stage, TaskEnded, interruptible
 from orchestrator.storage.addresses import address
@@ -57,14 +58,15 @@ def check_cluster(
     with _task(progress, "connecting"):
         jobs = find_backend(run.spec.cluster.backend).connect(named)
     with shared_marker(storage) as mark:
-        needs = RunNeeds(
-            plan=run.plan,
+        request = PreflightRequest(
+            pods=run.plan.pods,
+            kind=run.plan.slice_kind,
             versions=run.environment,
             secrets=run.spec.run.secrets,
-            marker=address(mark),
+            file=address(mark),
         )
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
-            preflight = jobs.preflight(needs, run.documents.get(ARCHIVE), tick)
+            preflight = jobs.preflight(run.plan, request, run.documents.get(ARCHIVE), tick)
     if preflight.faults:
         faults = (f"  {fault}" for fault in preflight.faults)
         raise OrchError("\n".join([f"{named} cannot run this", *faults]))

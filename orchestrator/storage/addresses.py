@@ -157,15 +157,11 @@ def stored_inputs(folder: Path, patterns: Sequence[str]) -> dict[str, StoredInpu
         return None
     objects, _ = stored.bucket.inside(f"{stored.name}/")
     names = [found.name.rpartition("/")[2] for found in objects]
-    return {
-        name: StoredInput(stored.bucket, f"{stored.name}/{name}")
-        for name in names
-        if any(fnmatch(name, pattern) for pattern in patterns)
-    }
+    matching = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+    return {name: StoredInput(stored.bucket, f"{stored.name}/{name}") for name in matching}
 
 
 def has_input(path: Path) -> bool:
-    """Return whether a file, or a folder with something in it, is there."""
     stored = stored_input(path)
     if stored is None:
         return path.exists()

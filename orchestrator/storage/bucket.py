@@ -53,8 +53,6 @@ class Bucket:
     def address(self, name: str) -> str:
         return f"{self.scheme}://{self.name}/{name}"
 
-    # --- writing
-
     def create(self, name: str, content: bytes) -> None:
         """Create an object; `FileExistsError` where there is one with other bytes."""
         self._put_if(name, content, "create", (_obstore().exceptions.AlreadyExistsError,))
@@ -96,8 +94,6 @@ class Bucket:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(delete, names))
 
-    # --- reading
-
     def read(self, name: str) -> tuple[bytes, StoredObject]:
         """Return the bytes of an object and what is known of it, or raise `FileNotFoundError`."""
         return self._tried(name, lambda: self._read(name, None))
@@ -134,15 +130,13 @@ class Bucket:
         try:
             return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
         except FileNotFoundError as error:
-            where = self.address(name)
-            raise FileNotFoundError(errno.ENOENT, "no such object", where) from error
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.address(name)) from error
 
     def has(self, name: str) -> bool:
         try:
-            self.found(name)
+            return bool(self.found(name))
         except FileNotFoundError:
             return False
-        return True
 
     def below(self, prefix: str, after: str | None = None) -> list[StoredObject]:
         """Return the objects below a prefix that ends with a slash, in order, from after a name."""
@@ -158,8 +152,6 @@ class Bucket:
         folder = prefix.rstrip("/")
         got = self._tried(prefix, lambda: _obstore().list_with_delimiter(self._quick, folder))
         return [_found(meta) for meta in got["objects"]], list(got["common_prefixes"])
-
-    # --- how it is reached
 
     def _tried(self, name: str, ask: Callable[[], T]) -> T:
         """Ask until it is answered. What the server refuses for good is not asked again."""
@@ -233,8 +225,6 @@ def _found(meta: Any) -> StoredObject:
     at_s = meta["last_modified"].timestamp()
     return StoredObject(name=meta["path"], size=meta["size"], version=version, at_s=at_s)
 
-
-# --- faults
 
 # Asking again makes no sense: it is not allowed, or not possible.
 _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError")

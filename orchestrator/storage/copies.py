@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import wraps
@@ -40,9 +40,6 @@ _ABANDONED_S = 3600.0
 _asked: dict[Path, float] = {}
 _versions: dict[Path, str] = {}
 _names: dict[Path, list[str]] = {}
-
-
-# --- reading
 
 
 def refresh_file(path: Path) -> None:
@@ -77,7 +74,16 @@ def names_in(path: Path) -> list[str] | None:
     # Names that somebody else chose, and that can be those of files here.
     usual = {name for name in {*folders, *files} if 0 < len(name) < 200 and "\0" not in name}
     names = sorted(name for name in usual if name != _RESERVED and not is_of_this_machine(name))
-    _remove_others(path, names)
+    # Remove the copies of what the bucket has no more.
+    known = set(names)
+    with suppress(OSError):
+        for entry in list(os.scandir(path)):
+            if entry.name in known or entry.name == _TRACES or is_of_this_machine(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
     for name in names:
         if name in folders:
             segments.make_empty(path / name)
@@ -91,7 +97,6 @@ def names_in(path: Path) -> list[str] | None:
 
 
 def _is_due(path: Path, found: StoredObject) -> bool:
-    """Return whether to read an object ahead: it is small, and its copy is of another version."""
     if found.size > _EAGER_BYTES or _known_version(path) == found.version:
         return False
     try:
@@ -112,26 +117,12 @@ def _keep(path: Path, content: bytes, found: StoredObject) -> None:
 
 
 def _write(path: Path, content: bytes, at_s: float | None = None) -> None:
-    """Write a copy, whole or not at all."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial.write_bytes(content)
     if at_s is not None:
         os.utime(partial, (at_s, at_s))
     partial.replace(path)
-
-
-def _remove_others(folder: Path, names: Iterable[str]) -> None:
-    """Remove the copies of what the bucket has no more."""
-    known = set(names)
-    with suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if entry.name in known or entry.name == _TRACES or is_of_this_machine(entry.name):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
 
 
 def _is_fresh(path: Path) -> bool:
@@ -153,9 +144,6 @@ def forget(path: Path) -> None:
 def exists(path: Path) -> bool:
     place = place_of(path)
     return place is not None and place.bucket.has(place.name)
-
-
-# --- writing
 
 
 def _on_bucket(
@@ -192,10 +180,8 @@ def replace_same(path: Path, content: bytes) -> bool:
     place = place_of(path)
     if place is None:
         return False
-    version = _known_version(path)
     try:
-        if version is None:
-            version = place.bucket.read(place.name)[1].version
+        version = _known_version(path) or place.bucket.read(place.name)[1].version
         place.bucket.replace_version(place.name, content, version)
     except (FileExistsError, FileNotFoundError):
         return False

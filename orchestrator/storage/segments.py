@@ -37,9 +37,6 @@ def is_grown(path: Path) -> bool:
     return path.suffix in (".jsonl", ".log")
 
 
-# --- reading
-
-
 def make_empty(path: Path) -> None:
     """Make what a prefix of a bucket is here: a folder, or a file whose parts are not read yet."""
     if not is_grown(path):
@@ -74,9 +71,6 @@ def pull(place: Place) -> None:
                 content, _ = place.bucket.read((place / f"{offset:015d}").name)
                 copy.write(content)
                 size += len(content)
-
-
-# --- writing
 
 
 @dataclass
@@ -159,9 +153,6 @@ def lines(path: Path) -> _Lines | None:
     return None if place is None else _Lines(place)
 
 
-# --- the output of a process
-
-
 def pipe_to(path: Path) -> int:
     """Return a descriptor whose bytes a process of its own writes to a file of a bucket."""
     read, write = os.pipe()
@@ -185,8 +176,7 @@ def main(where: str) -> int:
             try:
                 writer.begin(b"")
                 # Continue after the parts of a log that is there.
-                parts = place.bucket.below(place.prefix)
-                names = [(part.name[-15:], part.size) for part in parts]
+                names = [(part.name[-15:], part.size) for part in place.bucket.below(place.prefix)]
                 ends = [int(name) + size for name, size in names if _PART.fullmatch(name)]
                 writer.offset = max(ends, default=0)
                 break

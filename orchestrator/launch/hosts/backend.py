@@ -7,19 +7,19 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch import backend
+from orchestrator.launch.backend import OnState
 from orchestrator.launch.hosts import meeting as meetings
-from orchestrator.launch.hosts.host_process import PROGRAM
-from orchestrator.launch.preflight import Preflight, PreflightHost, PreflightReport
+from orchestrator.launch.hosts.host_process import start_program
+from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.values.plan import Plan
 
 _POLL_S = 0.1
@@ -60,11 +60,9 @@ class _Watch:
             before = self._seen.get(state.host)
             if before is None or before.state.beat != state.beat:
                 self._seen[state.host] = _Seen(state, now, proven=before is not None)
-        return {
-            name: seen.state
-            for name, seen in self._seen.items()
-            if seen.proven and now - seen.changed_s < self._gone_s
-        }
+        proven = [seen for seen in self._seen.values() if seen.proven]
+        here = [seen.state for seen in proven if now - seen.changed_s < self._gone_s]
+        return {state.host: state for state in here}
 
     @property
     def knows(self) -> bool:
@@ -136,14 +134,9 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         first, last = hosts[ranks[0]], self._meeting.order()
         if last and last.run_id == self._idle.run_id and last.claim > self._spec.claim:
             raise Superseded(f"claim {last.claim} of the run has given the hosts an order")
-        order = replace(
-            self._idle,
-            worker=self._spec.worker,
-            args=args,
-            ranks=tuple(ranks),
-            coordinator=f"{first.address}:{first.free_port}",
-            coordinator_host=first.address,
-        )
+        order = replace(self._idle, worker=self._spec.worker, args=args, ranks=tuple(ranks))
+        where, port = first.address, first.free_port
+        order = replace(order, coordinator=f"{where}:{port}", coordinator_host=where)
         self._order = self._give(order, after=last)
         self._refused = None if self._order else _TAKEN
 
@@ -191,11 +184,11 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
             state, where = hosts.get(name), str(name)
-            if state and (state.order != order.number or not state.code):
-                done += state.order == order.number and state.code == 0
-                continue
             how = "is gone with its host"
-            if state and state.code:
+            if state:
+                if state.order != order.number or not state.code:
+                    done += state.order == order.number and state.code == 0
+                    continue
                 where, how = f"{name} at {state.address}", backend.describe_exit(state.code)
             dead = backend.DeadRank(rank=rank, host=where, slice_name=name.slice_name, how=how)
             return backend.AttemptEvent(ended=True, error=dead.error, dead=(dead,))
@@ -214,8 +207,7 @@ class HostsBackend:
         """Emulate the hosts of the plan's slices on this machine, and run a command with them."""
         with tempfile.TemporaryDirectory(prefix="orch-hosts-") as folder:
             started = [_start_host(plan, Path(folder), number) for number in range(plan.hosts)]
-            words = ("--driver", folder, str(plan.hosts), *shlex.split(command))
-            driver = _start_program(*words)
+            driver = start_program("--driver", folder, str(plan.hosts), *shlex.split(command))
             try:
                 yield _EmulatedHosts(meetings.Meeting(Path(folder)), driver)
             finally:
@@ -230,18 +222,10 @@ class HostsBackend:
 
 
 def _start_host(plan: Plan, folder: Path, number: int) -> "subprocess.Popen[bytes]":
-    """Start an emulated host of the plan's slices."""
     size = plan.hosts_per_slice
-    return _start_program(
-        *(str(folder), "--slice", f"slice-{number // size}", "--host", str(number % size)),
-        *("--hosts", str(size), "--kind", plan.slice_kind),
-        *("--emulate", str(plan.devices_per_host)),
-    )
-
-
-def _start_program(*words: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", PROGRAM, *words]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    slice_name, host, devices = f"slice-{number // size}", number % size, plan.devices_per_host
+    words = f"--slice {slice_name} --host {host} --hosts {size} --emulate {devices} --kind".split()
+    return start_program(str(folder), *words, plan.slice_kind)
 
 
 def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -260,11 +244,11 @@ def end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 @dataclass
 class _EmulatedHosts:
-    """Emulated hosts that run one command."""
+    """Emulated hosts that run one command; `up` of them were there at the last look."""
 
     meeting: meetings.Meeting
     driver: "subprocess.Popen[bytes]"
-    up: int = field(default=-1, init=False)
+    up: int = -1
 
     def next_event(self, timeout_s: float) -> backend.ClusterEvent | None:
         """That more hosts are up, or that the command has ended."""
@@ -277,10 +261,8 @@ class _EmulatedHosts:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
-        error = f"the driver ended with {code}" if code else None
-        return backend.ClusterEvent(
-            nodes=self.up, job="FAILED" if code else "SUCCEEDED", error=error
-        )
+        job, error = ("FAILED", f"the driver ended with {code}") if code else ("SUCCEEDED", None)
+        return backend.ClusterEvent(nodes=self.up, job=job, error=error)
 
 
 class _MeetingClient:
@@ -293,50 +275,44 @@ class _MeetingClient:
         self._drivers: dict[str, subprocess.Popen[bytes]] = {}
 
     def preflight(
-        self, needs: backend.RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+        self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState
     ) -> Preflight:
         """Ask every host, and wait until all that are there have answered."""
         self._check_installed(archive)
-        question = meetings.Question(id=uuid.uuid4().hex, secrets=needs.secrets, file=needs.marker)
+        name, secrets, file = uuid.uuid4().hex, request.secrets, request.file
+        question = meetings.Question(id=name, secrets=secrets, file=file)
         self._meeting.ask(question)
         watch, deadline = _Watch(self._meeting), time.monotonic() + _ANSWER_LIMIT_S
         while True:
             hosts = list(watch.look().values())
             answered = sum(state.answer_to(question) is not None for state in hosts)
-            on_state(f"{answered} of {needs.plan.hosts} hosts answered")
-            if needs.plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
+            on_state(f"{answered} of {plan.hosts} hosts answered")
+            if plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
-        report = _report(hosts, question, needs.plan.slice_kind)
-        return Preflight(request=needs.preflight_request(), report=report)
+        return Preflight(request=request, report=meetings.report(hosts, question, plan.slice_kind))
 
-    def start(
-        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
-    ) -> str:
-        """Start `python ARGUMENTS` on this machine, in a session of its own."""
+    def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
+        """Start `python WORDS` on this machine, in a session of its own."""
         self._check_installed(archive)
         job = name or uuid.uuid4().hex
+        null, env = subprocess.DEVNULL, {**os.environ, meetings.VARIABLE: str(self.folder)}
         self._drivers[job] = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, meetings.VARIABLE: str(self.folder)},
-            start_new_session=True,
+            [sys.executable, *words], stdin=null, stdout=null, env=env, start_new_session=True
         )
         return job
 
     def _check_installed(self, archive: bytes | None) -> None:
         """Refuse code that would have to travel."""
         if archive is not None:
-            where = storage.address(self.folder)
-            raise backend.ClusterUnusable(
-                f"{where}: its hosts run their installed code: --code installed"
-            )
+            raise self._unusable("its hosts run their installed code: --code installed")
+
+    def _unusable(self, why: str) -> backend.ClusterUnusable:
+        return backend.ClusterUnusable(f"{storage.address(self.folder)}: {why}")
 
     def state(self, job: str) -> str:
         if job not in self._drivers:
-            where = storage.address(self.folder)
-            raise backend.ClusterUnusable(f"{where}: no driver of {job} was started here")
+            raise self._unusable(f"no driver of {job} was started here")
         code = self._drivers[job].poll()
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 
@@ -349,23 +325,3 @@ class _MeetingClient:
     def end(self, job: str) -> None:
         """Kill a driver. The next order ends what it started on the hosts."""
         self._drivers[job].kill()
-
-
-def _report(
-    hosts: list[meetings.HostState], question: meetings.Question, kind: str
-) -> PreflightReport:
-    """Return what the hosts offer together: whole slices of a kind, and each host's answer."""
-    mine = [state for state in hosts if state.kind == kind]
-    heads = {state.host.slice_name: state for state in mine if state.host.index == 0}
-    count = Counter(state.host.slice_name for state in mine)
-    whole = {name for name, head in heads.items() if count[name] == head.size}
-    busy = {state.host.slice_name for state in mine if state.run}
-    others = Counter(state.kind for state in hosts if state.kind != kind and state.host.index == 0)
-    return PreflightReport(
-        present=len(whole),
-        free=len(whole - busy),
-        others=dict(others),
-        hosts=tuple(
-            state.answer_to(question) or PreflightHost(name=str(state.host)) for state in mine
-        ),
-    )

@@ -77,27 +77,25 @@ class _Host:
         self.meeting.join(self.state)
 
     def start(self, order: meetings.Order, rank: int) -> None:
-        """Start the process of a rank."""
         inherited = dict(os.environ)
         if self.devices is not None:  # without a shell's settings of real devices
             inherited = processes.emulated_devices(os.environ, self.devices)
+        joined = _environment(order, rank) | {processes.NODE_ADDRESS: self.state.address}
         words = ("--rank", order.worker, codec.to_json(order.args).decode(), str(rank))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, *words],
-            stdin=subprocess.DEVNULL,
-            env=inherited
-            | _environment(order, rank)
-            | {processes.NODE_ADDRESS: self.state.address},
-            start_new_session=True,
-        )
+        self.process = start_program(*words, env=inherited | joined)
 
     def stop(self) -> None:
-        """End the process and all that it started."""
         if self.process is None:
             return
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(_STOP_LIMIT_S)
         self.process = None
+
+
+def start_program(*words: str, env: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """Start this program in a session of its own."""
+    command = [sys.executable, "-m", PROGRAM, *words]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
 
 
 def _is_removed(where: Path) -> bool:
@@ -113,13 +111,10 @@ def _environment(order: meetings.Order, rank: int) -> dict[str, str]:
     """What joins a rank with the others, and its slice with the other slices."""
     mine = order.ranks[rank]
     slices = list(dict.fromkeys(host.slice_name for host in order.ranks))
-    joined = {
-        "ORCH_PROCESSES": str(len(order.ranks)),
-        "ORCH_PROCESS": str(rank),
-        "JAX_COORDINATOR_ADDRESS": order.coordinator,
-        "JAX_COORDINATOR_BIND_ADDRESS": order.coordinator,
-        "TPU_NAME": mine.slice_name,
-    }
+    where = order.coordinator
+    joined = {"ORCH_PROCESSES": str(len(order.ranks)), "ORCH_PROCESS": str(rank)}
+    joined |= {"JAX_COORDINATOR_ADDRESS": where, "JAX_COORDINATOR_BIND_ADDRESS": where}
+    joined["TPU_NAME"] = mine.slice_name
     if len(slices) > 1:
         joined |= {
             "MEGASCALE_COORDINATOR_ADDRESS": f"{order.coordinator_host}:{_SLICE_PORT}",
@@ -143,7 +138,6 @@ def work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
 
 
 def _drive(folder: str, hosts: int, command: list[str]) -> int:
-    """Wait until all hosts have joined, run the command, and return its exit code."""
     meeting = meetings.Meeting(Path(folder))
     while len(meeting.hosts()) < hosts:
         time.sleep(_EMULATED_S)

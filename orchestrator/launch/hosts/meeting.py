@@ -1,5 +1,4 @@
-"""The folder in which the hosts of a run's slices and its driver meet: files, whole or not at all.
-It may be a place in a bucket.
+"""The folder, maybe of a bucket, in which the hosts of a run's slices and its driver meet.
 
 Each host replaces one file with its state again and again. A driver gives orders, numbered and
 created exclusively: of two drivers that give an order of one number, one fails and looks again.
@@ -11,6 +10,7 @@ that does not count is said and passed over, so that nobody can end the row of o
 import errno
 import os
 import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from orchestrator import storage
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import boundary, files
 from orchestrator.launch.backend import WorkerArgs
-from orchestrator.launch.preflight import PreflightHost
+from orchestrator.launch.preflight import PreflightHost, PreflightReport
 from orchestrator.storage import copies
 from orchestrator.values import codec
 
@@ -74,8 +74,6 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A host's answer to the question of that id."""
-
     id: str
     host: PreflightHost
 
@@ -100,7 +98,6 @@ class HostState:
     answer: Answer | None = None
 
     def answer_to(self, question: Question) -> PreflightHost | None:
-        """Return the host's answer to that question, or None while it has not answered."""
         return self.answer.host if self.answer and self.answer.id == question.id else None
 
 
@@ -123,10 +120,10 @@ class Meeting:
     def hosts(self) -> tuple[HostState, ...]:
         """The last state of every host, in order; one that cannot be read now is left out."""
         try:
-            paths = [path for path in files.entries(self.folder) if path.name.startswith("host-")]
+            names = [name for name in files.names(self.folder) if name.startswith("host-")]
         except (FileNotFoundError, JournalUnreadable):
             return ()
-        known = [state for path in paths if (state := _read(path, HostState))]
+        known = [state for name in names if (state := _read(self.folder / name, HostState))]
         return tuple(sorted(known, key=lambda state: (state.host.slice_name, state.host.index)))
 
     def ask(self, question: Question) -> None:
@@ -169,10 +166,9 @@ class Meeting:
         path = self._path(number)
         try:
             copies.refresh_file(path)
-            path.lstat()
+            return bool(path.lstat())
         except OSError:
             return False
-        return True
 
     def give(self, order: Order) -> None:
         """Give an order; `FileExistsError` when somebody else has given one of that number."""
@@ -183,10 +179,21 @@ class Meeting:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """What a file says; None where it cannot be read now, or somebody else has written it: an
-    order says what hosts run.
-    """
+    """What a file says; None where it cannot be read now, or somebody else has written it."""
     try:
         return codec.from_json(boundary.read_trusted(path, boundary.MAX_RECORD_BYTES), kind)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def report(hosts: list[HostState], question: Question, kind: str) -> PreflightReport:
+    """Return what the hosts offer together: whole slices of a kind, and each host's answer."""
+    mine = [state for state in hosts if state.kind == kind]
+    heads = {state.host.slice_name: state for state in mine if state.host.index == 0}
+    count = Counter(state.host.slice_name for state in mine)
+    whole = {name for name, head in heads.items() if count[name] == head.size}
+    busy = {state.host.slice_name for state in mine if state.run}
+    others = Counter(state.kind for state in hosts if state.kind != kind and state.host.index == 0)
+    answers = [state.answer_to(question) or PreflightHost(name=str(state.host)) for state in mine]
+    present, free = len(whole), len(whole - busy)
+    return PreflightReport(present=present, free=free, others=dict(others), hosts=tuple(answers))

@@ -68,8 +68,13 @@ def main(address: str, spec: AttemptSpec) -> None:
     def send(event: AttemptEvent) -> None:
         write(codec.to_json(event).decode())
 
-    threading.Thread(target=listen, daemon=True).start()
-    threading.Thread(target=_show_life, args=(write,), daemon=True).start()
+    def show_life() -> None:  # an empty line now and then: to join a busy cluster may take minutes
+        while True:
+            write("")
+            time.sleep(SIGN_OF_LIFE_S)
+
+    for work in (listen, show_life):
+        threading.Thread(target=work, daemon=True).start()
     try:
         join_cluster(address)
         _serve(spec, commands, send)
@@ -77,13 +82,6 @@ def main(address: str, spec: AttemptSpec) -> None:
         text, repeats = f"{type(error).__name__}: {error}", isinstance(error, SpecError)
         send(AttemptEvent(ended=True, error=text, repeats=repeats))
     threading.Event().wait()
-
-
-def _show_life(write: Callable[[str], None]) -> None:
-    """Write an empty line now and then: to join a busy cluster may take minutes."""
-    while True:
-        write("")
-        time.sleep(SIGN_OF_LIFE_S)
 
 
 def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
@@ -144,10 +142,8 @@ def _wait_for_start(
             # The queue is asked after the look: a run that has just failed may have freed its
             # slices, and they are still its own.
             answer = lease.request()
-            ahead = answer.ahead
-            seen = tuple(
-                replace(shown, free=shown.free and shown.name not in answer.taken) for shown in seen
-            )
+            ahead, taken = answer.ahead, answer.taken
+            seen = tuple(replace(look, free=look.free and look.name not in taken) for look in seen)
         event = AttemptEvent(slices=seen, ahead=ahead)
         if event != last:
             send(event)
@@ -170,16 +166,14 @@ def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
 
     Otherwise Ray would reserve a slice that lost a host again and again, through its first host.
     """
-    alone = plan.hosts_per_slice == 1
-    head = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
-    bundle = {"TPU": float(plan.chips_per_host)} if alone else head
-    fences = [
-        (
-            slices.name_of(node),
-            placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node["NodeID"]}]),
-        )
-        for node in slices.heads_of_others(ray.nodes(), plan, chosen)
-    ]
+    bundle = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
+    if plan.hosts_per_slice == 1:
+        bundle = {"TPU": float(plan.chips_per_host)}
+    fences = []
+    for node in slices.heads_of_others(ray.nodes(), plan, chosen):
+        there = [{"ray.io/node-id": node["NodeID"]}]
+        group = placement_group([bundle], bundle_label_selector=there)
+        fences.append((slices.name_of(node), group))
     for _, group in fences:
         group.wait(_FENCE_LIMIT_S)  # a slice that another run holds needs no fence
     return fences
@@ -217,8 +211,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
 
 
 def _on_worker(config: dict[str, Any]) -> None:
-    work = pkgutil.resolve_name(config["worker"])
-    work(config["args"], get_context().get_world_rank())
+    pkgutil.resolve_name(config["worker"])(config["args"], get_context().get_world_rank())
 
 
 def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
@@ -231,8 +224,7 @@ def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
         nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
         if process and (node := nodes.get(process[0])):
             host = f"{node['NodeManagerHostname']}, process {process[1]}"
-            slice_name = slices.name_of(node)
-            dead.append(DeadRank(rank=rank, host=host, slice_name=slice_name, how=_HOW))
+            dead.append(DeadRank(rank=rank, host=host, slice_name=slices.name_of(node), how=_HOW))
     return tuple(dead)
 
 

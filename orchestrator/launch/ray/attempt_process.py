@@ -1,7 +1,4 @@
-"""The driver's end of an attempt on Ray: a process of its own that joins the cluster.
-
-When that process ends, in whatever way, Ray ends all that it started.
-"""
+"""The driver's end of an attempt on Ray: a process whose end makes Ray end all that it started."""
 
 import os
 import queue
@@ -94,9 +91,8 @@ class AttemptProcess(JsonProcess[AttemptEvent], AbstractContextManager["AttemptP
 
     def __init__(self, command: Sequence[str]) -> None:
         self._started, pipe = False, subprocess.PIPE
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, env={**os.environ, **_RAY_TRAIN}
-        )
+        environment = {**os.environ, **_RAY_TRAIN}
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         error = "the process that carries out the attempt has ended"
         super().__init__(process, AttemptEvent(ended=True, error=error))
 
@@ -142,7 +138,6 @@ _TREE_POLL_S = 0.05
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that carry a mark. Zombies do not count."""
     return [process.pid for process in _marked(mark)]
 
 

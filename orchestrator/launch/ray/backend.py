@@ -1,8 +1,4 @@
-"""The client of a named cluster's job server.
-
-A run needs it only until it is submitted: afterwards the journal tells how the run goes, and
-whoever follows it survives a lost connection.
-"""
+"""The client of a named cluster's job server, which a run needs only until it is submitted."""
 
 import logging
 import os
@@ -17,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, RunNeeds
-from orchestrator.launch.preflight import Preflight
+from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, OnState
+from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import preflight_job, private_api, slices
 from orchestrator.launch.ray.attempt_process import AttemptProcess
@@ -109,16 +105,13 @@ class _RayJobs:
             self._client = private_api.job_client(address)
 
     def preflight(
-        self, needs: RunNeeds, archive: bytes | None, on_state: Callable[[str], None]
+        self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState
     ) -> Preflight:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
-        request = needs.preflight_request()
-        plan = needs.plan
         names = (plan.topology, slices.pod_type(plan), slices.accelerator_type(plan))
         asked = codec.to_json(request).decode()
         job = self.start(["-m", preflight_job.__name__, asked, *names], archive)
-        state: str = ""
-        why: str | None = None
+        state, why = "", None
         try:
             for answer in states(lambda: self.state(job), lambda: self.why(job), Patience()):
                 state, why = answer
@@ -133,10 +126,8 @@ class _RayJobs:
             log = str(self._client.get_job_logs(job))
         return Preflight(request=request, report=preflight_job.parse_report(log))
 
-    def start(
-        self, arguments: Sequence[str], archive: bytes | None, name: str | None = None
-    ) -> str:
-        """Start `python ARGUMENTS` as a job, in the code that travels or in the cluster's own."""
+    def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
+        """Start `python WORDS` as a job, in the code that travels or in the cluster's own."""
         environment = {}
         with tempfile.TemporaryDirectory(prefix="orch-") as folder:
             if archive is not None:
@@ -144,10 +135,9 @@ class _RayJobs:
                 path.write_bytes(archive)
                 environment["working_dir"] = str(path)
             with self.in_plain_words("does not take the job"):
+                command = shlex.join([_PYTHON, *words])
                 job = self._client.submit_job(
-                    entrypoint=shlex.join([_PYTHON, *arguments]),
-                    runtime_env=environment,
-                    submission_id=name,
+                    entrypoint=command, runtime_env=environment, submission_id=name
                 )
             return str(job)
 
@@ -190,7 +180,6 @@ class _RayJobs:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Host and port of an address as people write it."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
         host, port = parts.hostname, parts.port

@@ -29,10 +29,7 @@ _LIMITS = {
 
 
 class PrivateCluster(JsonProcess[ClusterEvent]):
-    """The owner's end of a private cluster: the process of its supervisor.
-
-    Its processes carry the `mark`, and all that it writes besides the run's journal is in `folder`.
-    """
+    """The owner's end of a private cluster: its supervisor, its `folder`, its processes' `mark`."""
 
     mark: str
     folder: Path

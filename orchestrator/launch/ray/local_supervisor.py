@@ -33,11 +33,9 @@ _STOPPED_LIMIT_S = 30.0
 # Ray would otherwise wait 15 s for its agents to write their ports into a file, which is too short
 # on a busy machine.
 _AGENT_PORTS = (
-    "dashboard_agent_listen_port",
-    "metrics_agent_port",
-    "metrics_export_port",
-    "runtime_env_agent_port",
-)
+    "dashboard_agent_listen_port", "metrics_agent_port",
+    "metrics_export_port", "runtime_env_agent_port",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -53,7 +51,13 @@ def main() -> None:
     os.close(ended)  # `alive` stays open for as long as this process lives
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints goes to the log
-    threading.Thread(target=_end_with_owner, args=(request,), daemon=True).start()
+
+    def end_with_owner() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        _clean_up(request)
+
+    threading.Thread(target=end_with_owner, daemon=True).start()
     try:
         _serve(request, out)
     except Exception as error:  # noqa: BLE001  the owner must hear of any error
@@ -70,13 +74,6 @@ def _wait_for_end(ended: int, owned: int) -> None:
     waiting.register(owned, 0)  # of what comes there only the end
     if ended not in dict(waiting.poll()):
         select.select([ended], [], [], _STOPPED_LIMIT_S)
-
-
-def _end_with_owner(request: ClusterRequest) -> None:
-    """Wait until the owner closes our input or is gone; then leave nothing behind."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    _clean_up(request)
 
 
 def _clean_up(request: ClusterRequest) -> None:
@@ -143,7 +140,7 @@ def _submit(head: Any, command: str) -> tuple[Any, str]:
     while True:
         try:
             client = private_api.job_client(f"http://{head.webui_url}")
-            if job not in [one.submission_id for one in client.list_jobs()]:
+            if job not in [known.submission_id for known in client.list_jobs()]:
                 client.submit_job(entrypoint=command, submission_id=job)
             return client, job
         except (RuntimeError, OSError) as error:  # its HTTP client's errors are OSErrors

@@ -42,12 +42,8 @@ def main(argv: list[str]) -> None:
     present = get_num_tpu_slices(topology, accelerator)
     # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
     used = {name_of(node) for node in of_kind if not is_free(node, free)}
-    report = PreflightReport(
-        present=present,
-        free=max(present - len(used), 0),
-        others=dict(others),
-        hosts=_hosts(of_kind, request),
-    )
+    unused, hosts = max(present - len(used), 0), _hosts(of_kind, request)
+    report = PreflightReport(present=present, free=unused, others=dict(others), hosts=hosts)
     print(_MARK + codec.to_json(report).decode(), flush=True)
 
 

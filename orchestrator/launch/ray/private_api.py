@@ -17,7 +17,6 @@ _REQUEST_LIMIT_S = 30.0  # without a byte of an answer
 
 
 def free_resources() -> Mapping[str, Mapping[str, float]]:
-    """The resources that nobody uses, by node id."""
     from ray._private.state import available_resources_per_node  # noqa: PLC0415
 
     free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
@@ -79,7 +78,7 @@ def jax_trainer(*, private: bool) -> Any:
 
         def _create_default_callbacks(self) -> list[Any]:
             every: list[Any] = super()._create_default_callbacks()
-            return [one for one in every if not isinstance(one, left_out)]
+            return [callback for callback in every if not isinstance(callback, left_out)]
 
     return LeanTrainer
 

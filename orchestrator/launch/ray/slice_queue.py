@@ -59,10 +59,18 @@ class _QueuePosition:
 
 
 class _SliceQueue:
-    """The runs that want or have slices of a cluster, in the order in which they came."""
+    """The runs that want or have slices of a cluster, in the order in which they came.
+
+    As a Ray actor it is in reach of every job of the cluster. It has no chip and no secret, and
+    lives on the head for as long as the cluster does. If it dies, a new one learns from the next
+    requests who waits, and sees which slices are in use. Only a run between two attempts then loses
+    its position.
+    """
 
     def __init__(
-        self, live_jobs: Callable[[], Collection[str]], clock: Callable[[], float]
+        self,
+        live_jobs: Callable[[], Collection[str]] = private_api.live_jobs,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live_jobs, self._clock = live_jobs, clock
         self._positions: dict[str, _QueuePosition] = {}
@@ -105,22 +113,9 @@ class _SliceQueue:
             position.slices, position.served, position.turn = slices, True, False
 
     def leave(self, run: str, job: str) -> None:
-        """Give up a position and its slices for good."""
         position = self._positions.get(run)
         if position and position.job == job:
             del self._positions[run]
-
-
-class _SliceQueueServer(_SliceQueue):
-    """The queue as a Ray actor, in reach of every job of the cluster.
-
-    It has no chip and no secret, and lives on the head for as long as the cluster does. If it dies,
-    a new one learns from the next requests who waits, and sees which slices are in use. Only a run
-    between two attempts then loses its position.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(private_api.live_jobs, time.monotonic)
 
 
 @dataclass
@@ -137,14 +132,11 @@ class Lease:
         self._server = self._find_server()
 
     def request(self) -> _QueueAnswer:
-        """Which runs are ahead, and which slices belong to others; `Superseded` when a later claim
-        has asked.
-        """
+        """Runs ahead, and slices of others; `Superseded` when a later claim has asked."""
         asked = (self.run, self.submitted_at_s, self.kind, self._job, self.claim)
+        answer: _QueueAnswer
         try:
-            answer: _QueueAnswer = ray.get(
-                self._server.request.remote(*asked), timeout=_ANSWER_LIMIT_S
-            )
+            answer = ray.get(self._server.request.remote(*asked), timeout=_ANSWER_LIMIT_S)
         except ray.exceptions.ActorDiedError:  # its host is gone: a new server starts
             self._server = self._find_server()
             answer = ray.get(self._server.request.remote(*asked), timeout=_ANSWER_LIMIT_S)
@@ -164,5 +156,5 @@ class Lease:
     def _find_server(self) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         options = {"namespace": _NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-        actor = ray.remote(num_cpus=0)(_SliceQueueServer)
+        actor = ray.remote(num_cpus=0)(_SliceQueue)
         return actor.options(name=_NAME, scheduling_strategy=here, **options).remote()

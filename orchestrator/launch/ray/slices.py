@@ -18,9 +18,7 @@ WORKER_ID = "ray.io/tpu-worker-id"
 _PROBE_S = 2.0
 _PROBES_AT_ONCE = 64
 _Node = Mapping[str, Any]  # as `ray.nodes()` describes it
-
-
-# --- names
+_Free = Mapping[str, Mapping[str, float]]  # unused resources of each node
 
 
 def accelerator_type(plan: Plan) -> str:
@@ -42,13 +40,8 @@ def _names(plan: Plan) -> RayNames:
     return names
 
 
-# --- emulated slices
-
-
 @dataclass(frozen=True, kw_only=True)
 class EmulatedHost:
-    """A Ray node that emulates one host of a slice."""
-
     resources: dict[str, float]
     labels: dict[str, str]
     environment: dict[str, str] = field(default_factory=dict)
@@ -56,46 +49,24 @@ class EmulatedHost:
 
 def emulated_hosts(plan: Plan, spares: int = 0) -> tuple[EmulatedHost, ...]:
     """The nodes of a cluster that emulates the plan's slices, and spare slices after them."""
-    kind, hosts = pod_type(plan), []
+    kind, chip, hosts = pod_type(plan), accelerator_type(plan), []
     for number in range((plan.pods + spares) * plan.hosts_per_slice):
         pod, worker = divmod(number, plan.hosts_per_slice)
-        resources = {
-            "TPU": float(plan.chips_per_host),
-            f"accelerator_type:{accelerator_type(plan)}": 1.0,
-        }
+        resources = {"TPU": float(plan.chips_per_host), f"accelerator_type:{chip}": 1.0}
         if worker == 0:
             resources[f"TPU-{kind}-head"] = 1.0
-        labels = {
-            _SLICE_NAME: f"pod-{pod}",
-            WORKER_ID: str(worker),
-            _POD_TYPE: kind,
-            "ray.io/tpu-topology": plan.topology,
-            "ray.io/accelerator-type": accelerator_type(plan),
-        }
-        environment = {
-            "TPU_NAME": f"pod-{pod}",
-            "TPU_WORKER_ID": str(worker),
-            "TPU_ACCELERATOR_TYPE": kind,
-            "TPU_TOPOLOGY": plan.topology,
-        }
+        labels = {_SLICE_NAME: f"pod-{pod}", WORKER_ID: str(worker), _POD_TYPE: kind}
+        labels |= {"ray.io/tpu-topology": plan.topology, "ray.io/accelerator-type": chip}
+        environment = {"TPU_NAME": f"pod-{pod}", "TPU_WORKER_ID": str(worker)}
+        environment |= {"TPU_ACCELERATOR_TYPE": kind, "TPU_TOPOLOGY": plan.topology}
         hosts.append(EmulatedHost(resources=resources, labels=labels, environment=environment))
     return tuple(hosts)
 
 
-# --- the slices of a cluster
-
-
 def slices_of(
-    nodes: Sequence[_Node],
-    free: Mapping[str, Mapping[str, float]],
-    plan: Plan,
-    answers: Callable[[_Node], bool],
+    nodes: Sequence[_Node], free: _Free, plan: Plan, answers: Callable[[_Node], bool]
 ) -> tuple[Slice, ...]:
-    """The slices of the plan's kind, by name. `free` are the unused resources of each node.
-
-    A node that the cluster counts as alive and that does not answer is gone, and the cluster has
-    not noticed it yet.
-    """
+    """The slices of the plan's kind. A node that does not answer is gone, whatever Ray says."""
     alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
     by_slice: dict[str, list[_Node]] = {}
     for node in alive:
@@ -124,7 +95,7 @@ def name_of(node: _Node) -> str:
     return str((node.get("Labels") or {}).get(_SLICE_NAME) or node["NodeID"])
 
 
-def is_free(node: _Node, free: Mapping[str, Mapping[str, float]]) -> bool:
+def is_free(node: _Node, free: _Free) -> bool:
     """Whether nobody uses chips of a node. A new node has not reported what is free yet."""
     left = free.get(node["NodeID"])
     return left is None or left.get("TPU", 0.0) >= node["Resources"].get("TPU", 0.0)
@@ -132,14 +103,9 @@ def is_free(node: _Node, free: Mapping[str, Mapping[str, float]]) -> bool:
 
 def heads_of_others(nodes: Sequence[_Node], plan: Plan, chosen: Sequence[str]) -> list[_Node]:
     """The first host of every slice of the plan's kind that is not chosen."""
-    return [
-        node
-        for node in nodes
-        if node["Alive"]
-        and kind_of(node) == pod_type(plan)
-        and name_of(node) not in chosen
-        and (node.get("Labels") or {}).get(WORKER_ID, "0") == "0"
-    ]
+    alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
+    heads = [node for node in alive if (node.get("Labels") or {}).get(WORKER_ID, "0") == "0"]
+    return [node for node in heads if name_of(node) not in chosen]
 
 
 def answers(node: _Node) -> bool:
