@@ -98,7 +98,6 @@ def _extras() -> Finding:
 
 
 def _packages() -> Finding:
-    """Return whether the packages with an exact version have it."""
     pinned = plugins.pinned()
     versions = {name: _installed_version(name) for name in pinned}
     differ = [
@@ -119,7 +118,6 @@ def _installed_version(name: str) -> str | None:
 
 
 def _devices() -> Finding:
-    """Return the devices that JAX finds."""
     if plugins.missing("prove"):
         return _limited("devices", "JAX is not installed", install_command("prove"))
     try:
@@ -301,7 +299,6 @@ def _checkpoints_and_proofs(journal: Journal, state: RunState) -> Iterator[FileF
 
 
 def _difference(path: Path, sha256: str) -> str | None:
-    """Return how a file differs from what was written, if it does."""
     try:
         content = files.read(path)
     except FileNotFoundError:

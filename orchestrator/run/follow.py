@@ -75,8 +75,6 @@ def follow(
 
 @dataclass
 class _ClusterFollower:
-    """Follows a run on a named cluster."""
-
     watch: _RunWatch
     jobs: backend.ClusterClient
     job: str
@@ -146,8 +144,6 @@ def drive(
 
 @dataclass
 class _RehearsalFollower:
-    """Follows a rehearsal, and passes interrupts on to it."""
-
     watch: _RunWatch
     cluster: backend.LocalCluster
     signals: list[int]

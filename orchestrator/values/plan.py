@@ -348,7 +348,6 @@ class Plan:
 
     @property
     def slice_kind(self) -> str:
-        """Chip and topology, as slices are named: v5p 4x4x4."""
         return f"{self.chip} {self.topology}"
 
     @property
@@ -357,7 +356,6 @@ class Plan:
 
     @property
     def hosts_per_slice(self) -> int:
-        """Each host has one process."""
         return self.hosts // self.pods
 
     @property
@@ -366,7 +364,6 @@ class Plan:
 
     @property
     def devices_per_host(self) -> int:
-        """The JAX devices of each process."""
         return self.devices // self.hosts
 
     @property
@@ -399,7 +396,6 @@ class Plan:
         return self.stages or (self,)
 
     def stage_of(self, step: int) -> "Plan":
-        """Return the plan by which the step with that index is done."""
         stages = self.each_stage
         return next((stage for stage in stages if step < stage.end_step), stages[-1])
 
@@ -443,6 +439,5 @@ def experiment_digest(experiment: Experiment) -> str:
 
 
 def _leave_out(precision: dict[str, Any]) -> None:
-    """Leave out the type of the first moment where it is that of the optimizer."""
     if precision.get("first_moment") is None:
         precision.pop("first_moment", None)

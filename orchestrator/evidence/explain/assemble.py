@@ -94,7 +94,6 @@ def _matrices(part: Sublayer) -> str:
 
 
 def _active_matrices(part: Sublayer) -> str:
-    """Return the matrices that one token is multiplied by: its own experts, and all others."""
     every = [matmul.weight for matmul in part.matmuls if matmul.share == 1]
     routed = [matmul.weight for matmul in part.matmuls if matmul.share < 1]
     return " + ".join(text for text in (_elements(routed, _ACTIVE), _elements(every)) if text)

@@ -198,7 +198,6 @@ def _answer(
     holds: bool,
     figures: Mapping[str, float],
 ) -> DerivationSection:
-    """Return a section with the answer to its question."""
     verdict = Verdict(question=question, holds=holds, figures={**figures})
     return replace(section, verdicts=(verdict,))
 

@@ -102,7 +102,6 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
 
 
 def difference_texts(found: PlanDifferences) -> list[_Words]:
-    """Return the words of each difference."""
     say: dict[str, Callable[..., _Words]] = {
         "mesh": _say_mesh,
         "batch": _say_batch,

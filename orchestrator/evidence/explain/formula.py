@@ -219,7 +219,6 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 
 
 def _evaluate(formula: str, numbers: Mapping[str, float]) -> float:
-    """Return the value of a formula with these numbers for its symbols."""
     return _value(ast.parse(formula, mode="eval").body, numbers)
 
 
@@ -272,11 +271,9 @@ class Worksheet:
         return self.numbers[symbol]
 
     def section(self, title: str, formulas: Iterable[Formula]) -> DerivationSection:
-        """Work out formulas one after another."""
         return DerivationSection(title=title, lines=tuple(map(self.line, formulas)))
 
     def line(self, formula: Formula) -> Derivation:
-        """Work out one formula and remember its symbol."""
         computed = compute(formula.text, self.numbers)
         self.numbers[formula.symbol] = computed.value
         sources = dict.fromkeys(self.sources.get(symbol) for symbol in computed.inputs)

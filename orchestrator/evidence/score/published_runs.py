@@ -198,7 +198,6 @@ class _Window:
 
     @property
     def whole(self) -> float:
-        """Share of global layers."""
         return 1 / self.every if self.every else 0.0
 
 
@@ -336,7 +335,6 @@ def run_of(row: Row) -> PublishedRun:
 
 
 def _refuse_unplannable(row: Row) -> None:
-    """Refuse models and parallelism that a plan cannot describe."""
     if _whole(row, "moe_experts", 1) > 1:
         raise Unscorable(
             f"a mixture of {row['moe_experts']} experts: their width and their router are not"
