@@ -31,16 +31,11 @@ def forecast_of(study: Study, plans: _TrialPlans) -> values.ScalingForecast | va
     return (_forecast_sweep if study.kind == "sweep" else _forecast_scaling)(study, plans)
 
 
-def report_of_study(study: StudyJournal) -> values.ScalingReport | SweepReport:
-    """Return the measured scaling of a study and the predicted one, or the losses of a sweep."""
-    return report_of_runs(study, read_trial_runs(study))
-
-
-def report_of_runs(
-    journal: StudyJournal, runs: Sequence["_TrialRun"]
+def report_of_study(
+    journal: StudyJournal, runs: Sequence["_TrialRun"] | None = None
 ) -> values.ScalingReport | SweepReport:
-    """Return the report of a study by its kind."""
-    study = journal.submission().study
+    """Return the measured scaling of a study and the predicted one, or the losses of a sweep."""
+    study, runs = journal.submission().study, runs or read_trial_runs(journal)
     if study.kind == "sweep":
         return _make_sweep_report(journal.key, study, runs, _trial_losses(journal))
     return _make_scaling_report(journal.key, study, runs)

@@ -234,18 +234,8 @@ def _run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.
     return RunHealth(run=journal.key, findings=tuple(found), repaired=tuple(repaired))
 
 
-def _fault(
-    kind: FileKind,
-    file: str,
-    what: str,
-    advice: str,
-    *,
-    stops: bool = False,
-    repairable: bool = False,
-) -> FileFinding:
-    return FileFinding(
-        kind=kind, file=file, what=what, stops=stops, repairable=repairable, advice=advice
-    )
+def _fault(kind: FileKind, file: str, what: str, advice: str, **found: bool) -> FileFinding:
+    return FileFinding(kind=kind, file=file, what=what, advice=advice, **found)
 
 
 def _findings(journal: Journal) -> Iterator[FileFinding]:

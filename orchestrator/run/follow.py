@@ -135,10 +135,7 @@ def drive(
     path = address(journal.path.absolute())
     local = backend.find_backend(journal.spec().cluster.backend)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
-    with (
-        local.emulate(plan, command) as cluster,
-        _watch(journal, "rehearsal", progress) as watch,
-    ):
+    with local.emulate(plan, command) as cluster, _watch(journal, "rehearsal", progress) as watch:
         return _RehearsalFollower(watch, cluster, signals, plan.hosts).follow()
 
 

@@ -348,6 +348,7 @@ class Plan:
 
     @property
     def slice_kind(self) -> str:
+        """Chip and topology, as slices are named: v5p 4x4x4."""
         return f"{self.chip} {self.topology}"
 
     @property

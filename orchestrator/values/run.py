@@ -432,8 +432,8 @@ class FileFinding:
     kind: FileKind
     file: str
     what: str
-    stops: bool
-    repairable: bool
+    stops: bool = False
+    repairable: bool = False
     advice: str
 
 

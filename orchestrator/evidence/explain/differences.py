@@ -47,6 +47,7 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
     kinds = ("matmul_recompute", "attention_recompute")
     recomputed_s = sum(line.value for line in forecast.time if line.kind in kinds)
     obstacles = catalog.rental_warnings(chip, topology, plan.pods)
+    renting = {"pods": spec.resources.pods.max, "topology": plan.topology, "obstacles": obstacles}
     split, mixed = None, None  # on one chip
     if "used" in numbers:
         names = {"fsdp": "X", "tensor": "Y", "used": "used"}
@@ -81,23 +82,14 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
             "devices": plan.devices_per_slice,
             "remat": plan.remat,
         },
-        "recompute": {
-            "remat": plan.remat,
-            "share": recomputed_s / forecast.step_s.unoverlapped,
-        },
+        "recompute": {"remat": plan.remat, "share": recomputed_s / forecast.step_s.unoverlapped},
         "days": {
             "mfu": numbers["mfu"],
             "by_6p": numbers["days"],
             "by_mfu": numbers["days_mfu"],
             "planned": forecast.days,
         },
-        "renting": {
-            "pods": spec.resources.pods.max,
-            "topology": plan.topology,
-            "obstacles": obstacles,
-        }
-        if obstacles
-        else None,
+        "renting": renting if obstacles else None,
     }
 
 

@@ -19,15 +19,9 @@ PlanDifferences = dict[_DifferenceCode, dict[str, Any] | None]
 Agreement = Literal["rounded", "cut", "differs"]
 # What a section asks.
 QuestionCode = Literal[
-    "pod_holds_it",
-    "sequence_for_every_chip",
-    "fsdp_bound",
-    "tensor_reach",
-    "mixed_bound",
-    "mixed_bound_by_all_matmuls",
-    "mlp_bound",
-    "dcn_bound",
-]
+    "pod_holds_it", "sequence_for_every_chip", "fsdp_bound", "tensor_reach", "mixed_bound",
+    "mixed_bound_by_all_matmuls", "mlp_bound", "dcn_bound",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
