@@ -209,8 +209,6 @@ def _cluster(address: str) -> Finding:
 
 
 # What is wrong with the files of a run, what of it can be repaired, and repairing that.
-
-
 _PUT_BACK = "put back a copy of it: it cannot be made again"
 
 

@@ -7,17 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from orchestrator.notes import Note
-from orchestrator.values import codec
+from orchestrator.values import codec, spec
 from orchestrator.values.goodput import GoodputForecast
 from orchestrator.values.model import Model
-from orchestrator.values.spec import (
-    DataSource,
-    Experiment,
-    Optimizer,
-    Precision,
-    Remat,
-    StartingWeights,
-)
 
 PLAN_SCHEMA = 6
 
@@ -319,11 +311,11 @@ class Plan:
     tokens: int
     run_steps: int | None
     batch: PlannedBatch
-    optimizer: Optimizer
-    precision: Precision
-    remat: Remat
-    data: DataSource
-    start: StartingWeights | None = None
+    optimizer: spec.Optimizer
+    precision: spec.Precision
+    remat: spec.Remat
+    data: spec.DataSource
+    start: spec.StartingWeights | None = None
     seed: int
     compiler_options: dict[str, bool | int | float | str]
     chip: str
@@ -430,7 +422,7 @@ def plan_digest(plan: Plan) -> str:
     return codec.digest({key: digested[key] for key in digested.keys() - _UNDIGESTED - absent})
 
 
-def experiment_digest(experiment: Experiment) -> str:
+def experiment_digest(experiment: spec.Experiment) -> str:
     """Return the identity of an experiment. What it leaves out cannot differ."""
     values = msgspec.to_builtins(experiment)
     if not experiment.stages:

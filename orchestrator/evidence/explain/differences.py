@@ -26,14 +26,11 @@ from orchestrator.values.refusal import Reason, Suggestion
 from orchestrator.values.spec import Batch, Remat, Spec
 
 _Figures = dict[str, Any]
-
 _GB = 1e9
 _RENTED = {
     "slice_not_rented": "at most {most_chips:,} {chip} chips as one slice ({largest_slice})",
     "slices_not_joined": "at most {most_chips:,.0f} {chip} chips by Multislice",
 }
-
-
 # What differs, the figure of the derivation, that of the plan, and why they differ.
 _Words = tuple[str, str, str, str]
 

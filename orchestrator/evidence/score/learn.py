@@ -246,8 +246,6 @@ _INTERVAL_SHARE = 0.80
 _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
 
 Key = Callable[[Sample], str]
-
-
 by_group: Key = attrgetter("run.group")
 by_document: Key = attrgetter("run.document")
 by_software: Key = attrgetter("run.software.name")

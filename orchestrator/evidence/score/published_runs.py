@@ -71,10 +71,7 @@ def _note(row: Row, pattern: str) -> str | None:
     return match[1] if (match := re.search(pattern, row["notes"])) else None
 
 
-# Published runs of mixtures of experts: columns of their own, and the mixture that they
-# describe.
-
-
+# Published runs of mixtures of experts: columns of their own, and the mixture that they describe.
 MIXTURES = FOLDER / "mixture_runs.csv"
 # The column of a file of mixtures → the column that all runs have.
 _SAME = {
