@@ -233,7 +233,8 @@ def _run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.
 
 
 def _fault(kind: FileKind, file: str, what: str, advice: str, **found: bool) -> FileFinding:
-    return FileFinding(kind=kind, file=file, what=what, advice=advice, **found)
+    effects = {"stops": False, "repairable": False} | found
+    return FileFinding(kind=kind, file=file, what=what, advice=advice, **effects)
 
 
 def _findings(journal: Journal) -> Iterator[FileFinding]:

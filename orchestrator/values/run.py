@@ -432,8 +432,8 @@ class FileFinding:
     kind: FileKind
     file: str
     what: str
-    stops: bool = False
-    repairable: bool = False
+    stops: bool
+    repairable: bool
     advice: str
 
 
