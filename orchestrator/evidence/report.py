@@ -109,7 +109,6 @@ def _reference(plan: Plan) -> tuple[PredictionKind, float]:
 
 
 def _ratios(plan: Plan, measured: Measurement) -> tuple[values.Ratio, ...]:
-    """Return the median step over each predicted one."""
     step_s = plan.forecast.step_s
     times: dict[PredictionKind, float | None] = {"lower": step_s.lower, "expected": step_s.expected}
     if step_s.unoverlapped != step_s.expected:
@@ -202,7 +201,6 @@ def _spread(figures: Floats) -> values.Spread:
 
 
 def _steps_of(plan: Plan, steps: StepTable) -> StepTable:
-    """Return the steps of a plan, of those of its whole run."""
     return steps.rows((steps.index >= plan.first_step) & (steps.index < plan.end_step))
 
 

@@ -31,23 +31,17 @@ def forecast_of(study: Study, plans: _TrialPlans) -> values.ScalingForecast | va
     return (_forecast_sweep if study.kind == "sweep" else _forecast_scaling)(study, plans)
 
 
-def report_of_study(study: StudyJournal) -> values.ScalingReport | SweepReport:
-    """Return the measured scaling of a study and the predicted one, or the losses of a sweep."""
-    return report_of_runs(study, read_trial_runs(study))
-
-
-def report_of_runs(
-    journal: StudyJournal, runs: Sequence["_TrialRun"]
+def report_of_study(
+    journal: StudyJournal, runs: Sequence["_TrialRun"] | None = None
 ) -> values.ScalingReport | SweepReport:
-    """Return the report of a study by its kind."""
-    study = journal.submission().study
+    """Return the measured scaling of a study and the predicted one, or the losses of a sweep."""
+    study, runs = journal.submission().study, runs or read_trial_runs(journal)
     if study.kind == "sweep":
         return _make_sweep_report(journal.key, study, runs, _trial_losses(journal))
     return _make_scaling_report(journal.key, study, runs)
 
 
 def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecast:
-    """Return the forecast of each trial, relative to the smallest of its series."""
     assert study.scaling
     smallest = _smallest_plans(study, plans)
     trials = []
@@ -75,13 +69,11 @@ def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecas
 
 
 def _series_of(study: Study, trial: Trial) -> dict[str, str]:
-    """Return the settings that put a trial into its series."""
     size = _SIZE_KEYS | ({_BATCH_KEY} if study.scaling == "weak" else set())
     return {key: text for key, text in trial.settings.items() if key not in size}
 
 
 def _smallest_plans(study: Study, plans: _TrialPlans) -> dict[_SeriesKey, Plan]:
-    """Return the plan with the fewest chips of each series."""
     smallest: dict[_SeriesKey, Plan] = {}
     for trial in study.trials:
         plan, key = plans.get(trial.number), frozenset(_series_of(study, trial).items())
@@ -117,7 +109,6 @@ def _planned_trial(plan: Plan, smallest: Plan) -> values.PlannedTrial:
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
-    """Return the figures that all planned trials have."""
     unchanged = {name: getattr(plan, name) for name in ("pods", "chips", "mesh", "warnings")}
     predicted = {name: getattr(plan.forecast, name) for name in ("step_s", "mfu", "bound")}
     return {
@@ -192,7 +183,6 @@ def read_trial_runs(journal: StudyJournal, clock: Clock = time.time) -> list[_Tr
 
 
 def _make_scaling_report(key: str, study: Study, runs: Sequence[_TrialRun]) -> values.ScalingReport:
-    """Return the results of the trials, each relative to the smallest of its series."""
     assert study.scaling
     # The newest run of each trial and repeat that succeeded and was measured.
     measured: dict[int, list[_TrialRun]] = {}
@@ -271,7 +261,6 @@ def _repeated(runs: Sequence[_TrialRun], smallest_rate: float) -> values.Repeate
 
 
 def _spread(runs: Sequence[_TrialRun], figure: Callable[[Measurement], float]) -> Spread:
-    """Return the median and the extremes of a figure over repeats."""
     figures = [figure(run.report.measured) for run in runs if run.report.measured]
     return Spread(median=median(figures), low=min(figures), high=max(figures))
 
@@ -341,7 +330,6 @@ _LAST_SHARE = 10  # the loss of a trial is the mean over its last tenth
 def _make_sweep_report(
     key: str, study: Study, runs: Sequence[_TrialRun], losses: Mapping[int, _Losses]
 ) -> SweepReport:
-    """Return the results of all trials."""
     trials = []
     for trial in study.trials:
         own = [run for run in runs if run.trial == trial.number]

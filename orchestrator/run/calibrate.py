@@ -42,8 +42,6 @@ _TASK = "measuring this machine"
 
 @dataclass(frozen=True)
 class _StoredProfile:
-    """A profile and its file."""
-
     profile: ChipProfile
     path: Path
 
@@ -161,7 +159,6 @@ def _store_profile(profile: ChipProfile) -> _StoredProfile:
 
 
 def _newest(machine: Machine) -> _StoredProfile | None:
-    """Return the machine's profile that was stored last."""
     return next((row for row in _stored_profiles() if row.profile.machine == machine), None)
 
 

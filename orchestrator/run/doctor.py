@@ -98,7 +98,6 @@ def _extras() -> Finding:
 
 
 def _packages() -> Finding:
-    """Return whether the packages with an exact version have it."""
     pinned = plugins.pinned()
     versions = {name: _installed_version(name) for name in pinned}
     differ = [
@@ -119,7 +118,6 @@ def _installed_version(name: str) -> str | None:
 
 
 def _devices() -> Finding:
-    """Return the devices that JAX finds."""
     if plugins.missing("prove"):
         return _limited("devices", "JAX is not installed", install_command("prove"))
     try:
@@ -211,8 +209,6 @@ def _cluster(address: str) -> Finding:
 
 
 # What is wrong with the files of a run, what of it can be repaired, and repairing that.
-
-
 _PUT_BACK = "put back a copy of it: it cannot be made again"
 
 
@@ -236,18 +232,9 @@ def _run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.
     return RunHealth(run=journal.key, findings=tuple(found), repaired=tuple(repaired))
 
 
-def _fault(
-    kind: FileKind,
-    file: str,
-    what: str,
-    advice: str,
-    *,
-    stops: bool = False,
-    repairable: bool = False,
-) -> FileFinding:
-    return FileFinding(
-        kind=kind, file=file, what=what, stops=stops, repairable=repairable, advice=advice
-    )
+def _fault(kind: FileKind, file: str, what: str, advice: str, **found: bool) -> FileFinding:
+    effects = {"stops": False, "repairable": False} | found
+    return FileFinding(kind=kind, file=file, what=what, advice=advice, **effects)
 
 
 def _findings(journal: Journal) -> Iterator[FileFinding]:
@@ -301,7 +288,6 @@ def _checkpoints_and_proofs(journal: Journal, state: RunState) -> Iterator[FileF
 
 
 def _difference(path: Path, sha256: str) -> str | None:
-    """Return how a file differs from what was written, if it does."""
     try:
         content = files.read(path)
     except FileNotFoundError:

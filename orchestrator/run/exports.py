@@ -161,7 +161,6 @@ def _start_folder(plan: Plan, spec_folder: Path) -> Iterator[Path | None]:
 
 
 def _companions(source: Path | None) -> Iterator[Path]:
-    """Yield the files that go along with the weights that a run started from."""
     if source is not None and source.is_dir():
         yield from (path for name in _COMPANIONS for path in source.glob(name) if path.is_file())
 

@@ -75,8 +75,6 @@ def follow(
 
 @dataclass
 class _ClusterFollower:
-    """Follows a run on a named cluster."""
-
     watch: _RunWatch
     jobs: backend.ClusterClient
     job: str
@@ -137,17 +135,12 @@ def drive(
     path = address(journal.path.absolute())
     local = backend.find_backend(journal.spec().cluster.backend)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
-    with (
-        local.emulate(plan, command) as cluster,
-        _watch(journal, "rehearsal", progress) as watch,
-    ):
+    with local.emulate(plan, command) as cluster, _watch(journal, "rehearsal", progress) as watch:
         return _RehearsalFollower(watch, cluster, signals, plan.hosts).follow()
 
 
 @dataclass
 class _RehearsalFollower:
-    """Follows a rehearsal, and passes interrupts on to it."""
-
     watch: _RunWatch
     cluster: backend.LocalCluster
     signals: list[int]

@@ -205,7 +205,6 @@ def storage_command(name: str, storage: Path) -> str:
 
 
 def _storage_option(storage: Path) -> tuple[str, ...]:
-    """Return the option that names a storage directory; none where it is the default."""
     return () if storage.absolute() == RUNS.absolute() else ("--storage", address(storage))
 
 

@@ -83,7 +83,6 @@ def prove_less_recompute(
 def _prove_each_stage(
     spec: Spec, made: Plan, progress: Progress | None = None, hlo: str | Path | None = None
 ) -> list[ProofResult]:
-    """Return the verdict on the plan of every stage, or on a plan without stages."""
     if not made.stages:
         return [_prove_plan(spec, made, progress, hlo)]
     pairs = zip(stage_specs(spec), made.stages, strict=True)

@@ -76,11 +76,8 @@ def tracked_at_end(journal: Journal) -> Tracked:
     storage = journal.path.parent
     catch_up(storage, [run for run in list_runs(storage)[0] if run.run != journal.key])
     note = tracking.read_sync_state(journal)
-    where: Destination | None
-    problem: str | None
-    if note and note.problem is None and not tracking.is_behind(journal.run(), note):
-        where, problem = note.destination, None
-    else:
+    where, problem = (note.destination, note.problem) if note else (None, None)
+    if note is None or problem is not None or tracking.is_behind(journal.run(), note):
         ended = f"recording {journal.key}", "it has ended, and nothing of it is left running"
         with events.interruptible(*ended, events.run_command("sync", journal.key, storage)):
             result = Recorder(os.environ).record(journal)

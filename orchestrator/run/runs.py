@@ -149,8 +149,6 @@ def _follow_logs(
 
 @dataclass(frozen=True, kw_only=True)
 class _CancelResult:
-    """A run before and after it was asked to stop."""
-
     before: Run
     after: Run
 

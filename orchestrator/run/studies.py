@@ -172,7 +172,6 @@ def _steps(request: Request) -> int:
 def _carry_out(
     study: Study, requests: Sequence[Request]
 ) -> Literal["succeeded", "failed", "stopped"]:
-    """Run every trial that is not done."""
     failed = False
     # What goes on comes first: while it does, nothing else may begin.
     for request in sorted(requests, key=lambda request: _live_run(request) is None):
@@ -220,7 +219,6 @@ def _trial_progress(progress: Progress, left: list[Run] | None = None) -> Progre
 
 
 def _run_before(study: Study, request: Request) -> Run | None:
-    """Return the run of an earlier command that need not be repeated."""
     return next((run for run in _runs(request) if is_settled(study, run)), None)
 
 

@@ -281,7 +281,6 @@ def refuse_rehearsal_options(options: SubmitOptions, named_by: str | None) -> No
 
 
 def _check_trainable(plan: Plan) -> None:
-    """Refuse types of matmuls that the trainer cannot multiply in."""
     compute = plan.precision.compute
     if plan.ledger_describes_trainer and compute not in get_args(DType):
         raise SpecError(
@@ -315,7 +314,6 @@ def check_storage(spec: Spec) -> None:
 
 
 def _run_with_key(request: Request) -> Run | None:
-    """Return the run of the same plan that has the key already."""
     key, digest = request.options.key, request.plan.digest
     if key is None or not is_run(request.storage / key):
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator import formatting as fmt
 from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
-from orchestrator.evidence.studies import read_trial_runs, report_of_runs
+from orchestrator.evidence.studies import read_trial_runs, report_of_study
 from orchestrator.journal import boundary, files
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
@@ -56,7 +56,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
             path = record.path / _PAGE if os.access(record.path, os.W_OK) else path
     if isinstance(record, StudyJournal):
         runs = read_trial_runs(record)
-        study = report_of_runs(record, runs)
+        study = report_of_study(record, runs)
         if isinstance(study, SweepReport):
             text = _sweep_page(study)
         else:

@@ -7,17 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from orchestrator.notes import Note
-from orchestrator.values import codec
+from orchestrator.values import codec, spec
 from orchestrator.values.goodput import GoodputForecast
 from orchestrator.values.model import Model
-from orchestrator.values.spec import (
-    DataSource,
-    Experiment,
-    Optimizer,
-    Precision,
-    Remat,
-    StartingWeights,
-)
 
 PLAN_SCHEMA = 6
 
@@ -319,11 +311,11 @@ class Plan:
     tokens: int
     run_steps: int | None
     batch: PlannedBatch
-    optimizer: Optimizer
-    precision: Precision
-    remat: Remat
-    data: DataSource
-    start: StartingWeights | None = None
+    optimizer: spec.Optimizer
+    precision: spec.Precision
+    remat: spec.Remat
+    data: spec.DataSource
+    start: spec.StartingWeights | None = None
     seed: int
     compiler_options: dict[str, bool | int | float | str]
     chip: str
@@ -357,7 +349,6 @@ class Plan:
 
     @property
     def hosts_per_slice(self) -> int:
-        """Each host has one process."""
         return self.hosts // self.pods
 
     @property
@@ -366,7 +357,6 @@ class Plan:
 
     @property
     def devices_per_host(self) -> int:
-        """The JAX devices of each process."""
         return self.devices // self.hosts
 
     @property
@@ -399,7 +389,6 @@ class Plan:
         return self.stages or (self,)
 
     def stage_of(self, step: int) -> "Plan":
-        """Return the plan by which the step with that index is done."""
         stages = self.each_stage
         return next((stage for stage in stages if step < stage.end_step), stages[-1])
 
@@ -433,7 +422,7 @@ def plan_digest(plan: Plan) -> str:
     return codec.digest({key: digested[key] for key in digested.keys() - _UNDIGESTED - absent})
 
 
-def experiment_digest(experiment: Experiment) -> str:
+def experiment_digest(experiment: spec.Experiment) -> str:
     """Return the identity of an experiment. What it leaves out cannot differ."""
     values = msgspec.to_builtins(experiment)
     if not experiment.stages:
@@ -443,6 +432,5 @@ def experiment_digest(experiment: Experiment) -> str:
 
 
 def _leave_out(precision: dict[str, Any]) -> None:
-    """Leave out the type of the first moment where it is that of the optimizer."""
     if precision.get("first_moment") is None:
         precision.pop("first_moment", None)

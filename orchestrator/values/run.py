@@ -65,7 +65,6 @@ class SavedCheckpoint:
 
     @property
     def folder(self) -> str:
-        """The name of its folder, which no other attempt uses."""
         return checkpoint_folder(self.claim, self.attempt, self.step)
 
 
@@ -449,7 +448,6 @@ class RunHealth:
 
     @property
     def stops(self) -> bool:
-        """Whether the run cannot go on."""
         return any(finding.stops for finding in self.findings)
 
 

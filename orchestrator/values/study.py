@@ -95,9 +95,6 @@ class StudyStatus:
     runs: tuple[Run, ...]
 
 
-ScalingKind = Literal["scaling"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanFigures:
     """What the plans of all trials have."""
@@ -145,7 +142,7 @@ class TrialForecast:
 class ScalingForecast:
     """The predicted scaling of a study."""
 
-    kind: ScalingKind = "scaling"
+    kind: Literal["scaling"] = "scaling"
     schema: int
     name: str
     scaling: Scaling
@@ -209,7 +206,7 @@ class GapExplanation:
 class ScalingReport:
     """The measured scaling of a study compared with the predicted one."""
 
-    kind: ScalingKind = "scaling"
+    kind: Literal["scaling"] = "scaling"
     schema: int
     study: str
     name: str
@@ -219,9 +216,6 @@ class ScalingReport:
     rehearsal: bool
     trials: tuple[TrialReport, ...]
     explanations: tuple[GapExplanation, ...]
-
-
-SweepKind = Literal["sweep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +241,7 @@ class SweepForecast:
     have a plan, one after another. `dollars` is None where a price is unknown.
     """
 
-    kind: SweepKind = "sweep"
+    kind: Literal["sweep"] = "sweep"
     schema: int
     name: str
     vary: tuple[str, ...]
@@ -283,7 +277,7 @@ class SweepReport:
     steps; None while there is none.
     """
 
-    kind: SweepKind = "sweep"
+    kind: Literal["sweep"] = "sweep"
     schema: int
     study: str
     name: str

@@ -94,7 +94,6 @@ def _matrices(part: Sublayer) -> str:
 
 
 def _active_matrices(part: Sublayer) -> str:
-    """Return the matrices that one token is multiplied by: its own experts, and all others."""
     every = [matmul.weight for matmul in part.matmuls if matmul.share == 1]
     routed = [matmul.weight for matmul in part.matmuls if matmul.share < 1]
     return " + ".join(text for text in (_elements(routed, _ACTIVE), _elements(every)) if text)
@@ -185,29 +184,21 @@ def derive(spec: Spec, mfu: float) -> tuple[Worksheet, tuple[DerivationSection, 
     return sheet, tuple(sections)
 
 
+_STEPPING = "every / M * exp(0 - (R + write) / M) / (exp((every + w) / M) - 1)"
+_TRAINING = "every_steps / (every_steps + as_steps)"
 _FORMULAS = (
     Formula("seconds between failures", "M", "86400 / failures", "s"),
     Formula("a recovery", "R", "detection + waiting + restart + restore", "s"),
     Formula("steps wait for a save", "w", "blocking + max(write - every, 0)", "s"),
     Formula("Young's interval", "young", "sqrt(2 * w * M)", "s"),
-    Formula(
-        "share of time in steps",
-        "stepping",
-        "every / M * exp(0 - (R + write) / M) / (exp((every + w) / M) - 1)",
-        "",
-    ),
+    Formula("share of time in steps", "stepping", _STEPPING, ""),
     Formula("share of time in recoveries", "recovering", "1 - exp(0 - R / M)", ""),
     Formula("share of time in saves", "saving", "stepping * w / every", ""),
     Formula("goodput", "goodput", "stepping * (1 - missing)", ""),
 )
 _WITH_EVALUATION = (
     *_FORMULAS[:-1],
-    Formula(
-        "share of steps and evaluations in steps",
-        "training",
-        "every_steps / (every_steps + as_steps)",
-        "",
-    ),
+    Formula("share of steps and evaluations in steps", "training", _TRAINING, ""),
     Formula("goodput", "goodput", "stepping * training * (1 - missing)", ""),
 )
 

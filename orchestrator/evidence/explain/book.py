@@ -15,8 +15,6 @@ from orchestrator.planning.time import peak
 from orchestrator.values.spec import Spec
 
 MFU = 0.40  # the book's assumption
-
-
 # The figures of a chip that the bounds need, by the book's letters and by one publisher.
 _Rates = dict[str, Quantity]
 
@@ -176,7 +174,6 @@ _MLP_BYTES = (
             "(4 + 8) * B_pod * D / X + (4 + 8) * D * F / Y", "bytes"),
 )  # fmt: skip
 FEWEST_CHIPS = Formula("chips that hold it, by [B, D]", "few", "ceil(b_all / HBM)", "chips")
-_BETWEEN_PODS = (Formula("it takes, a pod", "dcn_least", "C / W_dcn", "tokens"),)
 
 
 def needs(sheet: Worksheet) -> Iterator[DerivationSection]:
@@ -198,7 +195,6 @@ def _answer(
     holds: bool,
     figures: Mapping[str, float],
 ) -> DerivationSection:
-    """Return a section with the answer to its question."""
     verdict = Verdict(question=question, holds=holds, figures={**figures})
     return replace(section, verdicts=(verdict,))
 
@@ -297,6 +293,7 @@ def mlps(sheet: Worksheet, axes: AxisCounts) -> Iterator[DerivationSection]:
 
 def between_pods(sheet: Worksheet) -> DerivationSection:
     """Return data parallelism over DCN: every chip of a pod brings its own share of the network."""
-    section = sheet.section("Between pods", _BETWEEN_PODS)
+    least = Formula("it takes, a pod", "dcn_least", "C / W_dcn", "tokens")
+    section = sheet.section("Between pods", [least])
     bound = _compute_bound(sheet, "dcn_bound", "dcn_least", tokens="B_pod")
     return replace(section, verdicts=(bound,))

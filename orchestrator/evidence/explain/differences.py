@@ -26,14 +26,11 @@ from orchestrator.values.refusal import Reason, Suggestion
 from orchestrator.values.spec import Batch, Remat, Spec
 
 _Figures = dict[str, Any]
-
 _GB = 1e9
 _RENTED = {
     "slice_not_rented": "at most {most_chips:,} {chip} chips as one slice ({largest_slice})",
     "slices_not_joined": "at most {most_chips:,.0f} {chip} chips by Multislice",
 }
-
-
 # What differs, the figure of the derivation, that of the plan, and why they differ.
 _Words = tuple[str, str, str, str]
 
@@ -47,6 +44,7 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
     kinds = ("matmul_recompute", "attention_recompute")
     recomputed_s = sum(line.value for line in forecast.time if line.kind in kinds)
     obstacles = catalog.rental_warnings(chip, topology, plan.pods)
+    renting = {"pods": spec.resources.pods.max, "topology": plan.topology, "obstacles": obstacles}
     split, mixed = None, None  # on one chip
     if "used" in numbers:
         names = {"fsdp": "X", "tensor": "Y", "used": "used"}
@@ -81,28 +79,18 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
             "devices": plan.devices_per_slice,
             "remat": plan.remat,
         },
-        "recompute": {
-            "remat": plan.remat,
-            "share": recomputed_s / forecast.step_s.unoverlapped,
-        },
+        "recompute": {"remat": plan.remat, "share": recomputed_s / forecast.step_s.unoverlapped},
         "days": {
             "mfu": numbers["mfu"],
             "by_6p": numbers["days"],
             "by_mfu": numbers["days_mfu"],
             "planned": forecast.days,
         },
-        "renting": {
-            "pods": spec.resources.pods.max,
-            "topology": plan.topology,
-            "obstacles": obstacles,
-        }
-        if obstacles
-        else None,
+        "renting": renting if obstacles else None,
     }
 
 
 def difference_texts(found: PlanDifferences) -> list[_Words]:
-    """Return the words of each difference."""
     say: dict[str, Callable[..., _Words]] = {
         "mesh": _say_mesh,
         "batch": _say_batch,

@@ -19,15 +19,9 @@ PlanDifferences = dict[_DifferenceCode, dict[str, Any] | None]
 Agreement = Literal["rounded", "cut", "differs"]
 # What a section asks.
 QuestionCode = Literal[
-    "pod_holds_it",
-    "sequence_for_every_chip",
-    "fsdp_bound",
-    "tensor_reach",
-    "mixed_bound",
-    "mixed_bound_by_all_matmuls",
-    "mlp_bound",
-    "dcn_bound",
-]
+    "pod_holds_it", "sequence_for_every_chip", "fsdp_bound", "tensor_reach", "mixed_bound",
+    "mixed_bound_by_all_matmuls", "mlp_bound", "dcn_bound",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +213,6 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 
 
 def _evaluate(formula: str, numbers: Mapping[str, float]) -> float:
-    """Return the value of a formula with these numbers for its symbols."""
     return _value(ast.parse(formula, mode="eval").body, numbers)
 
 
@@ -272,11 +265,9 @@ class Worksheet:
         return self.numbers[symbol]
 
     def section(self, title: str, formulas: Iterable[Formula]) -> DerivationSection:
-        """Work out formulas one after another."""
         return DerivationSection(title=title, lines=tuple(map(self.line, formulas)))
 
     def line(self, formula: Formula) -> Derivation:
-        """Work out one formula and remember its symbol."""
         computed = compute(formula.text, self.numbers)
         self.numbers[formula.symbol] = computed.value
         sources = dict.fromkeys(self.sources.get(symbol) for symbol in computed.inputs)

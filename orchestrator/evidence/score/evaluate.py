@@ -242,7 +242,6 @@ def goodput_scores() -> tuple[samples.GoodputScore, ...]:
 
 
 def _rhythm_of(run: published.GoodputRun, **changes: Any) -> Rhythm:
-    """Return the rhythm of failures and saves of a run with these changes."""
     run = replace(run, **changes)
     return Rhythm(
         between_failures_s=DAY_S / run.failures_per_day.value,

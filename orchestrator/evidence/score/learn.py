@@ -84,7 +84,6 @@ class _Constants:
     chips: dict[str, Range] = field(default_factory=dict)
 
     def efficiency(self, chip: str) -> Efficiency:
-        """Return the constants of a chip, as plans use them."""
         matmul = self.matmul.get(chip, self.of_unit[_unit_of(chip)])
         spreads = {"spread": self.spread, "reference_spread": self.reference_spread}
         known = self.shared | spreads | {"matmul": matmul}
@@ -247,8 +246,6 @@ _INTERVAL_SHARE = 0.80
 _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
 
 Key = Callable[[Sample], str]
-
-
 by_group: Key = attrgetter("run.group")
 by_document: Key = attrgetter("run.document")
 by_software: Key = attrgetter("run.software.name")

@@ -71,10 +71,7 @@ def _note(row: Row, pattern: str) -> str | None:
     return match[1] if (match := re.search(pattern, row["notes"])) else None
 
 
-# Published runs of mixtures of experts: columns of their own, and the mixture that they
-# describe.
-
-
+# Published runs of mixtures of experts: columns of their own, and the mixture that they describe.
 MIXTURES = FOLDER / "mixture_runs.csv"
 # The column of a file of mixtures → the column that all runs have.
 _SAME = {
@@ -198,7 +195,6 @@ class _Window:
 
     @property
     def whole(self) -> float:
-        """Share of global layers."""
         return 1 / self.every if self.every else 0.0
 
 
@@ -336,7 +332,6 @@ def run_of(row: Row) -> PublishedRun:
 
 
 def _refuse_unplannable(row: Row) -> None:
-    """Refuse models and parallelism that a plan cannot describe."""
     if _whole(row, "moe_experts", 1) > 1:
         raise Unscorable(
             f"a mixture of {row['moe_experts']} experts: their width and their router are not"

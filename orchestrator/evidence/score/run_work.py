@@ -38,7 +38,6 @@ OURS = _FlopCount("", "matmul", "causal in windows")
 
 
 def _flop_count(run: PublishedRun) -> _FlopCount | None:
-    """Return how the row's source counts FLOPs; None where that is unknown."""
     return next((c for c in _FLOP_COUNTS if re.search(c.pattern, run.convention)), None)
 
 

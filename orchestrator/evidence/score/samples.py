@@ -56,7 +56,6 @@ def _lay_out(run: PublishedRun) -> tuple[Training, list[LedgerLine]]:
 
 
 def _policy_of(run: PublishedRun) -> Policy:
-    """Return the policy that a source names, or its list of tensors."""
     name = run.remat
     if name in NAMED:
         return NAMED[name]
@@ -309,7 +308,6 @@ class Sample:
         return self.run.software.averages == "run"
 
     def axis_values(self) -> dict[str, float]:
-        """Return where the run lies on each axis of extrapolation."""
         return pricing.axis_values(self.layout, self.todo, self.measured_s)
 
     def expected_s(self, efficiency: Efficiency) -> float:
