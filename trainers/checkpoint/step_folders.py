@@ -55,7 +55,7 @@ class StepFolders:
     def names(self) -> list[str]:
         """Return the names of the saved steps, oldest first."""
         names = [path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)]
-        return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
+        return sorted(names, key=age)
 
     def prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +130,10 @@ class StepFolders:
 def step_of(name: str) -> int:
     match = NAME.match(name)
     return int(match[1]) if match else 0
+
+
+def age(name: str) -> tuple[int, Owner]:
+    return step_of(name), owner_of(name)
 
 
 def owner_of(name: str) -> Owner:

@@ -45,7 +45,18 @@ _ONCE = {"xla_backend_optimization_level": "0"}
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """Return the program of a plan on a mesh."""
     mesh = with_copies(mesh, plan.model.kv_heads)
-    _check_precision(plan)
+    # Refuse types and optimizers that can be planned only.
+    types = plan.precision
+    for key, value, known, join, does in (
+        ("optimizer.name", plan.optimizer.name, _TRAINED, " and ", "has"),
+        ("precision.optimizer", types.optimizer, tuple(DTYPES), " or ", "has moments in"),
+        ("precision.compute", types.compute, tuple(DTYPES), " or ", "multiplies in"),
+    ):
+        if value not in known:
+            raise SpecError(
+                f"experiment.{key} {value} can be planned, not trained: trainer {plan.trainer}"
+                f" {does} {join.join(known)}"
+            )
     start = partial(_start, plan)
     shapes = jax.eval_shape(start, 0)
     specs = {
@@ -109,21 +120,6 @@ def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
         for block in decoder(plan.model).blocks
     }
     return Runtime(plan, kernels, grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot)
-
-
-def _check_precision(plan: Plan) -> None:
-    """Refuse types and optimizers that can be planned only."""
-    types = plan.precision
-    for key, value, known, join, does in (
-        ("optimizer.name", plan.optimizer.name, _TRAINED, " and ", "has"),
-        ("precision.optimizer", types.optimizer, tuple(DTYPES), " or ", "has moments in"),
-        ("precision.compute", types.compute, tuple(DTYPES), " or ", "multiplies in"),
-    ):
-        if value not in known:
-            raise SpecError(
-                f"experiment.{key} {value} can be planned, not trained: trainer {plan.trainer}"
-                f" {does} {join.join(known)}"
-            )
 
 
 def _arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
