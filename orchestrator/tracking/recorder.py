@@ -19,14 +19,7 @@ from orchestrator.journal.ownership import check_own
 from orchestrator.journal.run_journal import Journal
 from orchestrator.storage.addresses import address
 from orchestrator.tracking import destinations
-from orchestrator.tracking.destinations import (
-    NotRecorded,
-    RunNotRecorded,
-    Tracker,
-    destination,
-    find_tracker,
-    read_sync_state,
-)
+from orchestrator.tracking.destinations import NotRecorded, RunNotRecorded, Tracker
 from orchestrator.values.run import LIVE, Destination, SyncResult, SyncState
 from orchestrator.values.run_options import TrackingOptions
 
@@ -79,7 +72,7 @@ class Recorder:
                 if where in self.failures:
                     raise self.failures[where]
                 if where.tracker not in self.trackers:
-                    self.trackers[where.tracker] = find_tracker(where.tracker)
+                    self.trackers[where.tracker] = destinations.find_tracker(where.tracker)
                 run = journal.run()
                 self.trackers[where.tracker].sync(journal, run, where, on_steps)
                 recorded = destinations.progress_of(run)
@@ -120,7 +113,7 @@ class Recorder:
                 f"its folder asks to be recorded in {place}, which no command of this user chose"
                 " on this machine: set MLFLOW_TRACKING_URI to where it is to be recorded"
             )
-        where = destination(options, journal.path.parent, self.environment)
+        where = destinations.destination(options, journal.path.parent, self.environment)
         destinations.remember(journal, where)
         return SyncState(destination=where)
 
@@ -165,7 +158,7 @@ class BackgroundRecorder:
         self._thread = threading.Thread(target=self._supervise, name="record", daemon=True)
 
     def __enter__(self) -> Self:
-        if read_sync_state(self._journal):
+        if destinations.read_sync_state(self._journal):
             self._thread.start()
         return self
 
@@ -198,7 +191,6 @@ def in_background(journals: list[Journal]) -> None:
 
 
 def _log_of(journal: Journal) -> IO[bytes]:
-    """Open the log of the process that records a run, if it can be written."""
     try:
         return boundary.appending_to(journal.paths.sync_log)
     except OSError:

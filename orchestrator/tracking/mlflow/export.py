@@ -35,7 +35,6 @@ from orchestrator.values.study import (
     StudyState,
     StudySubmission,
     SweepReport,
-    TrialReport,
     kind_text,
 )
 
@@ -65,31 +64,27 @@ def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[Metr
             points += metrics.finite({metrics.SWEEP_LOSS: trial.loss}, at_s, trial.number)
         return points
     several = len({tuple(trial.series.items()) for trial in report.trials}) > 1
-    for measured in report.trials:
-        failed = sum(state not in LIVE for state in measured.unfinished.values())
-        if measured.done + failed >= report.repeats:
-            points += _points(measured, at_s, named=several)
+    for measured_trial in report.trials:
+        plan, measured = measured_trial.predicted, measured_trial.measured
+        failed = sum(state not in LIVE for state in measured_trial.unfinished.values())
+        is_ended = measured_trial.done + failed >= report.repeats
+        if plan is None or measured is None or not is_ended:
+            continue
+        # Measured, expected and roofline, at its number of pods. A rehearsal without a forecast of
+        # its own has only the measured line.
+        mfu = {"measured": measured.mfu.median if measured.mfu else None}
+        speed: dict[str, float | None] = {"measured": measured.tokens_per_s_per_chip.median}
+        if measured_trial.not_compared is None:
+            rate = plan.tokens_per_s_per_chip
+            mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
+            speed |= {"expected": rate.expected, "roofline": rate.lower}
+        series = ", ".join(f"{key} {text}" for key, text in measured_trial.series.items())
+        suffix = metrics.NOT_IN_A_NAME.sub("_", f" {series}") if several else ""
+        values = {metrics.OF_PODS[what] + suffix: value for what, value in mfu.items()}
+        for what, value in speed.items():
+            values[metrics.SPEED_OF_PODS[what] + suffix] = value and value * measured_trial.chips
+        points += metrics.finite(values, at_s, plan.pods)
     return points
-
-
-def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint]:
-    """Return measured, expected and roofline of a trial, at its number of pods."""
-    # A rehearsal without a forecast of its own has only the measured line.
-    if trial.measured is None or trial.predicted is None:
-        return []
-    plan, measured = trial.predicted, trial.measured
-    mfu = {"measured": measured.mfu.median if measured.mfu else None}
-    speed: dict[str, float | None] = {"measured": measured.tokens_per_s_per_chip.median}
-    if trial.not_compared is None:
-        rate = plan.tokens_per_s_per_chip
-        mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
-        speed |= {"expected": rate.expected, "roofline": rate.lower}
-    series = ", ".join(f"{key} {text}" for key, text in trial.series.items())
-    suffix = metrics.NOT_IN_A_NAME.sub("_", f" {series}") if named else ""
-    values = {metrics.OF_PODS[what] + suffix: value for what, value in mfu.items()}
-    for what, value in speed.items():
-        values[metrics.SPEED_OF_PODS[what] + suffix] = value and value * trial.chips
-    return metrics.finite(values, at_s, plan.pods)
 
 
 def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
@@ -116,25 +111,21 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
             copy = metadata.short_copy(page, Path(folder) / metadata.REPORT)
             store.log_file(parent.id, copy, None)
         store.log(parent.id, tags={metadata.ARTIFACTS: version})
-    if run.state not in LIVE:
-        _send_points(study, parent, store)
-    return parent.id
-
-
-def _send_points(study: StudyJournal, parent: StoredRun, store: Store) -> None:
-    """Send the curves of the study where they have changed."""
+    if run.state in LIVE:
+        return parent.id
+    # The curves of the study, where they have changed.
     report = report_of_study(study)
-    ended = [run.ended_at_s for run in study.status().runs if run.ended_at_s]
-    points = _study_points(report, max(ended, default=study.submission().at_s))
-    digest = codec.digest(points)
-    if parent.tags.get(_CURVES) == digest:
-        return
-    best = report.best if isinstance(report, SweepReport) else None
-    tags = {_CURVES: digest}
-    for trial in study.submission().study.trials:
-        if trial.number == best and trial.settings:
-            tags["orch.best"] = ", ".join(f"{key} {text}" for key, text in trial.settings.items())
-    store.log(parent.id, points, tags=tags)
+    ended = [member.ended_at_s for member in study.status().runs if member.ended_at_s]
+    points = _study_points(report, max(ended, default=opened.at_s))
+    tags = {_CURVES: codec.digest(points)}
+    if parent.tags.get(_CURVES) != tags[_CURVES]:
+        best = report.best if isinstance(report, SweepReport) else None
+        for trial in opened.study.trials:
+            if trial.number == best and trial.settings:
+                settings = trial.settings.items()
+                tags["orch.best"] = ", ".join(f"{key} {text}" for key, text in settings)
+        store.log(parent.id, points, tags=tags)
+    return parent.id
 
 
 def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
@@ -175,7 +166,6 @@ class RunExport:
         self._forget()
 
     def _forget(self) -> None:
-        """Ask MLflow again what it has."""
         self._stored: StoredRun | None = None
         self._readers: dict[int, StepReader] = {}
         self._steps, self._status = 0, ""
