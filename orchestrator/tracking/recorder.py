@@ -104,10 +104,12 @@ class Recorder:
         """Return where the run is to be recorded, and how much of it is."""
         if state := destinations.read_sync_state(journal, self.environment):
             return state
+        # Of a run for which this user chose nothing only the experiment's name counts.
         requested = journal.spec().tracking
-        options = destinations.own_options(requested, self.environment)
-        if options is None:
-            is_usual = requested.tracker == TrackingOptions().tracker
+        options = TrackingOptions(experiment=requested.experiment)
+        is_usual = requested.tracker == options.tracker
+        is_named = bool(self.environment.get("MLFLOW_TRACKING_URI"))
+        if not is_usual or (requested.uri != options.uri and not is_named):
             place = requested.uri if is_usual else requested.tracker
             raise RunNotRecorded(
                 f"its folder asks to be recorded in {place}, which no command of this user chose"

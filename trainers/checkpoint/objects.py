@@ -104,7 +104,6 @@ class StepObjects:
         return codec.from_json(self.bucket.read(self.prefix(name) + _MANIFEST)[0], _StepManifest)
 
     def write_manifest(self, name: str, leaves: dict[str, _Leaf]) -> None:
-        """Make a step of the objects that are there."""
         manifest = _StepManifest(leaves=leaves, objects=self._sums(name))
         content = msgspec.json.encode(manifest, order="sorted")
         self.bucket.create(self.prefix(name) + _MANIFEST, content)
@@ -251,7 +250,6 @@ class ObjectSaver:
     close = wait
 
     def shapes(self, name: str) -> step_folders.Shapes:
-        """Return the type and shape of each leaf of a step."""
         leaves = self._steps.manifest(name).leaves
         return {leaf: (kind.dtype, kind.shape) for leaf, kind in leaves.items()}
 

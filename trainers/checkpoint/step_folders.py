@@ -277,7 +277,6 @@ class OrbaxSaver:
         self._checkpointer.close()
 
     def shapes(self, name: str) -> Shapes:
-        """Return the type and shape of each leaf of a step."""
         tree = self._checkpointer.metadata(self._folder / name).item_metadata.tree
         return {leaf.name: _shape(leaf) for leaf in jax.tree.leaves(tree)}
 

@@ -39,17 +39,9 @@ _Saved = tuple[Any, ...]  # arrays; no sinks are None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _blockwise(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    positions: jax.Array,
-    sinks: jax.Array | None,
-    documents: Documents | None,
-    kind: Scores,
-) -> jax.Array:
+def _blockwise(*operands: Any) -> jax.Array:
     """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H]."""
-    return _forward(q, k, v, positions, sinks, documents, kind)[0]
+    return _forward(*operands)[0]
 
 
 def _forward(

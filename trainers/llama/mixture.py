@@ -45,8 +45,6 @@ from trainers.llama.parameters import Parameters
 
 
 class _Routing(NamedTuple):
-    """The choices of tokens."""
-
     experts: jax.Array  # [b, S, k]
     weights: jax.Array  # [b, S, k] fp32
     penalty: jax.Array  # this chip's share of what is added to the loss summed over tokens
@@ -314,7 +312,6 @@ def _spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) ->
 def _collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
     """The way back of `_spread`: the sum of the rows at the `uses` of each token -> [n, D]."""
     # Its gradient is `_spread`, so that no gradient is repeated for each choice of a token.
-    # Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
     return _rows_at(complete, rows, uses).sum(1, dtype=jnp.float32).astype(rows.dtype)
 
 

@@ -157,8 +157,7 @@ class _Shape(NamedTuple):
         return tuple(size for i, size in enumerate(self.leaf.shape) if i not in dimensions)
 
     def sharding_without(self, dimensions: tuple[int, ...]) -> P:
-        entries = [*self.leaf.sharding]
-        return P(*(entry for i, entry in enumerate(entries) if i not in dimensions))
+        return P(*(entry for i, entry in enumerate(self.leaf.sharding) if i not in dimensions))
 
     def mean(self, x: jax.Array, dimensions: tuple[int, ...]) -> jax.Array:
         """The mean over dimensions of all chips' shards, which stay as dimensions of one."""

@@ -109,7 +109,6 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
 
 
 def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
-    """Return a plan with the kernels of the platform of its mesh."""
     # A mesh without devices is traced as a CPU's.
     platform = "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
     compute = DTYPES[plan.precision.compute]
@@ -193,7 +192,6 @@ def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[
 
 
 def _microbatches(plan: Plan, batch: _Batch) -> _Batch:
-    """The rows of each leaf by microbatch."""
     count = plan.batch.microbatches
     return jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
 

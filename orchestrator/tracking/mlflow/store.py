@@ -193,7 +193,6 @@ class Store:
             self.experiment = self._experiment()
 
     def _experiment(self) -> str:
-        """Return the experiment's id; create it when it is missing."""
         name = self.where.experiment
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
@@ -339,8 +338,7 @@ def _ms(at_s: float) -> int:
 
 def _check_own_beside(where: Destination) -> None:
     """Refuse a database in the storage that is a link or another user's."""
-    # Whoever writes it decides who gets the artifacts. One that the user names is the user's
-    # choice.
+    # Whoever writes it decides who gets the artifacts. The user may name such a one.
     if not _is_beside(where):
         return
     database = Path(where.uri.removeprefix(_SQLITE))
