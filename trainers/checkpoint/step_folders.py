@@ -95,12 +95,19 @@ class StepFolders:
             return f"{_CHECKSUMS} is not the one that was recorded"
         if unexpected := set(_files(step)) - set(expected):
             return f"{min(unexpected)} is not in {_CHECKSUMS}"
-        mine = sorted(expected.items())[share::of]
+
+        def file_fault(file: str) -> str | None:
+            try:
+                actual = file_digest(step / file)
+            except OSError as error:
+                return f"{file} cannot be read: {error.strerror}"
+            recorded = expected[file]
+            same = actual == recorded
+            return None if same else f"{file} has sha256 {actual[:8]}, against {recorded[:8]}"
+
         with ThreadPoolExecutor(_THREADS) as pool:
-            checked = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
-            found = zip(mine, checked, strict=True)
-            faults = [f"{file} {what}" for (file, _), what in found if what]
-        return faults[0] if faults else None
+            faults = pool.map(file_fault, sorted(expected)[share::of])
+        return next(filter(None, faults), None)
 
     def delete(self, name: str) -> None:
         """Remove a step: one rename takes it out of the folder, and then its files are deleted."""
@@ -194,14 +201,6 @@ def _files(step: Path) -> list[str]:
         for path in paths
         if path.name not in _NOT_SUMMED and not _NOTES_OF_SHARDS.fullmatch(path.name)
     )
-
-
-def _file_fault(path: Path, expected: str) -> str | None:
-    try:
-        actual = file_digest(path)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return None if actual == expected else f"has sha256 {actual[:8]}, against {expected[:8]}"
 
 
 # Orbax, with these checksums

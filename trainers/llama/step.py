@@ -17,16 +17,8 @@ from orchestrator.network.published import published_weights
 from orchestrator.planning import flops
 from orchestrator.values.plan import Plan
 from trainers.contract import Program
-from trainers.llama import attention_kernels, optimizer, parameters
-from trainers.llama.collectives import (
-    BATCH,
-    MESH,
-    SEQUENCE,
-    all_reduce,
-    line,
-    reduce_gradients,
-    with_copies,
-)
+from trainers.llama import attention_kernels, collectives, optimizer, parameters
+from trainers.llama.collectives import BATCH, MESH, SEQUENCE, all_reduce, line
 from trainers.llama.layers import Runtime
 from trainers.llama.loss import NO_WORD, Loss
 from trainers.llama.mixture import Routed, grouped_on_tpu, router_metrics
@@ -44,7 +36,7 @@ _ONCE = {"xla_backend_optimization_level": "0"}
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """Return the program of a plan on a mesh."""
-    mesh = with_copies(mesh, plan.model.kv_heads)
+    mesh = collectives.with_copies(mesh, plan.model.kv_heads)
     # Refuse types and optimizers that can be planned only.
     types = plan.precision
     for key, value, known, join, does in (
@@ -160,7 +152,7 @@ def _train_step(
         wire = DTYPES[plan.precision.gradients]
         specs = parameters.shardings(plan.model)
         gradients = jax.tree.map(
-            lambda g, spec: reduce_gradients([g], (spec,), wire)[0], gradients, specs
+            lambda g, spec: collectives.reduce_gradients([g], (spec,), wire)[0], gradients, specs
         )
     _, entropy, penalty = all_reduce(jnp.stack(loss), MESH) / tokens
     with line("optimizer_update"):

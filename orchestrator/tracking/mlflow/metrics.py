@@ -88,14 +88,15 @@ OF_PODS: dict[str, str] = {what: f"scaling/{what}" for what in ("measured", "exp
 SPEED_OF_PODS: dict[str, str] = {what: f"speed/{what}" for what in OF_PODS}
 # A sweep's run has the number of the trial as its step.
 SWEEP_LOSS = "sweep/loss"
+_OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)
 
 # Only a run in stages, or with evaluations, has these.
 _STAGE, _STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
 _EVAL_LOSS, _EVAL_PERPLEXITY, _EVAL_TIME = "eval/loss", "eval/perplexity", "eval/seconds"
 
 _ALL = (
-    *_OF_STEPS, *_OF_PLANS, *_OF_PROOFS, *_OF_ENDINGS, *OF_PODS.values(), *SPEED_OF_PODS.values(),
-    SWEEP_LOSS, _STAGE, _STEPS_DOLLARS, _EVAL_LOSS, _EVAL_PERPLEXITY, _EVAL_TIME,
+    *_OF_STEPS, *_OF_PLANS, *_OF_PROOFS, *_OF_ENDINGS, *_OF_STUDIES, _STAGE, _STEPS_DOLLARS,
+    _EVAL_LOSS, _EVAL_PERPLEXITY, _EVAL_TIME,
 )  # fmt: skip
 
 
