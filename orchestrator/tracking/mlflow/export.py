@@ -20,23 +20,10 @@ from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.tracking.destinations import RunNotRecorded
 from orchestrator.tracking.mlflow import metadata, metrics
 from orchestrator.tracking.mlflow.metrics import MetricPoint
-from orchestrator.tracking.mlflow.store import (
-    MOST_PARAMS,
-    MOST_POINTS,
-    TRACKER,
-    Status,
-    Store,
-    StoredRun,
-)
+from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
 from orchestrator.values import codec
-from orchestrator.values.run import LIVE, Run, TrackedRun
-from orchestrator.values.study import (
-    ScalingReport,
-    StudyState,
-    StudySubmission,
-    SweepReport,
-    kind_text,
-)
+from orchestrator.values.run import LIVE, Run
+from orchestrator.values.study import ScalingReport, StudyState, SweepReport, kind_text
 
 _CURVES = "orch.curves"
 _STATUS: dict[str, Status] = {
@@ -100,7 +87,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
         opened = study.submission()
     except (JournalUnreadable, OSError):
         return None
-    parent = _find_or_create(study, opened, store)
+    parent = _find_or_create(study, store)
     status = _PARENT_STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
@@ -128,9 +115,9 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     return parent.id
 
 
-def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
+def _find_or_create(study: StudyJournal, store: Store) -> StoredRun:
     """Return the noted run, or one that is tagged with the study's id, or a new one."""
-    noted, stored = study.tracking(), None
+    noted, opened, stored = study.tracking(), study.submission(), None
     if noted and noted.uri == store.where.uri:
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:
@@ -154,7 +141,7 @@ def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) 
         }
         tags = {name: text for name, text in tags.items() if text}
         stored = store.create(study.key, opened.at_s, tags)
-    journals.track(study, TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
+    journals.track(study, store.tracked(stored.id))
     return stored
 
 
@@ -215,7 +202,7 @@ class RunExport:
         tagged = [found for found in self._store.tagged(tag, run.id) if not found.deleted]
         stored = noted or (tagged[0] if tagged else None)
         stored = stored or self._store.create(run.run, run.submitted_at_s, {tag: run.id})
-        tracking = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
+        tracking = self._store.tracked(stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
         for ghost in tagged:
             if ghost.id != winner.run_id:
@@ -223,8 +210,7 @@ class RunExport:
         return stored
 
     def _send_description(self, stored: StoredRun, run: Run) -> None:
-        tracked = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
-        run = replace(run, tracking=tracked)
+        run = replace(run, tracking=self._store.tracked(stored.id))
         new = metadata.description(self._journal, run, _parent_of(self._journal, run, self._store))
         if self._tags.get(metadata.DESCRIBED) == new.digest:
             return

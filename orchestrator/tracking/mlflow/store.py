@@ -207,6 +207,9 @@ class Store:
         _check_not_moved(self.where, experiment.artifact_location)
         return str(experiment.experiment_id)
 
+    def tracked(self, run_id: str) -> TrackedRun:
+        return TrackedRun(tracker=TRACKER, uri=self.where.uri, run_id=run_id)
+
     def run(self, run_id: str) -> StoredRun | None:
         """Return the MLflow run of that id, if there is one."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
