@@ -1,14 +1,12 @@
 """Records runs: one process at a time syncs a run, and notes the result next to its journal."""
 
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Self
 
 from filelock import FileLock, Timeout
@@ -51,10 +49,7 @@ class Recorder:
         on_wait: Callable[[float], None] = _ignore,
         limit_s: float = LOCK_LIMIT_S,
     ) -> SyncResult:
-        """Sync one run and note the result.
-
-        Another process that records it is waited for until the limit; `on_wait` hears how long.
-        """
+        """Sync one run and note the result; `on_wait` hears how long another process is awaited."""
         try:
             trusted = set()  # the owner of a run that the command that started this names
             if destinations.is_passed_on(journal, self.environment):
@@ -104,7 +99,7 @@ class Recorder:
         """Return where the run is to be recorded, and how much of it is."""
         if state := destinations.read_sync_state(journal, self.environment):
             return state
-        # Of a run for which this user chose nothing only the experiment's name counts.
+        # Where this user chose nothing, only the experiment's name counts.
         requested = journal.spec().tracking
         options = TrackingOptions(experiment=requested.experiment)
         is_usual = requested.tracker == options.tracker
@@ -179,8 +174,8 @@ class BackgroundRecorder:
 
     def _supervise(self) -> None:
         while not self._closed.is_set():
-            with _log_of(self._journal) as log:
-                self._process = _start(["--follow", address(self._journal.path)], log, piped=True)
+            follow = ["--follow", address(self._journal.path)]
+            self._process = _start(follow, self._journal, piped=True)
             if self._process.wait() == 0:
                 return
             self._closed.wait(_RESTART_AFTER_S)
@@ -188,22 +183,19 @@ class BackgroundRecorder:
 
 def in_background(journals: list[Journal]) -> None:
     """Sync runs once without waiting for it. The process ends by itself."""
-    with _log_of(journals[0]) as log:
-        _start([address(journal.path.absolute()) for journal in journals], log, piped=False)
+    addresses = [address(journal.path.absolute()) for journal in journals]
+    _start(addresses, journals[0], piped=False)
 
 
-def _log_of(journal: Journal) -> IO[bytes]:
-    try:
-        return boundary.appending_to(journal.paths.sync_log)
-    except OSError:
-        return Path(os.devnull).open("ab")
-
-
-def _start(arguments: list[str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.tracking", *arguments],
-        stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,  # Ctrl-C ends whoever started it, not this
-    )
+def _start(arguments: list[str], journal: Journal, *, piped: bool) -> subprocess.Popen[bytes]:
+    log: AbstractContextManager[IO[bytes] | int] = nullcontext(subprocess.DEVNULL)
+    with suppress(OSError):  # it cannot be written
+        log = boundary.appending_to(journal.paths.sync_log)
+    with log as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.tracking", *arguments],
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,  # Ctrl-C ends whoever started it, not this
+        )

@@ -27,8 +27,6 @@ from orchestrator.values import codec
 from trainers.checkpoint import step_folders
 from trainers.checkpoint.step_folders import NO_TABLES, TIMEOUT_S, Rows, leaf_name, owner_of
 
-# The saved steps of a run on a bucket: objects, and a manifest that makes them a step
-
 _MANIFEST = "manifest.json"
 _NOTES = "written/"  # by each process, once its shards are there
 # An object's size, and the sum that the store made of its bytes.
@@ -141,8 +139,6 @@ class StepObjects:
                 versions: dict[str, str | None] = msgspec.json.decode(found.version)
                 sums[part] = found.size, versions["e_tag"] or versions["version"] or ""
         return sums
-
-    # Processes tell one another that they have written.
 
     def note_written(self, name: str, process: int, error: str = "") -> None:
         self.bucket.replace(f"{self.prefix(name)}{_NOTES}{process}", error.encode())

@@ -81,9 +81,7 @@ class StepFolders:
     def fault(
         self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
     ) -> str | None:
-        """Return what is wrong with a step, or None. Each of several readers verifies its share of
-        files. `sha256` is that of the sums, as they were recorded.
-        """
+        """Return what is wrong with a step, or None. Each of several readers verifies its share."""
         step = self.folder / name
         try:
             expected = _read_sums(step / _CHECKSUMS)

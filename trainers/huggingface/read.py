@@ -30,9 +30,7 @@ _SHOWN = 3  # names in a message
 
 
 def new_state(program: Program, folder: Path) -> _Tree:
-    """Return the state before the first step: with the weights that the plan starts from, if it
-    does. Their relative path begins at `folder`, the spec's.
-    """
+    """Return the state before the first step, with the weights that the plan starts from."""
     start, seed = program.plan.start, program.plan.seed
     if start is None:
         return program.init(seed)

@@ -1,7 +1,4 @@
-"""The optimizer on each chip's own shards, inside the body: AdamW, or Adafactor.
-
-Matrices decay, the two vocabulary tables among them; norms and biases do not.
-"""
+"""AdamW or Adafactor on each chip's own shards. Matrices decay, norms and biases do not."""
 
 from collections.abc import Callable
 from math import cos, pi, prod

@@ -45,11 +45,8 @@ def is_server(where: Destination) -> bool:
 def destination(
     tracking: TrackingOptions, storage: Path, environment: Mapping[str, str]
 ) -> Destination:
-    """Return where runs in a storage directory are recorded.
-
-    MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file in that directory.
-    `SpecError` names an address that cannot be used.
-    """
+    """Return where runs in a storage directory are recorded, or raise `SpecError`."""
+    # MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file in the directory.
     place, written = _VARIABLE, environment.get(_VARIABLE, "")
     if not written:
         place, written = "tracking.uri", "" if tracking.uri == "auto" else tracking.uri
