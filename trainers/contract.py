@@ -123,12 +123,10 @@ def lower(
 ) -> tuple[jax.stages.Lowered, Mesh | None]:
     """Return what is compiled for a plan on these devices, and the mesh of its program if known."""
     mesh = mesh_of(plan, devices)
-    if isinstance(trainer, _BuildFunction):
-        made = trainer.build(plan, mesh)
-        if not isinstance(made, Program):
-            return made, None
-    else:
-        made = trainer.program(plan, mesh)
+    build_any = trainer.build if isinstance(trainer, _BuildFunction) else trainer.program
+    made = build_any(plan, mesh)
+    if not isinstance(made, Program):
+        return made, None
     assert isinstance(made.mesh, Mesh)
     return made.lowered(), made.mesh
 

@@ -69,22 +69,19 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
     while True:
         stage = plan.stage_of(done)
         last = min(stage.end_step, assignment.steps) if plan.stages else assignment.steps
-        outcome = run(_program(stage), replace(assignment, steps=last))
+        trainer = load(stage.trainer)
+        try:
+            program = build(trainer, stage, jax.devices())
+        except OrchError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+            raise ProgramFailed(f"program() of trainer {stage.trainer} raised {text}") from error
+        outcome = run(program, replace(assignment, steps=last))
         done = outcome.steps_done
         if outcome.stopped or done >= assignment.steps:
             return outcome
         assignment.next_stage(done)
-
-
-def _program(plan: Plan) -> Program:
-    trainer = load(plan.trainer)
-    try:
-        return build(trainer, plan, jax.devices())
-    except OrchError:
-        raise
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-        raise ProgramFailed(f"program() of trainer {plan.trainer} raised {text}") from error
 
 
 def run(program: Program, assignment: Assignment) -> Outcome:

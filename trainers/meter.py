@@ -31,18 +31,14 @@ def _peak_hbm_bytes() -> int | None:
 
 
 class Meter:
-    """Measures steps and passes them to `emit`, in order.
-
-    `peak_flops_per_s` is of one device in the compute type; None where unknown. The clock of the
-    first step starts with the meter.
-    """
+    """Measures steps and passes them to `emit`, in order; the first step begins with the meter."""
 
     def __init__(
         self,
         program: Program,
         emit: Callable[[Step], None],
         startup: Startup,
-        peak_flops_per_s: float | None,
+        peak_flops_per_s: float | None,  # of one device in the compute type, where it is known
         *,
         clock: Callable[[], float] = clock,
         memory: Callable[[], int | None] = _peak_hbm_bytes,

@@ -84,7 +84,7 @@ def _timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing
 
 
 def _compiled(body: _Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
-    """What does the body often enough to be timed, and returns the seconds of one time."""
+    """Return a function that does the body often enough, and returns the seconds of one time."""
 
     def repeat(count: jax.Array, arrays: Any) -> Any:
         return jax.lax.fori_loop(0, count, lambda _, before: body(before), arrays)
@@ -140,7 +140,7 @@ def _depths(plan: Plan) -> tuple[int, ...]:
 
 
 def _compiled_step(plan: Plan) -> Callable[[], float]:
-    """What does the next step of a plan, and returns its seconds; the first is done."""
+    """Return a function that does a step of a plan and returns its seconds; the first is done."""
     program = build(load(plan.trainer), plan, jax.devices())
     step = program.lowered().compile()
     barrier(f"a step of {plan.model.layers} layers is compiled")

@@ -39,7 +39,6 @@ def join_processes() -> None:
 
 
 def barrier(name: str, *, timeout_s: float = _BARRIER_S) -> None:
-    """Wait until every process calls this."""
     # The devices take no part: collectives on CPU give up after 30 s, and a peer may still compile.
     multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(timeout_s * 1000))
 

@@ -1,8 +1,7 @@
 """Keeps records of runs outside the journal, for example in MLflow.
 
-A tracker takes a journal and brings its own record of the run up to date. The journal stays the
-truth: a tracker may be slow, gone or lost, and the next sync sends what is missing. This package
-may import the journal, reports and planned values; `tracking.mlflow` alone imports MLflow.
+The journal stays the truth: a tracker may be slow, gone or lost, and the next sync of the journal
+sends what is missing.
 """
 
 from orchestrator.tracking.destinations import (

@@ -25,19 +25,15 @@ _LAST_LIMIT_S = 15.0
 
 def main(arguments: list[str]) -> None:
     os.nice(10)  # training comes first
-    if arguments[0] == "--follow":
-        _follow(Journal(folder(arguments[1])))
+    recorder = Recorder(os.environ)
+    if arguments[0] != "--follow":
+        signal.alarm(ONCE_LIMIT_S)
+        for path in arguments:
+            _log(recorder.record(Journal(folder(path))).problem)
         return
-    signal.alarm(ONCE_LIMIT_S)
-    recorder = Recorder(os.environ)
-    for path in arguments:
-        _log(recorder.record(Journal(folder(path))).problem)
-
-
-def _follow(journal: Journal) -> None:
-    """Sync a run again and again until it has ended, or its driver has."""
+    # Sync a run again and again until it has ended, or its driver has.
+    journal = Journal(folder(arguments[1]))
     deadline, wait_s, last_problem = None, _POLL_S, None
-    recorder = Recorder(os.environ)
     while deadline is None or time.monotonic() < deadline:
         result = recorder.record(journal)
         if result.problem:

@@ -67,7 +67,6 @@ def find_tracker(name: str) -> Tracker:
 def destination(
     options: TrackingOptions, storage: Path, environment: Mapping[str, str]
 ) -> Destination:
-    """Return where the tracker that the options name records the runs in a storage directory."""
     return find_tracker(options.tracker).destination(options, storage, environment)
 
 
@@ -103,7 +102,6 @@ def _chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> De
 
 
 def is_passed_on(journal: Journal, environment: Mapping[str, str]) -> bool:
-    """Return whether the command that started this process names the run."""
     choice = _passed_on(environment)
     return choice is not None and choice.id == _id(journal)
 
@@ -132,19 +130,6 @@ def _with_addresses(
     return replace(where, uri=change(where.uri, storage), artifacts=artifacts)
 
 
-def own_options(options: TrackingOptions, environment: Mapping[str, str]) -> TrackingOptions | None:
-    """Return the options of a run that count where this user chose nothing: its experiment's name.
-
-    None where the run names another tracker, or an address that the environment does not name.
-    """
-    usual = TrackingOptions(experiment=options.experiment)
-    if options.tracker != usual.tracker:
-        return None
-    if options.uri != usual.uri and not environment.get("MLFLOW_TRACKING_URI"):
-        return None
-    return usual
-
-
 def _id(journal: Journal) -> str:
     return journal.state().submitted.submission.id
 
@@ -160,7 +145,6 @@ def _choice_path(run_id: str) -> Path:
 
 
 def begin(journal: Journal, destination: Destination) -> SyncState:
-    """Note where a command of the user chose to record a new run."""
     remember(journal, destination)
     state = SyncState(destination=destination)
     _write(journal, state)

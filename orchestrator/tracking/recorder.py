@@ -1,14 +1,12 @@
 """Records runs: one process at a time syncs a run, and notes the result next to its journal."""
 
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Self
 
 from filelock import FileLock, Timeout
@@ -19,14 +17,7 @@ from orchestrator.journal.ownership import check_own
 from orchestrator.journal.run_journal import Journal
 from orchestrator.storage.addresses import address
 from orchestrator.tracking import destinations
-from orchestrator.tracking.destinations import (
-    NotRecorded,
-    RunNotRecorded,
-    Tracker,
-    destination,
-    find_tracker,
-    read_sync_state,
-)
+from orchestrator.tracking.destinations import NotRecorded, RunNotRecorded, Tracker
 from orchestrator.values.run import LIVE, Destination, SyncResult, SyncState
 from orchestrator.values.run_options import TrackingOptions
 
@@ -58,10 +49,7 @@ class Recorder:
         on_wait: Callable[[float], None] = _ignore,
         limit_s: float = LOCK_LIMIT_S,
     ) -> SyncResult:
-        """Sync one run and note the result.
-
-        Another process that records it is waited for until the limit; `on_wait` hears how long.
-        """
+        """Sync one run and note the result; `on_wait` hears how long another process is awaited."""
         try:
             trusted = set()  # the owner of a run that the command that started this names
             if destinations.is_passed_on(journal, self.environment):
@@ -79,7 +67,7 @@ class Recorder:
                 if where in self.failures:
                     raise self.failures[where]
                 if where.tracker not in self.trackers:
-                    self.trackers[where.tracker] = find_tracker(where.tracker)
+                    self.trackers[where.tracker] = destinations.find_tracker(where.tracker)
                 run = journal.run()
                 self.trackers[where.tracker].sync(journal, run, where, on_steps)
                 recorded = destinations.progress_of(run)
@@ -111,16 +99,18 @@ class Recorder:
         """Return where the run is to be recorded, and how much of it is."""
         if state := destinations.read_sync_state(journal, self.environment):
             return state
+        # Where this user chose nothing, only the experiment's name counts.
         requested = journal.spec().tracking
-        options = destinations.own_options(requested, self.environment)
-        if options is None:
-            is_usual = requested.tracker == TrackingOptions().tracker
+        options = TrackingOptions(experiment=requested.experiment)
+        is_usual = requested.tracker == options.tracker
+        is_named = bool(self.environment.get("MLFLOW_TRACKING_URI"))
+        if not is_usual or (requested.uri != options.uri and not is_named):
             place = requested.uri if is_usual else requested.tracker
             raise RunNotRecorded(
                 f"its folder asks to be recorded in {place}, which no command of this user chose"
                 " on this machine: set MLFLOW_TRACKING_URI to where it is to be recorded"
             )
-        where = destination(options, journal.path.parent, self.environment)
+        where = destinations.destination(options, journal.path.parent, self.environment)
         destinations.remember(journal, where)
         return SyncState(destination=where)
 
@@ -165,7 +155,7 @@ class BackgroundRecorder:
         self._thread = threading.Thread(target=self._supervise, name="record", daemon=True)
 
     def __enter__(self) -> Self:
-        if read_sync_state(self._journal):
+        if destinations.read_sync_state(self._journal):
             self._thread.start()
         return self
 
@@ -184,8 +174,8 @@ class BackgroundRecorder:
 
     def _supervise(self) -> None:
         while not self._closed.is_set():
-            with _log_of(self._journal) as log:
-                self._process = _start(["--follow", address(self._journal.path)], log, piped=True)
+            follow = ["--follow", address(self._journal.path)]
+            self._process = _start(follow, self._journal, piped=True)
             if self._process.wait() == 0:
                 return
             self._closed.wait(_RESTART_AFTER_S)
@@ -193,23 +183,19 @@ class BackgroundRecorder:
 
 def in_background(journals: list[Journal]) -> None:
     """Sync runs once without waiting for it. The process ends by itself."""
-    with _log_of(journals[0]) as log:
-        _start([address(journal.path.absolute()) for journal in journals], log, piped=False)
+    addresses = [address(journal.path.absolute()) for journal in journals]
+    _start(addresses, journals[0], piped=False)
 
 
-def _log_of(journal: Journal) -> IO[bytes]:
-    """Open the log of the process that records a run, if it can be written."""
-    try:
-        return boundary.appending_to(journal.paths.sync_log)
-    except OSError:
-        return Path(os.devnull).open("ab")
-
-
-def _start(arguments: list[str], log: IO[bytes], *, piped: bool) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.tracking", *arguments],
-        stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,  # Ctrl-C ends whoever started it, not this
-    )
+def _start(arguments: list[str], journal: Journal, *, piped: bool) -> subprocess.Popen[bytes]:
+    log: AbstractContextManager[IO[bytes] | int] = nullcontext(subprocess.DEVNULL)
+    with suppress(OSError):  # it cannot be written
+        log = boundary.appending_to(journal.paths.sync_log)
+    with log as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.tracking", *arguments],
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,  # Ctrl-C ends whoever started it, not this
+        )

@@ -17,17 +17,9 @@ from orchestrator.errors import CheckpointFailed
 from orchestrator.storage.addresses import address
 from orchestrator.values import codec
 from orchestrator.values.run import SavedCheckpoint, SkippedCheckpoint
+from trainers.checkpoint import step_folders
 from trainers.checkpoint.objects import ObjectSaver, StepObjects, step_objects
-from trainers.checkpoint.step_folders import (
-    NO_TABLES,
-    OrbaxSaver,
-    Rows,
-    StepFolders,
-    difference,
-    owner_of,
-    shapes_of,
-    step_of,
-)
+from trainers.checkpoint.step_folders import NO_TABLES, OrbaxSaver, Rows, StepFolders, owner_of
 from trainers.multihost import barrier, first_message
 
 _Tree = Any
@@ -79,7 +71,7 @@ class _ListedSaves:
         """Do nothing: its folder says that it is there."""
 
     def settle(self) -> None:
-        """Do nothing."""
+        """Do nothing: nobody records."""
 
 
 def newest_step(folder: Path, saves: SaveLog | None = None) -> int:
@@ -94,13 +86,10 @@ def _steps_in(folder: Path) -> StepFolders | StepObjects:
     return step_objects(folder.absolute()) or StepFolders(folder.absolute())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Restored:
-    """A state, the number of steps done then, and the later checkpoints that are not whole."""
-
-    step: int
+class _Restored(NamedTuple):
+    step: int  # steps done by then
     state: _Tree
-    skipped: tuple[SkippedCheckpoint, ...]
+    skipped: tuple[SkippedCheckpoint, ...]  # later checkpoints that are not whole
 
 
 class Checkpoints:
@@ -185,8 +174,8 @@ class Checkpoints:
                 raise CheckpointFailed(
                     f"{self._folder}: no checkpoint is whole: {reasons}{_ADVICE}"
                 )
-            saved = self._saver.shapes(save.folder)
-            if differs := difference(saved, shapes_of(target), table_rows):
+            saved, expected = self._saver.shapes(save.folder), step_folders.shapes_of(target)
+            if differs := step_folders.difference(saved, expected, table_rows):
                 where = f"{self._folder}/{save.folder}"
                 raise CheckpointFailed(f"{where}: is of another model or optimizer: {differs}")
             state = self._saver.restore(save.folder, target, table_rows)
@@ -237,14 +226,14 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Delete what no later attempt can need: steps before the newest recorded ones."""
-        # Steps of others that are not known to be recorded stay: another attempt may have taken
-        # over.
+        # Unrecorded steps of others stay: another attempt may have taken over.
         recorded = self._saves.recorded()
         old = {save.folder for save in recorded[: -self._keep]}
         mine = [save.step for save in recorded if owner_of(save.folder) == self._owner]
+        known, newest = {save.folder for save in recorded}, max(mine, default=0)
         for name in self._steps.names():
-            passed = owner_of(name) == self._owner and step_of(name) < max(mine, default=0)
-            if name in old or (passed and name not in {save.folder for save in recorded}):
+            passed = owner_of(name) == self._owner and step_folders.step_of(name) < newest
+            if name in old or (passed and name not in known):
                 self._steps.delete(name)
 
     def _open(self, identity: _Identity) -> None:

@@ -24,19 +24,8 @@ import tensorstore as ts
 from orchestrator.storage.addresses import Place, place_of
 from orchestrator.storage.bucket import GCS_ENDPOINT, Bucket, s3_settings
 from orchestrator.values import codec
-from trainers.checkpoint.step_folders import (
-    NAME,
-    NO_TABLES,
-    TIMEOUT_S,
-    Owner,
-    Rows,
-    Shapes,
-    leaf_name,
-    owner_of,
-    step_of,
-)
-
-# The saved steps of a run on a bucket: objects, and a manifest that makes them a step
+from trainers.checkpoint import step_folders
+from trainers.checkpoint.step_folders import NO_TABLES, TIMEOUT_S, Rows, leaf_name, owner_of
 
 _MANIFEST = "manifest.json"
 _NOTES = "written/"  # by each process, once its shards are there
@@ -53,8 +42,6 @@ class _Leaf(msgspec.Struct, frozen=True):
 
 
 class _StepManifest(msgspec.Struct, frozen=True):
-    """What a step consists of."""
-
     leaves: dict[str, _Leaf]
     objects: dict[str, _Sum]
 
@@ -77,8 +64,8 @@ class StepObjects:
         """Return the names of the saved steps, oldest first, whole or not."""
         _, prefixes = self.bucket.inside(self.place.prefix)
         names = [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
-        names = [name for name in names if NAME.fullmatch(name)]
-        return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
+        names = [name for name in names if step_folders.NAME.fullmatch(name)]
+        return sorted(names, key=step_folders.age)
 
     def prefix(self, name: str) -> str:
         return f"{self.place.prefix}{name}/"
@@ -94,7 +81,7 @@ class StepObjects:
     def set_aside(self, name: str) -> None:
         """A damaged step stays where it is, as another attempt saves under another name."""
 
-    def sweep(self, owner: Owner) -> None:
+    def sweep(self, owner: step_folders.Owner) -> None:
         """Remove the steps that an owner and those before it did not finish."""
         for name in self.names():
             if owner_of(name) <= owner and not self.is_whole(name):
@@ -115,7 +102,6 @@ class StepObjects:
         return codec.from_json(self.bucket.read(self.prefix(name) + _MANIFEST)[0], _StepManifest)
 
     def write_manifest(self, name: str, leaves: dict[str, _Leaf]) -> None:
-        """Make a step of the objects that are there."""
         manifest = _StepManifest(leaves=leaves, objects=self._sums(name))
         content = msgspec.json.encode(manifest, order="sorted")
         self.bucket.create(self.prefix(name) + _MANIFEST, content)
@@ -154,8 +140,6 @@ class StepObjects:
                 sums[part] = found.size, versions["e_tag"] or versions["version"] or ""
         return sums
 
-    # Processes tell one another that they have written.
-
     def note_written(self, name: str, process: int, error: str = "") -> None:
         self.bucket.replace(f"{self.prefix(name)}{_NOTES}{process}", error.encode())
 
@@ -191,7 +175,14 @@ class ObjectSaver:
         self.wait()
         named = jax.tree_util.tree_leaves_with_path(state)
         arrays = {leaf_name(path): array for path, array in named}
-        leaves = {name: _leaf(array) for name, array in arrays.items()}
+        leaves = {
+            leaf: _Leaf(
+                dtype=str(array.dtype),
+                shape=array.shape,
+                chunk=_chunk_shape(array.sharding.shard_shape(array.shape), array.dtype.itemsize),
+            )
+            for leaf, array in arrays.items()
+        }
         shards = [
             (name, shard.index, np.array(shard.data, copy=True))
             for name, array in arrays.items()
@@ -254,8 +245,7 @@ class ObjectSaver:
 
     close = wait
 
-    def shapes(self, name: str) -> Shapes:
-        """Return the type and shape of each leaf of a step."""
+    def shapes(self, name: str) -> step_folders.Shapes:
         leaves = self._steps.manifest(name).leaves
         return {leaf: (kind.dtype, kind.shape) for leaf, kind in leaves.items()}
 
@@ -310,12 +300,6 @@ def driver(scheme: str) -> dict[str, Any]:
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         where["aws_credentials"] = {"type": "environment"}  # else it asks everywhere, loudly
     return {"driver": "s3", "aws_region": settings["region"], **where}
-
-
-def _leaf(leaf: jax.Array) -> _Leaf:
-    shard = leaf.sharding.shard_shape(leaf.shape)
-    dtype = str(leaf.dtype)
-    return _Leaf(dtype=dtype, shape=leaf.shape, chunk=_chunk_shape(shard, leaf.dtype.itemsize))
 
 
 def _chunk_shape(shard: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:

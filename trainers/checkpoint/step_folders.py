@@ -55,7 +55,7 @@ class StepFolders:
     def names(self) -> list[str]:
         """Return the names of the saved steps, oldest first."""
         names = [path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)]
-        return sorted(names, key=lambda name: (step_of(name), owner_of(name)))
+        return sorted(names, key=age)
 
     def prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -81,9 +81,7 @@ class StepFolders:
     def fault(
         self, name: str, *, sha256: str | None = None, share: int = 0, of: int = 1
     ) -> str | None:
-        """Return what is wrong with a step, or None. Each of several readers verifies its share of
-        files. `sha256` is that of the sums, as they were recorded.
-        """
+        """Return what is wrong with a step, or None. Each of several readers verifies its share."""
         step = self.folder / name
         try:
             expected = _read_sums(step / _CHECKSUMS)
@@ -95,12 +93,19 @@ class StepFolders:
             return f"{_CHECKSUMS} is not the one that was recorded"
         if unexpected := set(_files(step)) - set(expected):
             return f"{min(unexpected)} is not in {_CHECKSUMS}"
-        mine = sorted(expected.items())[share::of]
+
+        def file_fault(file: str) -> str | None:
+            try:
+                actual = file_digest(step / file)
+            except OSError as error:
+                return f"{file} cannot be read: {error.strerror}"
+            recorded = expected[file]
+            same = actual == recorded
+            return None if same else f"{file} has sha256 {actual[:8]}, against {recorded[:8]}"
+
         with ThreadPoolExecutor(_THREADS) as pool:
-            checked = pool.map(lambda item: _file_fault(step / item[0], item[1]), mine)
-            found = zip(mine, checked, strict=True)
-            faults = [f"{file} {what}" for (file, _), what in found if what]
-        return faults[0] if faults else None
+            faults = pool.map(file_fault, sorted(expected)[share::of])
+        return next(filter(None, faults), None)
 
     def delete(self, name: str) -> None:
         """Remove a step: one rename takes it out of the folder, and then its files are deleted."""
@@ -130,6 +135,10 @@ class StepFolders:
 def step_of(name: str) -> int:
     match = NAME.match(name)
     return int(match[1]) if match else 0
+
+
+def age(name: str) -> tuple[int, Owner]:
+    return step_of(name), owner_of(name)
 
 
 def owner_of(name: str) -> Owner:
@@ -190,14 +199,6 @@ def _files(step: Path) -> list[str]:
         for path in paths
         if path.name not in _NOT_SUMMED and not _NOTES_OF_SHARDS.fullmatch(path.name)
     )
-
-
-def _file_fault(path: Path, expected: str) -> str | None:
-    try:
-        actual = file_digest(path)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return None if actual == expected else f"has sha256 {actual[:8]}, against {expected[:8]}"
 
 
 # Orbax, with these checksums
@@ -273,7 +274,6 @@ class OrbaxSaver:
         self._checkpointer.close()
 
     def shapes(self, name: str) -> Shapes:
-        """Return the type and shape of each leaf of a step."""
         tree = self._checkpointer.metadata(self._folder / name).item_metadata.tree
         return {leaf.name: _shape(leaf) for leaf in jax.tree.leaves(tree)}
 

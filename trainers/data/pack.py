@@ -47,7 +47,6 @@ class _Encoder(Protocol):
 
 
 def _dtype_of(encoder: _Encoder) -> np.dtype[Any]:
-    """The smallest type that holds every token."""
     return np.dtype("<u2" if encoder.vocab <= 1 << 16 else "<u4")
 
 
@@ -152,7 +151,6 @@ _ROWS = 1024  # of a Parquet file in memory
 
 
 def _documents(path: Path, field: str) -> Iterator[str]:
-    """The texts of a file, one after another."""
     try:
         if path.name.endswith(_LINES):
             yield from _of_lines(path, field)
@@ -205,25 +203,16 @@ def _of_parquet(path: Path, field: str) -> Iterator[str]:
 
 _TOKENIZER = "tokenizer.json"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # as Hugging Face names models
-_FETCH = "hf download {name} tokenizer.json tokenizer_config.json --local-dir {folder}"
 
 
-def _files_of(inputs: list[Path], glob: str) -> list[Path]:
-    """The files of the inputs; those below a folder in order of name."""
-    files: list[Path] = []
-    for path in inputs:
-        _check_local(path, "copy its texts here first")
-        if path.is_dir():
-            files += _files_below(path, glob)
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise DataUnusable(f"{path}: no such file or folder; name files of text, or a folder")
-    return files
-
-
-def _files_below(folder: Path, glob: str) -> list[Path]:
-    """The files that match, without hidden ones and caches."""
+def _files_of(folder: Path, glob: str) -> list[Path]:
+    """The folder if it is a file, or the files below it that match, in order of name."""
+    _check_local(folder, "copy its texts here first")
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise DataUnusable(f"{folder}: no such file or folder; name files of text, or a folder")
+    # Without hidden files and caches.
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     visible = [
         path
@@ -248,7 +237,6 @@ def _files_below(folder: Path, glob: str) -> list[Path]:
 
 
 def _tokenizer_file(name: str) -> Path:
-    """The file of a tokenizer that is named by it, or by its folder."""
     path = Path(name)
     _check_local(path, "copy its tokenizer.json here first")
     if path.is_dir():
@@ -258,9 +246,9 @@ def _tokenizer_file(name: str) -> Path:
     if path.is_file():
         return path
     if _REPOSITORY.fullmatch(name):
-        fetch = _FETCH.format(name=name, folder=path.name)
         raise DataUnusable(
-            f"{name}: no such file, and nothing is fetched; after `{fetch}` write --tokenizer"
+            f"{name}: no such file, and nothing is fetched; after `hf download {name}"
+            f" tokenizer.json tokenizer_config.json --local-dir {path.name}` write --tokenizer"
             f" {path.name}"
         )
     raise DataUnusable(
@@ -376,7 +364,7 @@ def main(argv: list[str]) -> int:
         elif options.tokenizer != _BYTES.name:
             file = _tokenizer_file(options.tokenizer)
             encoder = _HuggingFaceTokenizer(file, options.end, options.field)
-        inputs = _files_of(options.inputs, options.glob)
+        inputs = [file for path in options.inputs for file in _files_of(path, options.glob)]
         manifest = pack(options.out, inputs, encoder, shard_tokens=options.shard_tokens)
     except OrchError as error:
         return _fail(error, as_json="--json" in argv)

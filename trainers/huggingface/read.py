@@ -30,9 +30,7 @@ _SHOWN = 3  # names in a message
 
 
 def new_state(program: Program, folder: Path) -> _Tree:
-    """Return the state before the first step: with the weights that the plan starts from, if it
-    does. Their relative path begins at `folder`, the spec's.
-    """
+    """Return the state before the first step, with the weights that the plan starts from."""
     start, seed = program.plan.start, program.plan.seed
     if start is None:
         return program.init(seed)
@@ -131,33 +129,21 @@ def _array(
     }
     for place in np.ndindex(*weight.stacked):
         for ranges, shard in shards.items():
-            _fill(shard, weight, folder, ranges, place)
+            # The part of a layer's and expert's weight that a shard has.
+            outer, inner = ranges[: len(place)], ranges[len(place) :]
+            inside = [
+                range(part.start, min(part.stop, size))
+                for part, size in zip(inner, weight.shape, strict=True)
+            ]
+            is_here = all(at in part for at, part in zip(place, outer, strict=True))
+            if is_here and all(inside):
+                here = tuple(part.index(at) for at, part in zip(place, outer, strict=True))
+                filled = tuple(slice(len(part)) for part in inside)
+                array = _part_of(weight, folder, weight.name_at(place), inside)
+                shard[here][filled] = array.astype(shard.dtype)
     return jax.make_array_from_callback(
         leaf.shape, leaf.sharding, lambda index: shards[ranges_of(index)]
     )
-
-
-def _fill(
-    shard: np.ndarray,
-    weight: PublishedWeight,
-    folder: "_WeightFolder",
-    ranges: _Ranges,
-    place: tuple[int, ...],
-) -> None:
-    """Read the part of a layer's and expert's weight that a shard has."""
-    outer, inner = ranges[: len(place)], ranges[len(place) :]
-    if not all(at in part for at, part in zip(place, outer, strict=True)):
-        return
-    inside = [
-        range(part.start, min(part.stop, size))
-        for part, size in zip(inner, weight.shape, strict=True)
-    ]
-    if not all(inside):
-        return
-    here = tuple(part.index(at) for at, part in zip(place, outer, strict=True))
-    filled = tuple(slice(len(part)) for part in inside)
-    array = _part_of(weight, folder, weight.name_at(place), inside)
-    shard[here][filled] = array.astype(shard.dtype)
 
 
 def _part_of(
@@ -177,7 +163,7 @@ def _part_of(
 
 CONFIG, INDEX, ONE_FILE = "config.json", "model.safetensors.index.json", "model.safetensors"
 # A model that also sees has its text model below one of these.
-_PREFIXES = ("", "language_model.", "model.language_model.")
+_PREFIXES = ("language_model.", "model.language_model.")
 _LAST_MODEL = "model."
 
 
@@ -220,7 +206,6 @@ class _WeightFolder:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files of the arrays: those of the index, or the only one."""
     index = path / INDEX
     if not has_input(index):
         return [path / ONE_FILE]
@@ -235,7 +220,7 @@ def _files(path: Path) -> list[Path]:
 
 def _text_model(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of the text model, by the names that it has without the model that sees."""
-    for prefix in _PREFIXES[1:]:
+    for prefix in _PREFIXES:
         below = {name: array for name, array in arrays.items() if name.startswith(prefix)}
         if below:
             head = {name: array for name, array in arrays.items() if name.startswith("lm_head.")}
@@ -333,8 +318,10 @@ def _arrays_on_bucket(file: StoredInput) -> dict[str, _StoredArray]:
         raise SafetensorError("has a header that is not JSON") from error
     if not isinstance(header, dict):
         raise SafetensorError("has no header of safetensors")
-
-    def array(name: str, entry: Mapping[str, Any]) -> _StoredArray:
+    arrays = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
         try:
             dtype, shape = np.dtype(_TYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
             start, stop = map(int, entry["data_offsets"])
@@ -342,6 +329,5 @@ def _arrays_on_bucket(file: StoredInput) -> dict[str, _StoredArray]:
             raise SafetensorError(f"{name} is of a type or a shape that is not read") from error
         if stop - start != prod(shape) * dtype.itemsize or start < 0 or begin + stop > file.size:
             raise SafetensorError(f"{name} does not lie inside the file")
-        return _StoredArray(file, begin + start, dtype, shape)
-
-    return {name: array(name, entry) for name, entry in header.items() if name != "__metadata__"}
+        arrays[name] = _StoredArray(file, begin + start, dtype, shape)
+    return arrays

@@ -142,13 +142,11 @@ def _new_files(
             size = 0
         groups[-1][name] = shape
         size += array_bytes
-    if len(groups) == 1:
-        return {read.ONE_FILE: _new_arrays(folder / read.ONE_FILE, groups[0], dtype)}
-    files = {
-        f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
-        for number, group in enumerate(groups, 1)
-    }
-    return {name: _new_arrays(folder / name, group, dtype) for name, group in files.items()}
+    names, last = [read.ONE_FILE], len(groups)
+    if last > 1:
+        names = [f"model-{number:05d}-of-{last:05d}.safetensors" for number in range(1, last + 1)]
+    files = zip(names, groups, strict=True)
+    return {name: _new_arrays(folder / name, group, dtype) for name, group in files}
 
 
 def _new_arrays(path: Path, shapes: Mapping[str, read.Shape], dtype: Any) -> dict[str, np.ndarray]:

@@ -39,17 +39,9 @@ _Saved = tuple[Any, ...]  # arrays; no sinks are None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _blockwise(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    positions: jax.Array,
-    sinks: jax.Array | None,
-    documents: Documents | None,
-    kind: Scores,
-) -> jax.Array:
+def _blockwise(*operands: Any) -> jax.Array:
     """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H]."""
-    return _forward(q, k, v, positions, sinks, documents, kind)[0]
+    return _forward(*operands)[0]
 
 
 def _forward(
@@ -247,13 +239,8 @@ def _splash(
             f" {length // ways} a chip do not divide"
         )
 
-    def attend(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        sinks: jax.Array | None,
-        documents: Documents | None,
-    ) -> jax.Array:
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, *optional: Any) -> jax.Array:
+        sinks, documents = optional
         head = head_bytes((q.shape[-1], v.shape[-1]), q.dtype.itemsize)
         mask = kernels.MultiHeadMask([_ZigzagMask(length, ways, kind.window)] * q.shape[2])
         kernel = kernels.make_splash_mha(
@@ -308,17 +295,11 @@ def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: S
 
 
 def _cudnn(
-    kind: Scores,
-    otherwise: Attend,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    sinks: jax.Array | None,
-    documents: Documents | None,
+    kind: Scores, otherwise: Attend, q: jax.Array, k: jax.Array, v: jax.Array, *optional: Any
 ) -> jax.Array:
     """cuDNN's flash attention. Its log-sum-exp has no name that a policy could keep."""
-    if sinks is not None or documents is not None or q.shape[-1] != v.shape[-1]:
-        return otherwise(q, k, v, sinks, documents)
+    if any(part is not None for part in optional) or q.shape[-1] != v.shape[-1]:
+        return otherwise(q, k, v, *optional)
     window = None if kind.window is None else (kind.window - 1, 0)
     return jax.nn.dot_product_attention(
         q, k, v, is_causal=True, scale=kind.scale, local_window_size=window, implementation="cudnn"

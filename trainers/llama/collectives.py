@@ -17,30 +17,21 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from orchestrator.network.mesh_axes import (
-    AXES,
-    COPIED,
-    GATHERED,
-    GATHERED_OF_EXPERTS,
-    LOGICAL_AXES,
-    PARAMETER_AXES,
-    SLICE_REPLICAS,
-    between_slices,
-    in_slice,
-)
+from orchestrator.network import mesh_axes as plan_axes
+from orchestrator.network.mesh_axes import GATHERED, LOGICAL_AXES, between_slices, in_slice
 from orchestrator.planning.kernels import TILE
 from orchestrator.values.plan import LineKind
 
 # If there are fewer kv heads than chips in a tensor group, several chips have the same kv head. So
 # the plan's `tensor` axis is two axes here: `tensor` splits the kv heads, `copies` repeats them.
 COPIES = "copies"
-MESH = (*AXES, COPIES)
+MESH = (*plan_axes.AXES, COPIES)
 
 
 def mesh_axes(logical_axis: str) -> tuple[str, ...]:
     """The mesh axes that split a logical axis; `copies` splits all but kv heads."""
     axes = LOGICAL_AXES[logical_axis]
-    if axes == LOGICAL_AXES[COPIED] and logical_axis != COPIED:
+    if axes == LOGICAL_AXES[plan_axes.COPIED] and logical_axis != plan_axes.COPIED:
         return (*axes, COPIES)
     return axes
 
@@ -50,9 +41,9 @@ BATCH = mesh_axes("batch")
 # The chips along which a matrix is split, inside a slice (the book's X) and between slices.
 WEIGHTS, WEIGHTS_OVER_DCN = in_slice(mesh_axes(GATHERED)), between_slices(mesh_axes(GATHERED))
 (EXPERT,) = mesh_axes("experts")
-WEIGHTS_OF_EXPERTS = in_slice(mesh_axes(GATHERED_OF_EXPERTS))  # of each expert
+WEIGHTS_OF_EXPERTS = in_slice(mesh_axes(plan_axes.GATHERED_OF_EXPERTS))  # of each expert
 TENSOR = mesh_axes("heads")  # the book's Y
-COPY = (*PARAMETER_AXES, COPIES)  # the chips that together have one copy of the parameters
+COPY = (*plan_axes.PARAMETER_AXES, COPIES)  # chips that together have a copy of the parameters
 
 
 @contextmanager
@@ -188,13 +179,13 @@ def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _L
             message = jnp.concatenate([gradient.reshape(-1) for gradient in sums])
             quantum = jax.lax.axis_size("data") * TILE[0] * TILE[1]
             padded = jnp.pad(message, (0, -message.size % quantum)).reshape(-1, *TILE)
-            parts = all_reduce(reduce_scatter(padded, "data", 0), SLICE_REPLICAS)
+            parts = all_reduce(reduce_scatter(padded, "data", 0), plan_axes.SLICE_REPLICAS)
             total = all_gather(parts, "data", 0).reshape(-1)
             ends = np.cumsum([gradient.size for gradient in sums])
             pieces = jnp.split(total[: message.size], ends[:-1])
             sums = [piece.reshape(like.shape) for piece, like in zip(pieces, sums, strict=True)]
         else:
-            sums = [all_reduce(gradient, SLICE_REPLICAS) for gradient in sums]
+            sums = [all_reduce(gradient, plan_axes.SLICE_REPLICAS) for gradient in sums]
         return [gradient.astype(jnp.float32) for gradient in sums]
 
 

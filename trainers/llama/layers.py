@@ -14,34 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from orchestrator.network import description
 from orchestrator.network.attention import EXCHANGE, LATENT, yarn_growth
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import (
-    MLP,
-    Attention,
-    LatentAttention,
-    Matmul,
-    Network,
-    Norm,
-    Rotary,
-    Scores,
-)
+from orchestrator.network.description import MLP, Attention, Matmul, Norm, Scores
 from orchestrator.values.model import Activation, RopeScaling
 from orchestrator.values.plan import Plan
-from trainers.llama import attention_kernels
+from trainers.llama import attention_kernels, collectives
 from trainers.llama.attention_kernels import Attend, Documents
-from trainers.llama.collectives import (
-    SEQUENCE,
-    TENSOR,
-    WEIGHTS,
-    WEIGHTS_OF_EXPERTS,
-    all_gather,
-    gather_matrix,
-    line,
-    mesh_axes,
-    scatter_matrix,
-    together_in_backward,
-)
+from trainers.llama.collectives import SEQUENCE, TENSOR, all_gather, line, together_in_backward
 from trainers.llama.parameters import DTYPES, Parameters, norm
 from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
@@ -61,7 +42,7 @@ class Runtime:
     some_predict_nothing: bool = False
 
     @property
-    def network(self) -> Network:
+    def network(self) -> description.Network:
         return decoder(self.plan.model)
 
     @property
@@ -69,12 +50,12 @@ class Runtime:
         return self.plan.mesh[SEQUENCE]
 
     def gather_matrix(
-        self, shard: jax.Array, dimension: int, axes: tuple[str, ...] = WEIGHTS
+        self, shard: jax.Array, dimension: int, axes: tuple[str, ...] = collectives.WEIGHTS
     ) -> jax.Array:
         """Gather a matrix from the chips that split its d_model."""
         precision = self.plan.precision
         types = DTYPES[precision.compute], DTYPES[precision.gradients]
-        return gather_matrix(shard, dimension, *types, axes)
+        return collectives.gather_matrix(shard, dimension, *types, axes)
 
     def gather_rows(self, shard: jax.Array, dimension: int) -> jax.Array:
         """Gather a matrix with d_model first: it is then in one piece, and so is its gradient."""
@@ -82,10 +63,10 @@ class Runtime:
 
     def scatter_rows(self, gradient: jax.Array) -> jax.Array:
         """This chip's part of the gradient of such a matrix, summed over chips."""
-        return scatter_matrix(gradient, 0, DTYPES[self.plan.precision.gradients])
+        return collectives.scatter_matrix(gradient, 0, DTYPES[self.plan.precision.gradients])
 
     def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array:
-        return self.gather_matrix(shard, dimension, WEIGHTS_OF_EXPERTS)
+        return self.gather_matrix(shard, dimension, collectives.WEIGHTS_OF_EXPERTS)
 
     def products(
         self, y: jax.Array, shards: list[jax.Array], joined: int = 1, *, in_turn: bool = False
@@ -169,7 +150,7 @@ _QueriesKeysValues = tuple[jax.Array, jax.Array, jax.Array]
 
 def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array) -> jax.Array:
     """The attention's addition to the stream. y [b, S/(s Y), D]"""
-    if isinstance(kind, LatentAttention):
+    if isinstance(kind, description.LatentAttention):
         heads = _from_latents(runtime, kind, layer, y)
     else:
         heads = _from_stream(runtime, kind, layer, y)
@@ -196,14 +177,14 @@ def _from_stream(
     def turned(norm_kind: Norm | None, x: jax.Array, heads: str) -> jax.Array:
         # Each head is normalized by itself, or all heads together.
         together = norm_kind is not None and len(norm_kind.scale.dimensions) == 2
-        x = norm(norm_kind, layer, x, mesh_axes(heads) if together else ())
+        x = norm(norm_kind, layer, x, collectives.mesh_axes(heads) if together else ())
         return _rotate(kind.rotary, x, positions)
 
     return turned(kind.query_norm, q, "heads"), turned(kind.key_norm, k, "kv_heads"), v
 
 
 def _from_latents(
-    runtime: Runtime, kind: LatentAttention, layer: Parameters, y: jax.Array
+    runtime: Runtime, kind: description.LatentAttention, layer: Parameters, y: jax.Array
 ) -> _QueriesKeysValues:
     """All positions of the tensor group: [b, S/s, N/Y, H] twice, [b, S/s, N/Y, V]."""
 
@@ -234,7 +215,7 @@ def _from_latents(
 # Rotary positions: the pairs of a head's vector turn with the position.
 
 
-def _rotate(kind: Rotary, x: jax.Array, positions: jax.Array) -> jax.Array:
+def _rotate(kind: description.Rotary, x: jax.Array, positions: jax.Array) -> jax.Array:
     """x [b, S/s, heads, H], its first `width` numbers turned: half of them with the other half."""
     angles = positions[:, None] * _frequencies(kind)  # [S/s, width / 2]
     cos, sin = (f(angles) * _magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
@@ -269,7 +250,7 @@ _turned.defvjp(
 )
 
 
-def _frequencies(kind: Rotary) -> jax.Array:
+def _frequencies(kind: description.Rotary) -> jax.Array:
     """Radians that each pair turns from one position to the next."""
     exponents, scaling = jnp.arange(0, kind.width, 2) / kind.width, kind.scaling
     plain = kind.theta**-exponents

@@ -74,6 +74,10 @@ def _forward(
     chunks = int(loss_chunks(x.shape[0], _LOGIT_BYTES * words, how.chunk_tokens))
     size = x.shape[0] // chunks
     own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
+    # Parts of the table with about equally many words, in whole tiles except the last.
+    tiles = -(-words // TILE[1])
+    ends = [min(tiles * part // _PARTS * TILE[1], words) for part in range(_PARTS + 1)]
+    parts = [(first, end) for first, end in pairwise(ends) if end > first]
 
     def step(carry: _Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[_Sums, jax.Array]:
         d_table, entropy, penalty = carry
@@ -104,10 +108,8 @@ def _forward(
         if how.split is None:
             d_table += product(x, d_logits)
         else:
-            rows = [
-                how.split.scatter(product(x, d_logits[:, first:end]))
-                for first, end in _parts(words)
-            ]
+            split = how.split
+            rows = [split.scatter(product(x, d_logits[:, first:end])) for first, end in parts]
             d_table += jnp.concatenate(rows, axis=1).astype(jnp.float32)
         sums = entropy + (log_sum - target).sum(), penalty + (how.z_loss * log_sum**2).sum()
         return (d_table, *sums), dx  # of this chunk [C, D]
@@ -130,10 +132,3 @@ def _backward(
 
 
 token_loss.defvjp(_forward, _backward)
-
-
-def _parts(words: int) -> list[tuple[int, int]]:
-    """First and end of parts with about equally many words, in whole tiles except the last."""
-    tiles = -(-words // TILE[1])
-    ends = [min(tiles * part // _PARTS * TILE[1], words) for part in range(_PARTS + 1)]
-    return [(first, end) for first, end in pairwise(ends) if end > first]

@@ -26,18 +26,8 @@ from orchestrator.network.mlp import BALANCE_BIAS, expert_rows
 from orchestrator.planning.kernels import MOST_TILE, grouped_tile
 from orchestrator.values.model import MixtureOfExperts
 from orchestrator.values.plan import Plan
-from trainers.llama.collectives import (
-    COPIES,
-    EXPERT,
-    MESH,
-    SEQUENCE,
-    TENSOR,
-    all_gather,
-    all_reduce,
-    all_to_all,
-    line,
-    reduce_scatter,
-)
+from trainers.llama import collectives
+from trainers.llama.collectives import EXPERT, TENSOR, all_gather, all_reduce, line, reduce_scatter
 from trainers.llama.layers import Runtime, activate
 from trainers.llama.parameters import Parameters
 
@@ -45,8 +35,6 @@ from trainers.llama.parameters import Parameters
 
 
 class _Routing(NamedTuple):
-    """The choices of tokens."""
-
     experts: jax.Array  # [b, S, k]
     weights: jax.Array  # [b, S, k] fp32
     penalty: jax.Array  # this chip's share of what is added to the loss summed over tokens
@@ -77,7 +65,7 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
     if moe.balance_loss:
         # For each sequence E x the experts' shares of its choices times their mean scores: one
         # where all are alike.
-        whole = jax.lax.stop_gradient(all_reduce(load, SEQUENCE))  # [b, E]
+        whole = jax.lax.stop_gradient(all_reduce(load, collectives.SEQUENCE))  # [b, E]
         shares = whole / whole.sum(-1, keepdims=True)
         relative = scores / scores.sum(-1, keepdims=True)
         penalty += moe.balance_loss * moe.experts * jnp.einsum("be,bse->", shares, relative)
@@ -188,11 +176,11 @@ def _exchanged(
 
     def send(rows: jax.Array) -> jax.Array:
         by_expert = rows.reshape(ways * count, -1, rows.shape[-1])
-        return all_to_all(by_expert, EXPERT, 0, 1).reshape(rows.shape)
+        return collectives.all_to_all(by_expert, EXPERT, 0, 1).reshape(rows.shape)
 
     made = _own_experts(runtime, kind, layer, None, send(rows), send(weights))
     by_expert = made.reshape(count, -1, made.shape[-1])
-    return all_to_all(by_expert, EXPERT, 1, 0).reshape(made.shape)
+    return collectives.all_to_all(by_expert, EXPERT, 1, 0).reshape(made.shape)
 
 
 def _own_experts(
@@ -239,11 +227,11 @@ def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
     """
     layers, experts = routed.load.shape
     choices = float(plan.batch.tokens * plan.model.moe.top_k * layers)  # type: ignore[union-attr]
-    in_slice = all_reduce(routed.load, (*ICI_AXES, COPIES))
-    busiest = jnp.mean(in_slice.max(1) / in_slice.mean(1)) / jax.lax.axis_size(MESH)
+    in_slice = all_reduce(routed.load, (*ICI_AXES, collectives.COPIES))
+    busiest = jnp.mean(in_slice.max(1) / in_slice.mean(1)) / jax.lax.axis_size(collectives.MESH)
     sums = jnp.stack([routed.penalty.sum(), routed.dropped.sum(), busiest])
-    penalty, dropped, busiest = all_reduce(sums, MESH)
-    load = all_reduce(routed.load.sum(0), MESH) * experts / choices
+    penalty, dropped, busiest = all_reduce(sums, collectives.MESH)
+    load = all_reduce(routed.load.sum(0), collectives.MESH) * experts / choices
     return {
         "router_loss": penalty / plan.batch.tokens,
         "dropped_share": dropped / choices,
@@ -314,7 +302,6 @@ def _spread(complete: bool, x: jax.Array, source: jax.Array, uses: jax.Array) ->
 def _collect(complete: bool, rows: jax.Array, source: jax.Array, uses: jax.Array) -> jax.Array:
     """The way back of `_spread`: the sum of the rows at the `uses` of each token -> [n, D]."""
     # Its gradient is `_spread`, so that no gradient is repeated for each choice of a token.
-    # Its gradient is `spread`, so that no gradient is repeated for each choice of a token.
     return _rows_at(complete, rows, uses).sum(1, dtype=jnp.float32).astype(rows.dtype)
 
 

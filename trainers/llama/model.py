@@ -17,16 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 from orchestrator.network import rematerialization
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.description import Mixture, Segment, Stack
-from trainers.llama import attention_kernels
-from trainers.llama.collectives import (
-    TENSOR,
-    WEIGHTS_OVER_DCN,
-    all_gather,
-    line,
-    reduce_in_backward,
-    reduce_scatter,
-    together_in_backward,
-)
+from trainers.llama import attention_kernels, collectives
+from trainers.llama.collectives import TENSOR, all_gather, line, reduce_scatter
 from trainers.llama.layers import Runtime, attention, mlp
 from trainers.llama.loss import Logits, Loss, SplitTable, token_loss
 from trainers.llama.mixture import Routed, mixture
@@ -88,7 +80,7 @@ def batch_loss(
         x = norm(network.norm, parameters, x)
     x = all_gather(x, TENSOR, 1)  # [b, S/s, D]
     shard = parameters[network.head.name]
-    x, shard = together_in_backward(x, shard)
+    x, shard = collectives.together_in_backward(x, shard)
     rows, split = jnp.moveaxis(shard, 1, 0), None
     if plan.loss_gradient == "per_chunk":
         split = SplitTable(partial(runtime.gather_matrix, dimension=0), runtime.scatter_rows)
@@ -130,7 +122,7 @@ def _pattern_of_blocks(
     """The layers of a segment: a loop over the repeats of its pattern."""
     # Otherwise the compiler recomputes all layers of a pattern at once and holds the results. Where
     # slices share weights, it recomputes a layer while the loss is computed.
-    waits = len(segment.stacks) > 1 or jax.lax.axis_size(WEIGHTS_OVER_DCN) > 1
+    waits = len(segment.stacks) > 1 or jax.lax.axis_size(collectives.WEIGHTS_OVER_DCN) > 1
     # Which tensors of a block stay for its backward pass, in HBM or on the host.
     remat = rematerialization.policy(runtime.plan.remat)
     by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -180,5 +172,5 @@ def _reduced_in_backward(runtime: Runtime, parameters: Parameters, specs: Parame
         return parameters
     wire = DTYPES[runtime.plan.precision.gradients]
     leaves = [parameters[name] for name in specs]
-    marked = reduce_in_backward(leaves, tuple(specs.values()), wire)
+    marked = collectives.reduce_in_backward(leaves, tuple(specs.values()), wire)
     return {**parameters, **dict(zip(specs, marked, strict=True))}

@@ -1,7 +1,4 @@
-"""The optimizer on each chip's own shards, inside the body: AdamW, or Adafactor.
-
-Matrices decay, the two vocabulary tables among them; norms and biases do not.
-"""
+"""AdamW or Adafactor on each chip's own shards. Matrices decay, norms and biases do not."""
 
 from collections.abc import Callable
 from math import cos, pi, prod
@@ -42,15 +39,7 @@ def learning_rate(plan: Plan) -> Callable[[int], float]:
 def start(plan: Plan, parameters: Parameters, dtype: jnp.dtype) -> _Tree:
     """The state before the first step: moments of AdamW in `dtype`, or the first in its own."""
     if plan.optimizer.name == "adafactor":
-
-        def zeros(shape: Callable[[_Shape], tuple[int, ...]]) -> Parameters:
-            return _over(plan, lambda leaf: jnp.zeros(shape(leaf), jnp.float32))
-
-        return _Moments(
-            jnp.int32(0),
-            zeros(lambda shape: shape.without(shape.columns if shape.leaf.is_matrix else ())),
-            zeros(lambda shape: shape.without(shape.row) if shape.leaf.is_matrix else ()),
-        )
+        return _moments(plan, jnp.int32(0), lambda s, gone: jnp.zeros(s.without(gone), jnp.float32))
     return _adamw(plan, 0.0).init(jax.tree.map(lambda p: p.astype(dtype), parameters))
 
 
@@ -58,11 +47,7 @@ def state_shardings(plan: Plan, state: _Tree) -> _Tree:
     """Moments lie as their parameters do; counts are everywhere."""
     if plan.optimizer.name == "adafactor":
         # Means lie as what is left of their parameters' dimensions.
-        return _Moments(
-            P(),
-            _over(plan, lambda s: s.sharding_without(s.columns if s.leaf.is_matrix else ())),
-            _over(plan, lambda s: s.sharding_without(s.row) if s.leaf.is_matrix else P()),
-        )
+        return _moments(plan, P(), _Shape.sharding_without)
     return optax.tree.map_params(
         _adamw(plan, 0.0),
         lambda _, sharding: sharding,
@@ -157,8 +142,7 @@ class _Shape(NamedTuple):
         return tuple(size for i, size in enumerate(self.leaf.shape) if i not in dimensions)
 
     def sharding_without(self, dimensions: tuple[int, ...]) -> P:
-        entries = [*self.leaf.sharding]
-        return P(*(entry for i, entry in enumerate(entries) if i not in dimensions))
+        return P(*(entry for i, entry in enumerate(self.leaf.sharding) if i not in dimensions))
 
     def mean(self, x: jax.Array, dimensions: tuple[int, ...]) -> jax.Array:
         """The mean over dimensions of all chips' shards, which stay as dimensions of one."""
@@ -177,8 +161,19 @@ def _shape_of(leaf: Parameter) -> _Shape:
     return _Shape(row, tuple(others), leaf)
 
 
-def _over(plan: Plan, made: Callable[[_Shape], Any]) -> Parameters:
-    return jax.tree.map(lambda leaf: made(_shape_of(leaf)), leaves(plan.model, plan.mesh))
+def _moments(plan: Plan, steps: Any, made: Callable[[_Shape, tuple[int, ...]], Any]) -> _Moments:
+    """Moments of which `made` makes each, without the dimensions that it is the mean over."""
+
+    def rows(leaf: Parameter) -> Any:
+        shape = _shape_of(leaf)
+        return made(shape, shape.columns if leaf.is_matrix else ())
+
+    def columns(leaf: Parameter) -> Any:
+        shape = _shape_of(leaf)
+        return made(shape, shape.row if leaf.is_matrix else tuple(range(len(leaf.shape))))
+
+    tree = leaves(plan.model, plan.mesh)
+    return _Moments(steps, jax.tree.map(rows, tree), jax.tree.map(columns, tree))
 
 
 def _adafactor_changes(

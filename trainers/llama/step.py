@@ -17,16 +17,8 @@ from orchestrator.network.published import published_weights
 from orchestrator.planning import flops
 from orchestrator.values.plan import Plan
 from trainers.contract import Program
-from trainers.llama import attention_kernels, optimizer, parameters
-from trainers.llama.collectives import (
-    BATCH,
-    MESH,
-    SEQUENCE,
-    all_reduce,
-    line,
-    reduce_gradients,
-    with_copies,
-)
+from trainers.llama import attention_kernels, collectives, optimizer, parameters
+from trainers.llama.collectives import BATCH, MESH, SEQUENCE, all_reduce, line
 from trainers.llama.layers import Runtime
 from trainers.llama.loss import NO_WORD, Loss
 from trainers.llama.mixture import Routed, grouped_on_tpu, router_metrics
@@ -44,8 +36,19 @@ _ONCE = {"xla_backend_optimization_level": "0"}
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     """Return the program of a plan on a mesh."""
-    mesh = with_copies(mesh, plan.model.kv_heads)
-    _check_precision(plan)
+    mesh = collectives.with_copies(mesh, plan.model.kv_heads)
+    # Refuse types and optimizers that can be planned only.
+    types = plan.precision
+    for key, value, known, join, does in (
+        ("optimizer.name", plan.optimizer.name, _TRAINED, " and ", "has"),
+        ("precision.optimizer", types.optimizer, tuple(DTYPES), " or ", "has moments in"),
+        ("precision.compute", types.compute, tuple(DTYPES), " or ", "multiplies in"),
+    ):
+        if value not in known:
+            raise SpecError(
+                f"experiment.{key} {value} can be planned, not trained: trainer {plan.trainer}"
+                f" {does} {join.join(known)}"
+            )
     start = partial(_start, plan)
     shapes = jax.eval_shape(start, 0)
     specs = {
@@ -98,7 +101,6 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
 
 
 def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
-    """Return a plan with the kernels of the platform of its mesh."""
     # A mesh without devices is traced as a CPU's.
     platform = "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
     compute = DTYPES[plan.precision.compute]
@@ -109,21 +111,6 @@ def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
         for block in decoder(plan.model).blocks
     }
     return Runtime(plan, kernels, grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot)
-
-
-def _check_precision(plan: Plan) -> None:
-    """Refuse types and optimizers that can be planned only."""
-    types = plan.precision
-    for key, value, known, join, does in (
-        ("optimizer.name", plan.optimizer.name, _TRAINED, " and ", "has"),
-        ("precision.optimizer", types.optimizer, tuple(DTYPES), " or ", "has moments in"),
-        ("precision.compute", types.compute, tuple(DTYPES), " or ", "multiplies in"),
-    ):
-        if value not in known:
-            raise SpecError(
-                f"experiment.{key} {value} can be planned, not trained: trainer {plan.trainer}"
-                f" {does} {join.join(known)}"
-            )
 
 
 def _arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -165,7 +152,7 @@ def _train_step(
         wire = DTYPES[plan.precision.gradients]
         specs = parameters.shardings(plan.model)
         gradients = jax.tree.map(
-            lambda g, spec: reduce_gradients([g], (spec,), wire)[0], gradients, specs
+            lambda g, spec: collectives.reduce_gradients([g], (spec,), wire)[0], gradients, specs
         )
     _, entropy, penalty = all_reduce(jnp.stack(loss), MESH) / tokens
     with line("optimizer_update"):
@@ -197,7 +184,6 @@ def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[
 
 
 def _microbatches(plan: Plan, batch: _Batch) -> _Batch:
-    """The rows of each leaf by microbatch."""
     count = plan.batch.microbatches
     return jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
 

@@ -25,7 +25,16 @@ SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     initial = partial(_initial_state, plan)
-    state = jax.tree.map(partial(_placed, mesh), jax.eval_shape(initial, 0), _specs(plan))
+    shapes = jax.eval_shape(initial, 0)
+    moments = optax.tree.map_params(
+        optax.adam(0.0),
+        lambda _, sharding: sharding,
+        shapes["moments"],
+        SHARDINGS,
+        transform_non_params=lambda _: P(),
+    )
+    specs = {"step": P(), "weights": SHARDINGS, "moments": moments}
+    state = jax.tree.map(partial(_placed, mesh), shapes, specs)
     rows, length = plan.batch.sequences, plan.batch.length
     batch = {
         "words": jax.ShapeDtypeStruct((rows, length), jnp.float32),
@@ -59,18 +68,6 @@ def _initial_state(plan: Plan, seed: jax.Array) -> State:
         "out": jax.random.normal(out, (width,)) * width**-0.5,
     }
     return {"step": jnp.int32(0), "weights": weights, "moments": optax.adam(0.0).init(weights)}
-
-
-def _specs(plan: Plan) -> State:
-    moments = jax.eval_shape(partial(_initial_state, plan), 0)["moments"]
-    places = optax.tree.map_params(
-        optax.adam(0.0),
-        lambda _, sharding: sharding,
-        moments,
-        SHARDINGS,
-        transform_non_params=lambda _: P(),
-    )
-    return {"step": P(), "weights": SHARDINGS, "moments": places}
 
 
 def _placed(mesh: Mesh | AbstractMesh, leaf: Any, spec: P) -> jax.ShapeDtypeStruct:

@@ -20,24 +20,10 @@ from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.tracking.destinations import RunNotRecorded
 from orchestrator.tracking.mlflow import metadata, metrics
 from orchestrator.tracking.mlflow.metrics import MetricPoint
-from orchestrator.tracking.mlflow.store import (
-    MOST_PARAMS,
-    MOST_POINTS,
-    TRACKER,
-    Status,
-    Store,
-    StoredRun,
-)
+from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
 from orchestrator.values import codec
-from orchestrator.values.run import LIVE, Run, TrackedRun
-from orchestrator.values.study import (
-    ScalingReport,
-    StudyState,
-    StudySubmission,
-    SweepReport,
-    TrialReport,
-    kind_text,
-)
+from orchestrator.values.run import LIVE, Run
+from orchestrator.values.study import ScalingReport, StudyState, SweepReport, kind_text
 
 _CURVES = "orch.curves"
 _STATUS: dict[str, Status] = {
@@ -65,31 +51,27 @@ def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[Metr
             points += metrics.finite({metrics.SWEEP_LOSS: trial.loss}, at_s, trial.number)
         return points
     several = len({tuple(trial.series.items()) for trial in report.trials}) > 1
-    for measured in report.trials:
-        failed = sum(state not in LIVE for state in measured.unfinished.values())
-        if measured.done + failed >= report.repeats:
-            points += _points(measured, at_s, named=several)
+    for measured_trial in report.trials:
+        plan, measured = measured_trial.predicted, measured_trial.measured
+        failed = sum(state not in LIVE for state in measured_trial.unfinished.values())
+        is_ended = measured_trial.done + failed >= report.repeats
+        if plan is None or measured is None or not is_ended:
+            continue
+        # Measured, expected and roofline, at its number of pods. A rehearsal without a forecast of
+        # its own has only the measured line.
+        mfu = {"measured": measured.mfu.median if measured.mfu else None}
+        speed: dict[str, float | None] = {"measured": measured.tokens_per_s_per_chip.median}
+        if measured_trial.not_compared is None:
+            rate = plan.tokens_per_s_per_chip
+            mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
+            speed |= {"expected": rate.expected, "roofline": rate.lower}
+        series = ", ".join(f"{key} {text}" for key, text in measured_trial.series.items())
+        suffix = metrics.NOT_IN_A_NAME.sub("_", f" {series}") if several else ""
+        values = {metrics.OF_PODS[what] + suffix: value for what, value in mfu.items()}
+        for what, value in speed.items():
+            values[metrics.SPEED_OF_PODS[what] + suffix] = value and value * measured_trial.chips
+        points += metrics.finite(values, at_s, plan.pods)
     return points
-
-
-def _points(trial: TrialReport, at_s: float, *, named: bool) -> list[MetricPoint]:
-    """Return measured, expected and roofline of a trial, at its number of pods."""
-    # A rehearsal without a forecast of its own has only the measured line.
-    if trial.measured is None or trial.predicted is None:
-        return []
-    plan, measured = trial.predicted, trial.measured
-    mfu = {"measured": measured.mfu.median if measured.mfu else None}
-    speed: dict[str, float | None] = {"measured": measured.tokens_per_s_per_chip.median}
-    if trial.not_compared is None:
-        rate = plan.tokens_per_s_per_chip
-        mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
-        speed |= {"expected": rate.expected, "roofline": rate.lower}
-    series = ", ".join(f"{key} {text}" for key, text in trial.series.items())
-    suffix = metrics.NOT_IN_A_NAME.sub("_", f" {series}") if named else ""
-    values = {metrics.OF_PODS[what] + suffix: value for what, value in mfu.items()}
-    for what, value in speed.items():
-        values[metrics.SPEED_OF_PODS[what] + suffix] = value and value * trial.chips
-    return metrics.finite(values, at_s, plan.pods)
 
 
 def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
@@ -105,7 +87,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
         opened = study.submission()
     except (JournalUnreadable, OSError):
         return None
-    parent = _find_or_create(study, opened, store)
+    parent = _find_or_create(study, store)
     status = _PARENT_STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
@@ -116,30 +98,26 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
             copy = metadata.short_copy(page, Path(folder) / metadata.REPORT)
             store.log_file(parent.id, copy, None)
         store.log(parent.id, tags={metadata.ARTIFACTS: version})
-    if run.state not in LIVE:
-        _send_points(study, parent, store)
+    if run.state in LIVE:
+        return parent.id
+    # The curves of the study, where they have changed.
+    report = report_of_study(study)
+    ended = [member.ended_at_s for member in study.status().runs if member.ended_at_s]
+    points = _study_points(report, max(ended, default=opened.at_s))
+    tags = {_CURVES: codec.digest(points)}
+    if parent.tags.get(_CURVES) != tags[_CURVES]:
+        best = report.best if isinstance(report, SweepReport) else None
+        for trial in opened.study.trials:
+            if trial.number == best and trial.settings:
+                settings = trial.settings.items()
+                tags["orch.best"] = ", ".join(f"{key} {text}" for key, text in settings)
+        store.log(parent.id, points, tags=tags)
     return parent.id
 
 
-def _send_points(study: StudyJournal, parent: StoredRun, store: Store) -> None:
-    """Send the curves of the study where they have changed."""
-    report = report_of_study(study)
-    ended = [run.ended_at_s for run in study.status().runs if run.ended_at_s]
-    points = _study_points(report, max(ended, default=study.submission().at_s))
-    digest = codec.digest(points)
-    if parent.tags.get(_CURVES) == digest:
-        return
-    best = report.best if isinstance(report, SweepReport) else None
-    tags = {_CURVES: digest}
-    for trial in study.submission().study.trials:
-        if trial.number == best and trial.settings:
-            tags["orch.best"] = ", ".join(f"{key} {text}" for key, text in trial.settings.items())
-    store.log(parent.id, points, tags=tags)
-
-
-def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) -> StoredRun:
+def _find_or_create(study: StudyJournal, store: Store) -> StoredRun:
     """Return the noted run, or one that is tagged with the study's id, or a new one."""
-    noted, stored = study.tracking(), None
+    noted, opened, stored = study.tracking(), study.submission(), None
     if noted and noted.uri == store.where.uri:
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:
@@ -163,7 +141,7 @@ def _find_or_create(study: StudyJournal, opened: StudySubmission, store: Store) 
         }
         tags = {name: text for name, text in tags.items() if text}
         stored = store.create(study.key, opened.at_s, tags)
-    journals.track(study, TrackedRun(tracker=TRACKER, uri=store.where.uri, run_id=stored.id))
+    journals.track(study, store.tracked(stored.id))
     return stored
 
 
@@ -175,7 +153,6 @@ class RunExport:
         self._forget()
 
     def _forget(self) -> None:
-        """Ask MLflow again what it has."""
         self._stored: StoredRun | None = None
         self._readers: dict[int, StepReader] = {}
         self._steps, self._status = 0, ""
@@ -225,7 +202,7 @@ class RunExport:
         tagged = [found for found in self._store.tagged(tag, run.id) if not found.deleted]
         stored = noted or (tagged[0] if tagged else None)
         stored = stored or self._store.create(run.run, run.submitted_at_s, {tag: run.id})
-        tracking = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
+        tracking = self._store.tracked(stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
         for ghost in tagged:
             if ghost.id != winner.run_id:
@@ -233,8 +210,7 @@ class RunExport:
         return stored
 
     def _send_description(self, stored: StoredRun, run: Run) -> None:
-        tracked = TrackedRun(tracker=TRACKER, uri=self._store.where.uri, run_id=stored.id)
-        run = replace(run, tracking=tracked)
+        run = replace(run, tracking=self._store.tracked(stored.id))
         new = metadata.description(self._journal, run, _parent_of(self._journal, run, self._store))
         if self._tags.get(metadata.DESCRIBED) == new.digest:
             return

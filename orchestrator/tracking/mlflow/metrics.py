@@ -88,7 +88,6 @@ OF_PODS: dict[str, str] = {what: f"scaling/{what}" for what in ("measured", "exp
 SPEED_OF_PODS: dict[str, str] = {what: f"speed/{what}" for what in OF_PODS}
 # A sweep's run has the number of the trial as its step.
 SWEEP_LOSS = "sweep/loss"
-
 _OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)
 
 # Only a run in stages, or with evaluations, has these.

@@ -42,8 +42,6 @@ class NoServer(OrchError):
 
 @dataclass(frozen=True)
 class _Served:
-    """A server that answers at an address."""
-
     address: str
     process: subprocess.Popen[bytes]
     log: Path
@@ -141,8 +139,7 @@ def main(uri: str, port: str) -> int:
 
 def app() -> Any:
     """Return MLflow's own server app, for uvicorn."""
-    # The panel of MLflow's assistant does not open by itself: it covers the charts. Its button
-    # stays.
+    # The panel of MLflow's assistant stays shut behind its button: it covers the charts.
     from mlflow.server import app as pages  # noqa: PLC0415  it takes seconds, and only uvicorn needs it
     from mlflow.server.fastapi_app import app as served  # noqa: PLC0415
 

@@ -45,11 +45,8 @@ def is_server(where: Destination) -> bool:
 def destination(
     tracking: TrackingOptions, storage: Path, environment: Mapping[str, str]
 ) -> Destination:
-    """Return where runs in a storage directory are recorded.
-
-    MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file in that directory.
-    `SpecError` names an address that cannot be used.
-    """
+    """Return where runs in a storage directory are recorded, or raise `SpecError`."""
+    # MLFLOW_TRACKING_URI comes first, then the spec's address, then a SQLite file in the directory.
     place, written = _VARIABLE, environment.get(_VARIABLE, "")
     if not written:
         place, written = "tracking.uri", "" if tracking.uri == "auto" else tracking.uri
@@ -193,7 +190,6 @@ class Store:
             self.experiment = self._experiment()
 
     def _experiment(self) -> str:
-        """Return the experiment's id; create it when it is missing."""
         name = self.where.experiment
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
@@ -207,6 +203,9 @@ class Store:
             raise NotRecorded(f"{self.where.label}: its experiment {name!r} was deleted")
         _check_not_moved(self.where, experiment.artifact_location)
         return str(experiment.experiment_id)
+
+    def tracked(self, run_id: str) -> TrackedRun:
+        return TrackedRun(tracker=TRACKER, uri=self.where.uri, run_id=run_id)
 
     def run(self, run_id: str) -> StoredRun | None:
         """Return the MLflow run of that id, if there is one."""
@@ -339,8 +338,7 @@ def _ms(at_s: float) -> int:
 
 def _check_own_beside(where: Destination) -> None:
     """Refuse a database in the storage that is a link or another user's."""
-    # Whoever writes it decides who gets the artifacts. One that the user names is the user's
-    # choice.
+    # Whoever writes it decides who gets the artifacts. The user may name such a one.
     if not _is_beside(where):
         return
     database = Path(where.uri.removeprefix(_SQLITE))

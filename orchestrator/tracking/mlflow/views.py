@@ -119,7 +119,6 @@ def views() -> list[_View]:
 
 
 def views_with_runs(store: Store, shipped: list[_View]) -> list[_View]:
-    """Return the views that show any run."""
     kinds = {kind: bool(store.tagged(REHEARSAL, yes_or_no(kind), most=1)) for kind in (False, True)}
     return [view for view in shipped if kinds[view.rehearsals]]
 
@@ -148,7 +147,7 @@ def links(server: str, experiment: str, shipped: list[_View]) -> list[ViewLink]:
 
 
 def _state(view: _View, recorded: Set[str]) -> dict[str, Any]:
-    """Return the state of the page: our sections open, then those without data and MLflow's."""
+    # Our sections are open, then come those without data and MLflow's.
     keys = {own.name: _identity(f"{view.name}: {own.name}") for own in view.sections}
     ordered = sorted(view.sections, key=lambda own: own.metrics.isdisjoint(recorded))
     sections = [
@@ -163,7 +162,6 @@ def _state(view: _View, recorded: Set[str]) -> dict[str, Any]:
 
 
 def _section(name: str, key: str, *, own: bool = False, shown: bool = False) -> dict[str, Any]:
-    """Return a section of ours or of MLflow's, open or closed."""
     return {
         "uuid": key,
         "name": name,
@@ -175,7 +173,6 @@ def _section(name: str, key: str, *, own: bool = False, shown: bool = False) -> 
 
 
 def _card(chart: _Chart, section_key: str) -> dict[str, Any]:
-    """Return one chart as MLflow's page reads it."""
     shared = {
         "uuid": _identity(f"{section_key}: {', '.join(chart.metrics)}"),
         "metricSectionId": section_key,
