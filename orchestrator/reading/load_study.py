@@ -210,7 +210,20 @@ def _trials(
         wrong += apply(root, overrides)
         for varied_key, value in point:
             if weak and varied_key.key == _PODS:
-                batch = _grown(value, weak)
+                # The batch of so many pods, each with as many sequences as a pod of the base.
+                text, key = value.text if isinstance(value, Scalar) else "", f"study.vary.{_PODS}"
+                sequences, base_pods = weak.experiment.batch.sequences, weak.resources.pods.max
+                if not text.isdecimal() or int(text) < 1:
+                    message = "must be a whole number of pods in weak scaling"
+                    batch = value.place.problem("weak-pods", key, message, "for example 4")
+                elif sequences * int(text) % base_pods:
+                    grown = f"{sequences * int(text) / base_pods:,g} on {text}"
+                    reason = f"{sequences:,} sequences on {base_pods} pods are {grown}"
+                    message = f"is {text}, must give a whole batch: {reason}"
+                    hint = "change the batch of the base with --set"
+                    batch = value.place.problem("weak-batch", key, message, hint)
+                else:
+                    batch = Scalar(value.place, str(sequences * int(text) // base_pods), plain=True)
                 if isinstance(batch, Problem):
                     wrong.append(batch)
                     continue
@@ -225,19 +238,3 @@ def _trials(
             for found in error.problems:
                 problems[found.file, found.line, found.col, found.key, found.message] = found
     return tuple(trials), list(problems.values())
-
-
-def _grown(pods: Node, base: Spec) -> Scalar | Problem:
-    """Return the batch of so many pods, each with as many sequences as a pod of the base."""
-    text, key = pods.text if isinstance(pods, Scalar) else "", f"study.vary.{_PODS}"
-    sequences, base_pods = base.experiment.batch.sequences, base.resources.pods.max
-    if not text.isdecimal() or int(text) < 1:
-        message = "must be a whole number of pods in weak scaling"
-        return pods.place.problem("weak-pods", key, message, "for example 4")
-    if sequences * int(text) % base_pods:
-        grown = f"{sequences * int(text) / base_pods:,g} on {text}"
-        reason = f"{sequences:,} sequences on {base_pods} pods are {grown}"
-        message = f"is {text}, must give a whole batch: {reason}"
-        hint = "change the batch of the base with --set"
-        return pods.place.problem("weak-batch", key, message, hint)
-    return Scalar(pods.place, str(sequences * int(text) // base_pods), plain=True)
