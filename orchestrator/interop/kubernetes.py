@@ -88,12 +88,8 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
     namespace = {"namespace": options.namespace} if options.namespace else {}
     queue = {"labels": {_QUEUE: options.queue}} if options.queue else {}  # for Kueue to admit
     api, object_kind = _OBJECTS[kind]
-    made = {
-        "apiVersion": api,
-        "kind": object_kind,
-        "metadata": {"name": name, **namespace, **queue},
-        "spec": content,
-    }
+    metadata = {"name": name, **namespace, **queue}
+    made = {"apiVersion": api, "kind": object_kind, "metadata": metadata, "spec": content}
     if kind == "ray":
         return [made]
     config_map = {

@@ -22,12 +22,13 @@ from orchestrator.reading.problems import (
     SpecText,
     shortened,
 )
-from orchestrator.reading.schema import Schema, definition, fits, member
+from orchestrator.reading.schema import Schema, definition, fits, member, scalar_types
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
 _KEYS = {field: key for key, (field, *_) in families.SIZES.items()}
 _KEYS |= {field: key for key, field in families.LATENT_KEYS.items()}
 _OPTIONAL = ("num_key_value_heads", "head_dim")  # reported with the sizes that they follow from
+_NUMBERS = {"integer", "number"}
 _AS_MAPPING = "write the model as a mapping"
 
 
@@ -275,7 +276,8 @@ def _schema_of(section: str, name: str) -> Schema:
 def _whole(value: Any, section: str, name: str) -> Any:
     """Return a value of a field as an integer where one is meant: JSON may write 4096.0."""
     is_whole = isinstance(value, float) and value.is_integer()
-    return int(value) if is_whole and _schema_of(section, name).get("type") == "integer" else value
+    is_meant = is_whole and scalar_types(_schema_of(section, name)) & _NUMBERS == {"integer"}
+    return int(value) if is_meant else value
 
 
 def _shown(value: Any) -> str:
@@ -284,7 +286,7 @@ def _shown(value: Any) -> str:
 
 def _json(source: SpecText) -> Any:
     """Return the values of a JSON text; a number that is too large for one stays text."""
-    text, number = "\n".join(source.lines), partial(as_written, types={"integer", "number"})
+    text, number = "\n".join(source.lines), partial(as_written, types=_NUMBERS)
     try:
         return json.loads(text, parse_int=number, parse_float=number, parse_constant=str)
     except json.JSONDecodeError as error:
