@@ -13,7 +13,7 @@ import yaml
 import orchestrator as api
 from orchestrator.interop.maxtext.conversion import convert
 from orchestrator.interop.maxtext.recipe import RecipeProblems, read_recipe
-from orchestrator.interop.maxtext.used_keys import DEFAULTS, _base_values, _is_irrelevant, models
+from orchestrator.interop.maxtext.used_keys import DEFAULTS, _is_irrelevant, _table, models
 from orchestrator.network.rematerialization import NAMED
 from orchestrator.reading.examples import yaml_text
 from orchestrator.reading.problems import SpecProblems
@@ -212,7 +212,7 @@ def test_a_refusal_says_what_to_do(text: str, said: str) -> None:
 
 
 BASE_YML = {
-    **{key: values[-1] for key, values in _base_values().items()},
+    **{key: values[-1] for key, values in _table("base_values.toml").items()},
     **DEFAULTS,
     "compile_topology": "",
     "compile_topology_num_slices": -1,

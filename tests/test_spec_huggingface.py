@@ -217,6 +217,14 @@ def test_the_ways_of_deepseek_to_choose_experts(tmp_path: Path) -> None:
         1, "softmax", None, False,
     )  # fmt: skip
     assert (v2.groups, v2.top_groups, v2.scale, v2.shared_experts) == (8, 3, 16.0, 2)
+    # JSON may write a whole number as 8.0, also one that does not fit the others.
+    assert repr(model_of(tmp_path, EXPERTS["DeepSeek-V2"][0] | {"n_group": 8.0}).moe) == repr(v2)
+    written = changed(DEEPSEEK_V3, kv_lora_rank=512.0, qk_rope_head_dim=64.0)
+    assert repr(model_of(tmp_path, written)) == repr(model_of(tmp_path, DEEPSEEK_V3))
+    [problem] = problems_in(tmp_path, DEEPSEEK_V3 | {"n_group": 7.0})
+    assert problem.key.endswith("n_group")
+    assert (problem.code, problem.hint) == ("groups-not-divisible", "for example 4")
+    assert problem.message == "is 7, must divide the 256 experts"
     assert model_of(tmp_path, EXPERTS["DeepSeek-V2-Lite"][0]).latent == LatentDimensions(
         query_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
     )

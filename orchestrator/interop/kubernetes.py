@@ -54,7 +54,7 @@ _TPU_ENVIRONMENT = (
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
     """Return the objects of that kind, in the order in which they are created."""
     _gke(plan)
-    name = _label(spec.name, _LONGEST[kind])
+    name, options = _label(spec.name, _LONGEST[kind]), spec.cluster.kubernetes
     runs = _storage(spec)
     content: _Manifest
     if kind == "ray":  # a cluster for `orch submit --address`, which brings its spec
@@ -85,25 +85,20 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
                 _slices(spec, plan, meeting),
             ],
         }
+    namespace = {"namespace": options.namespace} if options.namespace else {}
+    queue = {"labels": {_QUEUE: options.queue}} if options.queue else {}  # for Kueue to admit
     api, object_kind = _OBJECTS[kind]
-    made = {
-        "apiVersion": api,
-        "kind": object_kind,
-        "metadata": _metadata(spec, name),
-        "spec": content,
-    }
+    metadata = {"name": name, **namespace, **queue}
+    made = {"apiVersion": api, "kind": object_kind, "metadata": metadata, "spec": content}
     if kind == "ray":
         return [made]
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(spec, f"{name}-spec", queued=False),
+        "metadata": {"name": f"{name}-spec", **namespace},
         "data": {_FILE: spec_text},
     }
     return [config_map, made]
-
-
-# Names and metadata.
 
 
 def _label(name: str, most: int) -> str:
@@ -113,16 +108,6 @@ def _label(name: str, most: int) -> str:
         digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST]
         named = f"{named[: most - _DIGEST - 1].rstrip('-')}-{digest}"
     return named.rstrip("-")
-
-
-def _metadata(spec: Spec, name: str, *, queued: bool = True) -> _Manifest:
-    """Return the metadata of an object; Kueue admits what has the label of a queue."""
-    options = spec.cluster.kubernetes
-    return {
-        "name": name,
-        **({"namespace": options.namespace} if options.namespace else {}),
-        **({"labels": {_QUEUE: options.queue}} if options.queue and queued else {}),
-    }
 
 
 def _gke(plan: Plan) -> GkeNames:

@@ -6,6 +6,7 @@ it is null or false.
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from orchestrator.reading import checks
 from orchestrator.reading import huggingface_families as families
 from orchestrator.reading.expectations import example, must
 from orchestrator.reading.huggingface_families import Family
-from orchestrator.reading.nodes import TOO_DEEP, Mapping, Value, as_written, parse, read
+from orchestrator.reading.nodes import TOO_DEEP, Mapping, as_written, parse, read
 from orchestrator.reading.problems import (
     Correction,
     SpecPosition,
@@ -21,12 +22,13 @@ from orchestrator.reading.problems import (
     SpecText,
     shortened,
 )
-from orchestrator.reading.schema import Schema, definition, fits, member
+from orchestrator.reading.schema import Schema, definition, fits, member, scalar_types
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
 _KEYS = {field: key for key, (field, *_) in families.SIZES.items()}
 _KEYS |= {field: key for key, field in families.LATENT_KEYS.items()}
 _OPTIONAL = ("num_key_value_heads", "head_dim")  # reported with the sizes that they follow from
+_NUMBERS = {"integer", "number"}
 _AS_MAPPING = "write the model as a mapping"
 
 
@@ -141,13 +143,11 @@ class _Config:
         for key in family.defaults.keys() & self.values.keys() - families.SIZES.keys():
             values[key] = self.values[key]  # null switches off what is a default
         for key, value in values.items():
-            is_whole = key in known and isinstance(value, float) and value.is_integer()
-            if is_whole and _schema_of("Model", known[key][0]).get("type") == "integer":
-                values[key] = int(value)  # JSON may write 4096.0
+            if key in known:
+                values[key] = _whole(value, "Model", known[key][0])
         return values
 
     def _fields(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that single keys give."""
         fields: dict[str, Any] = {}
         for key, names in {**families.SIZES, **family.keys}.items():
             value = values.get(key)
@@ -216,7 +216,7 @@ class _Config:
             if field not in keys and _schema_of("MixtureOfExperts", field).get("default") is None:
                 keys[field], values[key] = key, None  # reported as missing
         legal = {
-            field: values[key]
+            field: _whole(values[key], "MixtureOfExperts", field)
             for field, key in keys.items()
             if self._is_legal(key, field, values[key], values[key], "MixtureOfExperts")
         }
@@ -237,7 +237,7 @@ class _Config:
             if self.values[key] is not None or key == "q_lora_rank":
                 values[key] = self.values[key]
         fields = {
-            families.LATENT_KEYS[key]: value
+            families.LATENT_KEYS[key]: _whole(value, "LatentDimensions", families.LATENT_KEYS[key])
             for key, value in values.items()
             if value is None
             or self._is_legal(key, families.LATENT_KEYS[key], value, value, "LatentDimensions")
@@ -265,7 +265,7 @@ class _Config:
 
     def _report(self, key: str, code: str, message: str, hint: str | Correction) -> None:
         entry = self._root.entries.get(key)
-        place: SpecPosition = entry.key_place if entry else self._root.place
+        place = entry.key_place if entry else self._root.place
         self.problems.append(place.problem(code, key, message, hint))
 
 
@@ -273,23 +273,25 @@ def _schema_of(section: str, name: str) -> Schema:
     return member(definition(section), name) or {}
 
 
+def _whole(value: Any, section: str, name: str) -> Any:
+    """Return a value of a field as an integer where one is meant: JSON may write 4096.0."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    is_meant = is_whole and scalar_types(_schema_of(section, name)) & _NUMBERS == {"integer"}
+    return int(value) if is_meant else value
+
+
 def _shown(value: Any) -> str:
     return shortened(json.dumps(value, ensure_ascii=False))
 
 
 def _json(source: SpecText) -> Any:
-    """Return the values of a JSON text."""
-    text = "\n".join(source.lines)
+    """Return the values of a JSON text; a number that is too large for one stays text."""
+    text, number = "\n".join(source.lines), partial(as_written, types=_NUMBERS)
     try:
-        return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=str)
+        return json.loads(text, parse_int=number, parse_float=number, parse_constant=str)
     except json.JSONDecodeError as error:
         place = SpecPosition(source, error.lineno, error.colno)
         code, message = "not-json", f"is not JSON: {error.msg}"
     except RecursionError:
         place, code, message = SpecPosition(source, 1, 1), "too-deep", TOO_DEEP
     raise SpecProblems([place.problem(code, "", message)])
-
-
-def _number(text: str) -> Value:
-    """Return a number, or the text where it is too large or not a number."""
-    return as_written(text, {"integer", "number"})

@@ -5,6 +5,7 @@ network.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from math import isclose
 from pathlib import Path
@@ -46,14 +47,12 @@ def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
 
 def same_config(folder: Path, model: Model) -> dict[str, Any] | None:
     """Return the config.json of a folder if it describes this model; it may say more than ours."""
-    try:
+    with suppress(SpecProblems):
         source = read(folder / "config.json")
-    except SpecProblems:
-        return None
-    if not _describes(source, model):
-        return None
-    config: dict[str, Any] = json.loads("\n".join(source.lines))
-    return config
+        if _describes(source, model):
+            config: dict[str, Any] = json.loads("\n".join(source.lines))
+            return config
+    return None
 
 
 def _describes(source: SpecText, model: Model) -> bool:
@@ -107,9 +106,8 @@ def _value_of(key: str, field: str, model: Model) -> Any:
     value = getattr(model, field)
     if key == "hidden_act":
         meant = value or ("silu" if model.gated else "gelu")
-        return next(
-            (theirs for theirs, ours in families.ACTIVATIONS.items() if ours == meant), None
-        )
+        known = families.ACTIVATIONS.items()
+        return next((theirs for theirs, ours in known if ours == meant), None)
     if key == "query_pre_attn_scalar":
         scalar = model.head_dim if value is None else value**-2
         return round(scalar) if isclose(scalar, round(scalar)) else scalar
@@ -121,10 +119,8 @@ def _rope_values(model: Model) -> dict[str, Any]:
     scaling = model.rope_scaling
     if scaling is None:
         return {}
-    known = {
-        theirs: getattr(scaling, ours) for theirs, ours in families.SCALINGS[scaling.kind].items()
-    }
-    given = {key: value for key, value in known.items() if value is not None}
+    known = families.SCALINGS[scaling.kind].items()
+    given = {key: value for key, name in known if (value := getattr(scaling, name)) is not None}
     scores, turned = _scales(model)
     if model.latent and scaling.kind == "yarn" and not isclose(scores, 1, rel_tol=_SAME):
         given.pop("attention_factor", None)

@@ -109,8 +109,6 @@ def _shortest(row: str) -> str:
 
 
 # RoPE, in an older form (`rope_scaling`) and a newer one (`rope_parameters`), and latent attention.
-
-
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 _PLAIN = "default"
 # Their keys → the fields of RopeScaling, by its kind.

@@ -18,14 +18,7 @@ from orchestrator.reading.checks import SECTIONS, check, check_topology, has_sch
 from orchestrator.reading.expectations import shown
 from orchestrator.reading.instance import KeyPath, SpecInstance, dotted
 from orchestrator.reading.nodes import Mapping, Node, Scalar, SequenceNode
-from orchestrator.reading.problems import (
-    FileReference,
-    Problem,
-    SpecPosition,
-    SpecProblems,
-    SpecText,
-    named_by,
-)
+from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, named_by
 from orchestrator.storage.addresses import has_input, input_path, is_address
 from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
 
@@ -112,7 +105,7 @@ def _named_file(
     try:
         return reader(path), []
     except SpecProblems as error:
-        return None, named_by(FileReference(place, key), error.problems)
+        return None, named_by(place, key, error.problems)
 
 
 def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, ...]) -> Spec:
@@ -228,7 +221,7 @@ def _start_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Pr
     try:
         theirs = huggingface.model_of(config, model.name)
     except SpecProblems as error:
-        yield from named_by(FileReference(place, _START), error.problems)
+        yield from named_by(place, _START, error.problems)
         return
     if not any(config.parent.glob("*.safetensors")):
         message = "has no safetensors, must be a folder with the weights of a model"

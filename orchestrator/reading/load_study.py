@@ -12,14 +12,7 @@ from pathlib import Path
 from orchestrator.reading.instance import SpecInstance
 from orchestrator.reading.load import FLAG, apply, load, put, spec_of
 from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
-from orchestrator.reading.problems import (
-    FileReference,
-    Problem,
-    SpecPosition,
-    SpecProblems,
-    SpecText,
-    named_by,
-)
+from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, named_by
 from orchestrator.reading.schema import study_schema
 from orchestrator.values.spec import Spec
 from orchestrator.values.study import Study, StudyKind, Trial
@@ -154,8 +147,8 @@ def _load_base(
 ) -> tuple[Path, Spec]:
     """Return the base and its spec; an error holds the problems of the study and of the base."""
     study = file.value.get("study") if isinstance(file.value, dict) else None
-    named = isinstance(study, dict) and study.get("base") is not None
-    if not named or file.is_rejected(("study", "base")):
+    has_base = isinstance(study, dict) and study.get("base") is not None
+    if not has_base or file.is_rejected(("study", "base")):
         raise SpecProblems(problems)
     base = folder / file.value["study"]["base"]
     try:
@@ -163,8 +156,8 @@ def _load_base(
     except SpecProblems as error:
         inside = [problem for problem in error.problems if problem.file == str(base)]
         others = [problem for problem in error.problems if problem.file != str(base)]
-        reference = FileReference(file.place("study.base"), "study.base")
-        raise SpecProblems([*problems, *named_by(reference, inside), *others]) from None
+        named = named_by(file.place("study.base"), "study.base", inside)
+        raise SpecProblems([*problems, *named, *others]) from None
 
 
 def _overridden(varied: list[_VariedKey], overrides: tuple[str, ...]) -> list[Problem]:
@@ -210,10 +203,22 @@ def _trials(
         wrong += apply(root, overrides)
         for varied_key, value in point:
             if weak and varied_key.key == _PODS:
-                batch = _grown(value, weak)
-                if isinstance(batch, Problem):
-                    wrong.append(batch)
+                # The batch of so many pods, each with as many sequences as a pod of the base.
+                text, key = value.text if isinstance(value, Scalar) else "", f"study.vary.{_PODS}"
+                sequences, base_pods = weak.experiment.batch.sequences, weak.resources.pods.max
+                if not text.isdecimal() or int(text) < 1:
+                    message = "must be a whole number of pods in weak scaling"
+                    hint = "for example 4"
+                    wrong.append(value.place.problem("weak-pods", key, message, hint))
                     continue
+                if sequences * int(text) % base_pods:
+                    grown = f"{sequences * int(text) / base_pods:,g} on {text}"
+                    reason = f"{sequences:,} sequences on {base_pods} pods are {grown}"
+                    message = f"is {text}, must give a whole batch: {reason}"
+                    hint = "change the batch of the base with --set"
+                    wrong.append(value.place.problem("weak-batch", key, message, hint))
+                    continue
+                batch = Scalar(value.place, str(sequences * int(text) // base_pods), plain=True)
                 settings[_SEQUENCES] = batch.text
                 wrong += put(root, _SEQUENCES.split("."), varied_key.place, batch)
             wrong += put(root, varied_key.key.split("."), varied_key.place, value)
@@ -225,19 +230,3 @@ def _trials(
             for found in error.problems:
                 problems[found.file, found.line, found.col, found.key, found.message] = found
     return tuple(trials), list(problems.values())
-
-
-def _grown(pods: Node, base: Spec) -> Scalar | Problem:
-    """Return the batch of so many pods, each with as many sequences as a pod of the base."""
-    text, key = pods.text if isinstance(pods, Scalar) else "", f"study.vary.{_PODS}"
-    sequences, base_pods = base.experiment.batch.sequences, base.resources.pods.max
-    if not text.isdecimal() or int(text) < 1:
-        message = "must be a whole number of pods in weak scaling"
-        return pods.place.problem("weak-pods", key, message, "for example 4")
-    if sequences * int(text) % base_pods:
-        grown = f"{sequences * int(text) / base_pods:,g} on {text}"
-        reason = f"{sequences:,} sequences on {base_pods} pods are {grown}"
-        message = f"is {text}, must give a whole batch: {reason}"
-        hint = "change the batch of the base with --set"
-        return pods.place.problem("weak-batch", key, message, hint)
-    return Scalar(pods.place, str(sequences * int(text) // base_pods), plain=True)

@@ -206,8 +206,6 @@ TOO_DEEP = f"is nested too deep, must have at most {_MOST_DEPTH} levels"
 
 
 # Reads files as text.
-
-
 _BYTE_ORDER_MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -279,8 +277,6 @@ def _sibling_hint(path: Path) -> str:
 
 
 # Reads single values, from what was written to what is meant.
-
-
 Value = bool | int | float | str
 
 NUMBER = re.compile(

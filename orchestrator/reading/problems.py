@@ -81,7 +81,7 @@ class SpecPosition:
 
 
 @dataclass(frozen=True)
-class FileReference:
+class _FileReference:
     """The key of a spec that names another file."""
 
     place: SpecPosition
@@ -102,7 +102,7 @@ class Problem:
     message: str
     advice: str | Correction
     fields: dict[str, Any]
-    named_at: FileReference | None = None
+    named_at: _FileReference | None = None
 
     @property
     def suggestion(self) -> Correction | None:
@@ -165,9 +165,9 @@ class SpecProblems(SpecError):
         super().__init__("\n\n".join(texts))
 
 
-def named_by(reference: FileReference, problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems of a file that a spec names."""
-    return [replace(problem, named_at=reference) for problem in problems]
+def named_by(place: SpecPosition, key: str, problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems of a file that a key of a spec names, which stands at a place."""
+    return [replace(problem, named_at=_FileReference(place, key)) for problem in problems]
 
 
 def _printable(text: str) -> str:

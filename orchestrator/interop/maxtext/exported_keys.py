@@ -129,10 +129,9 @@ def _mlp(model: Model, block: str) -> _Keys:
 
 def _attention(model: Model, block: str) -> _Keys:
     in_both = block in ("gemma2", "gemma3")
-    always_normed = block == "gemma3"
     keys: _Keys = {
         "sliding_window_size": model.window,
-        "use_qk_norm": model.qk_norm != "none" and not always_normed,
+        "use_qk_norm": model.qk_norm != "none" and block != "gemma3",
         "attention_bias": model.qkv_bias,
         "attention_sink": model.sinks,
         "attn_logits_soft_cap": model.attention_cap,

@@ -97,14 +97,12 @@ def run_of(plan: Plan, place_of: Callable[[str], str] = lambda _: "") -> MaxText
         size = plan.chips // plan.pods * chip.slices.named_per_chip
         names = [theirs for theirs, known in CHIPS.items() if known == plan.chip]
         usual = str(catalog.topology(chip, f"{chip.slices.names[0]}-{size}")) == plan.topology
-        of_xpk = f"{names[0]}-{plan.topology if chip.torus_axes > 2 else size}"
-        device, topology = of_xpk, f"{names[-1]}-{size}" if usual else ""
         run = MaxTextRun(
             name=plan.name,
             keys=keys_of_plan(plan),
             flags=plan.compiler_options,
-            device=device,
-            topology=topology,
+            device=f"{names[0]}-{plan.topology if chip.torus_axes > 2 else size}",
+            topology=f"{names[-1]}-{size}" if usual else "",
             slices=plan.pods,
         )
         unsaid = tuple(_lost(plan, run))

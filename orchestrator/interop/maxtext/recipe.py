@@ -143,7 +143,7 @@ def _read_words(
     """Read options and flags of all commands, and the keys of those that train."""
     try:
         lines, commands = _words_of(text, is_script=is_script)
-    except _TooLong as error:
+    except OverflowError as error:
         raise RecipeProblems([f"{name}: {error}"]) from error
     places: dict[tuple[str, str], str] = {}
     for number, line in enumerate(lines, start=1):
@@ -254,10 +254,6 @@ _DEPTH = 8
 _LONGEST = 1 << 20  # characters of a line with the values of its variables
 
 
-class _TooLong(ValueError):
-    """A line that its variables make too long."""
-
-
 def _words_of(text: str, *, is_script: bool) -> tuple[list[str], list[_TrainingCommand]]:
     """Return the lines of a text with the values of its variables, and the commands that train.
 
@@ -290,7 +286,7 @@ def _assign(command: re.Match[str], found: dict[str, str]) -> int:
         found[match[1]] = f"{found.get(match[1], '')} {value}" if match[2] else value
         end = match.end()
         if sum(map(len, found.values())) > _LONGEST:
-            raise _TooLong(f"variables have more than {_LONGEST:,} characters")
+            raise OverflowError(f"variables have more than {_LONGEST:,} characters")
     return end
 
 
@@ -322,7 +318,7 @@ def _expanded(text: str, variables: dict[str, str]) -> str:
         before = text
         uses = (match[1] or match[3] for match in _USE.finditer(text))
         if len(text) + sum(len(variables.get(name, "")) for name in uses) > _LONGEST:
-            raise _TooLong(f"variables make a line longer than {_LONGEST:,} characters")
+            raise OverflowError(f"variables make a line longer than {_LONGEST:,} characters")
         text = _USE.sub(value, text)
         if text == before:
             break

@@ -3,11 +3,11 @@
 import re
 import tomllib
 from functools import cache
-from importlib.resources import files
 from textwrap import shorten
 from typing import Any
 
 from orchestrator.interop.maxtext.recipe import Recipe, Setting
+from orchestrator.processes import resource
 
 # Advice about keys that are not served.
 _INSTEAD = {
@@ -23,18 +23,12 @@ OFF: tuple[Any, ...] = (None, False, "", 0, -1, [], {}, "default", "none", "disa
 
 @cache
 def _table(name: str) -> dict[str, Any]:
-    text = files("orchestrator.interop.maxtext").joinpath(name).read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(resource("interop", "maxtext", name).read_text(encoding="utf-8"))
 
 
 def models() -> dict[str, dict[str, Any]]:
     """Return MaxText's models by name, each with its keys."""
     return _table("models.toml")
-
-
-def _base_values() -> dict[str, list[Any]]:
-    """Return values of base.yml that switch nothing on, by key."""
-    return _table("base_values.toml")
 
 
 TABLES = _table("keys.toml")
@@ -134,7 +128,7 @@ class UsedKeys:
             value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
             is_usual = key.endswith("_parallelism") and value == 1
             is_usual |= (key, value) == ("base_config", "base.yml")
-            is_usual |= value in _base_values().get(key, ())
+            is_usual |= value in _table("base_values.toml").get(key, ())
             is_usual |= key in DEFAULTS and value == DEFAULTS[key]
             if setting.value not in OFF and not is_usual:
                 self.refuse(key, _INSTEAD.get(key, "is not served"))
