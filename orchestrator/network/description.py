@@ -72,9 +72,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Matmul:
-    """An activation times a weight, plus a bias. A token is multiplied by that `share` of the
-    weight.
-    """
+    """An activation times a weight, plus a bias; a token meets that `share` of the weight."""
 
     weight: Weight
     output: Tensor
@@ -253,9 +251,7 @@ class LatentAttention(Attention):
 
 @dataclass(frozen=True)
 class MLP(Sublayer):
-    """Matmuls to d_ff, an activation function, and a matmul back. With two of them, the activation
-    of the first is a gate of the second.
-    """
+    """Matmuls to d_ff, an activation function, and a matmul back; the first of two is a gate."""
 
     activation: Activation
 

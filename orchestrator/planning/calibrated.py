@@ -197,9 +197,7 @@ def _write(
 
 
 def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """Return a forecast whose `lower` is what MFU counts at the measured rate of a matmul, which is
-    MFU's peak.
-    """
+    """Return a forecast whose `lower` is what MFU counts, at the measured rate of a matmul."""
     rate, source = _timing_of(profile, "matmul", plan).per_s, _source_of(profile)
     chip = replace(
         catalog.chip_of(plan),
@@ -277,9 +275,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
 
 
 def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
-    """Return the newest timing of an operation for a plan; of attention, that of the nearest
-    head.
-    """
+    """Return the newest timing of an operation for a plan; attention's of the nearest head."""
     dtype, head_dim = plan.precision.compute, plan.model.head_dim
     wanted = (operation, dtype, shape_digest(plan) if operation == "step" else "")
     newest_first = reversed(profile.timings)

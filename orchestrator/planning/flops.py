@@ -133,9 +133,7 @@ def expert_padding_flops(layout: Training) -> Number:
 
 
 def expert_imbalance_flops(layout: Layout) -> Number:
-    """What the busiest devices of `expert` multiply beyond the mean, forward and backward: all wait
-    for them. With a capacity every expert has as many rows.
-    """
+    """What the busiest devices of `expert`, for which all wait, multiply beyond the mean."""
     moe = layout.model.moe
     if moe is None or moe.capacity_factor is not None:
         return 0.0

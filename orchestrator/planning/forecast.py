@@ -147,9 +147,7 @@ def write_forecast(
 def time_and_money(
     layout: Training, step_s: plan.Estimate, terms: Terms
 ) -> tuple[GoodputForecast, plan.Estimate, plan.Estimate, plan.Estimate | None]:
-    """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
-    price is unknown.
-    """
+    """The goodput, and with it days, chip-hours and, at a known price, dollars of all tokens."""
     steps = terms.tokens / _tokens_per_step(layout)
     goodput = goodput_forecast(terms.goodput, typical(step_s), ceil(steps))
     total_s = over_share(scale(step_s, steps), goodput)

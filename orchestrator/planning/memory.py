@@ -156,9 +156,7 @@ def _copy_line(layout: Training, elements: Number) -> LedgerLine:
 
 
 def _head_line(layout: Training, name: str, *, by_chunk: Number = False) -> LedgerLine:
-    """A gathered table in the compute type, and its gradient: in fp32, or of each chunk of the loss
-    in the type it travels in.
-    """
+    """A gathered table in the compute type, and its gradient: fp32, or of chunks as they travel."""
     gradient = np.where(by_chunk, layout.gradient_bytes, ACCUMULATION_BYTES)
     size = layout.compute_bytes + gradient
     return _line("gathered_weights", name, "size x table", size=size, table=layout.table_elements)
@@ -219,9 +217,7 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
 def _mlp_lines(
     layout: Training, block: Block, stages: Number, products: Number
 ) -> list[LedgerLine]:
-    """The MLP's backward pass, with all that the attention's will need, `stages` of the stream, and
-    inner tensors.
-    """
+    """The MLP's backward pass, with what the attention's needs, `stages` and inner tensors."""
     # Where slices share weights, the last matrix is there twice: for the pass, and as it arrived.
     twice = (layout.devices_along(SHARED_OVER_DCN) > 1) * layout.elements(block.mlp.output.weight)
     # All of the attention where its kernel runs again for the MLP's input. Where the result is
@@ -429,9 +425,7 @@ def _means(layout: Training, weight: Weight) -> Number:
 
 
 def _block_activation_bytes(layout: Training, treatment: Treatment, block: Block) -> Number:
-    """Activations of a block that the policy keeps, offloads or recomputes, with the fp32
-    statistics of some, for one microbatch.
-    """
+    """Activations of a block that a policy treats so, with their statistics, of one microbatch."""
     total: Number = 0
     for tensor in block.tensors:
         size = layout.compute_bytes * layout.stored_tensor_elements(tensor)

@@ -279,9 +279,7 @@ def _first_with_plan(near: Nearby, slices: Iterable[_SliceChoice]) -> Iterator[S
 
 
 def _change_to(near: Nearby, now: _SliceChoice, then: _SliceChoice) -> Change | None:
-    """Return what leads from slices to others; None where the spec's own price would be of no
-    chip.
-    """
+    """Return what leads from slices to others; None where the spec's own price fits no chip."""
     change: dict[str, int | float | str] = {}
     if then.chip.name != now.chip.name:
         change[CHIP] = then.chip.name

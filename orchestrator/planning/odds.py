@@ -50,9 +50,7 @@ class Odds:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineOdds:
-    """The probability that a run which begins now ends by its `run.deadline`, `days` from now; None
-    where nothing is expected.
-    """
+    """The odds that a run from now on ends by its `run.deadline`, in `days`; None if unknown."""
 
     deadline: str
     days: float

@@ -47,9 +47,7 @@ def make_plan(spec: Spec) -> Plan:
 
 
 def make_plans(spec: Spec, most: int) -> list[Plan]:
-    """Return the plan of a spec and its runners-up, best first, each of another kind. With stages
-    there are no runners-up.
-    """
+    """Return the plan of a spec, then its runners-up of other kinds; with stages there are none."""
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
     request = search_request(spec)
@@ -157,9 +155,7 @@ def _write_plan(
 def _device_groups(
     request: SearchRequest, choice: Choice, layout: Training
 ) -> dict[str, DeviceGroup]:
-    """Return each set of devices that a collective joins, with its rate; single devices left
-    out.
-    """
+    """Return each set of devices that a collective joins, with its rate; no single devices."""
     factors, moe = factors_of(choice)[0], layout.model.moe
     groups = {
         name: DeviceGroup(

@@ -85,9 +85,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
 
 
 def _kinds_of(candidates: Candidates) -> Ints:
-    """Return what tells one kind of plan from another: the sizes of axes that split layers, policy
-    and microbatches.
-    """
+    """Return what tells kinds of plans apart: axes that split layers, policy and microbatches."""
     sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in _WITHIN_LAYERS]]
     return np.column_stack([sizes, candidates.remat, candidates.microbatches])
 
@@ -135,9 +133,7 @@ def expected_s_of(layout: Training) -> Floats:
 def accumulates_faster(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> tuple[int, float] | None:
-    """Return the microbatches with which a step is expected to be faster than a plan's, and its
-    seconds per token; or None.
-    """
+    """Return the microbatches expected to be faster than a plan, and seconds per token; or None."""
     row = _accumulating_row(request, candidates, s_per_token)
     if row is None:
         return None

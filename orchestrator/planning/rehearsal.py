@@ -162,9 +162,7 @@ def _mesh(plan: Plan, devices: int) -> dict[str, int]:
 
 
 def _model(plan: Plan, mesh: dict[str, int]) -> Model:
-    """Return the model in its own proportions at a width of about 128, or itself if it is no
-    wider.
-    """
+    """Return the model in its own proportions at a width of about 128, or itself if no wider."""
     full = plan.model
     same = {name: getattr(full, name) for name in Model.__dataclass_fields__}
     if _is_small(plan):

@@ -33,9 +33,7 @@ def host_limit_bytes(chip: Chip) -> float:
 
 @dataclass(frozen=True)
 class _Transfers:
-    """Seconds of a step's transfers one way, and of the matmuls and the attention of each pass at
-    their peak.
-    """
+    """Seconds of a step's transfers one way, and of each pass's matmuls and attention at peak."""
 
     one_way_s: Number
     forward_s: tuple[Number, Number]

@@ -73,9 +73,7 @@ _OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", 
 
 
 def math_lines(layout: Training) -> list[LedgerLine]:
-    """Executed FLOPs over the peak of the compute type: matrices of blocks in their own, attention
-    and logits in that of activations.
-    """
+    """Executed FLOPs over peak: blocks' matrices in the compute type, others in activations'."""
     narrow = peak(layout.chip, layout.precision.compute)
     wide = peak(layout.chip, layout.activation_type)
 
