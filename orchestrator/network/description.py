@@ -33,10 +33,6 @@ class Weight:
     def elements(self) -> int:
         return prod(dimension.size for dimension in self.dimensions)
 
-    @property
-    def is_matrix(self) -> bool:
-        return self.deviation is not None
-
 
 @dataclass(frozen=True)
 class Tensor:
@@ -455,12 +451,9 @@ _PUBLISHED_BOTH = _PUBLISHED | {("mlp", "before"): "pre_feedforward_layernorm"}
 def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Norm:
     """A norm of the model's kind. With a unit offset the scale that is trained starts at zero."""
     offset = 1.0 if model.norm_offset else 0.0
-    is_layer_norm = model.norm == "layer"
     return Norm(
         scale=Weight(name, dimensions, None, published, start=1 - offset),
-        bias=Weight(f"{name}_bias", dimensions, None, f"{published}.bias", start=0.0)
-        if is_layer_norm
-        else None,
+        bias=bias_of(name, dimensions, published) if model.norm == "layer" else None,
         offset=offset,
         epsilon=model.norm_epsilon,
     )

@@ -14,7 +14,7 @@ from orchestrator.errors import SpecError
 from orchestrator.goodput.inputs import nothing_fails
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops, plan_warnings
-from orchestrator.planning.forecast import Terms, plain, plain_line, write_forecast
+from orchestrator.planning.forecast import Terms, plain_line, write_forecast
 from orchestrator.planning.layout import Training
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
@@ -205,7 +205,7 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         hbm_usable_bytes=Quantity(value=profile.machine.memory_bytes / plan.devices, source=source),
         dollars_per_hour=None,
     )
-    lower_s = plain(flops.model_flops_per_step(plan.model, plan.batch) / rate)
+    lower_s = float(flops.model_flops_per_step(plan.model, plan.batch) / rate)
     # The layers, and all else: what is left of a measured step without its layers.
     (few, few_s), (more, more_s) = _timing_of(profile, "step", plan).points
     layer_s = min(max(more_s - few_s, 0.0) / (more - few), few_s / few)
@@ -241,7 +241,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         value=0.0,
         unit="s",
         formula="",
-        inputs={"bytes": plain(pass_bytes(layout))},
+        inputs={"bytes": float(pass_bytes(layout))},
         resource="hbm",
     )
     lines = []
@@ -266,7 +266,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         matmul = _timing_of(profile, "matmul", plan).per_s / peak
         attention = _timing_of(profile, "attention", plan).per_s / peak
         hbm_s = lines[-1].value / FORWARD_AND_BACKWARD
-        hidden_s = plain(moved.hidden_s(matmul, attention, hbm_s))
+        hidden_s = float(moved.hidden_s(matmul, attention, hbm_s))
     bound, inputs = (was.bound, was.bound_by), was.goodput.inputs
     made = _write(
         plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s

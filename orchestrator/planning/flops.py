@@ -161,11 +161,6 @@ def _experts_forward_flops(layout: Layout) -> Number:
     return matmul_flops(layout, layout.over_layers(routed))
 
 
-def copied_heads_flops(layout: Layout) -> Number:
-    """The part of these that projects keys and values which another device projects as well."""
-    return matmul_flops(layout, layout.layer_elements_of_a_head) * layout.copied_heads
-
-
 def blocks_recompute_flops(layout: Training) -> Number:
     """Matmuls that the backward pass repeats, because the policy did not keep their results; of
     experts with the rows that no choice fills or that others wait for.

@@ -201,10 +201,22 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
                 ("rows of experts", 1, inputs, _DROPLESS_STAGES + inputs),
             )
         ]  # fmt: skip
+    elif isinstance(block.mlp, Mixture):
+        stages = 4 * (ways > 1) + 4 / ways
+        mlp = _mlp_lines(layout, block, stages, _mlp_products(layout, block))
+        found = [("mlp", mlp), ("attention again", _again_lines(layout, block))]
     else:
-        moment = _activation_moment(layout, block)
+        # Stages of the stream, and inner tensors, while the activation is differentiated. Around a
+        # ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
+        # attention's where its products are made again. The inner tensor and its gradient live with
+        # a gradient of the first products and, made again, the products, which are one array.
+        without_ring = 4 if len(block.mlp.inputs) == 1 else 3
+        moment = (
+            np.where(ways > 1, 1 + _attention_inputs(layout, block) + 3 / ways, without_ring),
+            np.where(ways > 1, 3 + _joined_products(layout, block), _mlp_products(layout, block)),
+        )
         found = [("mlp", _mlp_lines(layout, block, *moment))]
-        if not isinstance(block.mlp, Mixture) and np.any(ways > 1):
+        if np.any(ways > 1):
             # A ring's exchange of the gradient of the MLP's result, with what the activation needs.
             # About half of it is there twice: as it arrives, and where it is whole.
             exchange = 3.5 + _attention_inputs(layout, block), 1 + _joined_products(layout, block)
@@ -239,23 +251,6 @@ def _mlp_lines(
         *([_routed_line(layout, _ROUTED_STAGES)] if is_mixture else []),
         _attention_line(alive + in_order),
     ]
-
-
-def _activation_moment(layout: Training, block: Block) -> tuple[Number, Number]:
-    """Stages of the stream, and inner tensors, while the activation is differentiated.
-
-    Around a ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
-    attention's where its products are made again. The inner tensor and its gradient live with a
-    gradient of the first products and, made again, the products, which are one array.
-    """
-    ways = _split_ways(layout)
-    if isinstance(block.mlp, Mixture):
-        return 4 * (ways > 1) + 4 / ways, _mlp_products(layout, block)
-    without_ring = 4 if len(block.mlp.inputs) == 1 else 3
-    return (
-        np.where(ways > 1, 1 + _attention_inputs(layout, block) + 3 / ways, without_ring),
-        np.where(ways > 1, 3 + _joined_products(layout, block), _mlp_products(layout, block)),
-    )
 
 
 def _attention_inputs(layout: Training, block: Block) -> Number:

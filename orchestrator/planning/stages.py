@@ -8,13 +8,7 @@ from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.outlook import StagePart, change_s, over_stages
 from orchestrator.planning.forecast import add, plus, typical
 from orchestrator.planning.plan_warnings import interval_warnings, run_warnings
-from orchestrator.values.plan import (
-    Plan,
-    PlanWarning,
-    StageSpan,
-    experiment_digest,
-    plan_digest,
-)
+from orchestrator.values.plan import Plan, PlanWarning, StageSpan, experiment_digest, plan_digest
 from orchestrator.values.spec import Spec, TrainingStage
 
 
