@@ -119,10 +119,6 @@ class Sublayer:
         return sum(matmul.weight.elements for matmul in self.matmuls)
 
     @property
-    def active_elements(self) -> int:
-        return sum(matmul.active_elements for matmul in self.matmuls)
-
-    @property
     def active_vector_elements(self) -> int:
         """Elements of norms and biases that one token meets."""
         return sum(vector.elements for vector in self.vectors)
@@ -320,10 +316,6 @@ class Block:
     def matrix_elements(self) -> int:
         return sum(part.matrix_elements for part in self.sublayers)
 
-    @property
-    def active_elements(self) -> int:
-        return sum(part.active_elements for part in self.sublayers)
-
 
 @dataclass(frozen=True)
 class Stack:
@@ -424,7 +416,11 @@ class Network:
     @property
     def active_matrices(self) -> int:
         """Parameters of the blocks that each token is multiplied by."""
-        return sum(layers * block.active_elements for block, layers in self.kinds)
+        return sum(
+            layers * matmul.active_elements
+            for block, layers in self.kinds
+            for matmul in block.matmuls
+        )
 
     @property
     def matmul_parameters(self) -> int:

@@ -231,9 +231,7 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
 
 
 def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """Return a forecast with the bound, peak and price of the plan, and its seconds of links and
-    hosts.
-    """
+    """Return a forecast with the plan's bound, peak and price, and seconds of links and hosts."""
     was, layout = plan.forecast, _layout_of(plan, catalog.chip_of(plan))
     between = LedgerLine(
         kind="elementwise",

@@ -210,16 +210,17 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
         # ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
         # attention's where its products are made again. The inner tensor and its gradient live with
         # a gradient of the first products and, made again, the products, which are one array.
-        without_ring = 4 if len(block.mlp.inputs) == 1 else 3
+        inputs, again = len(block.mlp.inputs), _attention_inputs(layout, block)
+        joined = np.where(_missing_products(layout, block) > 0, inputs, 0)
         moment = (
-            np.where(ways > 1, 1 + _attention_inputs(layout, block) + 3 / ways, without_ring),
-            np.where(ways > 1, 3 + _joined_products(layout, block), _mlp_products(layout, block)),
+            np.where(ways > 1, 1 + again + 3 / ways, 4 if inputs == 1 else 3),
+            np.where(ways > 1, 3 + joined, _mlp_products(layout, block)),
         )
         found = [("mlp", _mlp_lines(layout, block, *moment))]
         if np.any(ways > 1):
             # A ring's exchange of the gradient of the MLP's result, with what the activation needs.
             # About half of it is there twice: as it arrives, and where it is whole.
-            exchange = 3.5 + _attention_inputs(layout, block), 1 + _joined_products(layout, block)
+            exchange = 3.5 + again, 1 + joined
             in_ring = (np.where(ways > 1, *both) for both in zip(exchange, moment, strict=True))
             found.append(("mlp ring", _mlp_lines(layout, block, *in_ring)))
         found.append(("attention again", _again_lines(layout, block)))
@@ -256,11 +257,6 @@ def _mlp_lines(
 def _attention_inputs(layout: Training, block: Block) -> Number:
     """One where the attention's input is gathered again, to make its products; else zero."""
     return np.maximum.reduce([layout.recomputed(matmul) for matmul in block.attention.inputs])
-
-
-def _joined_products(layout: Training, block: Block) -> Number:
-    """The inner tensors that a ring recomputes, as one array."""
-    return np.where(_missing_products(layout, block) > 0, len(block.mlp.inputs), 0)
 
 
 def _mlp_products(layout: Training, block: Block) -> Number:
@@ -370,9 +366,7 @@ def _attention_lines(layout: Training, block: Block) -> list[LedgerLine]:
 
 
 def _resting_lines(layout: Training) -> list[LedgerLine]:
-    """State that a device holds all through the step. Replicated KV heads, and rows that pad the
-    vocabulary, have lines of their own.
-    """
+    """State that a device holds all through the step; copies and padding have their own lines."""
     copied, filled = layout.copied_elements, layout.padding_elements
     own = layout.stored_parameter_elements - copied - filled
     parameter, moments = layout.parameter_bytes, layout.moment_bytes

@@ -226,9 +226,7 @@ def rentable(chip: Chip, model: Model) -> list[Topology]:
 
 
 def _other_sizes(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the largest smaller slice, where memory is not what is lacking, and the smallest larger
-    one.
-    """
+    """Yield the next smaller slice, where memory is not lacking, and the next larger one."""
     now = _requested_slices(near)
     sizes, own = rentable(now.chip, near.changed.experiment.model), now.topology.chips
     smaller = [] if near.lacks_memory else [size for size in sizes[::-1] if size.chips < own]

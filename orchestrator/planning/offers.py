@@ -238,9 +238,7 @@ def _stage_offer(
 
 
 def _joined(stages: Sequence[_StageOffer], wanted: odds.OfferRequest) -> odds.Offer:
-    """Return the offer for all stages; mesh, step and batch are those of the longest. The first
-    stage without a plan is returned as it is.
-    """
+    """Return the offer of all stages, with the longest's mesh and step, or one without a plan."""
     offers = [stage.offer for stage in stages]
     if without := next((offer for offer in offers if offer.days is None), None):
         return without
