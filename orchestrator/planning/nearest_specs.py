@@ -268,12 +268,12 @@ def _first_with_plan(near: Nearby, slices: Iterable[_SliceChoice]) -> Iterator[S
         change = _change_to(near, now, choice)
         if choice.topology.chips < least_chips or change is None or tries == _MOST_TRIES:
             continue
-        attempt = near.attempt(change)
-        tries += attempt.searched
-        if attempt.suggestion:
-            yield attempt.suggestion
+        suggestion, memory_times, searched = near.attempt(change)
+        tries += searched
+        if suggestion:
+            yield suggestion
             return
-        least_chips = max(least_chips, choice.topology.chips * attempt.memory_times)
+        least_chips = max(least_chips, choice.topology.chips * memory_times)
 
 
 def _change_to(near: Nearby, now: _SliceChoice, then: _SliceChoice) -> Change | None:

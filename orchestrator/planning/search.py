@@ -336,8 +336,8 @@ def search(request: SearchRequest) -> SearchResult:
     return SearchResult(
         enumerated=count_placements(request.torus, usable_axes(experiment.model)),
         realizable=len(np.unique(rows)),
-        smallest_bytes=least.hbm_bytes,
-        smallest_host_bytes=least.host_bytes,
+        smallest_bytes=least[0],
+        smallest_host_bytes=least[1],
         margin=margin,
         candidates=candidates,
     )
