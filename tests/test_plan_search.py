@@ -21,9 +21,9 @@ from orchestrator.planning.ranking import (
     OFFLOAD_GAIN,
     TIE,
     RankedChoice,
-    _expected_s_per_token,
     _kinds_of,
     best_choices,
+    expected_s_of,
     ranked_choices,
 )
 from orchestrator.planning.search import (
@@ -32,6 +32,7 @@ from orchestrator.planning.search import (
     SearchRequest,
     _PolicyArray,
     layout_of_choice,
+    layout_of_rows,
     policy_array,
     search,
     search_request,
@@ -377,7 +378,7 @@ def test_the_best_expected_time_breaks_a_tie() -> None:
     cost = candidates.cost_s_per_token
     tied = np.flatnonzero(cost <= cost.min() * (1 + TIE))
     tied = tied[candidates.sequences[tied] == request.experiment.batch.sequences]
-    expected = _expected_s_per_token(request, candidates, tied)
+    expected = expected_s_of(layout_of_rows(request, candidates, tied))
     cheapest = expected[np.argmin(cost[tied])]
     chosen = best_choices(request, candidates, 1)[0]
     seconds = expected_per_token(request, chosen) / request.experiment.batch.length

@@ -23,9 +23,7 @@ EXCHANGE = "exchange_of_halves"
 
 
 def _rotary(model: Model, window: int | None) -> Rotary:
-    """The rotary positions of a layer. Local layers may have a base of their own, and then nothing
-    stretches their positions.
-    """
+    """The rotary positions of a layer; a base of local layers' own leaves them unstretched."""
     # Numbers of a head that turn, in whole pairs. Of latent attention they are a part of their own.
     width = (
         model.latent.rope_dim if model.latent else 2 * int(model.head_dim * model.rotary_share / 2)

@@ -33,10 +33,6 @@ class Weight:
     def elements(self) -> int:
         return prod(dimension.size for dimension in self.dimensions)
 
-    @property
-    def is_matrix(self) -> bool:
-        return self.deviation is not None
-
 
 @dataclass(frozen=True)
 class Tensor:
@@ -72,9 +68,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Matmul:
-    """An activation times a weight, plus a bias. A token is multiplied by that `share` of the
-    weight.
-    """
+    """An activation times a weight, plus a bias; a token meets that `share` of the weight."""
 
     weight: Weight
     output: Tensor
@@ -123,10 +117,6 @@ class Sublayer:
     @property
     def matrix_elements(self) -> int:
         return sum(matmul.weight.elements for matmul in self.matmuls)
-
-    @property
-    def active_elements(self) -> int:
-        return sum(matmul.active_elements for matmul in self.matmuls)
 
     @property
     def active_vector_elements(self) -> int:
@@ -253,9 +243,7 @@ class LatentAttention(Attention):
 
 @dataclass(frozen=True)
 class MLP(Sublayer):
-    """Matmuls to d_ff, an activation function, and a matmul back. With two of them, the activation
-    of the first is a gate of the second.
-    """
+    """Matmuls to d_ff, an activation function, and a matmul back; the first of two is a gate."""
 
     activation: Activation
 
@@ -327,10 +315,6 @@ class Block:
     @property
     def matrix_elements(self) -> int:
         return sum(part.matrix_elements for part in self.sublayers)
-
-    @property
-    def active_elements(self) -> int:
-        return sum(part.active_elements for part in self.sublayers)
 
 
 @dataclass(frozen=True)
@@ -432,7 +416,11 @@ class Network:
     @property
     def active_matrices(self) -> int:
         """Parameters of the blocks that each token is multiplied by."""
-        return sum(layers * block.active_elements for block, layers in self.kinds)
+        return sum(
+            layers * matmul.active_elements
+            for block, layers in self.kinds
+            for matmul in block.matmuls
+        )
 
     @property
     def matmul_parameters(self) -> int:
@@ -459,12 +447,9 @@ _PUBLISHED_BOTH = _PUBLISHED | {("mlp", "before"): "pre_feedforward_layernorm"}
 def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Norm:
     """A norm of the model's kind. With a unit offset the scale that is trained starts at zero."""
     offset = 1.0 if model.norm_offset else 0.0
-    is_layer_norm = model.norm == "layer"
     return Norm(
         scale=Weight(name, dimensions, None, published, start=1 - offset),
-        bias=Weight(f"{name}_bias", dimensions, None, f"{published}.bias", start=0.0)
-        if is_layer_norm
-        else None,
+        bias=bias_of(name, dimensions, published) if model.norm == "layer" else None,
         offset=offset,
         epsilon=model.norm_epsilon,
     )

@@ -14,7 +14,7 @@ from orchestrator.errors import SpecError
 from orchestrator.goodput.inputs import nothing_fails
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops, plan_warnings
-from orchestrator.planning.forecast import Terms, plain, plain_line, write_forecast
+from orchestrator.planning.forecast import Terms, plain_line, write_forecast
 from orchestrator.planning.layout import Training
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
@@ -197,9 +197,7 @@ def _write(
 
 
 def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """Return a forecast whose `lower` is what MFU counts at the measured rate of a matmul, which is
-    MFU's peak.
-    """
+    """Return a forecast whose `lower` is what MFU counts, at the measured rate of a matmul."""
     rate, source = _timing_of(profile, "matmul", plan).per_s, _source_of(profile)
     chip = replace(
         catalog.chip_of(plan),
@@ -207,7 +205,7 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         hbm_usable_bytes=Quantity(value=profile.machine.memory_bytes / plan.devices, source=source),
         dollars_per_hour=None,
     )
-    lower_s = plain(flops.model_flops_per_step(plan.model, plan.batch) / rate)
+    lower_s = float(flops.model_flops_per_step(plan.model, plan.batch) / rate)
     # The layers, and all else: what is left of a measured step without its layers.
     (few, few_s), (more, more_s) = _timing_of(profile, "step", plan).points
     layer_s = min(max(more_s - few_s, 0.0) / (more - few), few_s / few)
@@ -233,9 +231,7 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
 
 
 def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
-    """Return a forecast with the bound, peak and price of the plan, and its seconds of links and
-    hosts.
-    """
+    """Return a forecast with the plan's bound, peak and price, and seconds of links and hosts."""
     was, layout = plan.forecast, _layout_of(plan, catalog.chip_of(plan))
     between = LedgerLine(
         kind="elementwise",
@@ -243,7 +239,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         value=0.0,
         unit="s",
         formula="",
-        inputs={"bytes": plain(pass_bytes(layout))},
+        inputs={"bytes": float(pass_bytes(layout))},
         resource="hbm",
     )
     lines = []
@@ -268,7 +264,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         matmul = _timing_of(profile, "matmul", plan).per_s / peak
         attention = _timing_of(profile, "attention", plan).per_s / peak
         hbm_s = lines[-1].value / FORWARD_AND_BACKWARD
-        hidden_s = plain(moved.hidden_s(matmul, attention, hbm_s))
+        hidden_s = float(moved.hidden_s(matmul, attention, hbm_s))
     bound, inputs = (was.bound, was.bound_by), was.goodput.inputs
     made = _write(
         plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
@@ -277,9 +273,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
 
 
 def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
-    """Return the newest timing of an operation for a plan; of attention, that of the nearest
-    head.
-    """
+    """Return the newest timing of an operation for a plan; attention's of the nearest head."""
     dtype, head_dim = plan.precision.compute, plan.model.head_dim
     wanted = (operation, dtype, shape_digest(plan) if operation == "step" else "")
     newest_first = reversed(profile.timings)

@@ -99,10 +99,7 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
 
 def _reference(plan: Plan) -> PlanReference:
     return PlanReference(
-        name=plan.name,
-        digest=plan.digest,
-        spec_digest=plan.spec_digest,
-        overrides=plan.overrides,
+        name=plan.name, digest=plan.digest, spec_digest=plan.spec_digest, overrides=plan.overrides
     )
 
 

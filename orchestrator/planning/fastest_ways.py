@@ -39,12 +39,8 @@ class _Ways:
     microbatches: Ints
 
 
-@dataclass(frozen=True)
-class LeastMemory:
-    """The least HBM of any way, and the least memory of the host where HBM suffices."""
-
-    hbm_bytes: float
-    host_bytes: float
+# The least HBM of any way, and the least memory of the host where HBM suffices.
+LeastMemory = tuple[float, float]
 
 
 def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[_Ways, LeastMemory]:
@@ -55,10 +51,7 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[_Ways, Lea
     """
     peaks, hosts = np.broadcast_arrays(peak_bytes(layout), host_bytes(layout))
     fits = peaks <= layout.chip.hbm_usable_bytes.value * (1 - margin)
-    least = LeastMemory(
-        hbm_bytes=float(peaks.min(initial=np.inf)),
-        host_bytes=float(hosts[fits].min(initial=np.inf)),
-    )
+    least = float(peaks.min(initial=np.inf)), float(hosts[fits].min(initial=np.inf))
     fits &= hosts <= host_limit_bytes(layout.chip) * (1 - margin)
     # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
     # policy costs, its collective at the rate of a whole torus axis.
@@ -97,14 +90,12 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[_Ways, Lea
 def joined(parts: Sequence[tuple[_Ways, LeastMemory]]) -> tuple[_Ways, LeastMemory]:
     """Return the ways of parts of all keys, in their order."""
     ways, least = zip(*parts, strict=True)
-    return _Ways(
+    all_ways = _Ways(
         key=np.concatenate([part.key for part in ways]),
         remat=np.concatenate([part.remat for part in ways]),
         microbatches=np.concatenate([part.microbatches for part in ways]),
-    ), LeastMemory(
-        hbm_bytes=min(part.hbm_bytes for part in least),
-        host_bytes=min(part.host_bytes for part in least),
     )
+    return all_ways, (min(hbm for hbm, _ in least), min(host for _, host in least))
 
 
 def _winners(costs: Floats, key: Ints, place_in_key: Ints, stay: Bools) -> Ints:

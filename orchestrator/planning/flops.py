@@ -133,9 +133,7 @@ def expert_padding_flops(layout: Training) -> Number:
 
 
 def expert_imbalance_flops(layout: Layout) -> Number:
-    """What the busiest devices of `expert` multiply beyond the mean, forward and backward: all wait
-    for them. With a capacity every expert has as many rows.
-    """
+    """What the busiest devices of `expert`, for which all wait, multiply beyond the mean."""
     moe = layout.model.moe
     if moe is None or moe.capacity_factor is not None:
         return 0.0
@@ -161,11 +159,6 @@ def _experts_forward_flops(layout: Layout) -> Number:
         return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))
 
     return matmul_flops(layout, layout.over_layers(routed))
-
-
-def copied_heads_flops(layout: Layout) -> Number:
-    """The part of these that projects keys and values which another device projects as well."""
-    return matmul_flops(layout, layout.layer_elements_of_a_head) * layout.copied_heads
 
 
 def blocks_recompute_flops(layout: Training) -> Number:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
@@ -67,13 +66,13 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
             replace(
                 phase,
                 lines=tuple(plain_line(line) for line in phase.lines if line.value > 0),
-                bytes=plain(phase.bytes),
+                bytes=float(phase.bytes),
             )
             for phase in phases(layout)
         ),
         time=tuple(plain_line(line) for line in lines if line.value > 0),
         step_s=step_s,
-        hidden_s=plain(transfers(layout).hidden_s()),
+        hidden_s=float(transfers(layout).hidden_s()),
         bottleneck=(ordered[0], first / second - 1 if second else 0.0),
         expected_time=tuple(map(plain_line, expected)),
         extrapolated=extrapolated(layout, lines, step_s),
@@ -101,7 +100,7 @@ def write_forecast(
 ) -> plan.Forecast:
     """The ledgers with every figure that follows from them."""
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
-    on_host_bytes, host = plain(host_bytes(layout)), layout.chip.host_bytes
+    on_host_bytes, host = float(host_bytes(layout)), layout.chip.host_bytes
     tokens = _tokens_per_step(layout)
     goodput, days, chip_hours, dollars = time_and_money(layout, step_s, terms)
     # The software for whose runs `expected` speaks.
@@ -147,9 +146,7 @@ def write_forecast(
 def time_and_money(
     layout: Training, step_s: plan.Estimate, terms: Terms
 ) -> tuple[GoodputForecast, plan.Estimate, plan.Estimate, plan.Estimate | None]:
-    """The goodput, and with it days, chip-hours and dollars of all tokens; no dollars where the
-    price is unknown.
-    """
+    """The goodput, and with it days, chip-hours and, at a known price, dollars of all tokens."""
     steps = terms.tokens / _tokens_per_step(layout)
     goodput = goodput_forecast(terms.goodput, typical(step_s), ceil(steps))
     total_s = over_share(scale(step_s, steps), goodput)
@@ -170,8 +167,8 @@ def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
         evaluation = EvaluationCost(
             every_steps=options.every,
             batches=ceil(options.sequences / int(layout.sequences)),
-            forward_flops=plain(flops.forward_flops(layout)),
-            step_flops=plain(sum(line.inputs["flops"] for line in math_lines(layout))),
+            forward_flops=float(flops.forward_flops(layout)),
+            step_flops=float(sum(line.inputs["flops"] for line in math_lines(layout))),
         )
     return goodput_inputs(
         chip,
@@ -180,7 +177,7 @@ def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
         resources,
         spec.run,
         state_bytes=round(size * flops.parameters(layout.model)),
-        bytes_per_chip=plain(size * layout.stored_parameter_elements) * chip.devices,
+        bytes_per_chip=float(size * layout.stored_parameter_elements) * chip.devices,
         evaluation=evaluation,
     )
 
@@ -233,13 +230,9 @@ def extrapolated(
     return extrapolations(values, efficiency.ranges)
 
 
-def plain(value: Any) -> float:
-    return float(value)
-
-
 def plain_line(line: plan.LedgerLine) -> plan.LedgerLine:
-    inputs = {name: plain(value) for name, value in line.inputs.items()}
-    return replace(line, value=plain(line.value), inputs=inputs, serial_s=plain(line.serial_s))
+    inputs = {name: float(value) for name, value in line.inputs.items()}
+    return replace(line, value=float(line.value), inputs=inputs, serial_s=float(line.serial_s))
 
 
 def scale(values: plan.Estimate, factor: float) -> plan.Estimate:

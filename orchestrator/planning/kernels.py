@@ -42,9 +42,7 @@ def loss_chunk_bytes(tokens: int, token_bytes: Any) -> Any:
 
 
 def loss_chunks(tokens: Any, token_bytes: Any, least: int) -> Any:
-    """Chunks of as many tokens each that the loss takes: the fewest whose logits, `token_bytes` for
-    a token, are within the bytes that it makes at a time.
-    """
+    """The fewest equal chunks of tokens whose logits are within the bytes that the loss makes."""
     most = np.floor(loss_chunk_bytes(least, token_bytes) / token_bytes)
     chunks = np.ceil(tokens / most)
     while np.any(unequal := (tokens % chunks != 0) & (chunks < tokens)):
@@ -53,9 +51,7 @@ def loss_chunks(tokens: Any, token_bytes: Any, least: int) -> Any:
 
 
 def grouped_tile(rows: Any, experts: Any) -> Any:
-    """Rows that our grouped matmul takes at a time: about a quarter of an expert's, a power of two
-    within bounds.
-    """
+    """Rows that our grouped matmul takes: about a quarter of an expert's, a power of two."""
     wanted = np.clip(rows / (4 * experts), _LEAST_ROWS, _MOST_ROWS)
     return 2 ** np.floor(np.log2(wanted))
 

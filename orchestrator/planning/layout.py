@@ -371,9 +371,7 @@ class Training(Layout):
         return frozenset(one.output.name for block in blocks for one in block.attention.normalized)
 
     def repeats_output(self, part: description.Sublayer) -> Number:
-        """One if the backward pass makes a sublayer's result again: also where a norm follows,
-        whose backward pass needs what came in.
-        """
+        """One if the backward pass makes a sublayer's result again, which a norm after it needs."""
         return 1 if part.after else self.recomputed(part.output)
 
     def repeated_elements(

@@ -312,9 +312,7 @@ class _SlicesSearch:
         return search.price_layouts(layout, factors, remat, self.policies), rows
 
     def chosen(self) -> dict[int, search.Choice]:
-        """Return the choice of each slice, by the rule of the ranking, among the candidates within
-        reach of its best, in the order of its own search.
-        """
+        """Return each slice's choice by the ranking, among candidates within reach of its best."""
         near = [
             np.flatnonzero(made.cost_s_per_token <= _REACH * self.best[self.slice_of_row[rows]])
             for made, rows in self.parts

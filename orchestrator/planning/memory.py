@@ -156,9 +156,7 @@ def _copy_line(layout: Training, elements: Number) -> LedgerLine:
 
 
 def _head_line(layout: Training, name: str, *, by_chunk: Number = False) -> LedgerLine:
-    """A gathered table in the compute type, and its gradient: in fp32, or of each chunk of the loss
-    in the type it travels in.
-    """
+    """A gathered table in the compute type, and its gradient: fp32, or of chunks as they travel."""
     gradient = np.where(by_chunk, layout.gradient_bytes, ACCUMULATION_BYTES)
     size = layout.compute_bytes + gradient
     return _line("gathered_weights", name, "size x table", size=size, table=layout.table_elements)
@@ -203,13 +201,26 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
                 ("rows of experts", 1, inputs, _DROPLESS_STAGES + inputs),
             )
         ]  # fmt: skip
+    elif isinstance(block.mlp, Mixture):
+        stages = 4 * (ways > 1) + 4 / ways
+        mlp = _mlp_lines(layout, block, stages, _mlp_products(layout, block))
+        found = [("mlp", mlp), ("attention again", _again_lines(layout, block))]
     else:
-        moment = _activation_moment(layout, block)
+        # Stages of the stream, and inner tensors, while the activation is differentiated. Around a
+        # ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
+        # attention's where its products are made again. The inner tensor and its gradient live with
+        # a gradient of the first products and, made again, the products, which are one array.
+        inputs, again = len(block.mlp.inputs), _attention_inputs(layout, block)
+        joined = np.where(_missing_products(layout, block) > 0, inputs, 0)
+        moment = (
+            np.where(ways > 1, 1 + again + 3 / ways, 4 if inputs == 1 else 3),
+            np.where(ways > 1, 3 + joined, _mlp_products(layout, block)),
+        )
         found = [("mlp", _mlp_lines(layout, block, *moment))]
-        if not isinstance(block.mlp, Mixture) and np.any(ways > 1):
+        if np.any(ways > 1):
             # A ring's exchange of the gradient of the MLP's result, with what the activation needs.
             # About half of it is there twice: as it arrives, and where it is whole.
-            exchange = 3.5 + _attention_inputs(layout, block), 1 + _joined_products(layout, block)
+            exchange = 3.5 + again, 1 + joined
             in_ring = (np.where(ways > 1, *both) for both in zip(exchange, moment, strict=True))
             found.append(("mlp ring", _mlp_lines(layout, block, *in_ring)))
         found.append(("attention again", _again_lines(layout, block)))
@@ -219,9 +230,7 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
 def _mlp_lines(
     layout: Training, block: Block, stages: Number, products: Number
 ) -> list[LedgerLine]:
-    """The MLP's backward pass, with all that the attention's will need, `stages` of the stream, and
-    inner tensors.
-    """
+    """The MLP's backward pass, with what the attention's needs, `stages` and inner tensors."""
     # Where slices share weights, the last matrix is there twice: for the pass, and as it arrived.
     twice = (layout.devices_along(SHARED_OVER_DCN) > 1) * layout.elements(block.mlp.output.weight)
     # All of the attention where its kernel runs again for the MLP's input. Where the result is
@@ -245,31 +254,9 @@ def _mlp_lines(
     ]
 
 
-def _activation_moment(layout: Training, block: Block) -> tuple[Number, Number]:
-    """Stages of the stream, and inner tensors, while the activation is differentiated.
-
-    Around a ring of `tensor`, what the chips exchanged is there whole: the MLP's input, and the
-    attention's where its products are made again. The inner tensor and its gradient live with a
-    gradient of the first products and, made again, the products, which are one array.
-    """
-    ways = _split_ways(layout)
-    if isinstance(block.mlp, Mixture):
-        return 4 * (ways > 1) + 4 / ways, _mlp_products(layout, block)
-    without_ring = 4 if len(block.mlp.inputs) == 1 else 3
-    return (
-        np.where(ways > 1, 1 + _attention_inputs(layout, block) + 3 / ways, without_ring),
-        np.where(ways > 1, 3 + _joined_products(layout, block), _mlp_products(layout, block)),
-    )
-
-
 def _attention_inputs(layout: Training, block: Block) -> Number:
     """One where the attention's input is gathered again, to make its products; else zero."""
     return np.maximum.reduce([layout.recomputed(matmul) for matmul in block.attention.inputs])
-
-
-def _joined_products(layout: Training, block: Block) -> Number:
-    """The inner tensors that a ring recomputes, as one array."""
-    return np.where(_missing_products(layout, block) > 0, len(block.mlp.inputs), 0)
 
 
 def _mlp_products(layout: Training, block: Block) -> Number:
@@ -379,9 +366,7 @@ def _attention_lines(layout: Training, block: Block) -> list[LedgerLine]:
 
 
 def _resting_lines(layout: Training) -> list[LedgerLine]:
-    """State that a device holds all through the step. Replicated KV heads, and rows that pad the
-    vocabulary, have lines of their own.
-    """
+    """State that a device holds all through the step; copies and padding have their own lines."""
     copied, filled = layout.copied_elements, layout.padding_elements
     own = layout.stored_parameter_elements - copied - filled
     parameter, moments = layout.parameter_bytes, layout.moment_bytes
@@ -429,9 +414,7 @@ def _means(layout: Training, weight: Weight) -> Number:
 
 
 def _block_activation_bytes(layout: Training, treatment: Treatment, block: Block) -> Number:
-    """Activations of a block that the policy keeps, offloads or recomputes, with the fp32
-    statistics of some, for one microbatch.
-    """
+    """Activations of a block that a policy treats so, with their statistics, of one microbatch."""
     total: Number = 0
     for tensor in block.tensors:
         size = layout.compute_bytes * layout.stored_tensor_elements(tensor)

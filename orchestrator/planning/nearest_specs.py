@@ -226,9 +226,7 @@ def rentable(chip: Chip, model: Model) -> list[Topology]:
 
 
 def _other_sizes(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the largest smaller slice, where memory is not what is lacking, and the smallest larger
-    one.
-    """
+    """Yield the next smaller slice, where memory is not lacking, and the next larger one."""
     now = _requested_slices(near)
     sizes, own = rentable(now.chip, near.changed.experiment.model), now.topology.chips
     smaller = [] if near.lacks_memory else [size for size in sizes[::-1] if size.chips < own]
@@ -270,18 +268,16 @@ def _first_with_plan(near: Nearby, slices: Iterable[_SliceChoice]) -> Iterator[S
         change = _change_to(near, now, choice)
         if choice.topology.chips < least_chips or change is None or tries == _MOST_TRIES:
             continue
-        attempt = near.attempt(change)
-        tries += attempt.searched
-        if attempt.suggestion:
-            yield attempt.suggestion
+        suggestion, memory_times, searched = near.attempt(change)
+        tries += searched
+        if suggestion:
+            yield suggestion
             return
-        least_chips = max(least_chips, choice.topology.chips * attempt.memory_times)
+        least_chips = max(least_chips, choice.topology.chips * memory_times)
 
 
 def _change_to(near: Nearby, now: _SliceChoice, then: _SliceChoice) -> Change | None:
-    """Return what leads from slices to others; None where the spec's own price would be of no
-    chip.
-    """
+    """Return what leads from slices to others; None where the spec's own price fits no chip."""
     change: dict[str, int | float | str] = {}
     if then.chip.name != now.chip.name:
         change[CHIP] = then.chip.name

@@ -50,9 +50,7 @@ class Odds:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineOdds:
-    """The probability that a run which begins now ends by its `run.deadline`, `days` from now; None
-    where nothing is expected.
-    """
+    """The odds that a run from now on ends by its `run.deadline`, in `days`; None if unknown."""
 
     deadline: str
     days: float
@@ -138,9 +136,7 @@ def _chance(estimate: Estimate, limit: float) -> float | None:
 def odds_of(
     days: Estimate, dollars: Estimate | None, by_days: float | None, budget: float | None
 ) -> Odds:
-    """Return the odds of an offer. Dollars grow with days: both limits hold as often as the rarer
-    one.
-    """
+    """Return an offer's odds. Dollars grow with days: both limits hold as often as the rarer."""
     by_date = None if by_days is None else _chance(days, by_days)
     in_budget = None if budget is None or dollars is None else _chance(dollars, budget)
     asked = [odds for odds, limit in ((by_date, by_days), (in_budget, budget)) if limit is not None]

@@ -77,7 +77,22 @@ def make_offers(spec: Spec, wanted: odds.OfferRequest) -> odds.Offers:
     for stage in stages:
         on_slices = zip(stage, days, strict=True)
         same_days = [replace(each, days_at_best=all_days) for each, all_days in on_slices]
-        made.append(_offers_of(same_days, wanted, horizon))
+        # The offer of each candidate, for one stage or for a run without any.
+        reasons = [_reason_at_once(candidate, wanted, horizon) for candidate in same_days]
+        searched: dict[str, list[int]] = {}  # places of candidates, by the name of their chip
+        for i, candidate in enumerate(same_days):
+            if reasons[i] is None:
+                searched.setdefault(candidate.request.chip.name, []).append(i)
+        choices: dict[int, Choice | None] = {}
+        for places in searched.values():
+            found = best_of_slices([same_days[i].request for i in places])
+            choices |= dict(zip(places, found, strict=True))
+        made.append(
+            [
+                _stage_offer(candidate, choices.get(i), reasons[i], wanted)
+                for i, candidate in enumerate(same_days)
+            ]
+        )
     return _collected(spec, wanted, [_joined(same, wanted) for same in zip(*made, strict=True)])
 
 
@@ -180,25 +195,6 @@ def _reason(code: odds.OfferReasonCode, **figures: int | float | str) -> odds.Of
     return odds.OfferReason(code=code, figures=figures)
 
 
-def _offers_of(
-    candidates: Sequence[_Candidate], wanted: odds.OfferRequest, horizon: float
-) -> list[_StageOffer]:
-    """Return the offer of each candidate, for one stage or for a run without any."""
-    reasons = [_reason_at_once(candidate, wanted, horizon) for candidate in candidates]
-    searched: dict[str, list[int]] = {}  # places of candidates, by the name of their chip
-    for i, candidate in enumerate(candidates):
-        if reasons[i] is None:
-            searched.setdefault(candidate.request.chip.name, []).append(i)
-    choices: dict[int, Choice | None] = {}
-    for places in searched.values():
-        found = best_of_slices([candidates[i].request for i in places])
-        choices |= dict(zip(places, found, strict=True))
-    return [
-        _stage_offer(candidate, choices.get(i), reasons[i], wanted)
-        for i, candidate in enumerate(candidates)
-    ]
-
-
 def _stage_offer(
     candidate: _Candidate,
     choice: Choice | None,
@@ -242,9 +238,7 @@ def _stage_offer(
 
 
 def _joined(stages: Sequence[_StageOffer], wanted: odds.OfferRequest) -> odds.Offer:
-    """Return the offer for all stages; mesh, step and batch are those of the longest. The first
-    stage without a plan is returned as it is.
-    """
+    """Return the offer of all stages, with the longest's mesh and step, or one without a plan."""
     offers = [stage.offer for stage in stages]
     if without := next((offer for offer in offers if offer.days is None), None):
         return without

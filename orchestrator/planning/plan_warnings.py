@@ -4,14 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.formatting import (
-    count,
-    fill,
-    scaled,
-    seconds,
-    whole_percent,
-    with_unit,
-)
+from orchestrator.formatting import count, fill, scaled, seconds, whole_percent, with_unit
 from orchestrator.notes import sentence, sentences
 from orchestrator.planning.kernels import TILE
 from orchestrator.planning.ranking import accumulates_faster

@@ -7,23 +7,13 @@ from math import prod
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, SHARED_OVER_DCN, in_use
-from orchestrator.planning import flops
+from orchestrator.planning import flops, search
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
 from orchestrator.planning.plan_warnings import LEDGER_TRAINER, all_warnings
 from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
-from orchestrator.planning.search import (
-    Choice,
-    SearchRequest,
-    SearchResult,
-    factors_of,
-    layout_of_choice,
-    search,
-    search_request,
-    slice_sizes,
-)
 from orchestrator.planning.stages import joined, placed, stage_spec, stage_specs
 from orchestrator.planning.torus import spans_of
 from orchestrator.values.model import Model
@@ -47,13 +37,11 @@ def make_plan(spec: Spec) -> Plan:
 
 
 def make_plans(spec: Spec, most: int) -> list[Plan]:
-    """Return the plan of a spec and its runners-up, best first, each of another kind. With stages
-    there are no runners-up.
-    """
+    """Return the plan of a spec, then its runners-up of other kinds; with stages there are none."""
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
-    request = search_request(spec)
-    result = search(request)
+    request = search.search_request(spec)
+    result = search.search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:
         raise infeasible(spec, request, result)
@@ -81,15 +69,15 @@ def _stage_plans(spec: Spec) -> Iterator[Plan]:
 
 
 def _write_plan(
-    spec: Spec, request: SearchRequest, result: SearchResult, ranked: RankedChoice
+    spec: Spec, request: search.SearchRequest, result: search.SearchResult, ranked: RankedChoice
 ) -> Plan:
     """Write one choice out, with its forecast and digest."""
     choice = ranked.choice
-    layout = layout_of_choice(request, choice)
+    layout = search.layout_of_choice(request, choice)
     experiment, pods = spec.experiment, request.pods
     model, batch = experiment.model, experiment.batch
     # Each mesh axis with its link and the torus axes it lies on, outermost first.
-    factors, sizes = factors_of(choice)[0], slice_sizes(request).items()
+    factors, sizes = search.factors_of(choice)[0], search.slice_sizes(request).items()
     between = (MeshAxis(name=axis, size=size, link="dcn", spans=()) for axis, size in sizes)
     inside = (
         MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
@@ -155,12 +143,10 @@ def _write_plan(
 
 
 def _device_groups(
-    request: SearchRequest, choice: Choice, layout: Training
+    request: search.SearchRequest, choice: search.Choice, layout: Training
 ) -> dict[str, DeviceGroup]:
-    """Return each set of devices that a collective joins, with its rate; single devices left
-    out.
-    """
-    factors, moe = factors_of(choice)[0], layout.model.moe
+    """Return each set of devices that a collective joins, with its rate; no single devices."""
+    factors, moe = search.factors_of(choice)[0], layout.model.moe
     groups = {
         name: DeviceGroup(
             axes=in_use(axes, choice.mesh),
@@ -184,7 +170,7 @@ def _device_groups(
 
 
 def _compiler_options(
-    request: SearchRequest, layout: Training
+    request: search.SearchRequest, layout: Training
 ) -> dict[str, bool | int | float | str]:
     """Return the chip's options, and those of the spec, which come first."""
     share = layout.devices_along(SHARED_OVER_DCN) > 1

@@ -63,11 +63,11 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     rows: list[int] = []
     while remaining.any() and len(rows) < most:
         among = contenders(request, candidates, remaining)
-        expected = _expected_s_per_token(request, candidates, among)
+        expected = expected_s_of(layout_of_rows(request, candidates, among))
         rows.append(pick(candidates, among, expected))
         remaining &= ~same_kind(rows[-1])
     if len(rows) > 1:
-        [s_per_token] = _expected_s_per_token(request, candidates, np.array(rows[:1]))
+        [s_per_token] = expected_s_of(layout_of_rows(request, candidates, np.array(rows[:1])))
         faster = _accumulating_row(request, candidates, float(s_per_token))
         shown = candidates.microbatches[rows]
         if faster is not None and shown[0] == 1 and candidates.microbatches[faster] not in shown:
@@ -85,9 +85,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
 
 
 def _kinds_of(candidates: Candidates) -> Ints:
-    """Return what tells one kind of plan from another: the sizes of axes that split layers, policy
-    and microbatches.
-    """
+    """Return what tells kinds of plans apart: axes that split layers, policy and microbatches."""
     sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in _WITHIN_LAYERS]]
     return np.column_stack([sizes, candidates.remat, candidates.microbatches])
 
@@ -103,9 +101,7 @@ def contenders(request: SearchRequest, candidates: Candidates, among: Bools) -> 
 
 
 def pick(candidates: Candidates, rows: Ints, expected: Floats) -> int:
-    """Return the best of contenders, by the expected seconds per token of each: of equal ones the
-    cheapest, then the first enumerated.
-    """
+    """Return the best contender by expected seconds per token: of equals the cheapest, or first."""
     rows = _least(rows, expected, _SAME)
     rows = _least(rows, (axis_sizes(candidates.factors[rows]) > 1).sum(axis=1))
     return int(rows[np.argmin(candidates.cost_s_per_token[rows])])
@@ -113,13 +109,6 @@ def pick(candidates: Candidates, rows: Ints, expected: Floats) -> int:
 
 def _least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
     return np.asarray(rows[values <= values.min() * (1 + within)])
-
-
-def _expected_s_per_token(request: SearchRequest, candidates: Candidates, rows: Ints) -> Floats:
-    """Return what a run is expected to take; 1 for all rows where no such run is known."""
-    if catalog.efficiency(request.chip.name) is None:
-        return np.ones(len(rows))
-    return expected_s_of(layout_of_rows(request, candidates, rows))
 
 
 def expected_s_of(layout: Training) -> Floats:
@@ -135,13 +124,11 @@ def expected_s_of(layout: Training) -> Floats:
 def accumulates_faster(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> tuple[int, float] | None:
-    """Return the microbatches with which a step is expected to be faster than a plan's, and its
-    seconds per token; or None.
-    """
+    """Return the microbatches expected to be faster than a plan, and seconds per token; or None."""
     row = _accumulating_row(request, candidates, s_per_token)
     if row is None:
         return None
-    [expected] = _expected_s_per_token(request, candidates, np.array([row]))
+    [expected] = expected_s_of(layout_of_rows(request, candidates, np.array([row])))
     return int(candidates.microbatches[row]), float(expected)
 
 
@@ -161,7 +148,7 @@ def _accumulating_row(
     rows = np.array(
         [np.where(candidates.microbatches == number, cost, np.inf).argmin() for number in numbers]
     )
-    expected = _expected_s_per_token(request, candidates, rows)
+    expected = expected_s_of(layout_of_rows(request, candidates, rows))
     best = int(expected.argmin())
     known = exp(efficiency.reference_spread.value)
     faster = float(expected[best]) * known < s_per_token

@@ -68,7 +68,23 @@ def rehearse(
     meshes = [_mesh(stage, topology.chips * chip.devices) for stage in plan.each_stage]
     mesh = {axis: lcm(*(sizes[axis] for sizes in meshes)) for axis in ICI_AXES}
     model = _model(plan, mesh | shared)
-    experiment = _experiment(spec.experiment, plan, model, _batch(plan, pods, meshes[0]), steps)
+    batch, full = _batch(plan, pods, meshes[0]), spec.experiment
+    data, warmup = full.data, min(full.optimizer.warmup_steps, ceil(steps / 4))
+    if model.vocab != full.model.vocab:
+        # A token of the smaller vocabulary, so that documents are rehearsed too.
+        separator = data.separator
+        data = DataSource(separator=None if separator is None else separator % model.vocab)
+    experiment = replace(
+        full,
+        model=model,
+        tokens=steps * batch.sequences * batch.length,
+        batch=batch,
+        optimizer=replace(full.optimizer, warmup_steps=warmup),
+        remat=plan.remat,
+        compiler_options={},
+        data=data,
+        start=full.start if _is_small(plan) else None,
+    )
     if plan.stages:
         requests = [MeshRequest(**shared, **sizes) for sizes in meshes]
         experiment = _with_stages(experiment, plan, pods, requests)
@@ -162,9 +178,7 @@ def _mesh(plan: Plan, devices: int) -> dict[str, int]:
 
 
 def _model(plan: Plan, mesh: dict[str, int]) -> Model:
-    """Return the model in its own proportions at a width of about 128, or itself if it is no
-    wider.
-    """
+    """Return the model in its own proportions at a width of about 128, or itself if no wider."""
     full = plan.model
     same = {name: getattr(full, name) for name in Model.__dataclass_fields__}
     if _is_small(plan):
@@ -246,25 +260,6 @@ def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> Batch:
     length = min(plan.batch.length, _LENGTH)
     length = max(length - length % zigzag, zigzag)
     return Batch(sequences=replicas * min(each, _SEQUENCES_PER_REPLICA), length=length)
-
-
-def _experiment(full: Experiment, plan: Plan, model: Model, batch: Batch, steps: int) -> Experiment:
-    data, warmup = full.data, min(full.optimizer.warmup_steps, ceil(steps / 4))
-    if model.vocab != full.model.vocab:
-        # A token of the smaller vocabulary, so that documents are rehearsed too.
-        separator = data.separator
-        data = DataSource(separator=None if separator is None else separator % model.vocab)
-    return replace(
-        full,
-        model=model,
-        tokens=steps * batch.sequences * batch.length,
-        batch=batch,
-        optimizer=replace(full.optimizer, warmup_steps=warmup),
-        remat=plan.remat,
-        compiler_options={},
-        data=data,
-        start=full.start if _is_small(plan) else None,
-    )
 
 
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:

@@ -336,8 +336,8 @@ def search(request: SearchRequest) -> SearchResult:
     return SearchResult(
         enumerated=count_placements(request.torus, usable_axes(experiment.model)),
         realizable=len(np.unique(rows)),
-        smallest_bytes=least.hbm_bytes,
-        smallest_host_bytes=least.host_bytes,
+        smallest_bytes=least[0],
+        smallest_host_bytes=least[1],
         margin=margin,
         candidates=candidates,
     )
@@ -381,9 +381,7 @@ def _price(
 
 
 def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints]:
-    """Return every number of microbatches of each mesh and batch, or the requested one, ascending;
-    first the place of its key.
-    """
+    """Return each key's place and its numbers of microbatches, ascending, or the requested one."""
     requested = request.experiment.batch.microbatches
     per_replica = keys[:, -1] // (pods * replicas_in_pod(sizes_by_name(keys)))
     counts = {n: [requested] if requested else divisors(n) for n in np.unique(per_replica).tolist()}

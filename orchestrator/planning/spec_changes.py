@@ -51,18 +51,6 @@ def changed(spec: Spec, change: Change) -> Spec:
     return spec
 
 
-@dataclass(frozen=True)
-class _ChangeResult:
-    """What came of planning a change: its plan, or how many times the memory it needs, at least.
-
-    A change that cannot have a plan is not `searched`.
-    """
-
-    suggestion: Suggestion | None
-    memory_times: float = 0.0
-    searched: bool = True
-
-
 @dataclass
 class Budget:
     """How many candidates may still be priced, so that nobody waits long for a refusal."""
@@ -83,10 +71,12 @@ class Nearby:
     def changed(self) -> Spec:
         return changed(self.spec, self.base)
 
-    def attempt(self, change: Change) -> _ChangeResult:
-        """Plan a further change."""
+    def attempt(self, change: Change) -> tuple[Suggestion | None, float, bool]:
+        """Plan a further change: return its plan, or None and how many times the memory it needs,
+        at least, and whether that took a search.
+        """
         if self.budget.left <= 0:
-            return _ChangeResult(None, searched=False)
+            return None, 0.0, False
         change = {**self.base, **change}
         other = changed(self.spec, change)
         batch = other.experiment.batch
@@ -96,19 +86,19 @@ class Nearby:
             or batch.sequences * batch.length > other.experiment.tokens
             or other.resources.pods.max > _MOST_PODS
         ):
-            return _ChangeResult(None, searched=False)
+            return None, 0.0, False
         request = search_request(other)
         # What follows saves the search of what it would refuse too.
         times = state_bytes(other.experiment) / memory_that_shares(request)
         if times > 1 or not divides(request):
-            return _ChangeResult(None, times, searched=False)
+            return None, times, False
         result = search(request)
         choices = best_choices(request, result.candidates, 1)
         if not choices:
             usable = request.chip.hbm_usable_bytes.value
             times = result.smallest_bytes / usable if result.realizable else 0.0
             self.budget.left -= result.realizable
-            return _ChangeResult(None, times)
+            return None, times, True
         choice = choices[0]
         predicted = forecast(layout_of_choice(request, choice), other)
         suggestion = Suggestion(
@@ -129,10 +119,10 @@ class Nearby:
             dollars=predicted.dollars,
         )
         self.budget.left -= len(result.candidates)
-        return _ChangeResult(suggestion)
+        return suggestion, 0.0, True
 
     def planned(self, changes: Iterable[Change], most: int = 1) -> Iterator[Suggestion]:
-        found = (self.attempt(change).suggestion for change in changes)
+        found = (self.attempt(change)[0] for change in changes)
         return islice(filter(None, found), most)
 
 

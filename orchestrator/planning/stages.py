@@ -8,13 +8,7 @@ from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.outlook import StagePart, change_s, over_stages
 from orchestrator.planning.forecast import add, plus, typical
 from orchestrator.planning.plan_warnings import interval_warnings, run_warnings
-from orchestrator.values.plan import (
-    Plan,
-    PlanWarning,
-    StageSpan,
-    experiment_digest,
-    plan_digest,
-)
+from orchestrator.values.plan import Plan, PlanWarning, StageSpan, experiment_digest, plan_digest
 from orchestrator.values.spec import Spec, TrainingStage
 
 
@@ -48,9 +42,7 @@ def stage_spec(spec: Spec, number: int) -> Spec:
 
 
 def explained_stage(spec: Spec, number: int | None) -> Spec:
-    """Return a stage as a spec, with its number in its name: that with most tokens where no number
-    is given. A spec without stages is itself.
-    """
+    """Return a stage, that with most tokens by default, as a spec; a spec without any is itself."""
     specs = stage_specs(spec)
     if number is None and not specs:
         return spec
@@ -60,9 +52,7 @@ def explained_stage(spec: Spec, number: int | None) -> Spec:
 
 
 def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans of all stages with their places in the run, from one for each as if it were
-    the only one.
-    """
+    """Return the plans of all stages with their places in the run, from plans of each by itself."""
     identity = experiment_digest(spec.experiment)
     placed_plans = []
     for plan, span in zip(plans, _stage_spans(spec.experiment.stages, plans), strict=True):

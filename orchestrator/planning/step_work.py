@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.description import MLP, Block, LatentAttention, Mixture
-from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, GROUPS, SHARED_OVER_DCN
 from orchestrator.planning import flops
 from orchestrator.planning.layout import Layout, Number, Training, whole
 from orchestrator.planning.memory import activation_bytes
@@ -33,9 +33,7 @@ def host_limit_bytes(chip: Chip) -> float:
 
 @dataclass(frozen=True)
 class _Transfers:
-    """Seconds of a step's transfers one way, and of the matmuls and the attention of each pass at
-    their peak.
-    """
+    """Seconds of a step's transfers one way, and of each pass's matmuls and attention at peak."""
 
     one_way_s: Number
     forward_s: tuple[Number, Number]
@@ -77,13 +75,7 @@ _ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without i
 # Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
 # piece. Keys and values of other devices are needed whole, and so are tokens of experts.
 _TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
-_WHOLE: tuple[LineKind, ...] = (
-    "kv_gather",
-    "kv_scatter",
-    "expert_exchange",
-    "expert_gather",
-    "expert_scatter",
-)
+_WHOLE: tuple[LineKind, ...] = ("kv_gather", "kv_scatter", *EXPERT_EXCHANGES)
 # Measured all-gathers reach 95 % of 45 GB/s a link and direction, which datasheets call 50.
 ICI_RATE, _ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
 _LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128

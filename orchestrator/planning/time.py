@@ -14,7 +14,7 @@ from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
 from orchestrator.network.mesh_axes import DCN_AXES, link_of
 from orchestrator.planning import flops
-from orchestrator.planning.collectives import ALL_TO_ALL, ENDS, Exchange, exchanges
+from orchestrator.planning.collectives import ALL_TO_ALL, ENDS, exchanges
 from orchestrator.planning.layout import Layout, Number, Training
 from orchestrator.planning.memory import ACCUMULATION_BYTES, activation_bytes
 from orchestrator.planning.torus import HOP_SOURCE
@@ -33,32 +33,44 @@ def device_peak(layout: Layout) -> float:
 
 def time_lines(layout: Training) -> list[LedgerLine]:
     """All lines of a step."""
-    sent = exchanges(layout)
-    # Hops of every collective in a slice, one after another; a line for each group.
+    lines = [*math_lines(layout), *_hbm_lines(layout), *host_lines(layout)]
+    # Payload over the rate of the group's links. Hops of every collective in a slice come one after
+    # another, with a line for each group.
     calls: dict[str, Number] = {}
-    for exchange in sent:
+    for exchange in exchanges(layout):
+        moved, group, link = exchange.moved_bytes, exchange.group, layout.chip.dcn_bytes_per_s
         if link_of(exchange.axes) == "ici":
-            paid = exchange.calls * (exchange.ways > 1)
-            calls[exchange.group] = calls.get(exchange.group, 0) + paid
-    return [
-        *math_lines(layout),
-        *_hbm_lines(layout),
-        *host_lines(layout),
-        *(_exchange_line(layout, exchange) for exchange in sent),
-        *[
+            link = layout.chip.ici_link_bytes_per_s
+            calls[group] = calls.get(group, 0) + exchange.calls * (exchange.ways > 1)
+        rate = layout.links.bytes_per_s(group, all_to_all=exchange.kind == ALL_TO_ALL)
+        lines.append(
             LedgerLine(
-                kind="latency",
-                name=f"{group} latency",
-                value=layout.links.latency_s(group, count),
+                kind=exchange.line,
+                name=exchange.name,
+                value=moved / rate,
                 unit="s",
-                formula="calls x hops x 1 us",
-                inputs={"calls": count, "hops": layout.links.hops[group]},
-                sources=(HOP_SOURCE,),
-                resource="latency",
+                formula=f"{exchange.kind} of {exchange.formula} in {exchange.dtype} / rate",
+                inputs={"bytes": moved, "rate": rate, "calls": exchange.calls},
+                sources=(link.source,),
+                resource=group,
+                collective=exchange.collective(layout.mesh) if np.ndim(moved) == 0 else None,
+                serial_s=exchange.serial_bytes / rate,
             )
-            for group, count in calls.items()
-        ],
+        )
+    hops = [
+        LedgerLine(
+            kind="latency",
+            name=f"{group} latency",
+            value=layout.links.latency_s(group, count),
+            unit="s",
+            formula="calls x hops x 1 us",
+            inputs={"calls": count, "hops": layout.links.hops[group]},
+            sources=(HOP_SOURCE,),
+            resource="latency",
+        )
+        for group, count in calls.items()
     ]
+    return lines + hops
 
 
 def activation_peak(layout: Layout) -> float:
@@ -73,9 +85,7 @@ _OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", 
 
 
 def math_lines(layout: Training) -> list[LedgerLine]:
-    """Executed FLOPs over the peak of the compute type: matrices of blocks in their own, attention
-    and logits in that of activations.
-    """
+    """Executed FLOPs over peak: blocks' matrices in the compute type, others in activations'."""
     narrow = peak(layout.chip, layout.precision.compute)
     wide = peak(layout.chip, layout.activation_type)
 
@@ -84,7 +94,8 @@ def math_lines(layout: Training) -> list[LedgerLine]:
         return rated_line(layout, kind, name, f"{formula} flops", "mxu", count, rate)
 
     passes = 1 + flops.BACKWARD_OVER_FORWARD
-    copies = flops.copied_heads_flops(layout)
+    # Projections of keys and values that another device makes as well.
+    copies = flops.matmul_flops(layout, layout.layer_elements_of_a_head) * layout.copied_heads
     own = flops.blocks_forward_flops(layout) - copies
     attention = flops.attention_forward_flops(layout) + flops.attention_backward_flops(layout)
     return [
@@ -179,26 +190,6 @@ def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> Ledge
     """FLOPs of matmuls over the peak of the compute type."""
     rate = peak(layout.chip, layout.precision.compute)
     return rated_line(layout, "matmul", name, formula, "mxu", count, rate)
-
-
-def _exchange_line(layout: Layout, exchange: Exchange) -> LedgerLine:
-    """Payload over the rate of the group's links."""
-    moved, chip = exchange.moved_bytes, layout.chip
-    between = link_of(exchange.axes) == "dcn"
-    link = chip.dcn_bytes_per_s if between else chip.ici_link_bytes_per_s
-    rate = layout.links.bytes_per_s(exchange.group, all_to_all=exchange.kind == ALL_TO_ALL)
-    return LedgerLine(
-        kind=exchange.line,
-        name=exchange.name,
-        value=moved / rate,
-        unit="s",
-        formula=f"{exchange.kind} of {exchange.formula} in {exchange.dtype} / rate",
-        inputs={"bytes": moved, "rate": rate, "calls": exchange.calls},
-        sources=(link.source,),
-        resource=exchange.group,
-        collective=exchange.collective(layout.mesh) if np.ndim(moved) == 0 else None,
-        serial_s=exchange.serial_bytes / rate,
-    )
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,7 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
 
 
 def _is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
-    """Whether the devices of a group pass data on to the next, link by link. Behind a switch every
-    device is a neighbour of all others.
-    """
+    """Whether devices of a group pass data on link by link; behind a switch all are neighbours."""
     return not slice_torus.switched and all(axis in RING_AXES for axis in group)
 
 
