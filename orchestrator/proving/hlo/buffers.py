@@ -116,7 +116,17 @@ class _LivenessPass:
         worst = _Peak(0.0, ())
         for at, instruction in enumerate(order):
             live |= {b for b in self.of[instruction.name] if b and b not in self.outside}
-            inner = self._inside(instruction)
+            # Bytes that a loop or a call needs in addition to its inputs.
+            if instruction.opcode == "while":
+                state = self.of[instruction.name]
+                body = self.program.computations[instruction.attribute("body")[1:]]
+                inner = _LivenessPass(self.program, body, {0: state}, state).peak()
+            elif instruction.opcode == "call":
+                given = {i: self.of[name] for i, name in enumerate(instruction.operands)}
+                [called] = self.program.called(instruction)
+                inner = _LivenessPass(self.program, called, given, ()).peak()
+            else:
+                inner = _Peak(0.0, ())
             total = sum(buffer.bytes for buffer in live) + inner.bytes
             if total > worst.bytes:
                 running = inner.at if inner.bytes else (self.where.name, instruction.name)
@@ -162,18 +172,6 @@ class _LivenessPass:
             sharing = [int(index.strip('"')) for index in indices.split(",")]
             operands = [index for index in sharing if index < count]
             yield from ((i - count, operands[0]) for i in sharing if operands and i >= count)
-
-    def _inside(self, instruction: Instruction) -> _Peak:
-        """Bytes that a loop or a call needs in addition to its inputs."""
-        if instruction.opcode == "while":
-            state = self.of[instruction.name]
-            body = self.program.computations[instruction.attribute("body")[1:]]
-            return _LivenessPass(self.program, body, {0: state}, state).peak()
-        if instruction.opcode == "call":
-            given = {i: self.of[name] for i, name in enumerate(instruction.operands)}
-            [called] = self.program.called(instruction)
-            return _LivenessPass(self.program, called, given, ()).peak()
-        return _Peak(0.0, ())
 
 
 _PARAMETERS, _OPTIMIZER, _STATE, _BATCH = "parameters", "optimizer", "other state", "batch"

@@ -88,32 +88,6 @@ def _package_line(place: _SourceLine) -> str:
     return "" if is_library else f"{inside}:{place.line} ({place.function})"
 
 
-def _source_tables(lines: list[str]) -> _SourceTables:
-    """The tables, which come before the first computation."""
-    rows: dict[str, list[str]] = {table: [] for table in _TABLES}
-    table = None
-    for line in lines[1:]:
-        if line in rows:
-            table = line
-        elif line.endswith("{"):
-            break
-        elif table and line:
-            rows[table].append(line)
-    files, functions, locations, frames = (
-        [match.groups() for row in rows[table] if (match := pattern.match(row))]
-        for table, pattern in _TABLES.items()
-    )
-    file_names = {number: name for number, name in files}  # noqa: C416
-    function_names = {number: name for number, name in functions}  # noqa: C416
-    places = {
-        location: _SourceLine(file_names[file], function_names[function], int(line))
-        for location, file, function, line in locations
-    }
-    return _SourceTables(
-        {int(frame): (places[place], int(parent)) for frame, place, parent in frames}
-    )
-
-
 _NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
 _HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
 _CLOSING = re.compile(r"\}(, execution_thread=\"\w+\")?")
@@ -273,11 +247,33 @@ def program_of(text: str) -> HloProgram:
         computations[name] = Computation(name, instructions, roots[-1])
         entry = name if heading[1] else entry
     partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
+    # The tables, which come before the first computation.
+    rows: dict[str, list[str]] = {table: [] for table in _TABLES}
+    table = None
+    for line in lines[1:]:
+        if line in rows:
+            table = line
+        elif line.endswith("{"):
+            break
+        elif table and line:
+            rows[table].append(line)
+    files, functions, locations, frames = (
+        [match.groups() for row in rows[table] if (match := pattern.match(row))]
+        for table, pattern in _TABLES.items()
+    )
+    file_names = {number: name for number, name in files}  # noqa: C416
+    function_names = {number: name for number, name in functions}  # noqa: C416
+    places = {
+        location: _SourceLine(file_names[file], function_names[function], int(line))
+        for location, file, function, line in locations
+    }
     return HloProgram(
         computations=computations,
         entry=computations[entry],
         partitions=int(partitions[1]) if partitions else 1,
-        sources=_source_tables(lines),
+        sources=_SourceTables(
+            {int(frame): (places[place], int(parent)) for frame, place, parent in frames}
+        ),
     )
 
 

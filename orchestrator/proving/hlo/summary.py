@@ -121,13 +121,35 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
     rounds = [each for each in record.rounds if each.seconds > 0]
     over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
     longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
+    # Products of at least that many seconds; those first that lose most time to the peak.
+    least_s = _SMALL * total
+    alike: dict[tuple[str, str, tuple[str, ...]], list[Work]] = defaultdict(list)
+    for work in record.work:
+        if work.kind == "product":
+            shape = str(work.instruction.arrays[0])
+            alike[last_line(work.lines), shape, work.fused].append(work)
+    products = []
+    for (line, shape, fused), works in alike.items():
+        seconds = sum(work.seconds * work.times for work in works)
+        multiplied = sum(work.flops * work.times for work in works)
+        product = ScheduledProduct(
+            line=line,
+            shape=shape,
+            fused=fused,
+            calls_per_step=sum(work.times for work in works),
+            flops=multiplied,
+            seconds=seconds,
+            peak_share=multiplied / seconds / peak_flops_per_s if seconds else 0.0,
+        )
+        if seconds >= least_s:
+            products.append((multiplied / peak_flops_per_s - seconds, line, product))
     return Schedule(
         total_s=total,
         **sums,
         flops=sum(line.flops for line in lines),
         peak_flops_per_s=peak_flops_per_s,
         lines=lines,
-        products=_products(record, peak_flops_per_s, _SMALL * total),
+        products=tuple(product for *_, product in sorted(products, key=lambda row: row[:2])),
         collectives=_collectives(record, _SMALL * total),
         loops=tuple(
             ScheduledLoop(
@@ -156,33 +178,6 @@ def _lines(record: Record) -> tuple[ScheduledLine, ...]:
         for stack, seconds in sums.items()
     ]
     return tuple(sorted(lines, key=lambda line: (-line.total_s, line.stack)))
-
-
-def _products(
-    record: Record, peak_flops_per_s: float, least_s: float
-) -> tuple[ScheduledProduct, ...]:
-    """Products of at least that many seconds; those first that lose most time to the peak."""
-    alike: dict[tuple[str, str, tuple[str, ...]], list[Work]] = defaultdict(list)
-    for work in record.work:
-        if work.kind == "product":
-            shape = str(work.instruction.arrays[0])
-            alike[last_line(work.lines), shape, work.fused].append(work)
-    products = []
-    for (line, shape, fused), works in alike.items():
-        seconds = sum(work.seconds * work.times for work in works)
-        multiplied = sum(work.flops * work.times for work in works)
-        product = ScheduledProduct(
-            line=line,
-            shape=shape,
-            fused=fused,
-            calls_per_step=sum(work.times for work in works),
-            flops=multiplied,
-            seconds=seconds,
-            peak_share=multiplied / seconds / peak_flops_per_s if seconds else 0.0,
-        )
-        if seconds >= least_s:
-            products.append((multiplied / peak_flops_per_s - seconds, line, product))
-    return tuple(product for *_, product in sorted(products, key=lambda row: row[:2]))
 
 
 def _collectives(record: Record, least_s: float) -> tuple[ScheduledCollective, ...]:
