@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.experimental import topologies
@@ -56,14 +56,11 @@ def main() -> None:
         plan = codec.from_json(request.plan, Plan)
         try:
             result = compiled.CompileResult(compiled=_compiled(plan, request, send))
-        except OrchError as error:
-            result = compiled.CompileResult(
-                failure=compiled.CompileFailure(message=str(error), by="trainer")
-            )
-        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            result = compiled.CompileResult(
-                failure=compiled.CompileFailure(message=str(error), by="compiler")
-            )
+        except (OrchError, jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            by: Literal["trainer", "compiler"] = "compiler"
+            by = "trainer" if isinstance(error, OrchError) else by
+            failure = compiled.CompileFailure(message=str(error), by=by)
+            result = compiled.CompileResult(failure=failure)
         send({"result": codec.to_json(result).decode()})
         status = 0
     finally:

@@ -97,7 +97,6 @@ def _with_interval(diff: PlanDiff, side: int, key: str, show: ui.Show) -> str:
 
 
 def _verdict(diff: PlanDiff) -> str:
-    """Return how much faster and dearer the second plan is."""
     first, second = diff.plans
     if first.digest == second.digest:
         is_same = all(pair.first == pair.second for pair in diff.figures)
@@ -170,9 +169,6 @@ def _change(first: float, second: float) -> str:
     if not first or not second:
         return "new" if second else "gone"
     return fmt.change_by(second / first)
-
-
-# Keys, ledgers and figures side by side.
 
 
 def _differences(diff: PlanDiff) -> list[ui.Row]:

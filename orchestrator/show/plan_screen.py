@@ -68,7 +68,6 @@ def _unsaid(warnings: Sequence[PlanWarning]) -> list[ui.Part]:
 
 
 def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
-    """Return the request and the decisions, a line each."""
     # Axes between slices with more than one part, or the first: weights are shared over an axis
     # that is used.
     between = [axis for axis in plan.axes if axis.link == "dcn"]
@@ -195,9 +194,6 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     title = f"the plan and {fmt.counted(len(others), 'runner')}-up ({'.'.join(axes)})"
     shown = ui.Table(rows, "<><>>>><", row_styles={1: "bold"})
     return [ui.heading(title), *ui.indent([shown, *(ui.Text(text, hang=2) for text in texts)])]
-
-
-# The plan of a run in stages: a row for each, then what all take together.
 
 
 def stages_screen(

@@ -164,9 +164,6 @@ def _waiting_for(run: Run) -> str:
     return _WAITING.get(run.state, "")
 
 
-# The screens of notices, by topic. Each takes the values of its topic.
-
-
 def _started(
     name: str, address: str | None, named_by: str | None, study: Study | None
 ) -> _Texts:  # fmt: skip
@@ -219,7 +216,6 @@ def _tracked_text(run: Run, tracked: events.Tracked) -> str:
 
 
 def _noticed(topic: str, run: Run) -> _Texts:
-    """Return the text of a notice that is only about a run."""
     status, cancel = (run_command(name, run.run, storage_of(run)) for name in ("status", "cancel"))
     match topic:
         case "already submitted":
@@ -235,6 +231,7 @@ def _noticed(topic: str, run: Run) -> _Texts:
             return (f"  {run.run} is still running; following it again\n",)
 
 
+# The screens of notices, by topic. Each takes the values of its topic.
 _SCREENS: dict[str, Callable[..., _Texts]] = {
     "started": _started,
     "planned": lambda plan: ("\n", plan_screen(plan, None)),

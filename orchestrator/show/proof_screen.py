@@ -103,29 +103,6 @@ def _remat_screen(plan: Plan, pairs: list[tuple[Plan, proofs.Proof]]) -> ui.Scre
     return ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))
 
 
-def _verdict_lines(proof: proofs.Proof) -> ui.Table:
-    """Return whether it fits, whether the forecast agrees, and what crosses pods."""
-    peak, limit = (
-        fmt.in_memory(proof.peak_hbm_bytes_per_device),
-        fmt.in_memory(proof.hbm_bytes_per_device),
-    )
-    forecast = _agreement(proof)
-    if proof.agrees is not None:
-        memory = _ratio(proof.forecast_peak_hbm_bytes_per_device, proof.peak_hbm_bytes_per_device)
-        flops = _ratio(proof.forecast_flops_per_device, proof.flops_per_device)
-        answer = "agrees" if proof.agrees else "does not agree"
-        forecast = f"{answer}: peak {memory} and FLOPs {flops} of the compiled"
-    rows = [
-        ("fits", f"{'yes' if proof.fits else 'no'}: {peak} of {limit} per device"),
-        ("forecast", forecast),
-    ]
-    if proof.crossings:
-        rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
-    good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
-    styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
-    return ui.Table(rows, "<w", row_styles=styles)
-
-
 def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the memory at its peak, line by line, then the largest buffers."""
     rows: list[ui.Row] = [
@@ -248,7 +225,6 @@ def _flops(proof: proofs.Proof) -> list[ui.Part]:
 
 
 def _advice(proof: proofs.Proof) -> list[ui.Part]:
-    """Return what is wrong, and what could be set instead."""
     parts: list[ui.Part] = []
     for found in proof.disagreements:
         what = {
@@ -278,7 +254,6 @@ def _advice(proof: proofs.Proof) -> list[ui.Part]:
 
 
 def _verdict(proof: proofs.Proof) -> str:
-    """Return the proof in one line."""
     margin = fmt.in_memory(abs(proof.margin_bytes))
     share = fmt.percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
     if not proof.fits and proof.margin_bytes < 0:

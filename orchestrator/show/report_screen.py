@@ -228,9 +228,6 @@ def _main_ratio(report: Report) -> Ratio | None:
     return next((ratio for ratio in report.ratios if ratio.against == against), None)
 
 
-# Reports of several runs as tables: speed, memory, and where the time went.
-
-
 def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
     """Return how fast each run was, what was predicted, and where its time went."""
     speeds: list[ui.Row] = [("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP",
@@ -315,9 +312,6 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
         return "Compare: all have the same tokens per second and chip, within 1 %."
     times = f"{fmt.to_digits(ratio, 3)} times the fewest"
     return f"Compare: {best.run} has the most tokens per second and chip, {times}."
-
-
-# Published runs against their forecasts, with totals and what was left out.
 
 
 def score_screen(score: "Score", next_command: str) -> ui.Screen:

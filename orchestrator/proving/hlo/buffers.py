@@ -16,8 +16,6 @@ from orchestrator.proving.hlo.dataflow import Dataflow, Value
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import Buffer
 
-# Find the buffers in a device's memory when a compiled program needs the most of it.
-
 _FORWARDS = {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while"}
 _FORWARDS |= {"copy-done", "slice-done", "send-done", "recv-done", "async-done", "add-dependency"}
 _HOLDS_NOTHING = {"after-all", "constant", "partition-id", "replica-id"}
@@ -81,11 +79,7 @@ class _LivenessPass:
     """
 
     def __init__(
-        self,
-        program: HloProgram,
-        where: Computation,
-        given: dict[int, _Buffers],
-        results: _Buffers,
+        self, program: HloProgram, where: Computation, given: dict[int, _Buffers], results: _Buffers
     ) -> None:
         self.program, self.where, self.given = program, where, given
         self.outside = {buffer for buffers in given.values() for buffer in buffers}

@@ -22,8 +22,6 @@ from orchestrator.proving.compiled import CompiledCollective, DcnSend
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, Value, Visit
 from orchestrator.proving.hlo.program import Instruction, numbers
 
-# The mesh axes in which the devices of a collective differ.
-
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _GROUPS = "replica_groups="

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, prod
 
-# Find the trainer's line that an instruction comes from.
-
 _NAME = re.compile(r'(\d+) "(.*)"$')
 _LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
 _FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")

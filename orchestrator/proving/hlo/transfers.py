@@ -11,8 +11,6 @@ from orchestrator.proving.hlo import collectives
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
 
-# The links of one slice: how fast its devices exchange, and which links an exchange keeps busy.
-
 _Bools = NDArray[np.bool_]
 _Ints = NDArray[np.int64]
 
