@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -42,7 +42,6 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """Read the request, write the result."""
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -57,9 +56,10 @@ def main() -> None:
         try:
             result = compiled.CompileResult(compiled=_compiled(plan, request, send))
         except (OrchError, jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            by: Literal["trainer", "compiler"] = "compiler"
-            by = "trainer" if isinstance(error, OrchError) else by
-            failure = compiled.CompileFailure(message=str(error), by=by)
+            refused = isinstance(error, OrchError)
+            failure = compiled.CompileFailure(
+                message=str(error), by="trainer" if refused else "compiler"
+            )
             result = compiled.CompileResult(failure=failure)
         send({"result": codec.to_json(result).decode()})
         status = 0

@@ -217,11 +217,8 @@ def _expected(step: explained.ExpectedStep) -> list[ui.Part]:
         f"80 % prediction interval {ends}: runs outside the fit differ by a factor of"
         f" {exp(step.spread):.3f}; the rest is the uncertainty of the constants"
     )
-    return [
-        *parts,
-        _labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"),
-        _labelled("interval", f"{interval} [{step.source}]"),
-    ]
+    parts.append(_labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"))
+    return [*parts, _labelled("interval", f"{interval} [{step.source}]")]
 
 
 def _written(formula: str) -> str:

@@ -203,10 +203,8 @@ def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
     sums = [line for line in diff.memory if line.name == SUM]
     if not sums:
         return []
-    largest = {
-        max(sums, key=lambda line: line.first or 0.0).part,
-        max(sums, key=lambda line: line.second or 0.0).part,
-    }
+    in_first = max(sums, key=lambda line: line.first or 0.0)
+    largest = {in_first.part, max(sums, key=lambda line: line.second or 0.0).part}
     rows: list[ui.Row] = []
     for whole in sums:
         if whole.part in largest:

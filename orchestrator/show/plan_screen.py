@@ -61,10 +61,8 @@ def plan_screen(
 
 
 def _unsaid(warnings: Sequence[PlanWarning]) -> list[ui.Part]:
-    number = len(warning_texts(warnings))
-    return (
-        [ui.warning(f"{fmt.counted(number, 'warning')}, shown without --brief")] if warnings else []
-    )
+    number = fmt.counted(len(warning_texts(warnings)), "warning")
+    return [ui.warning(f"{number}, shown without --brief")] if warnings else []
 
 
 def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:

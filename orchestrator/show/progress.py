@@ -175,10 +175,8 @@ def _started(
     else:
         of_runs = f" of {fmt.counted(runs, 'run')}" if study else ""
         copies = "small copies, one after another" if study else "a small copy"
-        text = (
-            f"a rehearsal{of_runs}. No cluster is configured, so this machine runs {copies}; no"
-            " chip is reserved."
-        )
+        runs_here = f"so this machine runs {copies}; no chip is reserved."
+        text = f"a rehearsal{of_runs}. No cluster is configured, {runs_here}"
     return (ui.fit(f"{name}: {text}\n"),)
 
 
@@ -186,11 +184,8 @@ def _resumed(run: Run, plan: Plan) -> _Texts:
     why = f", {first_line(run.detail)}" if run.detail else ""
     pods = f"{fmt.counted(plan.pods, 'pod')} of {plan.topology}"
     steps = f"{fmt.count(run.steps_done)} of {fmt.count(run.steps)} steps"
-    text = (
-        f"{run.run}: a rehearsal, resumed with {pods} on this machine.\n"
-        f"It was {run.state} after {steps}{why}.\n"
-    )
-    return ui.fit(text), "\n"
+    text = f"{run.run}: a rehearsal, resumed with {pods} on this machine."
+    return ui.fit(f"{text}\nIt was {run.state} after {steps}{why}.\n"), "\n"
 
 
 def _trial_started(study: Study, trial: Trial, repeat: int) -> _Texts:

@@ -255,11 +255,10 @@ class _SchedulePass:
     ) -> None:
         if seconds > 0:
             line = last_line(lines)
-            self.events.append(
-                ScheduledEvent(
-                    track=track, kind=kind, name=name, line=line, start_s=start_s, seconds=seconds
-                )
+            event = ScheduledEvent(
+                track=track, kind=kind, name=name, line=line, start_s=start_s, seconds=seconds
             )
+            self.events.append(event)
 
     # --- transfers
 
