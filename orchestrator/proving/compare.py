@@ -340,7 +340,6 @@ class LineSeconds:
 
     @property
     def more_s(self) -> float:
-        """Seconds that the second takes more than the first."""
         return (self.second_s or 0.0) - (self.first_s or 0.0)
 
 
@@ -383,7 +382,6 @@ def diff_proofs(first: Proof, second: Proof) -> ProofDiff:
 
 
 def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:
-    """Memory, FLOPs, bytes on each link, seconds of the schedule by kind."""
     link_bytes: dict[str, float] = defaultdict(float)
     for collective in proof.collectives:
         link_bytes[collective.link] += collective.bytes_per_step

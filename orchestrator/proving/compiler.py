@@ -150,7 +150,6 @@ def _result(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and all that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -247,7 +247,6 @@ def _stage_lines(stages: Sequence[Plan]) -> tuple[list[ui.Part], list[ui.Part], 
     """Return the figures of each stage, its mesh, and the schedules of the learning rate."""
 
     def shown(estimate: Estimate, show: ui.Show) -> str:
-        """Return what is expected, or what it is at best where nothing is expected."""
         text = show(estimate.likeliest)
         return text if estimate.expected is not None else fmt.at_least(text)
 

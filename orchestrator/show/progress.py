@@ -201,7 +201,6 @@ def _ended(run: Run, plan: Plan, tracked: events.Tracked) -> _Texts:
 
 
 def _tracked_text(run: Run, tracked: events.Tracked) -> str:
-    """Return where a run is recorded, and what shows it there."""
     is_shown = tracked.tracker == _MLFLOW
     shown = f", shown by {storage_command('ui', storage_of(run))}" if is_shown else ""
     if tracked.problem:

@@ -130,15 +130,14 @@ def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
 
 def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
-    sizes = [
-        max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in proof.collectives
-    ]
-    most: dict[str, float] = {}
-    for collective, size in zip(proof.collectives, sizes, strict=True):
-        most[collective.link] = max(size, most.get(collective.link, 0.0))
+    pairs = proof.collectives
+    sizes = [max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in pairs]
+    most: dict[str, float] = defaultdict(float)
+    for collective, size in zip(pairs, sizes, strict=True):
+        most[collective.link] = max(size, most[collective.link])
     least = 0 if full else _SMALL
     rows = []
-    for collective, size in zip(proof.collectives, sizes, strict=True):
+    for collective, size in zip(pairs, sizes, strict=True):
         if size >= least * most[collective.link]:
             compiled, forecast = collective.bytes_per_step, collective.forecast_bytes_per_step
             row = (
@@ -153,7 +152,7 @@ def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
         return []
     added = []
     for change in proof.changes:
-        if change.bytes_per_step >= least * most.get(change.link, 0):
+        if change.bytes_per_step >= least * most[change.link]:
             link, size = f"{change.link} {' x '.join(change.axes)}", change.bytes_per_step
             added.append((change.what, link, f"+{fmt.with_unit(size, 'B')}"))
     payload = ui.table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")

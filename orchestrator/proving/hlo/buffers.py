@@ -199,7 +199,6 @@ class BufferClasses:
         return total
 
     def largest(self) -> tuple[Buffer, ...]:
-        """The largest buffers, those alike together."""
         alike: dict[tuple[str, str], float] = defaultdict(float)
         for buffer in self.peak.buffers:
             value, argument = self._value(buffer)

@@ -126,7 +126,6 @@ class Array:
 
     @property
     def minor_dimensions(self) -> tuple[int, ...]:
-        """The dimensions from minor to major."""
         written = tuple(int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit())
         return written or tuple(reversed(range(len(self.dimensions))))
 
@@ -174,7 +173,6 @@ class Instruction:
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """The names of the computations that it calls."""
         if "=%" not in self.rest and "={%" not in self.rest:
             return ()
         plain = _QUOTED.sub('""', self.rest)
@@ -204,7 +202,6 @@ class Computation:
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By their number."""
         return {
             int(instruction.arguments): instruction
             for instruction in self.instructions.values()
@@ -333,7 +330,6 @@ def _bits(dtype: str) -> int:
 
 
 def _arrays(shape: str) -> tuple[Array, ...]:
-    """All arrays of a shape as written: one, or those of a tuple."""
     return tuple(
         Array(dtype, numbers(sizes), layout) for dtype, sizes, layout in _ARRAY.findall(shape)
     )

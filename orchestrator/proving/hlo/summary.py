@@ -63,7 +63,6 @@ def summarize(
 
 
 def _alike_collectives(payloads: Iterable[CompiledCollective]) -> tuple[CompiledCollective, ...]:
-    """Alike payloads added up."""
     alike: dict[tuple[tuple[str, ...], str, str, str], list[CompiledCollective]] = defaultdict(list)
     for payload in payloads:
         key = payload.axes, payload.kind, payload.dtype, payload.executed_kind

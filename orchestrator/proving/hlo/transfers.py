@@ -204,7 +204,6 @@ class TransferReader:
         return Transfer(kind, (), "hbm", _SPARSE_CORES, size, seconds, _SPARSE_CORES)
 
     def send(self, op: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
-        """What goes to other slices."""
         ways = max(len(slices), 1)
         moved = collectives.sent_bytes(
             kind, op.arrays[0].bytes * (ways if kind == collectives.GATHER else 1), ways
@@ -214,7 +213,6 @@ class TransferReader:
 
 
 def _algorithm_of(op: Instruction) -> str:
-    """The compiler's name for how a collective runs."""
     if parts := op.rest.count(_PARTS):
         return f"{_SPARSE_CORES}, {parts} rings"
     emitter, strategy = _EMITTER.search(op.rest), _STRATEGY.search(op.rest)
