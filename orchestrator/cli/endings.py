@@ -51,11 +51,7 @@ def _report_json(error: errors.OrchError) -> None:
         show(_error_report(error), as_json=True)
 
 
-# Errors as values, for programs that read the output of commands.
-
-
 def _error_report(error: errors.OrchError) -> ErrorReport:
-    """Return the value of an error."""
     if isinstance(error, SpecProblems):
         problems = tuple(map(_problem_detail, error.problems))
         return ErrorReport(**vars(problems[0]), exit_code=error.exit_code, problems=problems)
@@ -98,9 +94,6 @@ def _problem_detail(problem: Problem) -> ErrorDetail:
         column=problem.col or None,
         suggestions=tuple(hints),
     )
-
-
-# The command to type next: the one that was typed with a change, or what helps after an error.
 
 
 def as_typed(

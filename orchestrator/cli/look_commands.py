@@ -38,9 +38,7 @@ def runs_command(storage: Path, as_json: bool) -> None:
     following = run_command("status", found[0].run, storage) if found else None
     studies = orch.studies(storage)
     show(
-        found,
-        lambda: screens.runs_screen(found, str(storage), studies, following),
-        as_json=as_json,
+        found, lambda: screens.runs_screen(found, str(storage), studies, following), as_json=as_json
     )
 
 
@@ -175,11 +173,7 @@ def sync_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     results = orch.sync(runs, storage, progress=Display())
     following = storage_command("ui", storage)
-    show(
-        results,
-        lambda: machine.sync_screen(results, str(storage), following),
-        as_json=as_json,
-    )
+    show(results, lambda: machine.sync_screen(results, str(storage), following), as_json=as_json)
     raise SystemExit(1 if any(result.problem for result in results) else 0)
 
 

@@ -39,9 +39,7 @@ class _Steps(click.ParamType[tuple[int, int]]):
 
     name = "steps"
 
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
         first, _, end = value.partition(":")
         if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
             self.fail(f"{value!r}: must be A:B with A below B, for example 10:13", param, ctx)

@@ -13,7 +13,6 @@ from orchestrator.values.plan import Plan
 
 
 def proofs_folder() -> Path:
-    """The folder of compiled programs."""
     return platformdirs.user_cache_path("orch") / "proofs"
 
 

@@ -6,30 +6,12 @@ from typing import Literal
 
 from orchestrator.formatting import GIB
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
-from orchestrator.proving.compiled import (
-    GROUPED_MATMUL,
-    PRODUCTS,
-    REPEATED,
-    Compiled,
-    CompiledCollective,
-    DcnSend,
-)
+from orchestrator.proving import compiled as programs
+from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED
+from orchestrator.values import proof as proofs
 from orchestrator.values.model import Model
 from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link, Plan
-from orchestrator.values.proof import (
-    PROOF_SCHEMA,
-    ComparedCollective,
-    Comparison,
-    CompilerChange,
-    CrossingFault,
-    DcnCrossing,
-    Disagreement,
-    DisagreementCode,
-    FaultCode,
-    Payload,
-    Proof,
-    Schedule,
-)
+from orchestrator.values.proof import Comparison, Disagreement, Payload, Proof
 
 # Check that pods exchange what the plan says, and nothing else.
 
@@ -44,7 +26,7 @@ _LINES: dict[Payload, tuple[LineKind, ...]] = {
 }
 
 
-def _crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
+def _crossings(sends: tuple[programs.DcnSend, ...]) -> tuple[proofs.DcnCrossing, ...]:
     """Everything that is sent to other pods, the most bytes first."""
     crossed = []
     for send in sorted(sends, key=lambda send: (-send.payload_bytes, send.name)):
@@ -54,7 +36,7 @@ def _crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
         elif send.kind == _GATHER and send.is_stored:
             carries = "weights"
         crossed.append(
-            DcnCrossing(
+            proofs.DcnCrossing(
                 name=send.name,
                 kind=send.kind,
                 dtype=send.dtype,
@@ -68,19 +50,21 @@ def _crossings(sends: tuple[DcnSend, ...]) -> tuple[DcnCrossing, ...]:
     return tuple(crossed)
 
 
-def _carries_gradients_alone(crossed: tuple[DcnCrossing, ...]) -> bool:
+def _carries_gradients_alone(crossed: tuple[proofs.DcnCrossing, ...]) -> bool:
     """Whether nothing but gradients and a few scalars crosses."""
     others = [crossing for crossing in crossed if crossing.carries != "gradients"]
     return _bytes(others) <= _SCALARS_BYTES
 
 
-def _faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault, ...]:
+def _faults(
+    plan: Plan, crossed: tuple[proofs.DcnCrossing, ...]
+) -> tuple[proofs.CrossingFault, ...]:
     """Return the payloads that must not cross pods. `crossed` has the most bytes first."""
     planned = {what: _forecast_bytes(plan, what) for what in _LINES}
     # Another trainer has no Forecast, but gradients may always cross.
     expected = {"gradients", *(what for what, size in planned.items() if size)}
     others = [crossing for crossing in crossed if crossing.carries not in expected]
-    faults: list[tuple[FaultCode, DcnCrossing, float, float]] = []
+    faults: list[tuple[proofs.FaultCode, proofs.DcnCrossing, float, float]] = []
     if _bytes(others) > _SCALARS_BYTES:
         faults += [("not_planned", crossing, crossing.bytes_per_step, 0.0) for crossing in others]
     for what in sorted(expected):
@@ -89,14 +73,14 @@ def _faults(plan: Plan, crossed: tuple[DcnCrossing, ...]) -> tuple[CrossingFault
         if is_over and plan.ledger_describes_trainer:
             faults.append(("too_many_bytes", alike[0], _bytes(alike), planned[what]))
     return tuple(
-        CrossingFault(
+        proofs.CrossingFault(
             code=code, crossing=crossing, bytes_per_step=size, allowed_bytes_per_step=allowed
         )
         for code, crossing, size, allowed in faults
     )
 
 
-def _bytes(crossed: list[DcnCrossing]) -> float:
+def _bytes(crossed: list[proofs.DcnCrossing]) -> float:
     return sum(crossing.bytes_per_step for crossing in crossed)
 
 
@@ -129,18 +113,19 @@ _KERNELS = "attention kernels"
 _Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
 
-def proof_of(plan: Plan, compiled: Compiled) -> Proof:
+def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
     """The verdict on a plan that the compiler accepts, without suggestions."""
     forecast = plan.forecast
     # Where a program uses the host's memory, the compiler's own number is that of the memory that
     # holds more; the program's text says which buffers are in HBM.
     on_host, live_bytes = compiled.memory.host, compiled.summary.live_bytes
     peak = sum(live_bytes.values()) if on_host else compiled.memory.peak
+    on_host_forecast = forecast.host_memory_bytes_per_chip * plan.chips / plan.devices
     crossed = _crossings(compiled.summary.sends)
     crossing_faults = _faults(plan, crossed)
     flops = _compared_flops(plan, compiled)
     proof = Proof(
-        schema=PROOF_SCHEMA,
+        schema=proofs.PROOF_SCHEMA,
         plan_digest=plan.digest,
         trainer=plan.trainer,
         fits=True,
@@ -150,7 +135,7 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
         peak_hbm_bytes_per_device=peak,
         forecast_peak_hbm_bytes_per_device=forecast.memory_bytes_per_device,
         host_bytes_per_device=compiled.memory.host,
-        forecast_host_bytes_per_device=_forecast_host_bytes(plan),
+        forecast_host_bytes_per_device=on_host_forecast,
         margin_bytes=forecast.hbm_bytes_per_device - peak,
         memory={name: size for name, size in asdict(compiled.memory).items() if name != "peak"},
         ledger=_compared_memory(plan, compiled),
@@ -174,22 +159,17 @@ def proof_of(plan: Plan, compiled: Compiled) -> Proof:
     )
     if not plan.ledger_describes_trainer:
         return _without_forecast(proof)
-    expected_flops = proof.forecast_flops_per_device or 0
-    missed = (
+    flops_size, expected_flops = proof.flops_per_device, proof.forecast_flops_per_device or 0
+    missed = [
         *_memory_disagreements(peak, forecast.memory_bytes_per_device),
-        *_memory_disagreements(
-            proof.host_bytes_per_device, _forecast_host_bytes(plan), "host_memory"
-        ),
+        *_memory_disagreements(proof.host_bytes_per_device, on_host_forecast, "host_memory"),
         *_payload_disagreements(proof.collectives, _reported_bytes(plan.model)),
-        *_disagreements(
-            "flops", proof.flops_per_device, expected_flops, _FLOPS_SHARE * proof.flops_per_device
-        ),
-        *(
-            Disagreement(code="uncounted_kernel", kernel=name)
-            for name in compiled.summary.uncounted
-        ),
-    )
-    return replace(proof, agrees=not missed, disagreements=missed)
+    ]
+    if abs(flops_size - expected_flops) > _FLOPS_SHARE * flops_size:
+        missed.append(Disagreement(code="flops", compiled=flops_size, forecast=expected_flops))
+    kernels = compiled.summary.uncounted
+    missed += [Disagreement(code="uncounted_kernel", kernel=name) for name in kernels]
+    return replace(proof, agrees=not missed, disagreements=tuple(missed))
 
 
 def _without_forecast(proof: Proof) -> Proof:
@@ -206,15 +186,7 @@ def _without_forecast(proof: Proof) -> Proof:
     )
 
 
-# --- memory
-
-
-def _forecast_host_bytes(plan: Plan) -> float:
-    """The host's memory for one device, by the Forecast."""
-    return plan.forecast.host_memory_bytes_per_chip * plan.chips / plan.devices
-
-
-def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+def _compared_memory(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """What is alive at the peak, and the lines of the Forecast's largest phase."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
@@ -239,24 +211,16 @@ def _compared_memory(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
 
 
 def _memory_disagreements(
-    compiled: float, forecast: float, code: DisagreementCode = "peak_memory"
+    compiled: float, forecast: float, code: proofs.DisagreementCode = "peak_memory"
 ) -> tuple[Disagreement, ...]:
-    allowed = max(_MEMORY_SHARE * compiled, _MEMORY_BYTES)
-    return _disagreements(code, compiled, forecast, allowed)
-
-
-def _disagreements(
-    code: DisagreementCode, compiled: float, forecast: float, allowed: float
-) -> tuple[Disagreement, ...]:
-    if abs(compiled - forecast) <= allowed:
+    if abs(compiled - forecast) <= max(_MEMORY_SHARE * compiled, _MEMORY_BYTES):
         return ()
     return (Disagreement(code=code, compiled=compiled, forecast=forecast),)
 
 
-# --- collectives
-
-
-def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedCollective, ...]:
+def _compared_collectives(
+    plan: Plan, compiled: programs.Compiled
+) -> tuple[proofs.ComparedCollective, ...]:
     """Every kind of collective that the program or the Forecast has."""
     forecast: dict[_Key, float] = defaultdict(float)
     for planned in (line.collective for line in plan.forecast.time if line.collective):
@@ -267,14 +231,14 @@ def _compared_collectives(plan: Plan, compiled: Compiled) -> tuple[ComparedColle
     calls: dict[_Key, float] = defaultdict(float)
     summary = compiled.summary
     inside = [moved for moved in summary.collectives if moved.payload_bytes]
-    transfers: list[CompiledCollective | DcnSend] = [*inside, *summary.sends]
+    transfers: list[programs.CompiledCollective | programs.DcnSend] = [*inside, *summary.sends]
     for moved in transfers:
-        link: Link = "dcn" if isinstance(moved, DcnSend) else "ici"
+        link: Link = "dcn" if isinstance(moved, programs.DcnSend) else "ici"
         key = moved.axes, link, moved.kind, moved.dtype
         payload[key] += moved.payload_bytes
         calls[key] += moved.calls
     return tuple(
-        ComparedCollective(
+        proofs.ComparedCollective(
             axes=axes,
             link=link,
             kind=kind,
@@ -296,7 +260,7 @@ def _reported_bytes(model: Model) -> float:
 
 
 def _payload_disagreements(
-    collectives: tuple[ComparedCollective, ...], reported: float
+    collectives: tuple[proofs.ComparedCollective, ...], reported: float
 ) -> list[Disagreement]:
     """Groups of axes on which the payload is not the Forecast's, beyond what a step reports."""
     compiled: dict[tuple[str, ...], float] = defaultdict(float)
@@ -311,7 +275,7 @@ def _payload_disagreements(
     ]
 
 
-def _changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
+def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
     """What the compiler adds to the payload, the most first."""
     added: list[tuple[str, tuple[str, ...], Link, float]] = []
     for collective in compiled.summary.collectives:
@@ -329,17 +293,14 @@ def _changes(compiled: Compiled) -> tuple[CompilerChange, ...]:
         padding[send.axes] += send.padding_bytes
     added += [("padding to tiles", axes, "dcn", size) for axes, size in padding.items()]
     changes = [
-        CompilerChange(what=what, axes=axes, link=link, bytes_per_step=size)
+        proofs.CompilerChange(what=what, axes=axes, link=link, bytes_per_step=size)
         for what, axes, link, size in added
         if size > 0
     ]
     return tuple(sorted(changes, key=lambda change: -change.bytes_per_step))
 
 
-# --- FLOPs
-
-
-def _compared_flops(plan: Plan, compiled: Compiled) -> tuple[Comparison, ...]:
+def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
     counted = [line for line in plan.forecast.time if "flops" in line.inputs]
     attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION_LINES)
@@ -379,7 +340,6 @@ class LineSeconds:
 
     @property
     def more_s(self) -> float:
-        """Seconds that the second takes more than the first."""
         return (self.second_s or 0.0) - (self.first_s or 0.0)
 
 
@@ -422,7 +382,6 @@ def diff_proofs(first: Proof, second: Proof) -> ProofDiff:
 
 
 def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:
-    """Memory, FLOPs, bytes on each link, seconds of the schedule by kind."""
     link_bytes: dict[str, float] = defaultdict(float)
     for collective in proof.collectives:
         link_bytes[collective.link] += collective.bytes_per_step
@@ -437,7 +396,7 @@ def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:
     return found
 
 
-def _line_seconds(schedule: Schedule) -> dict[str, float]:
+def _line_seconds(schedule: proofs.Schedule) -> dict[str, float]:
     total: dict[str, float] = defaultdict(float)
     for line in schedule.lines:
         total[line.line] += line.total_s

@@ -42,7 +42,6 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """Read the request, write the result."""
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -56,14 +55,12 @@ def main() -> None:
         plan = codec.from_json(request.plan, Plan)
         try:
             result = compiled.CompileResult(compiled=_compiled(plan, request, send))
-        except OrchError as error:
-            result = compiled.CompileResult(
-                failure=compiled.CompileFailure(message=str(error), by="trainer")
+        except (OrchError, jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            refused = isinstance(error, OrchError)
+            failure = compiled.CompileFailure(
+                message=str(error), by="trainer" if refused else "compiler"
             )
-        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            result = compiled.CompileResult(
-                failure=compiled.CompileFailure(message=str(error), by="compiler")
-            )
+            result = compiled.CompileResult(failure=failure)
         send({"result": codec.to_json(result).decode()})
         status = 0
     finally:

@@ -17,8 +17,6 @@ from typing import Any, Literal
 from orchestrator.plugins import source
 from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
 
-# The code that a compile process loads: digests of its files, and versions of its packages.
-
 _STANDARD = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
 _SITE = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
 _INSTALLED = [*_STANDARD, *_SITE]

@@ -54,7 +54,6 @@ def target(plan: Plan) -> tuple[str, dict[str, Any]]:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the compile process."""
     settings = without_device_settings(inherited) | _SETTINGS
     deepen_compiler_stacks(settings)
     return settings
@@ -98,7 +97,6 @@ OnStage = Callable[[str], None]
 
 
 def compile_request(plan: Plan, text_path: str | None = None) -> CompileRequest:
-    """The input of the process for a plan."""
     topology, options = target(plan)
     return CompileRequest(
         plan=codec.to_json(plan).decode(),
@@ -152,7 +150,6 @@ def _result(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and all that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -195,7 +192,6 @@ def no_compiler(platform: str, machine: str) -> ProofUnavailable:
 
 
 def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
-    """The error for a compilation without a verdict."""
     if failure.by == "trainer":
         return SpecError(f"the trainer refuses the plan: {failure.message}")
     if option := _UNKNOWN_OPTION.search(failure.message):

@@ -59,7 +59,6 @@ def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCh
 
 
 def _plan_with(spec: Spec, remat: Remat, mesh: dict[str, int]) -> Plan | None:
-    """The plan of the spec with that policy on that mesh, if there is one."""
     experiment = replace(spec.experiment, remat=remat)
     resources = replace(spec.resources, mesh=_with_sizes(spec, mesh))
     return _plan_or_none(replace(spec, experiment=experiment, resources=resources))
@@ -88,7 +87,6 @@ def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
 
 
 def _with_sizes(spec: Spec, mesh: dict[str, int]) -> MeshRequest:
-    """The spec's request with those sizes of the axes inside a pod."""
     return replace(spec.resources.mesh, **{axis: mesh[axis] for axis in ICI_AXES})
 
 
@@ -102,7 +100,6 @@ def _less_recompute(spec: Spec, plan: Plan) -> list[Plan]:
 
 
 def _recompute_flops(plan: Plan) -> float:
-    """FLOPs that a plan's policy computes twice, by its Forecast."""
     return sum(line.inputs["flops"] for line in plan.forecast.time if line.kind in _RECOMPUTE)
 
 

@@ -26,9 +26,6 @@ def _color(resource: str) -> str:
     return resource.partition(" ")[0]
 
 
-# --- time per step
-
-
 def step_time(plan: Plan, report: Report | None = None) -> draw.BarChart:
     """Return the forecast by resource, and the measured step where it can be compared."""
     step_s = plan.forecast.step_s
@@ -70,7 +67,6 @@ def expected_bars(plan: Plan) -> list[draw.Bar]:
 
 
 def _parts(lines: Sequence[LedgerLine]) -> tuple[draw.BarPart, ...]:
-    """Return ledger lines as parts of a bar, the largest first."""
     ordered = sorted(lines, key=lambda line: -line.value)
     return tuple(draw.BarPart(line.name, line.value) for line in ordered)
 
@@ -86,9 +82,6 @@ def _measured_bar(measured: Measurement) -> draw.Bar:
     }
     shown = tuple(draw.BarPart(name, part_s) for name, part_s in parts.items() if part_s > 0)
     return draw.Bar("measured, mean", "measured", shown)
-
-
-# --- memory and goodput
 
 
 def _forecast_memory(plan: Plan) -> draw.Bar:
@@ -125,9 +118,6 @@ def goodput(spent: Goodput) -> draw.BarChart:
     )
     bar = draw.Bar("from the first attempt to the end", "goodput", parts)
     return draw.BarChart(bars=[bar], show=fmt.elapsed_or_ms, named=3)
-
-
-# --- over steps
 
 
 def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
@@ -206,9 +196,6 @@ def _thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
         place, median = float(np.median(x[at : at + size])), float(np.median(group))
         places.append((place, float(group.min()), median, float(group.max())))
     return places
-
-
-# --- the roofline of a plan, with a run on it
 
 
 def roofline(plan: Plan, measured_s: float | None) -> draw.Plot:

@@ -86,9 +86,6 @@ def logarithmic(values: Iterable[float], margin: float) -> Axis:
     return Axis(min(positive) / margin, max(positive) * margin, log=True)
 
 
-# --- bars
-
-
 @dataclass(frozen=True)
 class BarPart:
     """A part of a bar; `kind` is its color where that is not the bar's."""
@@ -163,9 +160,6 @@ class BarChart:
         if others := ordered[self.named :]:
             texts.append(f"{len(others)} more {self.show(sum(part.value for part in others))}")
         return ", ".join(texts)
-
-
-# --- curves
 
 
 @dataclass(frozen=True)

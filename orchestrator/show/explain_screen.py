@@ -12,8 +12,6 @@ from orchestrator.evidence.explain.differences import difference_texts
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import likely, verdict_table
 
-# The sentences of an explanation: its answers, the differences of the plan, its summary.
-
 _NO_PLAN = "no realizable plan"
 _QUESTIONS: dict[explained.QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
@@ -42,7 +40,6 @@ def _by_hand(summary: explained.ExplanationSummary) -> str:
 
 
 def _answer_text(verdict: explained.Verdict) -> str:
-    """Return the answer to a section's question."""
     figures: dict[str, Any] = verdict.figures
     match verdict.question:
         case "pod_holds_it":
@@ -220,11 +217,8 @@ def _expected(step: explained.ExpectedStep) -> list[ui.Part]:
         f"80 % prediction interval {ends}: runs outside the fit differ by a factor of"
         f" {exp(step.spread):.3f}; the rest is the uncertainty of the constants"
     )
-    return [
-        *parts,
-        _labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"),
-        _labelled("interval", f"{interval} [{step.source}]"),
-    ]
+    parts.append(_labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"))
+    return [*parts, _labelled("interval", f"{interval} [{step.source}]")]
 
 
 def _written(formula: str) -> str:

@@ -38,9 +38,6 @@ def calibration_screen(profile: ChipProfile, path: str) -> ui.Screen:
     )
 
 
-# The health of this machine, and of the files of a run.
-
-
 def doctor_screen(report: runs.HealthReport) -> ui.Screen:
     """Return each finding, with advice below those that are not good."""
     signs = max(len(_SIGNS[finding.health]) for finding in report.findings)
@@ -78,9 +75,6 @@ def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
         sections.append(ui.section(name, lines))
     is_repairable = any(finding.repairable for finding in health.findings)
     return ui.screen(*sections, ui.closing(verdict, repair_command if is_repairable else None))
-
-
-# Runs in MLflow, and weights that were written.
 
 
 def sync_screen(results: Sequence[runs.SyncResult], storage: str, next_command: str) -> ui.Screen:
@@ -133,9 +127,6 @@ def weights_screen(weights: runs.ExportedWeights) -> str:
         f" {weights.step:,}, {weights.dtype}, {files}\n"
         f"Next: {loads}  # {weights.architecture}\n"
     )
-
-
-# Specs that one can start from, and their keys.
 
 
 def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> ui.Screen:

@@ -149,7 +149,6 @@ def offer_row(offer: Offer, found: Offers) -> ui.Row:
     marks = [name for name, best in choices(found).items() if best == offer]
 
     def cells(estimate: Estimate | None, show: ui.Show) -> ui.Row:
-        """Return what is expected and its interval."""
         if estimate is None:
             return "-", ""
         if estimate.expected is None or estimate.low is None or estimate.high is None:

@@ -97,7 +97,6 @@ def _with_interval(diff: PlanDiff, side: int, key: str, show: ui.Show) -> str:
 
 
 def _verdict(diff: PlanDiff) -> str:
-    """Return how much faster and dearer the second plan is."""
     first, second = diff.plans
     if first.digest == second.digest:
         is_same = all(pair.first == pair.second for pair in diff.figures)
@@ -172,9 +171,6 @@ def _change(first: float, second: float) -> str:
     return fmt.change_by(second / first)
 
 
-# Keys, ledgers and figures side by side.
-
-
 def _differences(diff: PlanDiff) -> list[ui.Row]:
     """Return the keys that differ in the specs, then those that differ in the plans."""
 
@@ -207,10 +203,8 @@ def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
     sums = [line for line in diff.memory if line.name == SUM]
     if not sums:
         return []
-    largest = {
-        max(sums, key=lambda line: line.first or 0.0).part,
-        max(sums, key=lambda line: line.second or 0.0).part,
-    }
+    in_first = max(sums, key=lambda line: line.first or 0.0)
+    largest = {in_first.part, max(sums, key=lambda line: line.second or 0.0).part}
     rows: list[ui.Row] = []
     for whole in sums:
         if whole.part in largest:

@@ -18,7 +18,6 @@ _COLORS = 6  # of chips, in the style sheet
 
 
 def offers_page(found: Offers) -> str:
-    """Return the page as HTML."""
     planned = [offer for offer in found.offers if offer.days]
     chosen = screens.to_take(found)
     verdict = screens.nothing_sure(found)
@@ -127,7 +126,6 @@ class _Frame:
 
 
 def schedule_page(plan: Plan, proof: Proof) -> str:
-    """Return the page as HTML."""
     schedule = proof.schedule
     assert schedule is not None
     # For each loop, the tracks that a round of it uses, and its events as boxes on them.

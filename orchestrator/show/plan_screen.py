@@ -61,14 +61,11 @@ def plan_screen(
 
 
 def _unsaid(warnings: Sequence[PlanWarning]) -> list[ui.Part]:
-    number = len(warning_texts(warnings))
-    return (
-        [ui.warning(f"{fmt.counted(number, 'warning')}, shown without --brief")] if warnings else []
-    )
+    number = fmt.counted(len(warning_texts(warnings)), "warning")
+    return [ui.warning(f"{number}, shown without --brief")] if warnings else []
 
 
 def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
-    """Return the request and the decisions, a line each."""
     # Axes between slices with more than one part, or the first: weights are shared over an axis
     # that is used.
     between = [axis for axis in plan.axes if axis.link == "dcn"]
@@ -197,9 +194,6 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     return [ui.heading(title), *ui.indent([shown, *(ui.Text(text, hang=2) for text in texts)])]
 
 
-# The plan of a run in stages: a row for each, then what all take together.
-
-
 def stages_screen(
     plan: Plan,
     next_command: str | None,
@@ -253,7 +247,6 @@ def _stage_lines(stages: Sequence[Plan]) -> tuple[list[ui.Part], list[ui.Part], 
     """Return the figures of each stage, its mesh, and the schedules of the learning rate."""
 
     def shown(estimate: Estimate, show: ui.Show) -> str:
-        """Return what is expected, or what it is at best where nothing is expected."""
         text = show(estimate.likeliest)
         return text if estimate.expected is not None else fmt.at_least(text)
 

@@ -113,9 +113,6 @@ def estimates_table(
     return ui.Table(shown)
 
 
-# The verdict on a plan: five lines that come first, and one sentence that comes last.
-
-
 def verdict_table(
     forecast: Forecast, tokens: float, more: Sequence[tuple[str, str]] = ()
 ) -> ui.Table:

@@ -164,9 +164,6 @@ def _waiting_for(run: Run) -> str:
     return _WAITING.get(run.state, "")
 
 
-# The screens of notices, by topic. Each takes the values of its topic.
-
-
 def _started(
     name: str, address: str | None, named_by: str | None, study: Study | None
 ) -> _Texts:  # fmt: skip
@@ -178,10 +175,8 @@ def _started(
     else:
         of_runs = f" of {fmt.counted(runs, 'run')}" if study else ""
         copies = "small copies, one after another" if study else "a small copy"
-        text = (
-            f"a rehearsal{of_runs}. No cluster is configured, so this machine runs {copies}; no"
-            " chip is reserved."
-        )
+        runs_here = f"so this machine runs {copies}; no chip is reserved."
+        text = f"a rehearsal{of_runs}. No cluster is configured, {runs_here}"
     return (ui.fit(f"{name}: {text}\n"),)
 
 
@@ -189,11 +184,8 @@ def _resumed(run: Run, plan: Plan) -> _Texts:
     why = f", {first_line(run.detail)}" if run.detail else ""
     pods = f"{fmt.counted(plan.pods, 'pod')} of {plan.topology}"
     steps = f"{fmt.count(run.steps_done)} of {fmt.count(run.steps)} steps"
-    text = (
-        f"{run.run}: a rehearsal, resumed with {pods} on this machine.\n"
-        f"It was {run.state} after {steps}{why}.\n"
-    )
-    return ui.fit(text), "\n"
+    text = f"{run.run}: a rehearsal, resumed with {pods} on this machine."
+    return ui.fit(f"{text}\nIt was {run.state} after {steps}{why}.\n"), "\n"
 
 
 def _trial_started(study: Study, trial: Trial, repeat: int) -> _Texts:
@@ -209,7 +201,6 @@ def _ended(run: Run, plan: Plan, tracked: events.Tracked) -> _Texts:
 
 
 def _tracked_text(run: Run, tracked: events.Tracked) -> str:
-    """Return where a run is recorded, and what shows it there."""
     is_shown = tracked.tracker == _MLFLOW
     shown = f", shown by {storage_command('ui', storage_of(run))}" if is_shown else ""
     if tracked.problem:
@@ -219,7 +210,6 @@ def _tracked_text(run: Run, tracked: events.Tracked) -> str:
 
 
 def _noticed(topic: str, run: Run) -> _Texts:
-    """Return the text of a notice that is only about a run."""
     status, cancel = (run_command(name, run.run, storage_of(run)) for name in ("status", "cancel"))
     match topic:
         case "already submitted":
@@ -235,6 +225,7 @@ def _noticed(topic: str, run: Run) -> _Texts:
             return (f"  {run.run} is still running; following it again\n",)
 
 
+# The screens of notices, by topic. Each takes the values of its topic.
 _SCREENS: dict[str, Callable[..., _Texts]] = {
     "started": _started,
     "planned": lambda plan: ("\n", plan_screen(plan, None)),

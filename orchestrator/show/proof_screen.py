@@ -103,29 +103,6 @@ def _remat_screen(plan: Plan, pairs: list[tuple[Plan, proofs.Proof]]) -> ui.Scre
     return ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))
 
 
-def _verdict_lines(proof: proofs.Proof) -> ui.Table:
-    """Return whether it fits, whether the forecast agrees, and what crosses pods."""
-    peak, limit = (
-        fmt.in_memory(proof.peak_hbm_bytes_per_device),
-        fmt.in_memory(proof.hbm_bytes_per_device),
-    )
-    forecast = _agreement(proof)
-    if proof.agrees is not None:
-        memory = _ratio(proof.forecast_peak_hbm_bytes_per_device, proof.peak_hbm_bytes_per_device)
-        flops = _ratio(proof.forecast_flops_per_device, proof.flops_per_device)
-        answer = "agrees" if proof.agrees else "does not agree"
-        forecast = f"{answer}: peak {memory} and FLOPs {flops} of the compiled"
-    rows = [
-        ("fits", f"{'yes' if proof.fits else 'no'}: {peak} of {limit} per device"),
-        ("forecast", forecast),
-    ]
-    if proof.crossings:
-        rows.append(("pods", "as planned" if proof.crosses_as_planned else "more than planned"))
-    good = (proof.fits, proof.agrees is not False, proof.crosses_as_planned)
-    styles = {row: "green" if right else "red" for row, right in enumerate(good[: len(rows)])}
-    return ui.Table(rows, "<w", row_styles=styles)
-
-
 def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the memory at its peak, line by line, then the largest buffers."""
     rows: list[ui.Row] = [
@@ -153,15 +130,14 @@ def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
 
 def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
-    sizes = [
-        max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in proof.collectives
-    ]
-    most: dict[str, float] = {}
-    for collective, size in zip(proof.collectives, sizes, strict=True):
-        most[collective.link] = max(size, most.get(collective.link, 0.0))
+    pairs = proof.collectives
+    sizes = [max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in pairs]
+    most: dict[str, float] = defaultdict(float)
+    for collective, size in zip(pairs, sizes, strict=True):
+        most[collective.link] = max(size, most[collective.link])
     least = 0 if full else _SMALL
     rows = []
-    for collective, size in zip(proof.collectives, sizes, strict=True):
+    for collective, size in zip(pairs, sizes, strict=True):
         if size >= least * most[collective.link]:
             compiled, forecast = collective.bytes_per_step, collective.forecast_bytes_per_step
             row = (
@@ -176,7 +152,7 @@ def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
         return []
     added = []
     for change in proof.changes:
-        if change.bytes_per_step >= least * most.get(change.link, 0):
+        if change.bytes_per_step >= least * most[change.link]:
             link, size = f"{change.link} {' x '.join(change.axes)}", change.bytes_per_step
             added.append((change.what, link, f"+{fmt.with_unit(size, 'B')}"))
     payload = ui.table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
@@ -248,7 +224,6 @@ def _flops(proof: proofs.Proof) -> list[ui.Part]:
 
 
 def _advice(proof: proofs.Proof) -> list[ui.Part]:
-    """Return what is wrong, and what could be set instead."""
     parts: list[ui.Part] = []
     for found in proof.disagreements:
         what = {
@@ -278,7 +253,6 @@ def _advice(proof: proofs.Proof) -> list[ui.Part]:
 
 
 def _verdict(proof: proofs.Proof) -> str:
-    """Return the proof in one line."""
     margin = fmt.in_memory(abs(proof.margin_bytes))
     share = fmt.percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
     if not proof.fits and proof.margin_bytes < 0:

@@ -16,9 +16,6 @@ _BUSY = "Other work on this machine changes either; orch calibrate measures it a
 _VERSIONS = ("python", "jax", "libtpu", "ray", "code")
 
 
-# A rehearsal on this machine.
-
-
 def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> ui.Screen:
     """Return the plan, its small copy, and what is expected of the copy on this machine."""
     columns = []
@@ -110,9 +107,6 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
     state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
     commands = (ui.Command(text) for text in (*places, record))
     return ui.screen([state, _labels(rows), *commands, *ui.next_step(next_command)])
-
-
-# A run on a cluster: what the cluster offers, what the run costs, how it ended.
 
 
 def cluster_screen(

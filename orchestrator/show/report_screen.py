@@ -132,27 +132,18 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
     if measured := report.measured:
         step_s = measured.step_s
         interval = fmt.span(fmt.seconds(step_s.low), fmt.seconds(step_s.high))
-        yield (
-            "step",
-            fmt.seconds(step_s.median),
-            f"{interval}, {fmt.counted(measured.steps, 'step')}",
-        )
+        steps = fmt.counted(measured.steps, "step")
+        yield "step", fmt.seconds(step_s.median), f"{interval}, {steps}"
         if mfu := measured.mfu:
-            yield (
-                "MFU",
-                fmt.percent(mfu.median),
-                fmt.span(fmt.percent(mfu.low), fmt.percent(mfu.high)),
-            )
+            interval = fmt.span(fmt.percent(mfu.low), fmt.percent(mfu.high))
+            yield "MFU", fmt.percent(mfu.median), interval
         chip = "emulated chip" if report.rehearsal else "chip"
         total = f"{fmt.scaled(measured.tokens_per_s)} in total"
         yield f"tokens/s per {chip}", fmt.scaled(measured.tokens_per_s_per_chip), total
     if ratio := _main_ratio(report):
         name = "over the lower bound" if ratio.against == "lower" else "over expected"
-        yield (
-            name,
-            f"{fmt.to_digits(ratio.measured_over_predicted, 3)} x",
-            fmt.seconds(ratio.step_s),
-        )
+        times = fmt.to_digits(ratio.measured_over_predicted, 3)
+        yield name, f"{times} x", fmt.seconds(ratio.step_s)
     if report.goodput:
         total = f"of {fmt.elapsed(report.goodput.total_s)}"
         yield "goodput", fmt.percent(report.goodput.goodput), total
@@ -173,9 +164,8 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
     """Return the time of the steps that count, then each cause of lost time."""
-    rows: list[ui.Row] = [
-        ("goodput", fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput))
-    ]
+    spent, share = fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput)
+    rows: list[ui.Row] = [("goodput", spent, share)]
     for name, lost_s in sorted(goodput.badput_s.items(), key=lambda pair: -pair[1]):
         if lost_s > 0:
             share = fmt.percent(lost_s / goodput.total_s)
@@ -228,9 +218,6 @@ def _main_ratio(report: Report) -> Ratio | None:
     return next((ratio for ratio in report.ratios if ratio.against == against), None)
 
 
-# Reports of several runs as tables: speed, memory, and where the time went.
-
-
 def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
     """Return how fast each run was, what was predicted, and where its time went."""
     speeds: list[ui.Row] = [("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP",
@@ -256,9 +243,8 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
         memory = report.memory
         peaks = memory.forecast_bytes, memory.compiled_bytes, memory.measured_bytes
         known = (*peaks, memory.hbm_bytes)
-        sizes.append(
-            (report.run, *("-" if size is None else fmt.in_memory(size) for size in known))
-        )
+        shown = ("-" if size is None else fmt.in_memory(size) for size in known)
+        sizes.append((report.run, *shown))
         spent: ui.Row = ("-", "-", "")
         if goodput := report.goodput:
             cause, lost_s = max(goodput.badput_s.items(), key=lambda pair: pair[1])
@@ -315,9 +301,6 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
         return "Compare: all have the same tokens per second and chip, within 1 %."
     times = f"{fmt.to_digits(ratio, 3)} times the fewest"
     return f"Compare: {best.run} has the most tokens per second and chip, {times}."
-
-
-# Published runs against their forecasts, with totals and what was left out.
 
 
 def score_screen(score: "Score", next_command: str) -> ui.Screen:

@@ -65,9 +65,6 @@ def _run_rows(runs: Sequence[Run]) -> Iterator[ui.Row]:
         yield run.run, run.state, steps, mfu, str(run.pods), submitted, kind
 
 
-# One run.
-
-
 def status_screen(status: Status, next_command: str) -> ui.Screen:
     """Return the state of a run, every attempt and why it ended, and what to do next."""
     kind = ", a rehearsal" if status.rehearsal else ""

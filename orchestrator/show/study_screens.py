@@ -32,9 +32,6 @@ def settings_text(settings: Mapping[str, str], vary: Sequence[str], between: str
     return between.join(f"{name} {text}" for name, text in pairs)
 
 
-# What is forecast.
-
-
 def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
     """Return a row for each trial as planned, and what all of them cost or how they scale."""
     planned = [trial.planned for trial in forecast.trials if trial.planned]
@@ -139,9 +136,6 @@ def _scaling_efficiency(trials: Sequence[_Efficiency], vary: Sequence[str], chip
     return f"scaling efficiency is between {' and '.join(ends)}"
 
 
-# What was measured.
-
-
 def study_report_screen(report: _Report, next_command: str) -> ui.Screen:
     """Return a row for each trial as measured, and what they say together."""
     kind = "a rehearsal, " if report.rehearsal else ""
@@ -185,9 +179,6 @@ def verdict_text(report: _Report) -> str:
     if isinstance(report, studies.SweepReport):
         return ui.fit(f"{report.study}: {sweep_verdict(report)}\n")
     return ui.fit(f"{report.study}: {scaling_verdict(report)}\n")
-
-
-# A scaling study.
 
 
 def scaling_table(report: studies.ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
@@ -268,9 +259,6 @@ def scaling_verdict(report: studies.ScalingReport) -> str:
         efficiencies.append((trial.chips, efficiency.median, text, trial.series))
     chips = "emulated chips" if report.rehearsal else "chips"
     return f"{_scaling_efficiency(efficiencies, report.vary, chips)}."
-
-
-# A sweep: its trials from the lowest loss to the highest, the best named.
 
 
 def _is_done(trial: studies.SweepTrialReport) -> bool:

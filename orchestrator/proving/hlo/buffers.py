@@ -16,8 +16,6 @@ from orchestrator.proving.hlo.dataflow import Dataflow, Value
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import Buffer
 
-# Find the buffers in a device's memory when a compiled program needs the most of it.
-
 _FORWARDS = {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while"}
 _FORWARDS |= {"copy-done", "slice-done", "send-done", "recv-done", "async-done", "add-dependency"}
 _HOLDS_NOTHING = {"after-all", "constant", "partition-id", "replica-id"}
@@ -81,11 +79,7 @@ class _LivenessPass:
     """
 
     def __init__(
-        self,
-        program: HloProgram,
-        where: Computation,
-        given: dict[int, _Buffers],
-        results: _Buffers,
+        self, program: HloProgram, where: Computation, given: dict[int, _Buffers], results: _Buffers
     ) -> None:
         self.program, self.where, self.given = program, where, given
         self.outside = {buffer for buffers in given.values() for buffer in buffers}
@@ -116,7 +110,17 @@ class _LivenessPass:
         worst = _Peak(0.0, ())
         for at, instruction in enumerate(order):
             live |= {b for b in self.of[instruction.name] if b and b not in self.outside}
-            inner = self._inside(instruction)
+            # Bytes that a loop or a call needs in addition to its inputs.
+            if instruction.opcode == "while":
+                state = self.of[instruction.name]
+                body = self.program.computations[instruction.attribute("body")[1:]]
+                inner = _LivenessPass(self.program, body, {0: state}, state).peak()
+            elif instruction.opcode == "call":
+                given = {i: self.of[name] for i, name in enumerate(instruction.operands)}
+                [called] = self.program.called(instruction)
+                inner = _LivenessPass(self.program, called, given, ()).peak()
+            else:
+                inner = _Peak(0.0, ())
             total = sum(buffer.bytes for buffer in live) + inner.bytes
             if total > worst.bytes:
                 running = inner.at if inner.bytes else (self.where.name, instruction.name)
@@ -163,18 +167,6 @@ class _LivenessPass:
             operands = [index for index in sharing if index < count]
             yield from ((i - count, operands[0]) for i in sharing if operands and i >= count)
 
-    def _inside(self, instruction: Instruction) -> _Peak:
-        """Bytes that a loop or a call needs in addition to its inputs."""
-        if instruction.opcode == "while":
-            state = self.of[instruction.name]
-            body = self.program.computations[instruction.attribute("body")[1:]]
-            return _LivenessPass(self.program, body, {0: state}, state).peak()
-        if instruction.opcode == "call":
-            given = {i: self.of[name] for i, name in enumerate(instruction.operands)}
-            [called] = self.program.called(instruction)
-            return _LivenessPass(self.program, called, given, ()).peak()
-        return _Peak(0.0, ())
-
 
 _PARAMETERS, _OPTIMIZER, _STATE, _BATCH = "parameters", "optimizer", "other state", "batch"
 _COPIES, _GRADIENTS = "compute copies", "gradients"
@@ -207,7 +199,6 @@ class BufferClasses:
         return total
 
     def largest(self) -> tuple[Buffer, ...]:
-        """The largest buffers, those alike together."""
         alike: dict[tuple[str, str], float] = defaultdict(float)
         for buffer in self.peak.buffers:
             value, argument = self._value(buffer)

@@ -22,8 +22,6 @@ from orchestrator.proving.compiled import CompiledCollective, DcnSend
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, Value, Visit
 from orchestrator.proving.hlo.program import Instruction, numbers
 
-# The mesh axes in which the devices of a collective differ.
-
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _GROUPS = "replica_groups="
@@ -194,7 +192,6 @@ def is_further_part(instruction: Instruction) -> bool:
 
 
 def _logical_kind(flow: Dataflow, runs: str, is_ring: bool, given: Value, result: Value) -> str:
-    """The kind of collective that the trainer means."""
     if runs == PERMUTE:
         # A ring around a product gathers, or scatters if it adds to what it passes on.
         readers = (reader for at in flow.copies(result) for reader, _ in flow.readers(at))

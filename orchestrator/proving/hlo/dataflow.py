@@ -265,9 +265,6 @@ def visits(program: HloProgram) -> Iterator[Visit]:
             yield computation, instruction, count
 
 
-# --- trips of a loop
-
-
 class UnknownTrips(ValueError):
     """This reader does not know how the loop counts."""
 

@@ -21,8 +21,6 @@ from orchestrator.proving.compiled import GROUPED_MATMUL
 from orchestrator.proving.hlo.dataflow import Dataflow, Value
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 
-# FLOPs of one matrix product of a compiled program.
-
 _OPCODES = frozenset({"dot", "convolution"})
 _WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
 _MULTIPLY_AND_ADD = 2

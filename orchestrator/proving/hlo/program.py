@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, prod
 
-# Find the trainer's line that an instruction comes from.
-
 _NAME = re.compile(r'(\d+) "(.*)"$')
 _LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
 _FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
@@ -88,32 +86,6 @@ def _package_line(place: _SourceLine) -> str:
     return "" if is_library else f"{inside}:{place.line} ({place.function})"
 
 
-def _source_tables(lines: list[str]) -> _SourceTables:
-    """The tables, which come before the first computation."""
-    rows: dict[str, list[str]] = {table: [] for table in _TABLES}
-    table = None
-    for line in lines[1:]:
-        if line in rows:
-            table = line
-        elif line.endswith("{"):
-            break
-        elif table and line:
-            rows[table].append(line)
-    files, functions, locations, frames = (
-        [match.groups() for row in rows[table] if (match := pattern.match(row))]
-        for table, pattern in _TABLES.items()
-    )
-    file_names = {number: name for number, name in files}  # noqa: C416
-    function_names = {number: name for number, name in functions}  # noqa: C416
-    places = {
-        location: _SourceLine(file_names[file], function_names[function], int(line))
-        for location, file, function, line in locations
-    }
-    return _SourceTables(
-        {int(frame): (places[place], int(parent)) for frame, place, parent in frames}
-    )
-
-
 _NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
 _HEADING = re.compile(r"(ENTRY )?%([\w.\-]+) \(")
 _CLOSING = re.compile(r"\}(, execution_thread=\"\w+\")?")
@@ -154,7 +126,6 @@ class Array:
 
     @property
     def minor_dimensions(self) -> tuple[int, ...]:
-        """The dimensions from minor to major."""
         written = tuple(int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit())
         return written or tuple(reversed(range(len(self.dimensions))))
 
@@ -202,7 +173,6 @@ class Instruction:
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """The names of the computations that it calls."""
         if "=%" not in self.rest and "={%" not in self.rest:
             return ()
         plain = _QUOTED.sub('""', self.rest)
@@ -232,7 +202,6 @@ class Computation:
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By their number."""
         return {
             int(instruction.arguments): instruction
             for instruction in self.instructions.values()
@@ -273,11 +242,33 @@ def program_of(text: str) -> HloProgram:
         computations[name] = Computation(name, instructions, roots[-1])
         entry = name if heading[1] else entry
     partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
+    # The tables, which come before the first computation.
+    rows: dict[str, list[str]] = {table: [] for table in _TABLES}
+    table = None
+    for line in lines[1:]:
+        if line in rows:
+            table = line
+        elif line.endswith("{"):
+            break
+        elif table and line:
+            rows[table].append(line)
+    files, functions, locations, frames = (
+        [match.groups() for row in rows[table] if (match := pattern.match(row))]
+        for table, pattern in _TABLES.items()
+    )
+    file_names = {number: name for number, name in files}  # noqa: C416
+    function_names = {number: name for number, name in functions}  # noqa: C416
+    places = {
+        location: _SourceLine(file_names[file], function_names[function], int(line))
+        for location, file, function, line in locations
+    }
     return HloProgram(
         computations=computations,
         entry=computations[entry],
         partitions=int(partitions[1]) if partitions else 1,
-        sources=_source_tables(lines),
+        sources=_SourceTables(
+            {int(frame): (places[place], int(parent)) for frame, place, parent in frames}
+        ),
     )
 
 
@@ -339,7 +330,6 @@ def _bits(dtype: str) -> int:
 
 
 def _arrays(shape: str) -> tuple[Array, ...]:
-    """All arrays of a shape as written: one, or those of a tuple."""
     return tuple(
         Array(dtype, numbers(sizes), layout) for dtype, sizes, layout in _ARRAY.findall(shape)
     )

@@ -13,25 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from orchestrator.proving.hlo import flops
-from orchestrator.proving.hlo.collectives import (
-    BACKWARD,
-    is_further_part,
-    is_to_other_slices,
-    transfer_of,
-)
+from orchestrator.proving.hlo import collectives, flops
+from orchestrator.proving.hlo import transfers as moves
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction, numbers
-from orchestrator.proving.hlo.transfers import (
-    ASYNC_DONE,
-    ASYNC_START,
-    START,
-    Transfer,
-    TransferReader,
-    chain_of,
-    inside,
-    is_collective,
-)
+from orchestrator.proving.hlo.transfers import START, Transfer, TransferReader, inside
 from orchestrator.values.proof import ComputeRates, ScheduledEvent
 
 Lines = tuple[str, ...]  # source lines, the outermost call first
@@ -192,7 +178,8 @@ class _SchedulePass:
         body = self.program.computations[op.attribute("body")[1:]]
         inner = self._called(body, self.times * trips)
         works = (work.instruction.op_name for work in inner.own if work.seconds > 0)
-        name = "backward" if any(BACKWARD in op_name for op_name in works) else "forward"
+        is_backward = any(collectives.BACKWARD in op_name for op_name in works)
+        name = "backward" if is_backward else "forward"
         self.record.rounds.append(Round(name, trips, self.times * trips, inner.now, inner.events))
         self._join(inner, f"{trips} x {op.name}", trips, op)
 
@@ -268,11 +255,10 @@ class _SchedulePass:
     ) -> None:
         if seconds > 0:
             line = last_line(lines)
-            self.events.append(
-                ScheduledEvent(
-                    track=track, kind=kind, name=name, line=line, start_s=start_s, seconds=seconds
-                )
+            event = ScheduledEvent(
+                track=track, kind=kind, name=name, line=line, start_s=start_s, seconds=seconds
             )
+            self.events.append(event)
 
     # --- transfers
 
@@ -283,16 +269,16 @@ class _SchedulePass:
             for _, part in inside(self.program, op)
             if part.opcode == "custom-call"
         }
-        collectives = self._collectives(op)
-        if ASYNC_DONE in targets:
+        exchanges = self._collectives(op)
+        if moves.ASYNC_DONE in targets:
             # The last part of the work overlaps the end of the transfer.
             self.compute(op)
-            self._finish(f"chain {chain_of(self.program, op)}")
-        elif ASYNC_START in targets and collectives:
-            self._start(f"chain {chain_of(self.program, op)}", collectives[0], op)
+            self._finish(f"chain {moves.chain_of(self.program, op)}")
+        elif moves.ASYNC_START in targets and exchanges:
+            self._start(f"chain {moves.chain_of(self.program, op)}", exchanges[0], op)
             self.compute(op)
-        elif collectives:
-            for transfer in collectives:
+        elif exchanges:
+            for transfer in exchanges:
                 self._wait_for(transfer, op)
         else:
             self.compute(op)
@@ -302,7 +288,7 @@ class _SchedulePass:
         return [
             self.transfers.collective(where, part, caller)
             for where, part in inside(self.program, caller)
-            if is_collective(part) and not is_further_part(part)
+            if moves.is_collective(part) and not collectives.is_further_part(part)
         ]
 
     def collective(self, op: Instruction) -> None:
@@ -314,8 +300,8 @@ class _SchedulePass:
 
     def start(self, op: Instruction) -> None:
         """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
-        if collectives := self._collectives(op):
-            transfer = collectives[0]
+        if exchanges := self._collectives(op):
+            transfer = exchanges[0]
         elif op.quoted("async_execution_thread") == _SPARSE_CORE_THREAD:
             transfer = self.transfers.on_sparse_core(op)
         else:
@@ -323,8 +309,8 @@ class _SchedulePass:
         self._start(op.name, transfer, op)
 
     def send(self, op: Instruction) -> None:
-        if is_to_other_slices(op):
-            transfer = self.transfers.send(op, *transfer_of(op))
+        if collectives.is_to_other_slices(op):
+            transfer = self.transfers.send(op, *collectives.transfer_of(op))
             self._start(op.quoted(RENDEZVOUS), transfer, op)
 
     def receive(self, op: Instruction) -> None:
@@ -369,7 +355,7 @@ _HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
     (lambda op: op.opcode == "while", _SchedulePass.loop),
     (lambda op: op.opcode in {"call", "conditional"}, _SchedulePass.call),
     (lambda op: op.opcode == "fusion", _SchedulePass.fusion),
-    (is_collective, _SchedulePass.collective),
+    (moves.is_collective, _SchedulePass.collective),
     (lambda op: op.opcode == "send", _SchedulePass.send),
     (lambda op: op.opcode == "recv", _SchedulePass.receive),
     (lambda op: op.opcode.endswith(START), _SchedulePass.start),

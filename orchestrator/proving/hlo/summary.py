@@ -12,14 +12,7 @@ from orchestrator.proving.hlo.dataflow import Dataflow, Visit, visits
 from orchestrator.proving.hlo.program import HloProgram
 from orchestrator.proving.hlo.schedule import Lines, Record, Sent, Work, last_line, schedule_of
 from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
-from orchestrator.values.proof import (
-    Schedule,
-    ScheduledCollective,
-    ScheduledLine,
-    ScheduledLoop,
-    ScheduledProduct,
-    ScheduleRates,
-)
+from orchestrator.values import proof as proofs
 
 _SMALL = 1e-4  # of a step: products and transfers below that are left out of the lists
 _SHORT = 5e-4  # of a round: events below that are left out of a timeline
@@ -34,7 +27,7 @@ def summarize(
     mesh: DeviceMesh,
     between: DeviceMesh,
     layers: int,
-    rates: ScheduleRates | None = None,
+    rates: proofs.ScheduleRates | None = None,
     places: tuple[tuple[int, ...], ...] = (),
 ) -> ProgramSummary:
     """The numbers of a program with that many layers.
@@ -69,10 +62,7 @@ def summarize(
     )
 
 
-def _alike_collectives(
-    payloads: Iterable[CompiledCollective],
-) -> tuple[CompiledCollective, ...]:
-    """Alike payloads added up."""
+def _alike_collectives(payloads: Iterable[CompiledCollective]) -> tuple[CompiledCollective, ...]:
     alike: dict[tuple[tuple[str, ...], str, str, str], list[CompiledCollective]] = defaultdict(list)
     for payload in payloads:
         key = payload.axes, payload.kind, payload.dtype, payload.executed_kind
@@ -108,10 +98,7 @@ def _flops(program: HloProgram, visited: list[Visit]) -> dict[str, float]:
     return dict(total)
 
 
-# --- a step's schedule: by line, product and transfer, and one round of the loops over layers
-
-
-def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
+def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> proofs.Schedule:
     lines = _lines(record)
     kinds = (*_FIELD.values(), "exposed_s")
     sums = {kind: sum(getattr(line, kind) for line in lines) for kind in kinds}
@@ -121,16 +108,38 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
     rounds = [each for each in record.rounds if each.seconds > 0]
     over_layers = [each for each in rounds if 0 <= layers - each.trips <= _MOVED_OUT] or rounds
     longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
-    return Schedule(
+    # Products of at least that many seconds; those first that lose most time to the peak.
+    least_s = _SMALL * total
+    alike: dict[tuple[str, str, tuple[str, ...]], list[Work]] = defaultdict(list)
+    for work in record.work:
+        if work.kind == "product":
+            shape = str(work.instruction.arrays[0])
+            alike[last_line(work.lines), shape, work.fused].append(work)
+    products = []
+    for (line, shape, fused), works in alike.items():
+        seconds = sum(work.seconds * work.times for work in works)
+        multiplied = sum(work.flops * work.times for work in works)
+        product = proofs.ScheduledProduct(
+            line=line,
+            shape=shape,
+            fused=fused,
+            calls_per_step=sum(work.times for work in works),
+            flops=multiplied,
+            seconds=seconds,
+            peak_share=multiplied / seconds / peak_flops_per_s if seconds else 0.0,
+        )
+        if seconds >= least_s:
+            products.append((multiplied / peak_flops_per_s - seconds, line, product))
+    return proofs.Schedule(
         total_s=total,
         **sums,
         flops=sum(line.flops for line in lines),
         peak_flops_per_s=peak_flops_per_s,
         lines=lines,
-        products=_products(record, peak_flops_per_s, _SMALL * total),
+        products=tuple(product for *_, product in sorted(products, key=lambda row: row[:2])),
         collectives=_collectives(record, _SMALL * total),
         loops=tuple(
-            ScheduledLoop(
+            proofs.ScheduledLoop(
                 name=each.name,
                 trips=each.trips,
                 round_s=each.seconds,
@@ -142,7 +151,7 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> Schedule:
     )
 
 
-def _lines(record: Record) -> tuple[ScheduledLine, ...]:
+def _lines(record: Record) -> tuple[proofs.ScheduledLine, ...]:
     names = (*_FIELD.values(), "exposed_s", "flops")
     sums: dict[Lines, dict[str, float]] = defaultdict(lambda: dict.fromkeys(names, 0.0))
     for work in record.work:
@@ -152,40 +161,13 @@ def _lines(record: Record) -> tuple[ScheduledLine, ...]:
     for sent in record.sent:
         sums[sent.lines]["exposed_s"] += sent.exposed_s * sent.times
     lines = [
-        ScheduledLine(line=last_line(stack), stack=stack, **seconds)
+        proofs.ScheduledLine(line=last_line(stack), stack=stack, **seconds)
         for stack, seconds in sums.items()
     ]
     return tuple(sorted(lines, key=lambda line: (-line.total_s, line.stack)))
 
 
-def _products(
-    record: Record, peak_flops_per_s: float, least_s: float
-) -> tuple[ScheduledProduct, ...]:
-    """Products of at least that many seconds; those first that lose most time to the peak."""
-    alike: dict[tuple[str, str, tuple[str, ...]], list[Work]] = defaultdict(list)
-    for work in record.work:
-        if work.kind == "product":
-            shape = str(work.instruction.arrays[0])
-            alike[last_line(work.lines), shape, work.fused].append(work)
-    products = []
-    for (line, shape, fused), works in alike.items():
-        seconds = sum(work.seconds * work.times for work in works)
-        multiplied = sum(work.flops * work.times for work in works)
-        product = ScheduledProduct(
-            line=line,
-            shape=shape,
-            fused=fused,
-            calls_per_step=sum(work.times for work in works),
-            flops=multiplied,
-            seconds=seconds,
-            peak_share=multiplied / seconds / peak_flops_per_s if seconds else 0.0,
-        )
-        if seconds >= least_s:
-            products.append((multiplied / peak_flops_per_s - seconds, line, product))
-    return tuple(product for *_, product in sorted(products, key=lambda row: row[:2]))
-
-
-def _collectives(record: Record, least_s: float) -> tuple[ScheduledCollective, ...]:
+def _collectives(record: Record, least_s: float) -> tuple[proofs.ScheduledCollective, ...]:
     alike: dict[tuple[object, ...], list[Sent]] = defaultdict(list)
     for sent in record.sent:
         how = sent.transfer
@@ -198,7 +180,7 @@ def _collectives(record: Record, least_s: float) -> tuple[ScheduledCollective, .
             for work in sent.behind:
                 behind[last_line(work.lines)] += work.seconds * sent.times
         how = first.transfer
-        total = ScheduledCollective(
+        total = proofs.ScheduledCollective(
             kind=how.kind,
             axes=how.axes,
             link=how.link,

@@ -11,8 +11,6 @@ from orchestrator.proving.hlo import collectives
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
 
-# The links of one slice: how fast its devices exchange, and which links an exchange keeps busy.
-
 _Bools = NDArray[np.bool_]
 _Ints = NDArray[np.int64]
 
@@ -206,7 +204,6 @@ class TransferReader:
         return Transfer(kind, (), "hbm", _SPARSE_CORES, size, seconds, _SPARSE_CORES)
 
     def send(self, op: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
-        """What goes to other slices."""
         ways = max(len(slices), 1)
         moved = collectives.sent_bytes(
             kind, op.arrays[0].bytes * (ways if kind == collectives.GATHER else 1), ways
@@ -216,7 +213,6 @@ class TransferReader:
 
 
 def _algorithm_of(op: Instruction) -> str:
-    """The compiler's name for how a collective runs."""
     if parts := op.rest.count(_PARTS):
         return f"{_SPARSE_CORES}, {parts} rings"
     emitter, strategy = _EMITTER.search(op.rest), _STRATEGY.search(op.rest)
