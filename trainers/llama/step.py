@@ -101,9 +101,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
 
 
 def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
-    # A mesh without devices is traced as a CPU's.
-    platform = "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
-    compute = DTYPES[plan.precision.compute]
+    compute, platform = DTYPES[plan.precision.compute], _platform(mesh)
     kernels = {
         block.attention.scores: attention_kernels.attention(
             platform, compute, plan.batch.length, plan.mesh[SEQUENCE], block.attention.scores
@@ -111,6 +109,11 @@ def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
         for block in decoder(plan.model).blocks
     }
     return Runtime(plan, kernels, grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot)
+
+
+def _platform(mesh: Mesh | AbstractMesh) -> str:
+    """The platform of a mesh; one without devices is traced as a CPU's."""
+    return "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
 
 
 def _arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
