@@ -1,6 +1,8 @@
 """The schedule of a small program, for tests that need no compiler."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import HloProgram
@@ -37,9 +39,13 @@ def schedule(torus: SliceTorus = LINE_OF_FOUR) -> Schedule:
     return schedule_of(program("schedule"), torus)
 
 
-def schedule_of(hlo: HloProgram, torus: SliceTorus = LINE_OF_FOUR) -> Schedule:
+def schedule_of(
+    hlo: HloProgram,
+    torus: SliceTorus = LINE_OF_FOUR,
+    planned: Mapping[tuple[tuple[str, ...], str], str] = MappingProxyType({}),
+) -> Schedule:
     rates, places = replace(RATES, torus=torus), tuple((place,) for place in range(4))
     mesh = DeviceMesh({"tensor": 4})
-    found = summarize(hlo, mesh, DeviceMesh({"pods": 1}), 3, rates, places).schedule
+    found = summarize(hlo, mesh, DeviceMesh({"pods": 1}), 3, rates, places, planned).schedule
     assert found is not None
     return found

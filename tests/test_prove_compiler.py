@@ -179,6 +179,25 @@ def test_every_byte_of_the_peak_has_a_name(proven: tuple[ProofResult, list[str],
     assert any(name.startswith("trainers/llama/") for name in names)
 
 
+def test_every_second_of_the_step_has_a_line_of_the_ledger(
+    proven: tuple[ProofResult, list[str], Path],
+) -> None:
+    """Collectives too, of which the compiler makes its own; few operations name none."""
+    schedule = proven[0].proof.schedule
+    assert schedule is not None
+    lines = {line.kind: line for line in schedule.ledger}
+    assert sum(line.total_s for line in lines.values()) == pytest.approx(schedule.total_s)
+    assert lines.keys() >= {
+        "matmul", "matmul_recompute", "attention", "attention_recompute", "unembedding",
+        "elementwise", "optimizer_update", "weight_gather", "gradient_scatter",
+        "gradient_reduction", "other",
+    }  # fmt: skip
+    sent = {kind for kind, line in lines.items() if line.wire_s > 0}
+    assert sent - {"other"} == {"weight_gather", "gradient_scatter", "gradient_reduction"}
+    assert lines["other"].total_s < 0.1 * schedule.total_s
+    assert lines["matmul"].computed_s > lines["matmul_recompute"].computed_s
+
+
 def test_what_crosses_pods_comes_from_the_trainer(
     proven: tuple[ProofResult, list[str], Path],
 ) -> None:

@@ -1,6 +1,7 @@
 """The schedule of a compiled program, priced operation by operation."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from orchestrator.show.proof_screen import _schedule_parts
 from orchestrator.values import codec
 from orchestrator.values.proof import Proof, Schedule, SliceTorus
 from tests import proofs
+from tests.programs import program_text
 from tests.schedules import ARRAY_BYTES, LINE_OF_FOUR, RATES, US, schedule, schedule_of
 
 
@@ -71,6 +73,59 @@ def test_every_second_has_a_line() -> None:
     block = lines["trainers/toy/net.py:7 (block)"]
     assert block.stack == ("trainers/toy/net.py:9 (loss)", "trainers/toy/net.py:7 (block)")
     assert block.copies_s == pytest.approx(3 * 0.5 * US)
+
+
+def test_every_second_has_a_line_of_the_ledger() -> None:
+    """The innermost name counts. A copy has that of what reads it, an addition of what it reads,
+    and what names no line belongs to none. What is fetched into fast memory is on no link.
+    """
+    text = program_text("schedule").replace("activation_scatter/dot_general", "matmul/dot_general")
+    found = schedule_of(program_of(text.replace("unembedding/mul", "mul")))
+    lines = {line.kind: line for line in found.ledger}
+    assert lines.keys() == {"matmul", "activation_scatter", "unembedding", "other"}
+    assert lines["matmul"].computed_s == pytest.approx(3 * 1 * US)
+    assert lines["other"].computed_s == pytest.approx(0.3 * US)
+    scatter, fetched = lines["activation_scatter"], lines["unembedding"]
+    assert (scatter.exposed_s, scatter.wire_s) == pytest.approx((3 * 4 * US, 3 * 5 * US))
+    assert scatter.computed_s == pytest.approx(3 * 0.7 * US)
+    assert (fetched.exposed_s, fetched.wire_s) == pytest.approx((1 * US, 0.0))
+    assert found.total_s == pytest.approx(sum(line.total_s for line in found.ledger))
+
+
+@pytest.mark.parametrize(
+    ("op_name", "kind"),
+    [
+        ("jit(step)/transpose(jvp(matmul))/dot_general", "matmul"),
+        ("jit(step)/checkpoint/rematted_computation/matmul/dot_general", "matmul_recompute"),
+        ("jit(step)/rematted_computation/attention/jit(splash)/pallas_call", "attention_recompute"),
+        ("jit(step)/rematted_computation/weight_gather/all_gather", "weight_gather"),
+        ("jit(step)/matmul", "other"),  # an operation of that name, not a scope
+    ],
+)
+def test_what_is_computed_again_is_a_line_of_its_own(op_name: str, kind: str) -> None:
+    text = program_text("schedule").replace("jit(step)/unembedding/mul", op_name)
+    lines = {line.kind: line.computed_s for line in schedule_of(program_of(text)).ledger}
+    assert lines[kind] >= 0.3 * US
+
+
+def test_a_collective_of_the_compilers_own_is_known_by_its_payload() -> None:
+    """It names nothing: its axes and its kind are those of one line of the plan."""
+    text = re.sub(r', metadata={op_name="[^"]*psum"[^}]*}', "", program_text("schedule"))
+    known: dict[tuple[tuple[str, ...], str], str]
+    known = {(("tensor",), "all-reduce"): "gradient_reduction"}
+    for planned, kind in ((known, "gradient_reduction"), ({}, "other")):
+        found = schedule_of(program_of(text), planned=planned)
+        assert {line.kind: line.wire_s for line in found.ledger}[kind] >= 3 * 3 * US
+
+
+def test_a_proof_without_lines_of_the_ledger_reads() -> None:
+    """Proofs from before have none, and programs of other trainers may name none."""
+    written = json.loads(codec.to_json(schedule()))
+    del written["ledger"]
+    old = codec.from_json(json.dumps(written), Schedule)
+    assert old.ledger == ()
+    assert "by line of the ledger" not in proven(old)[1]
+    assert "by line of the ledger" in proven(schedule())[1]
 
 
 def test_one_round_of_the_layer_loop_is_a_timeline() -> None:
@@ -241,7 +296,7 @@ def proven(found: Schedule | None) -> tuple[Proof, str]:
     _, plan, entry = proofs.recorded()
     summary = replace(entry.compiled.summary, schedule=found)
     proof = proof_of(plan, replace(entry.compiled, summary=summary))
-    return proof, str(screen(_schedule_parts(plan, found)))
+    return proof, str(screen(_schedule_parts(plan, found, full=False)))
 
 
 def test_the_proof_has_the_schedule_in_its_json_and_on_its_screen() -> None:

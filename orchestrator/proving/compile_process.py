@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -119,6 +120,7 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
             plan.model.layers,
             rates,
             tuple(places),
+            _planned_exchanges(plan),
         ),
         compile_s=compile_s,
         compiler_memory_bytes=peak_memory,
@@ -146,6 +148,16 @@ def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
     places = tuple(planned[device] % in_slice for device in devices[:in_slice])
     axes = {axis.name: axis.size for axis in plan.axes if axis.link == "ici"}
     return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
+
+
+def _planned_exchanges(plan: Plan) -> dict[tuple[tuple[str, ...], str], str]:
+    """The ledger's line for the axes and the kind of a collective, if only one line has them."""
+    alike = defaultdict[tuple[tuple[str, ...], str], set[str]](set)
+    for line in plan.forecast.time if plan.ledger_describes_trainer else ():
+        if sent := line.collective:
+            axes = tuple(axis for axis in sent.axes if plan.mesh[axis] > 1)
+            alike[axes, sent.kind].add(line.kind)
+    return {key: kinds.pop() for key, kinds in alike.items() if len(kinds) == 1}
 
 
 def _coordinates(device: Any, torus: SliceTorus) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def proof_screen(
         _collectives(proof, full=full),
         ui.indent(_dcn_check(proof) if proof.crossings else []),
         ui.section("FLOPs per device and step", _flops(proof)),
-        _schedule_parts(plan, proof.schedule),
+        _schedule_parts(plan, proof.schedule, full=detail == "full"),
         _advice(proof),
         ui.closing(_verdict(proof), next_command),
     )
@@ -295,7 +295,7 @@ KINDS = (
 )
 
 
-def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None) -> list[ui.Part]:
+def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool) -> list[ui.Part]:
     """Return the schedule's total next to the ledger's, then where its seconds are."""
     if schedule is None:
         return ["no schedule: the catalog has no clock for this chip"]
@@ -341,6 +341,7 @@ def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None) -> list[ui.Par
     unpriced = ", ".join(schedule.unpriced)
     return [
         *ui.section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
+        *ui.indent(_ledger_lines(plan, schedule, small_s, None if full else _MOST)),
         *ui.section("by line", [ui.Table([head, *line_rows], ">>>>>><")]),
         *ui.section(
             low, ui.table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")
@@ -368,6 +369,37 @@ def _totals(plan: Plan, schedule: proofs.Schedule) -> list[ui.Part]:
     whole = fmt.seconds(plan.forecast.step_s.unoverlapped) if ledger else ""
     rows.append(("scheduled", fmt.seconds(schedule.total_s), whole, "an estimate, no promise"))
     return ui.table(("", "compiled", "ledger", ""), rows, "<>><")
+
+
+# Lines of the ledger whose operations the trainer does not tell from those of another.
+_INSIDE = dict.fromkeys(("copied_heads", "expert_padding", "expert_imbalance"), "matmul")
+_INSIDE["vocab_padding"] = "unembedding"
+
+
+def _ledger_lines(
+    plan: Plan, schedule: proofs.Schedule, small_s: float, most: int | None
+) -> list[ui.Part]:
+    """Return seconds of the ledger's lines, if the trainer names any, next to the ledger's own."""
+    if all(line.kind == proofs.OTHER_LINE for line in schedule.ledger):
+        return []
+    ledger: dict[str, float] = defaultdict(float)
+    for line in plan.forecast.time if plan.ledger_describes_trainer else ():
+        ledger[_INSIDE.get(line.kind, line.kind)] += line.value
+    rows = [
+        (
+            line.kind.replace("_", " "),
+            *(
+                fmt.seconds(s) if s > 0 else "-"
+                for s in (line.computed_s, line.exposed_s, line.wire_s)
+            ),
+            fmt.seconds(ledger[line.kind]) if line.kind in ledger else "",
+        )
+        for line in schedule.ledger
+        if max(line.total_s, line.wire_s) >= small_s
+    ]
+    return ui.table(
+        ("by line of the ledger", "computed", "exposed", "on links", "ledger"), rows[:most], "<>>>>"
+    )
 
 
 def by_line(schedule: proofs.Schedule) -> list[proofs.ScheduledLine]:

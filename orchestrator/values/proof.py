@@ -30,6 +30,27 @@ class ScheduledLine:
         return self.products_s + self.kernels_s + self.copies_s + self.other_s + self.exposed_s
 
 
+OTHER_LINE = "other"  # of operations that no line of the ledger prices
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledLedgerLine:
+    """Seconds of one step and device by the kind of the ledger's line that prices the operations.
+
+    What is computed and what is waited for add up to the step; `wire_s` are those of links to other
+    devices and to the host, hidden or not. `kind` is `other` where the trainer names no line.
+    """
+
+    kind: str
+    computed_s: float
+    exposed_s: float
+    wire_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.computed_s + self.exposed_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduledProduct:
     """Matrix products of one line and shape: seconds of a step, and the share of the peak.
@@ -114,6 +135,7 @@ class Schedule:
     collectives: tuple[ScheduledCollective, ...]
     loops: tuple[ScheduledLoop, ...]
     unpriced: tuple[str, ...]
+    ledger: tuple[ScheduledLedgerLine, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

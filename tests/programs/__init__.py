@@ -7,5 +7,8 @@ from orchestrator.proving.hlo.program import HloProgram, program_of
 
 def program(name: str) -> HloProgram:
     """The program of that name."""
-    path = Path(__file__).parent / f"{name}.txt"
-    return program_of(path.read_text(encoding="utf-8"))
+    return program_of(program_text(name))
+
+
+def program_text(name: str) -> str:
+    return (Path(__file__).parent / f"{name}.txt").read_text(encoding="utf-8")

@@ -119,8 +119,9 @@ def gather_matrix(
 ) -> jax.Array:
     """A matrix gathered along d_model: in the compute type, and its gradient in `wire`."""
     # Only a chip's own part travels between slices: first of the gather, last of the scatter.
-    own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
-    return all_gather(own, inside, dimension)
+    with line("weight_gather"):
+        own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
+        return all_gather(own, inside, dimension)
 
 
 def scatter_matrix(

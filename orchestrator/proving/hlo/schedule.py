@@ -11,14 +11,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar, get_args
 
 from orchestrator.proving.hlo import collectives, flops
 from orchestrator.proving.hlo import transfers as moves
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction, numbers
 from orchestrator.proving.hlo.transfers import START, Transfer, TransferReader, inside
-from orchestrator.values.proof import ComputeRates, ScheduledEvent
+from orchestrator.values.plan import LineKind
+from orchestrator.values.proof import OTHER_LINE, ComputeRates, ScheduledEvent
 
 Lines = tuple[str, ...]  # source lines, the outermost call first
 _Kind = Literal["product", "kernel", "copy", "other"]
@@ -34,6 +35,11 @@ _DONE = "-done"
 _SPARSE_CORE_THREAD = "sparsecore"
 _UNKNOWN = "no source line"  # a line that no instruction nearby names
 
+_Origin = TypeVar("_Origin")
+_SCOPE = re.compile(r"(?<=[/(])\w+(?=[/)])")  # of `jit(step)/transpose(jvp(matmul))/dot_general`
+_LEDGER = frozenset(get_args(LineKind))
+_RECOMPUTED = {"matmul": "matmul_recompute", "attention": "attention_recompute"}
+
 
 @dataclass(frozen=True)
 class Work:
@@ -42,6 +48,7 @@ class Work:
     kind: _Kind
     instruction: Instruction
     lines: Lines
+    ledger: str  # the kind of the ledger's line that prices it
     seconds: float
     times: int
     flops: float = 0.0
@@ -55,6 +62,7 @@ class Sent:
     transfer: Transfer
     asynchronous: bool
     lines: Lines
+    ledger: str
     times: int
     exposed_s: float
     behind: tuple[Work, ...] = ()
@@ -88,6 +96,7 @@ class _OnItsWay:
     transfer: Transfer
     end_s: float
     lines: Lines
+    ledger: str
     work_before: int
 
 
@@ -117,47 +126,79 @@ class _SchedulePass:
     flying: dict[str, _OnItsWay] = field(default_factory=dict)
     recent: list[_OnItsWay] = field(default_factory=list)
     known_lines: dict[str, Lines] = field(default_factory=dict)
+    known_ledger: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for instruction in self.where.instructions.values():
             handle = next(handle for applies, handle in _HANDLERS if applies(instruction))
             handle(self, instruction)
 
-    # --- source lines, also of instructions that the compiler makes and names none for
+    # --- source lines and the ledger's line, also of instructions that the compiler makes and names
+    # none for
 
     def _lines(self, instruction: Instruction) -> Lines:
-        if instruction.name not in self.known_lines:
-            self.known_lines[instruction.name] = (
-                self._own_lines(instruction)
-                or self._nearest_lines(instruction, lambda at: at.operands)
-                or self._nearest_lines(instruction, lambda at: self._readers[at.name])
+        return self._origin(instruction, self.known_lines, self._said_lines)
+
+    def _said_lines(self, instruction: Instruction) -> Lines:
+        return self.program.sources.program_lines(instruction.frame)
+
+    def _ledger(self, instruction: Instruction) -> str:
+        return self._origin(instruction, self.known_ledger, self._said_ledger) or OTHER_LINE
+
+    def _said_ledger(self, instruction: Instruction) -> str:
+        """The line after which the trainer names an operation, the innermost of several. The
+        compiler's own collectives name nothing: their payload does.
+        """
+        scopes: list[str] = _SCOPE.findall(instruction.op_name)
+        named = [scope for scope in scopes if scope in _LEDGER]
+        if named and "rematted_computation" in scopes:
+            return _RECOMPUTED.get(named[-1], named[-1])
+        if named:
+            return named[-1]
+        if instruction.op_name and instruction.opcode != "constant":
+            return OTHER_LINE
+        name = instruction.quoted(RENDEZVOUS) or instruction.name
+        return self.transfers.exchanges.get(name, "")
+
+    def _origin(
+        self,
+        instruction: Instruction,
+        known: dict[str, _Origin],
+        said: Callable[[Instruction], _Origin],
+    ) -> _Origin:
+        """What an instruction or its fusion says, or else what is nearest to it."""
+        if instruction.name not in known:
+            known[instruction.name] = (
+                self._own(instruction, said)
+                or self._nearest(instruction, said, lambda at: at.operands)
+                or self._nearest(instruction, said, lambda at: self._readers[at.name])
             )
-        return self.known_lines[instruction.name]
+        return known[instruction.name]
 
-    def _own_lines(self, instruction: Instruction) -> Lines:
-        program_lines = self.program.sources.program_lines
-        if lines := program_lines(instruction.frame):
-            return lines
-        if instruction.opcode != "fusion":
-            return ()
+    def _own(self, instruction: Instruction, said: Callable[[Instruction], _Origin]) -> _Origin:
+        own = said(instruction)
+        if own or instruction.opcode != "fusion":
+            return own
         [fused] = self.program.called(instruction)
-        from_root = reversed(fused.instructions.values())
-        return next(filter(None, (program_lines(part.frame) for part in from_root)), ())
+        return next(filter(None, map(said, reversed(fused.instructions.values()))), own)
 
-    def _nearest_lines(
-        self, instruction: Instruction, near: Callable[[Instruction], Iterable[str]]
-    ) -> Lines:
+    def _nearest(
+        self,
+        instruction: Instruction,
+        said: Callable[[Instruction], _Origin],
+        near: Callable[[Instruction], Iterable[str]],
+    ) -> _Origin:
         seen, todo = {instruction.name}, deque([instruction])
         while todo:
             for name in near(todo.popleft()):
                 other = self.where.instructions.get(name)
                 if other is None or name in seen:
                     continue
-                if lines := self._own_lines(other):
-                    return lines
+                if origin := self._own(other, said):
+                    return origin
                 seen.add(name)
                 todo.append(other)
-        return ()
+        return said(instruction)
 
     @cached_property
     def _readers(self) -> dict[str, list[str]]:
@@ -215,13 +256,12 @@ class _SchedulePass:
         if not products:
             is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
             kind: _Kind = "copy" if is_move else "other"
-            self._spend(Work(kind, op, self._lines(op), seconds, self.times))
+            self._spend(kind, op, op, seconds)
             return
         counted = [flops.product_flops(at, part) for at, part in products]
         _, largest = products[counted.index(max(counted))]
-        lines = self.program.sources.program_lines(largest.frame) or self._lines(op)
         moved = tuple(sorted(opcodes & _MOVED_IN))
-        self._spend(Work("product", largest, lines, seconds, self.times, sum(counted), moved))
+        self._spend("product", largest, op, seconds, sum(counted), moved)
 
     def kernel(self, op: Instruction) -> None:
         counted = flops.kernel_flops(self.program, self.where, op)
@@ -229,7 +269,7 @@ class _SchedulePass:
             self.record.unpriced.add(flops.kernel_name(op))
             return
         seconds = counted / (self.rates.peak_flops_per_s * self.rates.kernel_share)
-        self._spend(Work("kernel", op, self._lines(op), seconds, self.times, counted))
+        self._spend("kernel", op, op, seconds, counted)
 
     def reduction(self, op: Instruction) -> None:
         """A reduction by itself. Where it adds whole tiles, the compiler's estimate is up to thirty
@@ -241,14 +281,28 @@ class _SchedulePass:
             return
         moved = summed.bytes + sum(array.bytes for array in op.arrays)
         seconds = moved / self.transfers.rates.hbm_bytes_per_s
-        self._spend(Work("other", op, self._lines(op), seconds, self.times))
+        self._spend("other", op, op, seconds)
 
-    def _spend(self, work: Work) -> None:
+    def _spend(
+        self,
+        kind: _Kind,
+        op: Instruction,
+        outside: Instruction,
+        seconds: float,
+        counted: float = 0.0,
+        fused: tuple[str, ...] = (),
+    ) -> None:
+        """Compute an operation; `outside` is the fusion that it runs in, or itself."""
+        lines = self._said_lines(op) if op is not outside else ()
+        ledger = self._said_ledger(op) if op is not outside else ""
+        work = Work(
+            kind, op, lines or self._lines(outside), ledger or self._ledger(outside), seconds,
+            self.times, counted, fused,
+        )  # fmt: skip
         self.record.work.append(work)
         self.own.append(work)
-        name = work.instruction.name
-        self._event("compute", work.kind, name, work.lines, self.now, work.seconds)
-        self.now += work.seconds
+        self._event("compute", kind, op.name, work.lines, self.now, seconds)
+        self.now += seconds
 
     def _event(
         self, track: str, kind: str, name: str, lines: Lines, start_s: float, seconds: float
@@ -275,43 +329,50 @@ class _SchedulePass:
             self.compute(op)
             self._finish(f"chain {moves.chain_of(self.program, op)}")
         elif moves.ASYNC_START in targets and exchanges:
-            self._start(f"chain {moves.chain_of(self.program, op)}", exchanges[0], op)
+            self._start(f"chain {moves.chain_of(self.program, op)}", op, *exchanges[0])
             self.compute(op)
         elif exchanges:
-            for transfer in exchanges:
-                self._wait_for(transfer, op)
+            for transfer, ledger in exchanges:
+                self._wait_for(op, transfer, ledger)
         else:
             self.compute(op)
 
-    def _collectives(self, caller: Instruction) -> list[Transfer]:
-        """The collectives inside a fusion or an asynchronous call, without those it continues."""
+    def _collectives(self, caller: Instruction) -> list[tuple[Transfer, str]]:
+        """The collectives inside a fusion or an asynchronous call, without those it continues, each
+        with the ledger's line.
+        """
         return [
-            self.transfers.collective(where, part, caller)
+            (self.transfers.collective(where, part, caller), self._sent_ledger(part))
             for where, part in inside(self.program, caller)
             if moves.is_collective(part) and not collectives.is_further_part(part)
         ]
 
+    def _sent_ledger(self, collective: Instruction) -> str:
+        return self._said_ledger(collective) or OTHER_LINE
+
     def collective(self, op: Instruction) -> None:
-        transfer = self.transfers.collective(self.where, op, op)
+        transfer, ledger = self.transfers.collective(self.where, op, op), self._sent_ledger(op)
         if op.opcode.endswith(START):
-            self._start(op.name, transfer, op)
+            self._start(op.name, op, transfer, ledger)
         else:
-            self._wait_for(transfer, op)
+            self._wait_for(op, transfer, ledger)
 
     def start(self, op: Instruction) -> None:
         """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
+        ledger = self._ledger(op)
         if exchanges := self._collectives(op):
-            transfer = exchanges[0]
+            transfer, ledger = exchanges[0]
         elif op.quoted("async_execution_thread") == _SPARSE_CORE_THREAD:
             transfer = self.transfers.on_sparse_core(op)
         else:
             transfer = self.transfers.copy(op)
-        self._start(op.name, transfer, op)
+            ledger = "offload" if transfer.link == "host" else ledger
+        self._start(op.name, op, transfer, ledger)
 
     def send(self, op: Instruction) -> None:
         if collectives.is_to_other_slices(op):
             transfer = self.transfers.send(op, *collectives.transfer_of(op))
-            self._start(op.quoted(RENDEZVOUS), transfer, op)
+            self._start(op.quoted(RENDEZVOUS), op, transfer, self._sent_ledger(op))
 
     def receive(self, op: Instruction) -> None:
         """It ends when the data of the other slices has arrived."""
@@ -321,10 +382,10 @@ class _SchedulePass:
     def done(self, op: Instruction) -> None:
         self._finish(op.operands[0])
 
-    def _start(self, name: str, transfer: Transfer, op: Instruction) -> None:
+    def _start(self, name: str, op: Instruction, transfer: Transfer, ledger: str) -> None:
         ends = [other.end_s for other in self.recent if other.transfer.waits_for(transfer)]
         begin, lines = max([self.now, *ends]), self._lines(op)
-        flying = _OnItsWay(transfer, begin + transfer.seconds, lines, len(self.own))
+        flying = _OnItsWay(transfer, begin + transfer.seconds, lines, ledger, len(self.own))
         self.recent = [other for other in self.recent if other.end_s > self.now] + [flying]
         self.flying[name] = flying
         self._event(transfer.link, "transfer", transfer.kind, lines, begin, transfer.seconds)
@@ -335,9 +396,9 @@ class _SchedulePass:
             behind = tuple(self.own[flying.work_before :])
             self._wait(flying, max(0.0, flying.end_s - self.now), True, behind)
 
-    def _wait_for(self, transfer: Transfer, op: Instruction) -> None:
+    def _wait_for(self, op: Instruction, transfer: Transfer, ledger: str) -> None:
         """A synchronous transfer: the device waits from its start to its end."""
-        self._start("now", transfer, op)
+        self._start("now", op, transfer, ledger)
         flying = self.flying.pop("now")
         self._wait(flying, flying.end_s - self.now, False, ())
 
@@ -345,7 +406,9 @@ class _SchedulePass:
         self, flying: _OnItsWay, waited_s: float, asynchronous: bool, behind: tuple[Work, ...]
     ) -> None:
         transfer, lines = flying.transfer, flying.lines
-        self.record.sent.append(Sent(transfer, asynchronous, lines, self.times, waited_s, behind))
+        self.record.sent.append(
+            Sent(transfer, asynchronous, lines, flying.ledger, self.times, waited_s, behind)
+        )
         self._event("compute", "exposed", transfer.kind, lines, self.now, waited_s)
         self.now += max(0.0, waited_s)
 

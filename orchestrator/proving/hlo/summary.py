@@ -1,7 +1,7 @@
 """Everything that is read from one compiled program, as plain numbers."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from orchestrator.proving.compiled import PRODUCTS, REPEATED, CompiledCollective, ProgramSummary
@@ -29,11 +29,13 @@ def summarize(
     layers: int,
     rates: proofs.ScheduleRates | None = None,
     places: tuple[tuple[int, ...], ...] = (),
+    planned: Mapping[tuple[tuple[str, ...], str], str] | None = None,
 ) -> ProgramSummary:
     """The numbers of a program with that many layers.
 
     `mesh` has the devices of a slice, `between` the slices. `rates`, with the torus coordinates
-    of each partition as `places`, make seconds of its schedule.
+    of each partition as `places`, make seconds of its schedule; `planned` has the ledger's line
+    for the axes and the kind of a collective.
     """
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)
@@ -42,20 +44,25 @@ def summarize(
         for where, op, _ in visited
         if flops.is_kernel(op) and flops.kernel_flops(program, where, op) is None
     }
+    payloads = [
+        (visit[1].name, sent) for visit in visited for sent in logical_payloads(flow, mesh, visit)
+    ]
+    sends = [send for visit in visited for send in dcn_payloads(flow, between, visit)]
     schedule = None
     if rates:
-        links = SliceLinks(rates.torus, places)
-        transfers = TransferReader(program, mesh, between, links, rates.transfers)
+        links, known = SliceLinks(rates.torus, places), planned or {}
+        other = proofs.OTHER_LINE
+        lines = {name: known.get((sent.axes, sent.kind), other) for name, sent in payloads}
+        lines |= {sent.name: known.get((sent.axes, sent.kind), other) for sent in sends}
+        transfers = TransferReader(program, mesh, between, links, rates.transfers, lines)
         record = schedule_of(program, transfers, rates.compute)
         schedule = _schedule(record, rates.compute.peak_flops_per_s, layers)
     return ProgramSummary(
         live_bytes=classes.sizes(),
         peak_at=classes.peak_at(),
         buffers=classes.largest(),
-        collectives=_alike_collectives(
-            payload for visit in visited for payload in logical_payloads(flow, mesh, visit)
-        ),
-        sends=tuple(send for visit in visited for send in dcn_payloads(flow, between, visit)),
+        collectives=_alike_collectives(payload for _, payload in payloads),
+        sends=tuple(sends),
         flops=_flops(program, visited),
         uncounted=tuple(sorted(uncounted)),
         schedule=schedule,
@@ -136,6 +143,7 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> proofs.Sc
         flops=sum(line.flops for line in lines),
         peak_flops_per_s=peak_flops_per_s,
         lines=lines,
+        ledger=_ledger_lines(record),
         products=tuple(product for *_, product in sorted(products, key=lambda row: row[:2])),
         collectives=_collectives(record, _SMALL * total),
         loops=tuple(
@@ -165,6 +173,20 @@ def _lines(record: Record) -> tuple[proofs.ScheduledLine, ...]:
         for stack, seconds in sums.items()
     ]
     return tuple(sorted(lines, key=lambda line: (-line.total_s, line.stack)))
+
+
+def _ledger_lines(record: Record) -> tuple[proofs.ScheduledLedgerLine, ...]:
+    sums: dict[str, dict[str, float]] = defaultdict(
+        lambda: dict.fromkeys(("computed_s", "exposed_s", "wire_s"), 0.0)
+    )
+    for work in record.work:
+        sums[work.ledger]["computed_s"] += work.seconds * work.times
+    for sent in record.sent:
+        sums[sent.ledger]["exposed_s"] += sent.exposed_s * sent.times
+        if sent.transfer.link != "hbm":
+            sums[sent.ledger]["wire_s"] += sent.transfer.seconds * sent.times
+    lines = [proofs.ScheduledLedgerLine(kind=kind, **seconds) for kind, seconds in sums.items()]
+    return tuple(sorted(lines, key=lambda line: (-line.total_s, line.kind)))
 
 
 def _collectives(record: Record, least_s: float) -> tuple[proofs.ScheduledCollective, ...]:

@@ -1,6 +1,7 @@
 """A transfer of a compiled program: the bytes it moves, over which links, for how long."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -142,6 +143,7 @@ class TransferReader:
     between: collectives.DeviceMesh
     links: SliceLinks
     rates: TransferRates
+    exchanges: Mapping[str, str] = field(default_factory=dict)  # collective → the ledger's line
     groups: dict[tuple[tuple[int, ...], int | None], _Way] = field(default_factory=dict)
     permutes: dict[str, _Way] = field(default_factory=dict)
 
