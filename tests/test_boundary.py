@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -185,15 +186,20 @@ def test_recording_does_not_append_through_a_link(
 ) -> None:
     """The log of what records is left out where it cannot be trusted."""
 
-    def start(_: list[str], log: IO[bytes], *, piped: bool) -> None:
-        log.write(b"theirs\n" + bytes(piped))
+    logged = []
 
-    monkeypatch.setattr(recorder, "_start", start)
+    def start(_: list[str], *, stdout: IO[bytes] | int, **_others: object) -> None:
+        if not isinstance(stdout, int):
+            stdout.write(b"theirs\n")
+        logged.append(stdout)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
     run, target = failed_once(tmp_path / "runs"), tmp_path / "profile"
     target.write_text("mine\n")
     run.paths.sync_log.symlink_to(target)
     recorder.in_background([run])
     assert target.read_text() == "mine\n"
+    assert logged == [subprocess.DEVNULL]
 
 
 def test_a_line_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
