@@ -68,13 +68,8 @@ def main(address: str, spec: AttemptSpec) -> None:
     def send(event: AttemptEvent) -> None:
         write(codec.to_json(event).decode())
 
-    def show_life() -> None:  # an empty line now and then: to join a busy cluster may take minutes
-        while True:
-            write("")
-            time.sleep(SIGN_OF_LIFE_S)
-
-    for work in (listen, show_life):
-        threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=_show_life, args=(write,), daemon=True).start()
     try:
         join_cluster(address)
         _serve(spec, commands, send)
@@ -82,6 +77,13 @@ def main(address: str, spec: AttemptSpec) -> None:
         text, repeats = f"{type(error).__name__}: {error}", isinstance(error, SpecError)
         send(AttemptEvent(ended=True, error=text, repeats=repeats))
     threading.Event().wait()
+
+
+def _show_life(write: Callable[[str], None]) -> None:
+    """Write an empty line now and then: to join a busy cluster may take minutes."""
+    while True:
+        write("")
+        time.sleep(SIGN_OF_LIFE_S)
 
 
 def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
