@@ -18,17 +18,19 @@ from orchestrator.network.rematerialization import POLICIES
 from orchestrator.reading.nodes import MOST, Mapping, Node, SequenceNode, Value
 from orchestrator.values import spec as specs
 from orchestrator.values.fields import (
+    AfterFailure,
     AxisSize,
     Microbatches,
     Name,
     PodCount,
     PositiveInteger,
+    Scaling,
+    StudyKind,
     Text,
     about,
 )
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Spec
-from orchestrator.values.study import AfterFailure, Scaling, StudyKind
 
 Schema = dict[str, Any]
 

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from orchestrator.errors import Interrupted
 from orchestrator.storage.addresses import address, folder, is_copy
-from orchestrator.values.run import Run, Step
+
+if TYPE_CHECKING:  # a plan is made without the values of runs
+    from orchestrator.values.run import Run, Step
 
 RUNS = Path("runs")  # where runs are stored by default
 
@@ -47,8 +49,8 @@ class TaskEnded:
 class RunUpdate:
     """A followed run as it stands, and its steps since the last update. Sent at every look."""
 
-    run: Run
-    steps: tuple[Step, ...]
+    run: "Run"
+    steps: "tuple[Step, ...]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +210,7 @@ def _storage_option(storage: Path) -> tuple[str, ...]:
     return () if storage.absolute() == RUNS.absolute() else ("--storage", address(storage))
 
 
-def storage_of(run: Run) -> Path:
+def storage_of(run: "Run") -> Path:
     """Return where a run is stored, relative to the working directory where that is shorter."""
     path, here = folder(run.journal).parent, Path.cwd()
     if is_copy(path) or not path.is_relative_to(here):

@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.values.fields import AfterFailure, Scaling, StudyKind
 from orchestrator.values.plan import Estimate, PlanWarning
 from orchestrator.values.report import NotCompared, Spread
 from orchestrator.values.run import ProcessIdentity, Run
 from orchestrator.values.spec import Spec
 
-StudyKind = Literal["scaling", "sweep"]
-Scaling = Literal["strong", "weak"]
-AfterFailure = Literal["stop", "go on"]
 StudyState = Literal["running", "stopped", "succeeded"]
 
 
