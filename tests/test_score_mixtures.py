@@ -36,6 +36,7 @@ def test_the_default_score_has_mixtures_apart() -> None:
     found = {row.id for row in score.rows if row.mixture}
     assert found == {row.id for row in with_catalog_constants(MIXTURES).rows}
     assert score.dense.rows == score.summary.rows - 7
+    assert not ROWS.keys() & {sample.run.id for sample in _published()[0]}
     assert not any(sample.run.model.moe for sample in _published()[0])  # nothing learned from them
 
 

@@ -29,10 +29,6 @@ _ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
     "cancelled": "was stopped",
 }
 # What a run says as its submission does.
-_OF_SUBMISSION = (
-    "id", "name", "rehearsal", "rehearses", "spec_digest", "steps",
-    "environment", "profile", "study",
-)  # fmt: skip
 # Addresses, digests and numbers differ between two occurrences of the same error.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
@@ -154,9 +150,15 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
         case events.Stopping():
             return replace(state, stopping=event)
         case events.AttemptEnded():
-            end: dict[str, Any] = {"ended_at_s": event.at_s, "written": event.steps}
-            end |= {name: getattr(event, name) for name in ("reason", "error", "first_dead_rank")}
-            return replace(state, attempts=_with_newest(state, **end))
+            attempts = _with_newest(
+                state,
+                ended_at_s=event.at_s,
+                written=event.steps,
+                reason=event.reason,
+                error=event.error,
+                first_dead_rank=event.first_dead_rank,
+            )
+            return replace(state, attempts=attempts)
         case events.Ended():
             return replace(idle, ended=event)
         case events.Repaired():
@@ -223,7 +225,15 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
     newest_first = sorted(observed.steps.items(), reverse=True)
     ends = (timed.step for _, summary in newest_first for timed in summary.last_steps[-1:])
     return values.Run(
-        **{field: getattr(submission, field) for field in _OF_SUBMISSION},
+        id=submission.id,
+        name=submission.name,
+        rehearsal=submission.rehearsal,
+        rehearses=submission.rehearses,
+        spec_digest=submission.spec_digest,
+        steps=submission.steps,
+        environment=submission.environment,
+        profile=submission.profile,
+        study=submission.study,
         run=key,
         state=name,
         reason=reason,

@@ -135,9 +135,15 @@ def open_study(
             files.make_folder(part)
         for name, text in documents.items():
             files.write_once(prepared.documents / name, text)
-        digest, at_s = request.digest, clock()
         submission = StudySubmission(
-            schema=_SCHEMA, id=uuid.uuid4().hex, digest=digest, at_s=at_s, **vars(request)
+            schema=_SCHEMA,
+            id=uuid.uuid4().hex,
+            digest=request.digest,
+            at_s=clock(),
+            study=request.study,
+            steps=request.steps,
+            devices=request.devices,
+            rehearsal=request.rehearsal,
         )
         files.write_once(prepared.submission_path, codec.to_pretty_json(submission).encode())
         files.publish(folder, journal.path, _SUBMISSION)
