@@ -11,7 +11,7 @@ import pytest
 import orchestrator as api
 import orchestrator as orch
 from orchestrator.errors import RunIsLive, SpecError
-from orchestrator.planning.odds import PlanWithOdds
+from orchestrator.planning.offers import PlanWithOdds
 from orchestrator.run.progress import NotConfirmed
 from orchestrator.values import codec
 from orchestrator.values.run import Run

@@ -15,12 +15,11 @@ from orchestrator import catalog
 from orchestrator.errors import NoTopology, SpecError
 from orchestrator.formatting import dollars
 from orchestrator.planning.many_slices import best_of_slices
-from orchestrator.planning.odds import Offer, Offers, _chance, odds_of
-from orchestrator.planning.offers import UnknownCost, _is_round
+from orchestrator.planning.nearest_specs import changed
+from orchestrator.planning.offers import Offer, Offers, UnknownCost, _is_round, chance, odds_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
-from orchestrator.planning.spec_changes import changed
 from orchestrator.reading.offer_options import (
     WrongOption,
     _days_until,
@@ -252,16 +251,16 @@ def test_odds_are_those_of_a_normal_logarithm(
                         high=middle * up)  # fmt: skip
     width = log(up) if limit >= middle else log(middle / low)
     closed = (1 + erf(log(limit / middle) / (width / OF_80_PERCENT) / sqrt(2))) / 2
-    assert _chance(estimate, limit) == pytest.approx(closed if limit >= lower else 0.0, abs=1e-6)
+    assert chance(estimate, limit) == pytest.approx(closed if limit >= lower else 0.0, abs=1e-6)
 
 
 def test_the_interval_holds_four_of_five() -> None:
     """At its high end nine of ten runs are done, at what is expected half of them."""
     estimate = Estimate(lower=1.0, unoverlapped=99.0, expected=10.0, low=5.0, high=20.0)
-    assert _chance(estimate, 10.0) == pytest.approx(0.5)
-    assert _chance(estimate, 20.0) == pytest.approx(0.9, abs=1e-3)
-    assert _chance(estimate, 5.0) == pytest.approx(0.1, abs=1e-3)
-    assert _chance(replace(estimate, expected=None, low=None, high=None), 10.0) is None
+    assert chance(estimate, 10.0) == pytest.approx(0.5)
+    assert chance(estimate, 20.0) == pytest.approx(0.9, abs=1e-3)
+    assert chance(estimate, 5.0) == pytest.approx(0.1, abs=1e-3)
+    assert chance(replace(estimate, expected=None, low=None, high=None), 10.0) is None
 
 
 def test_both_limits_hold_as_often_as_the_rarer() -> None:

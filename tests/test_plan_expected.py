@@ -283,8 +283,8 @@ def test_of_reductions_layer_by_layer_the_first_layer_and_the_embedding_come_las
     layout, _ = layout_and_work(spec)
     [pods] = [line for line in time_lines(layout) if line.name == "pods"]
     model, wire = layout.model, layout.gradient_bytes
-    last = layout.network.embedding.elements + layout.block_elements(
-        layout.network.blocks[0]
+    last = layout.network.embedding.elements + layout.total_elements(
+        layout.network.blocks[0].matmuls
     ) * layout.ways("heads")
     owned = last / layout.devices_along(("fsdp", "sequence", "tensor", "data"))
     sent = 2 * owned * wire * (2 - 1) / 2

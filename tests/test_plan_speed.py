@@ -5,8 +5,8 @@ import sys
 from functools import partial
 
 from orchestrator.planning.many_slices import best_of_slices
+from orchestrator.planning.nearest_specs import changed
 from orchestrator.planning.search import search_request
-from orchestrator.planning.spec_changes import changed
 from tests.bench.plan_speed import (
     CASES,
     choose,

@@ -10,7 +10,7 @@ import click
 import orchestrator as orch
 from orchestrator.cli import arguments as shared
 from orchestrator.errors import SpecError, refuse_options
-from orchestrator.planning.odds import PlanWithOdds
+from orchestrator.planning.offers import PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option

@@ -1,6 +1,6 @@
 """Every collective of a step; the ledger of seconds has a line for each exchange."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -101,65 +101,84 @@ def _gradient_exchanges(layout: Training) -> list[Exchange]:
     repeated, and over the slices that share weights, then over its replicas. These scatter over
     `data`, reduce over `pods`, gather back.
     """
-    wire, data = layout.gradient_bytes, layout.devices_along(GROUPS["data"])
-    whole = tuple(replace(part, bytes=part.bytes * wire) for part in _gradient_buckets(layout))
-    shares = tuple(replace(part, bytes=part.bytes / data) for part in whole)
-
-    def exchange(
-        name: str, kind: CollectiveKind, axes: tuple[str, ...], formula: str,
-        parts: tuple[_Part, ...], ways: Number | None = None,
-    ) -> Exchange:  # fmt: skip
-        ways = layout.devices_along(axes) if ways is None else ways
-        dtype = layout.precision.gradients
-        return Exchange("gradient_reduction", name, kind, axes, formula, ways, 1, parts, dtype)
-
-    def matrices(chosen: Callable[[Weight], bool]) -> tuple[_Part, ...]:
-        size = wire / layout.ways(GATHERED)
-        return tuple(
-            _Part(layers * size * layout.elements(matmul.weight), times, serial=1)
-            for stack in layout.network.stacks
-            for layers, times in [_reduced_at_a_time(layout, stack)]
-            for matmul in stack.block.matmuls
-            if chosen(matmul.weight)
-        )
-
     # Projections whose kv heads are copied to several devices. Then what every device of a `tensor`
     # group holds: matrices of routers, and those that make latents.
-    tensor, norms = GROUPS["tensor"], _vector_gradients(layout, _is_repeated)
-    unsplit = matrices(lambda weight: not _is_split_over_tensor(weight))
-    found = [
-        exchange("kv weight copies", REDUCE, tensor, "wk, wv", matrices(_is_copied), layout.copies),
-        *([exchange("router gradients", REDUCE, tensor, "routers, latents", unsplit)]
-          if unsplit else []),
-        exchange("norm gradients", REDUCE, GROUPS["replicas"], "norms", norms),
-        exchange(f"norm gradients{_OVER_DCN}", REDUCE, SHARED_OVER_DCN, "norms", norms),
-    ]  # fmt: skip
-    # Norms and biases of heads and of d_ff, which `tensor` splits; where kv heads are copied, over
-    # the copies too. Those of experts lie where their experts do, with a bias in each device of a
-    # `tensor` group or only in one.
-    inside, apart, outer = (GROUPS[name] for name in ("weights", "experts", "expert_replicas"))
-    ways = layout.devices_along(inside)
-    for name, chosen, group, of_slice in (
-        ("bias gradients", _is_split, inside, ways),
-        ("kv bias gradients", _is_copied, inside, ways * layout.copies),
-        ("expert bias gradients",
-         lambda weight: _is_bias_of_experts(weight) and _is_split_over_tensor(weight), apart, None),
-        ("expert output bias gradients",
-         lambda weight: _is_bias_of_experts(weight) and not _is_split_over_tensor(weight), outer,
-         None),
-    ):  # fmt: skip
-        if parts := _vector_gradients(layout, chosen):
-            found += [
-                exchange(name, REDUCE, group, "biases", parts, of_slice),
-                exchange(f"{name}{_OVER_DCN}", REDUCE, SHARED_OVER_DCN, "biases", parts),
-            ]
-    payload = "owned gradient"
+    copied, unsplit = [], []
+    size = layout.gradient_bytes / layout.ways(GATHERED)
+    for stack in layout.network.stacks:
+        layers, times = _reduced_at_a_time(layout, stack)
+        for weight in (matmul.weight for matmul in stack.block.matmuls):
+            part = _Part(layers * size * layout.elements(weight), times, serial=1)
+            if _has_axis(weight, COPIED):
+                copied.append(part)
+            elif not _is_split_over_tensor(weight):
+                unsplit.append(part)
+    tensor, data, payload = GROUPS["tensor"], GROUPS["data"], "owned gradient"
+    whole, ways = _gradient_buckets(layout), layout.devices_along(data)
+    shares = [replace(part, bytes=part.bytes / ways) for part in whole]
+    routers = _reduction(layout, "router gradients", tensor, "routers, latents", unsplit)
     return [
-        *found,
-        exchange("data scatter", _SCATTER, GROUPS["data"], payload, whole),
-        exchange("data gather", _GATHER, GROUPS["data"], payload, whole),
-        exchange("pods", REDUCE, (SLICE_REPLICAS,), f"{payload} / data", shares),
+        _reduction(layout, "kv weight copies", tensor, "wk, wv", copied, ways=layout.copies),
+        *([routers] if unsplit else []),
+        *_vector_reductions(layout),
+        _reduction(layout, "data scatter", data, payload, whole, kind=_SCATTER),
+        _reduction(layout, "data gather", data, payload, whole, kind=_GATHER),
+        _reduction(layout, "pods", (SLICE_REPLICAS,), f"{payload} / data", shares),
     ]
+
+
+def _reduction(
+    layout: Training, name: str, axes: tuple[str, ...], formula: str, parts: Iterable[_Part], *,
+    kind: CollectiveKind = REDUCE, ways: Number | None = None,
+) -> Exchange:  # fmt: skip
+    ways, dtype = layout.devices_along(axes) if ways is None else ways, layout.precision.gradients
+    return Exchange("gradient_reduction", name, kind, axes, formula, ways, 1, tuple(parts), dtype)
+
+
+def _vector_reductions(layout: Training) -> Iterator[Exchange]:
+    """Gradients of norms and biases, which every device has whole but for what `tensor` splits."""
+    parts: dict[str, list[_Part]] = {}
+    for stack in layout.network.stacks:
+        layers, times = _reduced_at_a_time(layout, stack)
+        for vector in stack.block.vectors:
+            size = layers * layout.elements(vector) * layout.gradient_bytes
+            parts.setdefault(_vector_kind(vector), []).append(_Part(size, times, serial=1))
+    for vector in layout.network.norm.weights:
+        size = layout.elements(vector) * layout.gradient_bytes
+        part = _Part(size, 1, serial=1 - per_layer(layout))
+        parts.setdefault(_vector_kind(vector), []).append(part)
+    # Where kv heads are copied, their biases are reduced over the copies too. Biases of experts lie
+    # where their experts do, in each device of a `tensor` group or only in one.
+    inside = GROUPS["weights"]
+    for kind, axes, ways in (
+        ("norm", GROUPS["replicas"], None),
+        ("bias", inside, None),
+        ("kv bias", inside, layout.devices_along(inside) * layout.copies),
+        ("expert bias", GROUPS["experts"], None),
+        ("expert output bias", GROUPS["expert_replicas"], None),
+    ):
+        if kind in parts:
+            name, formula = f"{kind} gradients", "norms" if kind == "norm" else "biases"
+            yield _reduction(layout, name, axes, formula, parts[kind], ways=ways)
+            over_dcn = f"{name}{_OVER_DCN}"
+            yield _reduction(layout, over_dcn, SHARED_OVER_DCN, formula, parts[kind])
+
+
+def _vector_kind(vector: Weight) -> str:
+    if not any(LOGICAL_AXES[dimension.axis] for dimension in vector.dimensions):
+        return "norm"
+    if _has_axis(vector, EXPERTS):
+        return "expert bias" if _is_split_over_tensor(vector) else "expert output bias"
+    return "kv bias" if _has_axis(vector, COPIED) else "bias"
+
+
+def _has_axis(weight: Weight, axis: str) -> bool:
+    return any(dimension.axis == axis for dimension in weight.dimensions)
+
+
+def _is_split_over_tensor(weight: Weight) -> bool:
+    tensor = GROUPS["tensor"]
+    return any(set(tensor) & {*LOGICAL_AXES[dimension.axis]} for dimension in weight.dimensions)
 
 
 def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
@@ -177,44 +196,8 @@ def per_layer(layout: Training) -> Number:
     return (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) > 1)
 
 
-def _is_repeated(weight: Weight) -> bool:
-    return not any(LOGICAL_AXES[dimension.axis] for dimension in weight.dimensions)
-
-
-def _is_split(weight: Weight) -> bool:
-    return not (_is_repeated(weight) or _is_copied(weight) or _is_bias_of_experts(weight))
-
-
-def _is_bias_of_experts(weight: Weight) -> bool:
-    return weight.dimensions[0].axis == EXPERTS
-
-
-def _is_copied(weight: Weight) -> bool:
-    return any(dimension.axis == COPIED for dimension in weight.dimensions)
-
-
-def _is_split_over_tensor(weight: Weight) -> bool:
-    return any(set(GROUPS["tensor"]) & {*LOGICAL_AXES[one.axis]} for one in weight.dimensions)
-
-
-def _vector_gradients(layout: Training, chosen: Callable[[Weight], bool]) -> tuple[_Part, ...]:
-    """Gradients of those norms and biases that are chosen."""
-    wire, network = layout.gradient_bytes, layout.network
-    blocks = tuple(
-        _Part(layers * layout.elements(vector) * wire, times, serial=1)
-        for stack in network.stacks
-        for layers, times in [_reduced_at_a_time(layout, stack)]
-        for vector in filter(chosen, stack.block.vectors)
-    )
-    ends = tuple(
-        _Part(layout.elements(vector) * wire, 1, serial=1 - per_layer(layout))
-        for vector in filter(chosen, network.norm.weights)
-    )
-    return (*blocks, *ends)
-
-
 def _gradient_buckets(layout: Training) -> list[_Part]:
-    """Elements whose gradients are reduced over replicas as one, filled up to whole tiles.
+    """Gradients that are reduced over replicas as one, filled up to whole tiles.
 
     The weights of a layer are one bucket over `data` where each layer is reduced on its own;
     elsewhere each is one, and none waits for another. The first layer and the embedding come after
@@ -228,19 +211,19 @@ def _gradient_buckets(layout: Training) -> list[_Part]:
     def part(elements: Number, calls: Number, serial: Number) -> _Part:
         """Elements filled up to whole tiles for every device that reduces them."""
         filled = np.where(data > 1, np.ceil(elements / quantum) * quantum, elements)
-        return _Part(filled, calls, serial)
+        return _Part(filled * layout.gradient_bytes, calls, serial)
 
     buckets = []
     for stack in network.stacks:
         layers, times = _reduced_at_a_time(layout, stack)
         sizes: list[Number] = []
         for weight in (matmul.weight for matmul in stack.block.matmuls):
-            [axis] = [one.axis for one in weight.dimensions if one.axis in GATHERED_AXES]
+            [axis] = {dimension.axis for dimension in weight.dimensions} & {*GATHERED_AXES}
             sizes.append(layout.elements(weight) / layout.ways(axis))
         sizes += [layout.elements(vector) for vector in stack.block.vectors]
         buckets.append(part(sum(sizes), times * joined, 1 * joined))
         buckets += [part(layers * size, times * single, single) for size in sizes]
-    embedding, *ends = [layout.elements(one) / layout.ways(GATHERED) for one in network.tables]
+    embedding, *ends = [layout.elements(table) / layout.ways(GATHERED) for table in network.tables]
     ends += [layout.elements(vector) for vector in network.norm.weights]
     return [*buckets, part(embedding, 1, 1), *(part(size, 1, 1 - early) for size in ends)]
 
@@ -265,7 +248,7 @@ _KV_GATHERS = 2  # forward, and again for the backward pass
 def exchanges(layout: Training) -> list[Exchange]:
     """Everything that counts in a step's time; over a single device nothing moves."""
     # Keys and values of whole sequences, gathered forward and backward; their gradients back.
-    ways, compute = layout.ways("length"), layout.activation_type
+    ways = layout.ways("length")
     parts = [
         (layout.tensor_elements(tensor) * ways * layout.compute_bytes, layers * layout.microbatches)
         for block, layers in layout.network.kinds
@@ -275,7 +258,8 @@ def exchanges(layout: Training) -> list[Exchange]:
     def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
         sent = tuple(_Part(size, times * calls) for size, calls in parts)
         formula, calls = "tokens x sequence x kv_heads x head_dim", sum(part.calls for part in sent)
-        return Exchange(line, name, kind, GROUPS["sequence"], formula, ways, calls, sent, compute)
+        axes, dtype = GROUPS["sequence"], layout.activation_type
+        return Exchange(line, name, kind, axes, formula, ways, calls, sent, dtype)
 
     # Moments of Muon: matrices go to devices that have them whole, and come back orthogonal.
     part = (_Part(_ORTHOGONAL_BYTES * layout.stored_layer_elements, 2, serial=2),)
@@ -310,9 +294,7 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
         return (1 - layout.recomputed(attention.keys)) * attention.turned_width / d_model
 
     sublayers = layout.over_layers(lambda block: len(block.sublayers))
-    repeated = layout.over_layers(
-        lambda block: sum(layout.repeats_output(part) for part in block.sublayers)
-    )
+    repeated = layout.over_layers(lambda block: sum(map(layout.repeats_output, block.sublayers)))
     # Inputs of the blocks, over the width of the stream.
     inputs = layout.over_layers(
         lambda block: sum(part.entering_width for part in block.sublayers) / d_model
@@ -410,21 +392,18 @@ def _expert_exchanges(layout: Training) -> list[Exchange]:
     passes = layout.network.mixture_layers * layout.microbatches
     ways, tokens = layout.devices_along(axes), stream_bytes(layout)
 
-    def exchange(
-        line: LineKind, name: str, kind: CollectiveKind, formula: str, volume: Number, calls: int
-    ) -> Exchange:
-        parts = (_Part(volume, calls * passes),)
-        dtype = layout.activation_type
-        return Exchange(line, name, kind, axes, formula, ways, calls * passes, parts, dtype)
+    dropless = moe.capacity_factor is None
+    formula = "tokens x expert x d_model" if dropless else "tokens x rows x d_model"
+    volume = tokens * (ways if dropless else layout.rows_of_token)
 
-    if moe.capacity_factor is not None:
-        formula, volume = "tokens x rows x d_model", tokens * layout.rows_of_token
-        return [
-            exchange("expert_exchange", "tokens to experts", ALL_TO_ALL, formula, volume,
-                     _ROW_EXCHANGES)
-        ]  # fmt: skip
-    formula, volume = "tokens x expert x d_model", tokens * ways
+    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
+        calls, dtype = times * passes, layout.activation_type
+        parts = (_Part(volume, calls),)
+        return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
+
+    if not dropless:
+        return [exchange("expert_exchange", "tokens to experts", ALL_TO_ALL, _ROW_EXCHANGES)]
     return [
-        exchange("expert_gather", "token gather", _GATHER, formula, volume, _STREAM_GATHERS),
-        exchange("expert_scatter", "token scatter", _SCATTER, formula, volume, _STREAM_SCATTERS),
+        exchange("expert_gather", "token gather", _GATHER, _STREAM_GATHERS),
+        exchange("expert_scatter", "token scatter", _SCATTER, _STREAM_SCATTERS),
     ]

@@ -85,21 +85,24 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
         _summed((line.resource or "", line.name, line.value) for line in plan.forecast.time)
         for plan in plans
     ]
+    reference, other = (
+        PlanReference(
+            name=plan.name,
+            digest=plan.digest,
+            spec_digest=plan.spec_digest,
+            overrides=plan.overrides,
+        )
+        for plan in plans
+    )
     return PlanDiff(
         schema=_SCHEMA,
-        plans=(_reference(first), _reference(second)),
+        plans=(reference, other),
         requested=_differing(*(_requested(spec, whole=whole) for spec in specs)),
         decided=() if whole else _differing(*map(_decided, plans)),
         memory=() if staged else _merged("bytes", *map(_memory, plans)),
         time=() if staged else _merged("s", *time),
         figures=_pairs(*figures),
         bounds=(first.forecast.bound, second.forecast.bound),
-    )
-
-
-def _reference(plan: Plan) -> PlanReference:
-    return PlanReference(
-        name=plan.name, digest=plan.digest, spec_digest=plan.spec_digest, overrides=plan.overrides
     )
 
 

@@ -7,9 +7,6 @@ ways stay in addition to the winners, since the ranking knows what this does not
 offloads nothing, and, where gradients cross slices, the fewest microbatches that accumulate them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from orchestrator.network.mesh_axes import GROUPS
@@ -24,7 +21,7 @@ from orchestrator.planning.step_work import (
     transfers,
 )
 from orchestrator.planning.time import activation_peak, activation_traffic_bytes, device_peak
-from orchestrator.planning.torus import Bools, Floats, Ints
+from orchestrator.planning.torus import Floats, Ints
 
 # The bottleneck counts twice in the rule, and it is the matmuls, HBM, or something else. The
 # weights of recomputation and of HBM traffic, in each case.
@@ -32,18 +29,12 @@ _WEIGHTS = ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))
 _EQUAL = 1e-9  # costs that differ by less, as a share, are the same
 
 
-@dataclass(frozen=True)
-class _Ways:
-    key: Ints
-    remat: Ints
-    microbatches: Ints
-
-
+Ways = tuple[Ints, Ints, Ints]  # the key, the policy and the microbatches of each
 # The least HBM of any way, and the least memory of the host where HBM suffices.
 LeastMemory = tuple[float, float]
 
 
-def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[_Ways, LeastMemory]:
+def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
     """Return the ways that may be fastest.
 
     `layout` has a row for each policy, and a column for each key and number of microbatches,
@@ -65,50 +56,35 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[_Ways, Lea
     )
     link_bytes_per_s = 2 * chip.ici_link_bytes_per_s.value / chip.devices
     scattered_s = scatters * stream_bytes(layout) * (1 - 1 / ways) / link_bytes_per_s
-    repeated, traffic, others = (
-        repeated_s + attention_s,
-        activation_traffic_bytes(layout) / hbm_rate(layout),
-        scattered_s + transfers(layout).exposed_s(),
-    )
-    place_in_key = np.arange(len(key)) - np.searchsorted(key, key)
+    repeated = repeated_s + attention_s
+    traffic = activation_traffic_bytes(layout) / hbm_rate(layout)
+    others = scattered_s + transfers(layout).exposed_s()
+    columns = np.arange(len(key))
+    place_in_key = columns - np.searchsorted(key, key)
     # The second number of microbatches is the fewest that accumulate gradients.
     stay = (place_in_key == 1) & crosses(layout)
+
+    def winners(costs: Floats) -> Ints:
+        """Return the best policy of each column that beats all columns of its key before it or has
+        to `stay`, as places in the flat array; infinite costs never win.
+        """
+        best = costs.argmin(axis=0)
+        least_cost = costs[best, columns]
+        # For each column the least of those before it with its key; infinite for the first.
+        row = key - key[:1]
+        shape = int(row.max(initial=-1)) + 1, int(place_in_key.max(initial=-1)) + 2
+        table = np.full(shape, np.inf)
+        table[row, place_in_key + 1] = least_cost
+        before = np.minimum.accumulate(table, axis=1)[row, place_in_key]
+        wins = (least_cost < before * (1 - _EQUAL)) | (stay & np.isfinite(least_cost))
+        return np.asarray((best * len(key) + columns)[wins])
+
     chosen = [
-        _winners(
-            np.where(allowed, repeat * repeated + move * traffic + others, np.inf),
-            key, place_in_key, stay,
-        )
+        winners(np.where(allowed, repeat * repeated + move * traffic + others, np.inf))
         for repeat, move in _WEIGHTS
         for allowed in (fits, fits & (hosts == 0))
-    ]  # fmt: skip
+    ]
     remat, column = np.divmod(np.unique(np.concatenate(chosen)), len(key))
     order = np.lexsort((remat, column))
     remat, column = remat[order], column[order]
-    return _Ways(key[column], remat, np.asarray(layout.microbatches)[column]), least
-
-
-def joined(parts: Sequence[tuple[_Ways, LeastMemory]]) -> tuple[_Ways, LeastMemory]:
-    """Return the ways of parts of all keys, in their order."""
-    ways, least = zip(*parts, strict=True)
-    all_ways = _Ways(
-        key=np.concatenate([part.key for part in ways]),
-        remat=np.concatenate([part.remat for part in ways]),
-        microbatches=np.concatenate([part.microbatches for part in ways]),
-    )
-    return all_ways, (min(hbm for hbm, _ in least), min(host for _, host in least))
-
-
-def _winners(costs: Floats, key: Ints, place_in_key: Ints, stay: Bools) -> Ints:
-    """Return the best policy of each column that beats all columns of its key before it or has to
-    `stay`, as places in the flat array; infinite costs never win.
-    """
-    best = costs.argmin(axis=0)
-    columns = np.arange(len(key))
-    least = costs[best, columns]
-    # For each column the least cost of those before it with its key; infinite for the first.
-    row = key - key[:1]
-    table = np.full((int(row.max(initial=-1)) + 1, int(place_in_key.max(initial=-1)) + 2), np.inf)
-    table[row, place_in_key + 1] = least
-    before = np.minimum.accumulate(table, axis=1)[row, place_in_key]
-    wins = (least < before * (1 - _EQUAL)) | (stay & np.isfinite(least))
-    return np.asarray((best * len(key) + columns)[wins])
+    return (key[column], remat, np.asarray(layout.microbatches)[column]), least

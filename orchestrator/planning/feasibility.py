@@ -85,7 +85,6 @@ def _split(sizes: Sizes, logical_axis: str) -> Ints:
 
 
 def realizable(rules: list[_Rule], mesh: MeshRequest, sizes: Sizes) -> Bools:
-    """Return which meshes break no rule."""
     every: Sizes = {**sizes, **sharing(mesh)}
     return np.asarray(np.logical_and.reduce([rule.holds(every) for rule in rules]))
 
@@ -156,10 +155,7 @@ def batches_next_to(batch: Batch, multiples: Ints) -> list[Ints]:
     low, high = batch_range(batch)
     below = batch.sequences // multiples * multiples
     above = np.where(below == batch.sequences, 0, below + multiples)
-    return [
-        np.where((below >= low) & (below > 0), below, 0),
-        np.where((above <= high) & (above > 0), above, 0),
-    ]
+    return [np.where(below >= low, below, 0), np.where(above <= high, above, 0)]
 
 
 def batch_range(batch: Batch) -> tuple[int, int]:

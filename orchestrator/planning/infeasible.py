@@ -25,11 +25,14 @@ from orchestrator.network.mlp import EXPERTS
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.notes import sentence, sentences
 from orchestrator.planning import feasibility
-from orchestrator.planning.nearest_specs import all_meshes, nearest_specs, requested_axes
+from orchestrator.planning.nearest_specs import (
+    all_meshes,
+    nearest_specs,
+    requested_axes,
+    state_bytes,
+)
 from orchestrator.planning.search import SearchRequest, SearchResult, multiple_of
-from orchestrator.planning.spec_changes import state_bytes
 from orchestrator.planning.step_work import host_limit_bytes
-from orchestrator.planning.torus import Ints
 from orchestrator.values.refusal import Reason, ReasonCode, Suggestion
 from orchestrator.values.spec import MeshRequest, Spec
 
@@ -167,16 +170,10 @@ def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infe
         for axis, ways in feasibility.sharing(request.mesh).items()
         if request.pods % ways
     ]
-    if reasons:
-        pass
-    elif result.realizable:
+    if not reasons and result.realizable:
         reasons = _memory_reasons(request, result)
-    elif len(meshes := all_meshes(request, request.mesh)):
-        reasons = [_factors_of_slice(request), _batch_reason(request, meshes)]
-    elif len(all_meshes(request, MeshRequest())):
+    elif not reasons:
         reasons = _mesh_reasons(request)
-    else:
-        reasons = [_factors_of_slice(request), _reason("no_mesh")]
     return Infeasible(spec, tuple(reasons))
 
 
@@ -198,22 +195,6 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
         yield _reason("largest_slice", chip=chip.name, most=most)
 
 
-def _batch_reason(request: SearchRequest, meshes: Ints) -> Reason:
-    """Return that no mesh divides a batch within the tolerance."""
-    batch = request.experiment.batch
-    multiples = np.unique(multiple_of(request, feasibility.sizes_by_name(meshes))).tolist()
-    low, high = feasibility.batch_range(batch)
-    return _batch_not_divisible(
-        sequences=batch.sequences,
-        tolerance=batch.tolerance,
-        low=low,
-        high=high,
-        microbatches=batch.microbatches or 1,
-        divisor=gcd(*multiples),
-        multiples=", ".join(f"{multiple:,}" for multiple in multiples[:8]),
-    )
-
-
 @sentence(Reason)
 def _batch_not_divisible(
     sequences: int, tolerance: float, low: int, high: int, microbatches: int, divisor: int,
@@ -229,21 +210,6 @@ def _batch_not_divisible(
             f" {size} sequences are not divisible by it"
         )
     return f"meshes split sequences in {multiples}... ways; {size} is not divisible by any"
-
-
-def _factors_of_slice(request: SearchRequest) -> Reason:
-    """Return the devices of a slice, and the sizes that they have to divide."""
-    model, batch = request.experiment.model, request.experiment.batch
-    hidden = (COPIED, PADDED) if model.moe else (COPIED, PADDED, EXPERTS)
-    divided = {key: size for axis, key, size in split_sizes(model) if axis not in hidden}
-    return _slice_factors(
-        pods=request.pods,
-        topology=str(request.topology),
-        devices=request.torus.devices,
-        **divided,
-        length=batch.length,
-        sequences=batch.sequences,
-    )
 
 
 @sentence(Reason)
@@ -267,24 +233,53 @@ def factored(number: int) -> str:
 
 
 def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
-    """Yield the rules that the requested mesh breaks."""
-    sizes = requested_axes(request.mesh)
-    yield _requested_mesh(**sizes)
+    """Yield why no mesh of a slice suits the model, the batch and the requested axes."""
+    model, batch, devices = (
+        request.experiment.model,
+        request.experiment.batch,
+        request.torus.devices,
+    )
+    topology, sizes = str(request.topology), requested_axes(request.mesh)
+    # The devices of a slice, and the sizes that they have to divide.
+    hidden = (COPIED, PADDED) if model.moe else (COPIED, PADDED, EXPERTS)
+    divided = {key: size for axis, key, size in split_sizes(model) if axis not in hidden}
+    factors = _slice_factors(
+        pods=request.pods, topology=topology, devices=devices, **divided, length=batch.length,
+        sequences=batch.sequences,
+    )  # fmt: skip
+    meshes = all_meshes(request, request.mesh)
+    if len(meshes):
+        # None of them divides a batch within the tolerance.
+        multiples = np.unique(multiple_of(request, feasibility.sizes_by_name(meshes))).tolist()
+        low, high = feasibility.batch_range(batch)
+        yield factors
+        yield _batch_not_divisible(
+            sequences=batch.sequences,
+            tolerance=batch.tolerance,
+            low=low,
+            high=high,
+            microbatches=batch.microbatches or 1,
+            divisor=gcd(*multiples),
+            multiples=", ".join(f"{multiple:,}" for multiple in multiples[:8]),
+        )
+        return
     broken = []
-    row = [[sizes.get(axis, 1) for axis in ICI_AXES]]
-    by_name = feasibility.sizes_by_name(np.array(row, np.int64))
-    for rule in feasibility.model_rules(request.experiment.model, request.experiment.batch.length):
-        if not feasibility.realizable([rule], request.mesh, by_name)[0]:
-            code: ReasonCode = "dimension_not_divisible"
-            if rule.is_whole:
-                code = "sequences_not_whole"
-            broken.append(_reason(code, name=rule.name, total=rule.total, ways=rule.ways))
-    devices, ways = request.torus.devices, prod(sizes.values())
-    every_axis = len(sizes) >= len(feasibility.usable_axes(request.experiment.model))
-    if devices % ways or (every_axis and devices != ways):
-        topology = str(request.topology)
-        broken.append(_mesh_size(ways=ways, devices=devices, topology=topology, **sizes))
-    yield from broken or [_factors_of_slice(request), _reason("no_mesh")]
+    if len(all_meshes(request, MeshRequest())):
+        # The rules that the requested mesh breaks.
+        yield _requested_mesh(**sizes)
+        row = [[sizes.get(axis, 1) for axis in ICI_AXES]]
+        by_name = feasibility.sizes_by_name(np.array(row, np.int64))
+        for rule in feasibility.model_rules(model, batch.length):
+            if not feasibility.realizable([rule], request.mesh, by_name)[0]:
+                code: ReasonCode = "dimension_not_divisible"
+                if rule.is_whole:
+                    code = "sequences_not_whole"
+                broken.append(_reason(code, name=rule.name, total=rule.total, ways=rule.ways))
+        ways = prod(sizes.values())
+        every_axis = len(sizes) >= len(feasibility.usable_axes(model))
+        if devices % ways or (every_axis and devices != ways):
+            broken.append(_mesh_size(ways=ways, devices=devices, topology=topology, **sizes))
+    yield from broken or [factors, _reason("no_mesh")]
 
 
 @sentence(Reason)

@@ -155,12 +155,11 @@ class Layout:
 
     def size(self, dimension: description.Dimension) -> Number:
         """How much of a dimension a device works on. Matrices are gathered for use."""
-        axis = dimension.axis
+        axis, ways = dimension.axis, self.ways(dimension.axis)
         if axis == CHOICES:
             return dimension.size * self.buffer_of_choice
         if axis in GATHERED_AXES or not LOGICAL_AXES[axis]:
             return dimension.size
-        ways = self.ways(axis)
         if axis == PADDED:
             return padded(dimension.size, ways) / ways
         share = dimension.size / ways
@@ -212,13 +211,10 @@ class Layout:
         positions = self.tokens / (self.ways(tensor.positions) / self.ways("length"))
         return prod((positions, *(self.size(dimension) for dimension in tensor.dimensions)))
 
-    def block_elements(self, block: description.Block) -> Number:
-        """Matrix elements of a block on a device, gathered for use."""
-        return self.total_elements(block.matmuls)
-
     @cached_property
     def layer_elements(self) -> Number:
-        return self.over_layers(self.block_elements)
+        """Matrix elements of all layers on a device, gathered for use."""
+        return self.over_layers(lambda block: self.total_elements(block.matmuls))
 
     @cached_property
     def multiplied_layer_elements(self) -> Number:
@@ -234,10 +230,6 @@ class Layout:
         """Elements of a table that no token has: zero where the mesh divides the vocabulary."""
         ways = self.ways(PADDED)
         return (padded(self.model.vocab, ways) - self.model.vocab) / ways * self.model.d_model
-
-    @cached_property
-    def padding_elements(self) -> Number:
-        return len(self.network.tables) * self.table_padding_elements / self.ways(GATHERED)
 
     @cached_property
     def vector_elements(self) -> Number:
@@ -269,16 +261,14 @@ class Layout:
             return dimension.size / self.ways(dimension.axis)
         return self.size(dimension)
 
-    def stored_elements(self, weight: description.Weight) -> Number:
-        """Elements that a device's part of a weight takes: parameters lie as they pad least."""
-        return _fewest_elements([self.stored_size(one) for one in weight.dimensions], self.tile)
-
-    def elements_in_order(self, weight: description.Weight) -> Number:
-        """Elements that its part of a weight takes with its last dimension as the minor one."""
-        sizes = [self.stored_size(one) for one in weight.dimensions]
-        if len(sizes) < 2:
-            return prod(sizes)
-        return prod(sizes[:-2]) * _tiled(sizes[-2], sizes[-1], self.tile)
+    def stored_elements(self, weight: description.Weight, *, in_order: bool = False) -> Number:
+        """Elements that a device's part of a weight takes: with its last dimension as the minor one
+        or, as parameters lie, in the order that pads least.
+        """
+        sizes = [self.stored_size(dimension) for dimension in weight.dimensions]
+        if in_order and len(sizes) > 1:
+            return prod(sizes[:-2]) * _tiled(sizes[-2], sizes[-1], self.tile)
+        return _fewest_elements(sizes, self.tile)
 
     @cached_property
     def stored_layer_elements(self) -> Number:
@@ -311,8 +301,8 @@ class Layout:
     @cached_property
     def copied_heads(self) -> Number:
         """Heads on a device beyond its even share: zero unless heads are copied."""
-        heads = description.Dimension(COPIED, self.model.kv_heads)
-        return self.size(heads) - heads.size / self.ways(COPIED)
+        share = self.model.kv_heads / self.ways(COPIED)
+        return np.maximum(share, 1) - share
 
     @cached_property
     def layer_elements_of_a_head(self) -> Number:
@@ -324,10 +314,6 @@ class Layout:
             return sum(prod(self.size(d) for d in each if d.axis != COPIED) for each in copied)
 
         return self.over_layers(elements)
-
-    @cached_property
-    def copied_elements(self) -> Number:
-        return self.copied_heads * self.layer_elements_of_a_head / self.ways(GATHERED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,13 +348,13 @@ class Training(Layout):
         says so, and where a norm follows, of which the policy keeps what comes out.
         """
         name = matmul.output.name
-        return self.remat.share(name, "recompute") | (name in self.normalized)
+        return self.remat.share(name, "recompute") | (name in self._normalized)
 
     @cached_property
-    def normalized(self) -> frozenset[str]:
+    def _normalized(self) -> set[str]:
         """The results of matmuls that are normalized before they have their name."""
         blocks = self.network.blocks
-        return frozenset(one.output.name for block in blocks for one in block.attention.normalized)
+        return {matmul.output.name for block in blocks for matmul in block.attention.normalized}
 
     def repeats_output(self, part: description.Sublayer) -> Number:
         """One if the backward pass makes a sublayer's result again, which a norm after it needs."""
@@ -380,15 +366,11 @@ class Training(Layout):
         """Weights of parallel matmuls that the backward pass multiplies by again: those whose
         results are missing; all of them where they travel round a ring of `tensor` as one.
         """
-        missing = [self.recomputed(matmul) for matmul in parallel]
-        alone = sum(
-            one * self.multiplied_elements(matmul)
-            for one, matmul in zip(missing, parallel, strict=True)
-        )
+        apart = sum(self.recomputed(each) * self.multiplied_elements(each) for each in parallel)
         if not in_ring:
-            return alone
-        together = np.maximum.reduce(missing) * self.total_elements(parallel)
-        return np.where(self.ways("ff") > 1, together, alone)
+            return apart
+        missing = np.maximum.reduce([self.recomputed(matmul) for matmul in parallel])
+        return np.where(self.ways("ff") > 1, missing * self.total_elements(parallel), apart)
 
     @property
     def sums_loss_by_chunk(self) -> Number:
@@ -408,22 +390,16 @@ class Training(Layout):
         """How often a microbatch sums the gradient of the unembedding's table over devices."""
         if not np.any(self.sums_loss_by_chunk):
             return 1
-        vocab, _ = self.network.head.dimensions
-        logits = DTYPE_BYTES["fp32"] * self.size(vocab)
+        logits = DTYPE_BYTES["fp32"] * self.size(self.network.head.dimensions[0])
         chunks = loss_chunks(self.tokens, logits, self.loss_chunk_tokens)
         return np.where(self.sums_loss_by_chunk, chunks, 1)
 
     @property
     def sums_beside_products(self) -> Number:
         """Whether sums of gradients overlap the products that follow them."""
-        return self._has_option("xla_enable_async_all_reduce")
+        return self.has_option("xla_enable_async_all_reduce")
 
-    @property
-    def gathers_beside_products(self) -> Number:
-        """Whether gathers of weights overlap the products before them."""
-        return self._has_option("xla_enable_async_all_gather")
-
-    def _has_option(self, name: str) -> Number:
+    def has_option(self, name: str) -> Number:
         """Whether plans on the chip have a compiler option."""
         option = self.chip.libtpu.options.get(name) if self.chip.libtpu else None
         apart = self.devices_along(SHARED_OVER_DCN) == 1

@@ -15,13 +15,13 @@ slice's own search: both choose alike (tests/test_offers.py compares them).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN, SLICE_REPLICAS
-from orchestrator.network.rematerialization import AUTO, Treatments
+from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning import search
 from orchestrator.planning.fastest_ways import fastest_ways
 from orchestrator.planning.feasibility import (
@@ -63,12 +63,12 @@ class _Meshes:
 
 
 @dataclass(frozen=True)
-class _SlicePart:
+class _SlicesTable:
     """Meshes with a batch, the keys, and their placements, the rows.
 
-    `slice`, `sizes`, `batch`, `pods` and `mesh` are of keys, `mesh` the row in a table's
-    `best_links`. The others are of rows: `place` that of a placement in a table's `factors` and
-    `links`, `order` the place in the search of only its slice.
+    `slice`, `sizes`, `batch`, `pods` and `mesh` are of keys, `mesh` the row in `best_links`. Of
+    rows are `place`, that of a placement in `factors` and `links`, and `order`, the place in the
+    search of only its slice.
     """
 
     slice: Ints
@@ -79,10 +79,6 @@ class _SlicePart:
     key_of_row: Ints
     place: Ints
     order: Ints
-
-
-@dataclass(frozen=True)
-class _SlicesTable(_SlicePart):
     factors: Ints
     links: Links
     best_links: Links
@@ -95,8 +91,8 @@ def _parts_of(
     first_place: int,
     first_size: int,
     keys: int,
-) -> Iterator[_SlicePart]:
-    """Yield the rows of one slice: meshes with the batch below, and with the one above."""
+) -> Iterator[dict[str, Ints]]:
+    """Yield columns of one slice: meshes with the batch below, and with the one above."""
     batch = request.experiment.batch
     multiples = request.pods * replicas_in_pod(sizes_by_name(mesh.sizes))
     sides = batches_next_to(batch, multiples * (batch.microbatches or 1))
@@ -105,16 +101,16 @@ def _parts_of(
         key = np.cumsum(exists) - 1 + keys
         rows = np.flatnonzero(exists[mesh.key_of_placement])
         ones = np.ones(int(exists.sum()), np.int64)
-        yield _SlicePart(
-            slice=number * ones,
-            sizes=mesh.sizes[exists],
-            batch=sequences[exists],
-            pods=request.pods * ones,
-            mesh=np.flatnonzero(exists) + first_size,
-            key_of_row=key[mesh.key_of_placement[rows]],
-            place=rows + first_place,
-            order=rows + side * len(mesh.factors),
-        )
+        yield {
+            "slice": number * ones,
+            "sizes": mesh.sizes[exists],
+            "batch": sequences[exists],
+            "pods": request.pods * ones,
+            "mesh": np.flatnonzero(exists) + first_size,
+            "key_of_row": key[mesh.key_of_placement[rows]],
+            "place": rows + first_place,
+            "order": rows + side * len(mesh.factors),
+        }
         keys += len(ones)
 
 
@@ -146,24 +142,26 @@ def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choi
         return requests[place].topology.shape
 
     # In batches of about _ROWS_AT_ONCE devices; topologies stay together.
-    groups = [list(group) for _, group in groupby(sorted(range(len(requests)), key=shape), shape)]
-    batch: list[int] = []
+    batches: list[list[int]] = [[]]
     devices = 0
-    for i, same in enumerate(groups):
-        batch += same
+    for _, group in groupby(sorted(range(len(requests)), key=shape), shape):
+        if devices > _ROWS_AT_ONCE:
+            batches.append([])
+            devices = 0
+        same = list(group)
+        batches[-1] += same
         devices += len(same) * requests[same[0]].torus.devices
-        if devices > _ROWS_AT_ONCE or i == len(groups) - 1:
-            choices = _best_of_some([requests[place] for place in batch])
-            for place, choice in zip(batch, choices, strict=True):
-                found[place] = choice
-            batch, devices = [], 0
+    for batch in filter(None, batches):
+        choices = _best_of_some([requests[place] for place in batch])
+        for place, choice in zip(batch, choices, strict=True):
+            found[place] = choice
     return found
 
 
 def _best_of_some(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
     # All meshes of the requests with the batches that they would take.
     meshes: dict[tuple[int, ...], tuple[_Meshes, int, int]] = {}
-    parts: list[_SlicePart] = []
+    parts: list[dict[str, Ints]] = []
     placed = sized = keys = 0
     for i, request in enumerate(requests):
         shape = request.topology.shape
@@ -184,21 +182,16 @@ def _best_of_some(requests: Sequence[search.SearchRequest]) -> list[search.Choic
             placed, sized = placed + len(mesh.factors), sized + len(mesh.sizes)
         for part in _parts_of(request, i, *meshes[shape], keys):
             parts.append(part)
-            keys += len(part.batch)
+            keys += len(part["batch"])
     every = [mesh for mesh, *_ in meshes.values()]
-    columns = {
-        column.name: np.concatenate([getattr(part, column.name) for part in parts])
-        for column in fields(_SlicePart)
-    }
     table = _SlicesTable(
-        **columns,
+        **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
         factors=np.concatenate([mesh.factors for mesh in every]),
         links=join_links([mesh.links for mesh in every]),
         best_links=join_links([mesh.best_links for mesh in every]),
     )
-    margins = (search.MEMORY_MARGIN, 0.0) if requests[0].experiment.remat == AUTO else (0.0,)
     found: dict[int, search.Choice] = {}
-    for margin in margins:
+    for margin in search.memory_margins(requests[0].experiment):
         left = ~np.isin(table.slice, list(found))
         if left.any():
             found |= _SlicesSearch(requests, table, margin).choices(np.flatnonzero(left))
@@ -304,10 +297,10 @@ class _SlicesSearch:
     def priced(self, keys: Ints, microbatches: Ints, rows: Ints) -> tuple[search.Candidates, Ints]:
         own, place = np.unique(keys, return_inverse=True)
         layout = self.layout(keys, microbatches, self.treated[:, None], NO_LINKS)
-        ways, _ = fastest_ways(layout, place, self.margin)
-        row, way = search.matching(np.searchsorted(own, self.table.key_of_row[rows]), ways.key)
-        rows, remat = rows[row], ways.remat[way]
-        layout = self.layout_of_rows(rows, ways.microbatches[way], self.treated[remat])
+        (way_key, remat, microbatches), _ = fastest_ways(layout, place, self.margin)
+        row, way = search.matching(np.searchsorted(own, self.table.key_of_row[rows]), way_key)
+        rows, remat = rows[row], remat[way]
+        layout = self.layout_of_rows(rows, microbatches[way], self.treated[remat])
         factors = self.table.factors[self.table.place[rows]]
         return search.price_layouts(layout, factors, remat, self.policies), rows
 

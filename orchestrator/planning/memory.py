@@ -11,6 +11,7 @@ import numpy as np
 
 from orchestrator.network.description import Block, LatentAttention, Mixture, Tensor, Weight
 from orchestrator.network.mesh_axes import (
+    GATHERED,
     GATHERED_AXES,
     GROUPS,
     REPLICA_AXES,
@@ -47,15 +48,13 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     single = at_once & (layout.devices_along(REPLICA_AXES) == 1)
     size = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
     in_order = layout.over_layers(
-        lambda block: sum(layout.elements_in_order(matmul.weight) for matmul in block.matmuls)
+        lambda block: sum(layout.stored_elements(m.weight, in_order=True) for m in block.matmuls)
     )
     from_message = at_once & (layout.mesh["data"] > 1)
     blocks = np.where(from_message, in_order, layout.stored_layer_elements)
     elements = blocks + layout.stored_elements(layout.network.head)
-    resting, gradients = (
-        _resting_lines(layout),
-        _line("gradients", "gradients", "size x elements", size=size, elements=elements),
-    )
+    resting = _resting_lines(layout)
+    gradients = _line("gradients", "gradients", "size x elements", size=size, elements=elements)
     # What a device holds from a microbatch's forward pass to its backward pass.
     kept = [
         _line("kept_activations", f"kept {_named(block, 'activations')}", "layers x size",
@@ -246,7 +245,7 @@ def _mlp_lines(
     # A ring multiplies the attention's result in order of arrival: a copy of the kernel's.
     in_order = in_ring * layout.compute_bytes * layout.tensor_elements(result)
     return [
-        _matrices_line(layout, "block", layout.block_elements(block) + twice),
+        _matrices_line(layout, "block", layout.total_elements(block.matmuls) + twice),
         _stream_line(layout, stages),
         _products_line(layout, block, products),
         *([_routed_line(layout, _ROUTED_STAGES)] if is_mixture else []),
@@ -269,9 +268,8 @@ def _mlp_products(layout: Training, block: Block) -> Number:
     """
     inputs, missing = len(block.mlp.inputs), _missing_products(layout, block)
     again = layout.remat.share(block.attention.result.name, "recompute")
-    own = (
-        np.minimum(missing, 1) * layout.sums_beside_products * (1 - layout.gathers_beside_products)
-    )
+    gathers_beside_products = layout.has_option("xla_enable_async_all_gather")
+    own = np.minimum(missing, 1) * layout.sums_beside_products * (1 - gathers_beside_products)
     if inputs == 1:
         without_ring = inputs + missing
     elif isinstance(block.mlp, Mixture):
@@ -367,7 +365,9 @@ def _attention_lines(layout: Training, block: Block) -> list[LedgerLine]:
 
 def _resting_lines(layout: Training) -> list[LedgerLine]:
     """State that a device holds all through the step; copies and padding have their own lines."""
-    copied, filled = layout.copied_elements, layout.padding_elements
+    split = layout.ways(GATHERED)
+    copied = layout.copied_heads * layout.layer_elements_of_a_head / split
+    filled = len(layout.network.tables) * layout.table_padding_elements / split
     own = layout.stored_parameter_elements - copied - filled
     parameter, moments = layout.parameter_bytes, layout.moment_bytes
     sums = ACCUMULATION_BYTES * (layout.microbatches > 1)
@@ -393,24 +393,23 @@ def _other_moment_lines(layout: Training) -> list[LedgerLine]:
     """
     if layout.optimizer.name == "adamw":
         return []
+
+    def means(weight: Weight) -> Number:
+        """Adafactor's means of a matrix's rows and columns, or of those of all its experts."""
+        sizes = {size.axis: layout.stored_size(size) for size in weight.dimensions}
+        experts = sizes.pop(EXPERTS, 1)
+        rows = prod(size for axis, size in sizes.items() if axis in GATHERED_AXES)
+        columns = prod(size for axis, size in sizes.items() if axis not in GATHERED_AXES)
+        return experts * (rows + columns)
+
     size: float = _FP32_BYTES
     if layout.optimizer.name == "adafactor":
-        means = partial(_means, layout)
-        blocks = layout.over_layers(lambda block: sum(means(one.weight) for one in block.matmuls))
+        blocks = layout.over_layers(lambda block: sum(means(m.weight) for m in block.matmuls))
         numbers = blocks + sum(map(means, layout.network.tables)) + layout.vector_elements
     else:
         size = MOMENT_BYTES[layout.precision.optimizer]
         numbers = layout.stored_parameter_elements - layout.stored_layer_elements
     return [_line("optimizer_state", "other moments", "size x numbers", size=size, numbers=numbers)]
-
-
-def _means(layout: Training, weight: Weight) -> Number:
-    """Adafactor's means of a matrix's rows and columns, or of those of all its experts."""
-    sizes = {one.axis: layout.stored_size(one) for one in weight.dimensions}
-    experts = sizes.pop(EXPERTS, 1)
-    rows = prod(size for axis, size in sizes.items() if axis in GATHERED_AXES)
-    columns = prod(size for axis, size in sizes.items() if axis not in GATHERED_AXES)
-    return experts * (rows + columns)
 
 
 def _block_activation_bytes(layout: Training, treatment: Treatment, block: Block) -> Number:

@@ -1,9 +1,14 @@
-"""Specs near one that has no plan. Each suggestion has been planned."""
+"""Specs near one that has no plan: changes by dotted keys, as `--set` makes them.
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, groupby
+Each suggestion has been planned.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, groupby, islice
 from math import inf, log, log2, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,29 +16,157 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import AUTO
-from orchestrator.planning.feasibility import placements, sizes_by_name, usable_axes
+from orchestrator.planning import flops
+from orchestrator.planning.feasibility import placements, sharing, sizes_by_name, usable_axes
+from orchestrator.planning.forecast import forecast
+from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.planning.ranking import best_choices
-from orchestrator.planning.search import SearchRequest, multiple_of, search, search_request
-from orchestrator.planning.spec_changes import (
-    CHIP,
-    MESH,
-    MICROBATCHES,
-    MOMENTS,
-    PARAMETERS,
-    PODS,
-    PRICE,
-    REMAT,
-    SEQUENCES,
-    TOPOLOGY,
-    Budget,
-    Change,
-    Nearby,
-    changed,
+from orchestrator.planning.search import (
+    SearchRequest,
+    layout_of_choice,
+    multiple_of,
+    search,
+    search_request,
 )
 from orchestrator.planning.torus import Ints, axis_sizes, count_placements, divisors, make_torus
 from orchestrator.values.model import Model
 from orchestrator.values.refusal import Suggestion
-from orchestrator.values.spec import MeshRequest, Spec
+from orchestrator.values.spec import Experiment, MeshRequest, Pods, Spec
+
+Change = Mapping[str, int | float | str]  # dotted key → value
+
+CHIP, TOPOLOGY, PODS = "resources.chip", "resources.topology", "resources.pods"
+PRICE = "resources.dollars_per_chip_hour"
+MESH, REMAT, SEQUENCES = "resources.mesh", "experiment.remat", "experiment.batch.sequences"
+MICROBATCHES = "experiment.batch.microbatches"
+MOMENTS, PARAMETERS = "experiment.precision.optimizer", "experiment.precision.parameters"
+_MOST_PODS, _MOST_SEQUENCES = 10_000, 10_000_000  # what a spec may ask for
+
+
+def overrides(change: Change) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in change.items())
+
+
+def changed(spec: Spec, change: Change) -> Spec:
+    def with_value(part: Any, keys: list[str], value: Any) -> Any:
+        first, *rest = keys
+        inner = with_value(getattr(part, first), rest, value) if rest else value
+        return replace(part, **{first: inner})
+
+    for key, typed in change.items():
+        value: Any = typed
+        if key == PODS:
+            value = Pods(min=value, max=value)
+        elif key == MESH:
+            value = MeshRequest()
+        elif value == AUTO and (key == MICROBATCHES or key.startswith(f"{MESH}.")):
+            value = None
+        spec = with_value(spec, key.split("."), value)
+    if CHIP in change:
+        return replace(spec, resources=replace(spec.resources, chip_definition=None))
+    return spec
+
+
+@dataclass
+class _Budget:
+    """How many candidates may still be priced, so that nobody waits long for a refusal."""
+
+    left: int = 250_000
+
+
+@dataclass(frozen=True)
+class _Nearby:
+    """A spec without a plan, what is changed in any case, and whether memory is what it lacks."""
+
+    spec: Spec
+    base: Change
+    lacks_memory: bool
+    budget: _Budget
+
+    @cached_property
+    def changed(self) -> Spec:
+        return changed(self.spec, self.base)
+
+    def attempt(self, change: Change) -> tuple[Suggestion | None, float, bool]:
+        """Plan a further change: return its plan, or None and how many times the memory it needs,
+        at least, and whether that took a search.
+        """
+        if self.budget.left <= 0:
+            return None, 0.0, False
+        change = {**self.base, **change}
+        other = changed(self.spec, change)
+        batch = other.experiment.batch
+        # Whether a file may say so: its tokens fill a batch, its numbers are in range.
+        if (
+            not 1 <= batch.sequences <= _MOST_SEQUENCES
+            or batch.sequences * batch.length > other.experiment.tokens
+            or other.resources.pods.max > _MOST_PODS
+        ):
+            return None, 0.0, False
+        request = search_request(other)
+        # What follows saves the search of what it would refuse too.
+        times = state_bytes(other.experiment) / memory_that_shares(request)
+        if times > 1 or not divides(request):
+            return None, times, False
+        result = search(request)
+        choices = best_choices(request, result.candidates, 1)
+        if not choices:
+            usable = request.chip.hbm_usable_bytes.value
+            times = result.smallest_bytes / usable if result.realizable else 0.0
+            self.budget.left -= result.realizable
+            return None, times, True
+        self.budget.left -= len(result.candidates)
+        [choice] = choices
+        predicted = forecast(layout_of_choice(request, choice), other)
+        suggestion = Suggestion(
+            overrides=overrides(change),
+            chip=request.chip.name,
+            topology=str(request.topology),
+            pods=request.pods,
+            chips=request.topology.chips * request.pods,
+            mesh=choice.mesh,
+            sequences=choice.sequences,
+            batch_change=choice.sequences / self.spec.experiment.batch.sequences - 1,
+            remat=choice.remat,
+            memory_bytes_per_device=predicted.memory_bytes_per_device,
+            hbm_bytes_per_device=predicted.hbm_bytes_per_device,
+            step_s=predicted.step_s,
+            mfu=predicted.mfu,
+            days=predicted.days,
+            dollars=predicted.dollars,
+        )
+        return suggestion, 0.0, True
+
+    def planned(self, changes: Iterable[Change], most: int = 1) -> Iterator[Suggestion]:
+        found = (self.attempt(change)[0] for change in changes)
+        return islice(filter(None, found), most)
+
+
+def state_bytes(experiment: Experiment) -> float:
+    """Return the bytes of parameters and optimizer state of one replica: no plan needs less."""
+    each: float = DTYPE_BYTES[experiment.precision.parameters]
+    each += moment_bytes(experiment.optimizer, experiment.precision)
+    return each * flops.parameters(experiment.model)
+
+
+def divides(request: SearchRequest) -> bool:
+    """Whether the devices of a pod may divide sequences, positions and heads; no mesh splits more.
+
+    A batch with a tolerance is left to the search.
+    """
+    batch, heads = request.experiment.batch, request.experiment.model.heads
+    parts = batch.sequences // request.pods * batch.length * heads
+    even = batch.sequences % request.pods == 0 and parts % request.torus.devices == 0
+    return bool(batch.tolerance) or even
+
+
+def memory_that_shares(request: SearchRequest) -> float:
+    """Return what programs may use of all devices that share one replica of the weights."""
+    devices = request.torus.devices * prod(sharing(request.mesh).values())
+    return devices * request.chip.hbm_usable_bytes.value
+
+
+# --- what is tried
 
 _MOST_TRIES = 12  # searches for one suggestion
 _MOST_PLACEMENTS = 400_000  # of a slice that is tried: larger ones take seconds to search
@@ -50,21 +183,11 @@ _NEXT_PODS = 6  # numbers of slices that are tried on either side: those next, a
 
 def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
     """Return the nearest specs that have a plan: those with the fewest changes in addition."""
-    budget = Budget()
-    for base in _bases(spec, lacks_memory=lacks_memory):
-        near = Nearby(spec, base, lacks_memory, budget)
-        found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in _KINDS)]
-        if found:
-            return tuple({suggestion.overrides: suggestion for suggestion in found}.values())
-    return ()
-
-
-def _bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
-    """Yield what else is changed where one change is not enough, step by step."""
     experiment = spec.experiment
     sequences, pods = experiment.batch.sequences, spec.resources.pods.max
     # The nearest batch that is a power of two on each pod, which most meshes divide.
     even = int(pods * 2 ** round(log2(max(sequences / pods, 1))))
+    # What else is changed where one change is not enough, step by step.
     steps: list[tuple[str, int | str, bool]] = [
         (MESH, AUTO, spec.resources.mesh != MeshRequest()),
         (MICROBATCHES, AUTO, experiment.batch.microbatches is not None),
@@ -74,15 +197,19 @@ def _bases(spec: Spec, *, lacks_memory: bool) -> Iterator[Change]:
         (MOMENTS, "bf16", experiment.precision.optimizer != "bf16"),
         (PARAMETERS, "bf16", experiment.precision.parameters != "bf16"),
     ]
+    helping: list[Change] = [{key: value} for key, value, helps in steps if helps]
     base: Change = {}
-    yield base
-    for key, value, helps in steps:
-        if helps:
-            base = {**base, key: value}
-            yield base
+    budget = _Budget()
+    for step in ({}, *helping):
+        base = {**base, **step}
+        near = _Nearby(spec, base, lacks_memory, budget)
+        found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in _KINDS)]
+        if found:
+            return tuple({suggestion.overrides: suggestion for suggestion in found}.values())
+    return ()
 
 
-def _other_meshes(near: Nearby) -> Iterator[Suggestion]:
+def _other_meshes(near: _Nearby) -> Iterator[Suggestion]:
     """Yield the sizes nearest to the requested ones by ratio, then what the search chooses."""
     request = search_request(near.changed)
     requested = requested_axes(request.mesh)
@@ -110,7 +237,7 @@ def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
     return np.unique(axis_sizes(factors), axis=0)
 
 
-def _searched_instead(near: Nearby) -> Iterator[Suggestion]:
+def _searched_instead(near: _Nearby) -> Iterator[Suggestion]:
     """Yield the fewest slices that must share weights, of those there are or of more, or another
     number where the requested is wrong; then the policy, and the number of microbatches, that the
     search chooses.
@@ -132,7 +259,7 @@ def _searched_instead(near: Nearby) -> Iterator[Suggestion]:
         yield from near.planned([{MICROBATCHES: AUTO}])
 
 
-def _other_batches(near: Nearby) -> Iterator[Suggestion]:
+def _other_batches(near: _Nearby) -> Iterator[Suggestion]:
     """Yield the next batch on either side, and the fastest one nearby."""
     spec = near.changed
     batch = spec.experiment.batch
@@ -162,13 +289,15 @@ def _other_batches(near: Nearby) -> Iterator[Suggestion]:
 
 def nearest_batches(spec: Spec) -> list[Suggestion]:
     """Return batches near the requested one that a mesh divides, smallest first."""
-    near = Nearby(spec, {}, lacks_memory=False, budget=Budget())
+    near = _Nearby(spec, {}, lacks_memory=False, budget=_Budget())
     found = {suggestion.sequences: suggestion for suggestion in _other_batches(near)}
     return [found[sequences] for sequences in sorted(found)]
 
 
-def _other_pods(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the nearest numbers of slices on either side."""
+def _other_slices(near: _Nearby) -> Iterator[Suggestion]:
+    """Yield the nearest numbers of slices on either side; then the next smaller slice, where memory
+    is not lacking, and the next larger one.
+    """
     requested = near.changed.resources.pods.max
     sequences = near.changed.experiment.batch.sequences
     counts = {*divisors(sequences), *range(requested - _NEXT, requested + _NEXT + 1)}
@@ -176,23 +305,26 @@ def _other_pods(near: Nearby) -> Iterator[Suggestion]:
     more = sorted(n for n in counts if n > requested)
     yield from near.planned({PODS: n} for n in fewer[:_NEXT_PODS])
     yield from near.planned({PODS: n} for n in more[:_NEXT_PODS])
+    now = _requested_slices(near)
+    sizes, own = rentable(now.chip, near.changed.experiment.model), now.topology.chips
+    smaller = [] if near.lacks_memory else [size for size in sizes[::-1] if size.chips < own]
+    for side in (smaller, [size for size in sizes if size.chips > own]):
+        yield from _first_with_plan(near, [_SliceChoice(now.chip, size, now.pods) for size in side])
 
 
-def _precision(near: Nearby) -> Iterator[Suggestion]:
+def _precision(near: _Nearby) -> Iterator[Suggestion]:
     """Yield bf16 moments, or bf16 parameters too."""
-    if not near.lacks_memory:
-        return
-    now = near.changed.experiment.precision
-    moments: Change = {MOMENTS: "bf16"} if now.optimizer != "bf16" else {}
-    parameters: Change = {PARAMETERS: "bf16"} if now.parameters != "bf16" else {}
-    yield from near.planned(change for change in (moments, {**moments, **parameters}) if change)
+    if near.lacks_memory:
+        now = near.changed.experiment.precision
+        moments: Change = {MOMENTS: "bf16"} if now.optimizer != "bf16" else {}
+        parameters: Change = {PARAMETERS: "bf16"} if now.parameters != "bf16" else {}
+        yield from near.planned(change for change in (moments, {**moments, **parameters}) if change)
 
 
 # --- other slices and other chips
 
 
-@dataclass(frozen=True)
-class _SliceChoice:
+class _SliceChoice(NamedTuple):
     """A number of slices of a chip."""
 
     chip: Chip
@@ -204,7 +336,7 @@ class _SliceChoice:
         return self.topology.chips * self.pods
 
 
-def _requested_slices(near: Nearby) -> _SliceChoice:
+def _requested_slices(near: _Nearby) -> _SliceChoice:
     resources = near.changed.resources
     chip = catalog.chip_of(resources)
     return _SliceChoice(chip, catalog.topology(chip, resources.topology), resources.pods.max)
@@ -225,16 +357,7 @@ def rentable(chip: Chip, model: Model) -> list[Topology]:
     ]
 
 
-def _other_sizes(near: Nearby) -> Iterator[Suggestion]:
-    """Yield the next smaller slice, where memory is not lacking, and the next larger one."""
-    now = _requested_slices(near)
-    sizes, own = rentable(now.chip, near.changed.experiment.model), now.topology.chips
-    smaller = [] if near.lacks_memory else [size for size in sizes[::-1] if size.chips < own]
-    for side in (smaller, [size for size in sizes if size.chips > own]):
-        yield from _first_with_plan(near, [_SliceChoice(now.chip, size, now.pods) for size in side])
-
-
-def _other_chips(near: Nearby) -> Iterator[Suggestion]:
+def _other_chips(near: _Nearby) -> Iterator[Suggestion]:
     """Yield other chips that compute in the spec's type, in about the same number or in one that
     holds the model; the cheapest first, those without a price last.
     """
@@ -259,7 +382,7 @@ def _other_chips(near: Nearby) -> Iterator[Suggestion]:
     yield from sorted(found, key=cost)[:_CHIPS]
 
 
-def _first_with_plan(near: Nearby, slices: Iterable[_SliceChoice]) -> Iterator[Suggestion]:
+def _first_with_plan(near: _Nearby, slices: Iterable[_SliceChoice]) -> Iterator[Suggestion]:
     """Yield the first that has a plan. A search that fails says how much memory the next needs."""
     now = _requested_slices(near)
     least_chips = 0.0
@@ -276,7 +399,7 @@ def _first_with_plan(near: Nearby, slices: Iterable[_SliceChoice]) -> Iterator[S
         least_chips = max(least_chips, choice.topology.chips * memory_times)
 
 
-def _change_to(near: Nearby, now: _SliceChoice, then: _SliceChoice) -> Change | None:
+def _change_to(near: _Nearby, now: _SliceChoice, then: _SliceChoice) -> Change | None:
     """Return what leads from slices to others; None where the spec's own price fits no chip."""
     change: dict[str, int | float | str] = {}
     if then.chip.name != now.chip.name:
@@ -296,8 +419,7 @@ _KINDS = (
     _other_meshes,
     _searched_instead,
     _other_batches,
-    _other_pods,
-    _other_sizes,
+    _other_slices,
     _precision,
     _other_chips,
 )

@@ -5,28 +5,150 @@ is not planned. The others are searched together (`many_slices`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf, prod
+from typing import Literal
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
+from orchestrator.goodput.losses import odds_below
 from orchestrator.goodput.outlook import change_s
-from orchestrator.planning import flops, forecast, odds, spec_changes
+from orchestrator.planning import flops, forecast, nearest_specs
 from orchestrator.planning.feasibility import batch_range, replicas_in_pod, sizes_by_name
 from orchestrator.planning.many_slices import best_of_slices
-from orchestrator.planning.nearest_specs import all_meshes, rentable
 from orchestrator.planning.plan_warnings import (
     LEDGER_TRAINER,
     batch_warnings,
     critical_batch_tokens,
 )
+from orchestrator.planning.planner import stage_specs
 from orchestrator.planning.search import Choice, SearchRequest, layout_of_choice, search_request
-from orchestrator.planning.stages import stage_specs
 from orchestrator.planning.time import step_time, time_lines
-from orchestrator.values.plan import Extrapolation
-from orchestrator.values.spec import MeshRequest, Spec
+from orchestrator.values.plan import Estimate, Extrapolation, Plan, PlanWarning
+from orchestrator.values.spec import MeshRequest, Remat, Spec
+
+# Why an offer is not for this spec, or was not planned.
+OfferReasonCode = Literal[
+    "too_slow",
+    "memory",
+    "too_few_sequences",
+    "batch_not_divisible",
+    "no_mesh",
+    "no_price",
+    "no_rate",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferRequest:
+    """What is wanted: the most days and dollars, the chips, and their prices.
+
+    `prices` is a kind of the catalog, or the name of a file. A choice is sure where its odds are at
+    least `sure`.
+    """
+
+    by_days: float | None = None
+    budget_dollars: float | None = None
+    chips: tuple[str, ...]
+    prices: str
+    dollars_per_chip_hour: dict[str, float]
+    sure: float = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odds:
+    """Probabilities of the plan's interval: done by the date, below the budget, and both.
+
+    One is None where nothing was asked for it, or its figure is unknown.
+    """
+
+    by_date: float | None
+    in_budget: float | None
+    both: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineOdds:
+    """The odds that a run from now on ends by its `run.deadline`, in `days`; None if unknown."""
+
+    deadline: str
+    days: float
+    odds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWithOdds(Plan):
+    """A plan, and the odds that it holds the spec's deadline; None without a deadline."""
+
+    deadline: DeadlineOdds | None
+
+    @classmethod
+    def of(cls, plan: Plan, deadline: DeadlineOdds | None) -> "PlanWithOdds":
+        return cls(
+            **{each.name: getattr(plan, each.name) for each in fields(Plan)}, deadline=deadline
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferReason:
+    code: OfferReasonCode
+    figures: dict[str, int | float | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A number of slices of a chip, and the plan of the spec there, or why it has no plan.
+
+    `overrides` make the spec of the offer. `on_frontier`: no other offer is both faster and
+    cheaper. `extrapolations` are axes along which it leaves the range of published runs.
+    """
+
+    chip: str
+    topology: str
+    pods: int
+    chips: int
+    overrides: tuple[str, ...]
+    dollars_per_chip_hour: float | None
+    reason: OfferReason | None = None
+    mesh: dict[str, int] | None = None
+    sequences: int | None = None
+    microbatches: int | None = None
+    tokens_per_chip: float | None = None
+    remat: Remat | None = None
+    step_s: Estimate | None = None
+    mfu: Estimate | None = None
+    days: Estimate | None = None
+    dollars: Estimate | None = None
+    odds: Odds | None = None
+    on_frontier: bool = False
+    extrapolations: tuple[Extrapolation, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offers:
+    """All offers for a spec, the planned ones first, by days.
+
+    `cheapest` is the one with the least expected dollars that is sure, `fastest` the one with the
+    least expected days that surely stays below the budget; None where no offer is. Without a date
+    and a budget all are sure. `likeliest` is the one with the highest odds. Beyond a batch of
+    `critical_batch_tokens` more sequences save few steps.
+    """
+
+    name: str
+    tokens: int
+    batch_tokens: int
+    critical_batch_tokens: float
+    request: OfferRequest
+    cheapest: Offer | None
+    fastest: Offer | None
+    likeliest: Offer | None
+    offers: tuple[Offer, ...]
+    warnings: tuple[PlanWarning, ...]
+
+
+# --- making offers
 
 # The largest published job over several slices: 199 slices of v5e (Google Cloud, November 2023).
 _MOST_CHIPS = 50_944
@@ -36,37 +158,27 @@ _HORIZON_DAYS = 365.0  # without a date, nobody waits longer
 class UnknownCost(SpecError):
     """Days and dollars of another trainer's program are unknown."""
 
-    def __init__(self, trainer: str) -> None:
-        super().__init__(f"run.trainer is {trainer}, whose cost is unknown: offers are about llama")
-
 
 @dataclass(frozen=True)
 class _Candidate:
     """Slices that may be rented, the spec on them, and what leads to it."""
 
     spec: Spec
-    change: spec_changes.Change
+    change: nearest_specs.Change
     request: SearchRequest
     days_at_best: float
 
-    @property
-    def chips(self) -> int:
-        return self.request.topology.chips * self.request.pods
+
+# An offer for one stage, the seconds of a change to it, and all rented chips.
+_StageOffer = tuple[Offer, float, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StageOffer:
-    """An offer for one stage, the seconds of a change to it, and all rented chips."""
-
-    offer: odds.Offer
-    change_s: float = 0.0
-    rented_chips: float = 0.0
-
-
-def make_offers(spec: Spec, wanted: odds.OfferRequest) -> odds.Offers:
+def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
     """Return every offer for a spec: those with a plan by their days, then the others."""
     if spec.run.trainer != LEDGER_TRAINER:
-        raise UnknownCost(spec.run.trainer)
+        raise UnknownCost(
+            f"run.trainer is {spec.run.trainer}, whose cost is unknown: offers are about llama"
+        )
     stages = [list(_candidates(stage, wanted)) for stage in stage_specs(spec) or [spec]]
     # A run in stages takes as long as all of them, on the same slices.
     days = [sum(stage.days_at_best for stage in same) for same in zip(*stages, strict=True)]
@@ -75,28 +187,29 @@ def make_offers(spec: Spec, wanted: odds.OfferRequest) -> odds.Offers:
     horizon = horizon if least <= horizon else 2 * least
     made = []
     for stage in stages:
-        on_slices = zip(stage, days, strict=True)
-        same_days = [replace(each, days_at_best=all_days) for each, all_days in on_slices]
         # The offer of each candidate, for one stage or for a run without any.
-        reasons = [_reason_at_once(candidate, wanted, horizon) for candidate in same_days]
+        reasons = [
+            _reason_at_once(candidate, wanted, all_days, horizon)
+            for candidate, all_days in zip(stage, days, strict=True)
+        ]
         searched: dict[str, list[int]] = {}  # places of candidates, by the name of their chip
-        for i, candidate in enumerate(same_days):
+        for i, candidate in enumerate(stage):
             if reasons[i] is None:
                 searched.setdefault(candidate.request.chip.name, []).append(i)
         choices: dict[int, Choice | None] = {}
         for places in searched.values():
-            found = best_of_slices([same_days[i].request for i in places])
+            found = best_of_slices([stage[i].request for i in places])
             choices |= dict(zip(places, found, strict=True))
         made.append(
             [
                 _stage_offer(candidate, choices.get(i), reasons[i], wanted)
-                for i, candidate in enumerate(same_days)
+                for i, candidate in enumerate(stage)
             ]
         )
     return _collected(spec, wanted, [_joined(same, wanted) for same in zip(*made, strict=True)])
 
 
-def _candidates(spec: Spec, wanted: odds.OfferRequest) -> Iterator[_Candidate]:
+def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
     """Yield all slices of the wanted chips, in all numbers. Sizes are powers of two and three times
     these, and numbers are as large as the network joins.
     """
@@ -105,7 +218,7 @@ def _candidates(spec: Spec, wanted: odds.OfferRequest) -> Iterator[_Candidate]:
         chip = catalog.chip_of(spec.resources) if own else catalog.chip(name)
         joined = chip.multislice_chips
         most = int(joined.value if joined else max(_MOST_CHIPS, prod(chip.largest_slice)))
-        for topology in rentable(chip, spec.experiment.model):
+        for topology in nearest_specs.rentable(chip, spec.experiment.model):
             if _is_round(topology.chips):
                 for pods in filter(_is_round, range(1, most // topology.chips + 1)):
                     yield _candidate(spec, wanted, chip, topology, pods)
@@ -117,22 +230,20 @@ def _is_round(number: int) -> bool:
 
 
 def _candidate(
-    spec: Spec, wanted: odds.OfferRequest, chip: Chip, topology: Topology, pods: int
+    spec: Spec, wanted: OfferRequest, chip: Chip, topology: Topology, pods: int
 ) -> _Candidate:
     """Return the spec on these slices, at the wanted price; a requested mesh was for others."""
-    change: dict[str, int | float | str] = {
-        spec_changes.TOPOLOGY: str(topology),
-        spec_changes.PODS: pods,
-    }
+    change: dict[str, int | float | str] = {}
     if chip.name != spec.resources.chip:
-        change = {spec_changes.CHIP: chip.name, **change}
+        change[nearest_specs.CHIP] = chip.name
+    change |= {nearest_specs.TOPOLOGY: str(topology), nearest_specs.PODS: pods}
     if spec.resources.mesh != MeshRequest():
-        change[spec_changes.MESH] = "auto"
-    other = spec_changes.changed(spec, change)
+        change[nearest_specs.MESH] = "auto"
+    other = nearest_specs.changed(spec, change)
     price = wanted.dollars_per_chip_hour.get(chip.name)
     if price is not None and price != forecast.price_of(chip, other.resources):
-        change[spec_changes.PRICE] = price
-        other = spec_changes.changed(spec, change)
+        change[nearest_specs.PRICE] = price
+        other = nearest_specs.changed(spec, change)
     request, experiment = search_request(other), other.experiment
     # Days at the peak of all chips: no plan takes less. Infinite where no peak is known.
     days, peak = inf, chip.peak_flops_per_s.get(experiment.precision.compute)
@@ -147,29 +258,32 @@ def _candidate(
 
 
 def _reason_at_once(
-    candidate: _Candidate, wanted: odds.OfferRequest, horizon: float
-) -> odds.OfferReason | None:
+    candidate: _Candidate, wanted: OfferRequest, days: float, horizon: float
+) -> OfferReason | None:
     """Return why an offer needs no search: too slow or too small at best, no price or no rate."""
     request, experiment = candidate.request, candidate.spec.experiment
-    chip, batch, days = request.chip.name, experiment.batch, candidate.days_at_best
+    chip, batch = request.chip.name, experiment.batch
     if wanted.budget_dollars is not None and chip not in wanted.dollars_per_chip_hour:
         return _reason("no_price", chip=chip, prices=wanted.prices)
     if days == inf:
         return _reason("no_rate", chip=chip, compute=experiment.precision.compute)
     if days > horizon:
         return _reason("too_slow", days_at_best=days, days=horizon)
-    needed, memory = spec_changes.state_bytes(experiment), spec_changes.memory_that_shares(request)
+    needed, memory = (
+        nearest_specs.state_bytes(experiment),
+        nearest_specs.memory_that_shares(request),
+    )
     if needed > memory:
         return _reason("memory", needed_bytes=needed, usable_bytes=memory)
     if request.pods > batch_range(batch)[1]:
         return _reason("too_few_sequences", sequences=batch.sequences, least=request.pods)
-    return None if spec_changes.divides(request) else _batch_reason(candidate)
+    return None if nearest_specs.divides(request) else _batch_reason(request)
 
 
-def _reason_after_search(candidate: _Candidate) -> odds.OfferReason:
+def _reason_after_search(request: SearchRequest) -> OfferReason:
     """Return why a search found nothing."""
-    request, batch = candidate.request, candidate.spec.experiment.batch
-    meshes = all_meshes(request, request.mesh)
+    batch = request.experiment.batch
+    meshes = nearest_specs.all_meshes(request, request.mesh)
     if not len(meshes):
         return _reason("no_mesh", devices=request.torus.devices)
     multiples = request.pods * (batch.microbatches or 1) * replicas_in_pod(sizes_by_name(meshes))
@@ -177,43 +291,44 @@ def _reason_after_search(candidate: _Candidate) -> odds.OfferReason:
     if multiples.min() > high:
         return _reason("too_few_sequences", sequences=batch.sequences, least=int(multiples.min()))
     if not (high // multiples * multiples >= low).any():
-        return _batch_reason(candidate)
+        return _batch_reason(request)
     usable = request.chip.hbm_usable_bytes.value
     return _reason("memory", usable_bytes=usable * request.torus.devices)
 
 
-def _batch_reason(candidate: _Candidate) -> odds.OfferReason:
+def _batch_reason(request: SearchRequest) -> OfferReason:
     return _reason(
         "batch_not_divisible",
-        sequences=candidate.spec.experiment.batch.sequences,
-        pods=candidate.request.pods,
-        devices=candidate.request.torus.devices,
+        sequences=request.experiment.batch.sequences,
+        pods=request.pods,
+        devices=request.torus.devices,
     )
 
 
-def _reason(code: odds.OfferReasonCode, **figures: int | float | str) -> odds.OfferReason:
-    return odds.OfferReason(code=code, figures=figures)
+def _reason(code: OfferReasonCode, **figures: int | float | str) -> OfferReason:
+    return OfferReason(code=code, figures=figures)
 
 
 def _stage_offer(
     candidate: _Candidate,
     choice: Choice | None,
-    reason: odds.OfferReason | None,
-    wanted: odds.OfferRequest,
+    reason: OfferReason | None,
+    wanted: OfferRequest,
 ) -> _StageOffer:
     """Return the offer with the figures of its plan, or why it has none."""
     request, spec = candidate.request, candidate.spec
     price = wanted.dollars_per_chip_hour.get(request.chip.name)
-    offer = odds.Offer(
+    chips = request.topology.chips * request.pods
+    offer = Offer(
         chip=request.chip.name,
         topology=str(request.topology),
         pods=request.pods,
-        chips=candidate.chips,
-        overrides=spec_changes.overrides(candidate.change),
+        chips=chips,
+        overrides=nearest_specs.overrides(candidate.change),
         dollars_per_chip_hour=price,
     )
     if choice is None:
-        return _StageOffer(offer=replace(offer, reason=reason or _reason_after_search(candidate)))
+        return replace(offer, reason=reason or _reason_after_search(request)), 0.0, 0.0
     layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
     step_s = forecast.step_bounds(layout, lines, step_time(layout, lines))
@@ -224,35 +339,32 @@ def _stage_offer(
         mesh=choice.mesh,
         sequences=choice.sequences,
         microbatches=choice.microbatches,
-        tokens_per_chip=choice.sequences * layout.length / candidate.chips,
+        tokens_per_chip=choice.sequences * layout.length / chips,
         remat=choice.remat,
         step_s=step_s,
         mfu=forecast.mfu(layout, step_s),
         days=days,
         dollars=dollars,
-        odds=odds.odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
+        odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
         extrapolations=forecast.extrapolated(layout, lines, step_s),
     )
-    rented = candidate.chips * terms.goodput.rented
-    return _StageOffer(offer=offer, change_s=change_s(goodput), rented_chips=rented)
+    return offer, change_s(goodput), chips * terms.goodput.rented
 
 
-def _joined(stages: Sequence[_StageOffer], wanted: odds.OfferRequest) -> odds.Offer:
+def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
     """Return the offer of all stages, with the longest's mesh and step, or one without a plan."""
-    offers = [stage.offer for stage in stages]
+    offers = [offer for offer, _, _ in stages]
     if without := next((offer for offer in offers if offer.days is None), None):
         return without
     longest = max(offers, key=lambda offer: offer.days.likeliest if offer.days else 0.0)
-    changes_s = sum(stage.change_s for stage in stages[1:])
+    changes_s = sum(seconds for _, seconds, _ in stages[1:])
     days = forecast.plus(
         forecast.add([offer.days for offer in offers if offer.days]), changes_s / DAY_S
     )
     paid, dollars = [offer.dollars for offer in offers if offer.dollars], None
     if len(paid) == len(offers):
         price = longest.dollars_per_chip_hour or 0.0
-        dollars = forecast.plus(
-            forecast.add(paid), price * stages[0].rented_chips * changes_s / HOUR_S
-        )
+        dollars = forecast.plus(forecast.add(paid), price * stages[0][2] * changes_s / HOUR_S)
 
     def beyond(axis: Extrapolation) -> float:
         return axis.value / axis.high if axis.value > axis.high else axis.low / axis.value
@@ -266,36 +378,34 @@ def _joined(stages: Sequence[_StageOffer], wanted: odds.OfferRequest) -> odds.Of
         longest,
         days=days,
         dollars=dollars,
-        odds=odds.odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
+        odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
         extrapolations=tuple(farthest.values()),
     )
 
 
-def _collected(spec: Spec, wanted: odds.OfferRequest, made: Sequence[odds.Offer]) -> odds.Offers:
+def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offers:
     """Return the offers in their order, with the frontier and those that are chosen."""
     planned = sorted((offer for offer in made if offer.days), key=lambda o: (_days(o), _dollars(o)))
-    shown: list[odds.Offer] = []
+    shown: list[Offer] = []
     cheapest = inf
     for offer in planned:
         # No faster one is as cheap.
-        best = _dollars(offer) < cheapest
+        shown.append(replace(offer, on_frontier=_dollars(offer) < cheapest))
         cheapest = min(cheapest, _dollars(offer))
-        shown.append(replace(offer, on_frontier=best))
     unlimited = wanted.by_days is None and wanted.budget_dollars is None
 
-    def odds_of_both(offer: odds.Offer) -> float:
+    def odds_of_both(offer: Offer) -> float:
         return (offer.odds.both if offer.odds else None) or 0.0
 
-    def stays_in_budget(offer: odds.Offer) -> bool:
-        if wanted.budget_dollars is None:
-            return True
-        return offer.odds is not None and (offer.odds.in_budget or 0.0) >= wanted.sure
+    def stays_in_budget(offer: Offer) -> bool:
+        in_budget = offer.odds.in_budget if offer.odds else None
+        return wanted.budget_dollars is None or (in_budget or 0.0) >= wanted.sure
 
     sure = [o for o in shown if o.dollars and (unlimited or odds_of_both(o) >= wanted.sure)]
     known = [o for o in shown if o.odds and o.odds.both is not None]
     parts = spec.experiment.stages or (spec.experiment,)
     batch_tokens = max(part.batch.sequences * part.batch.length for part in parts)
-    return odds.Offers(
+    return Offers(
         name=spec.name,
         tokens=spec.experiment.tokens,
         batch_tokens=batch_tokens,
@@ -313,10 +423,31 @@ def _collected(spec: Spec, wanted: odds.OfferRequest, made: Sequence[odds.Offer]
     )
 
 
-def _days(offer: odds.Offer) -> float:
+def _days(offer: Offer) -> float:
     assert offer.days
     return offer.days.likeliest
 
 
-def _dollars(offer: odds.Offer) -> float:
+def _dollars(offer: Offer) -> float:
     return offer.dollars.likeliest if offer.dollars else inf
+
+
+# --- odds
+
+
+def chance(estimate: Estimate, limit: float) -> float | None:
+    """Return the probability of at most the limit; None without an interval, 0 below the bound."""
+    known = odds_below(estimate, limit)
+    return 0.0 if known is not None and limit < estimate.lower else known
+
+
+def odds_of(
+    days: Estimate, dollars: Estimate | None, by_days: float | None, budget: float | None
+) -> Odds:
+    """Return an offer's odds. Dollars grow with days: both limits hold as often as the rarer."""
+    by_date = None if by_days is None else chance(days, by_days)
+    in_budget = None if budget is None or dollars is None else chance(dollars, budget)
+    asked = [odds for odds, limit in ((by_date, by_days), (in_budget, budget)) if limit is not None]
+    known = [odds for odds in asked if odds is not None]
+    both = min(known) if known and len(known) == len(asked) else None
+    return Odds(by_date=by_date, in_budget=in_budget, both=both)

@@ -1,20 +1,29 @@
-"""Spec to Plan: search, choose, and write the choice out with its forecast and digest."""
+"""Spec to Plan: search, choose, and write the choice out with its forecast and digest.
 
-from collections.abc import Iterator
+A run in stages has a spec for each, and a plan of the whole from the plans of all.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from math import prod
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
+from orchestrator.formatting import DAY_S, HOUR_S
+from orchestrator.goodput.outlook import StagePart, change_s, over_stages
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, SHARED_OVER_DCN, in_use
 from orchestrator.planning import flops, search
 from orchestrator.planning.collectives import per_layer
-from orchestrator.planning.forecast import forecast
+from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
-from orchestrator.planning.plan_warnings import LEDGER_TRAINER, all_warnings
+from orchestrator.planning.plan_warnings import (
+    LEDGER_TRAINER,
+    all_warnings,
+    interval_warnings,
+    run_warnings,
+)
 from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
-from orchestrator.planning.stages import joined, placed, stage_spec, stage_specs
 from orchestrator.planning.torus import spans_of
 from orchestrator.values.model import Model
 from orchestrator.values.plan import (
@@ -24,7 +33,9 @@ from orchestrator.values.plan import (
     Plan,
     PlannedBatch,
     PlannedModel,
+    PlanWarning,
     SearchSummary,
+    StageSpan,
     experiment_digest,
     plan_digest,
 )
@@ -76,14 +87,7 @@ def _write_plan(
     layout = search.layout_of_choice(request, choice)
     experiment, pods = spec.experiment, request.pods
     model, batch = experiment.model, experiment.batch
-    # Each mesh axis with its link and the torus axes it lies on, outermost first.
-    factors, sizes = search.factors_of(choice)[0], search.slice_sizes(request).items()
-    between = (MeshAxis(name=axis, size=size, link="dcn", spans=()) for axis, size in sizes)
-    inside = (
-        MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
-                 spans=spans_of(request.torus, factors, (axis,)))
-        for axis in ICI_AXES
-    )  # fmt: skip
+    axes, groups = _axes_and_groups(request, choice, layout)
     plan = Plan(
         schema=PLAN_SCHEMA,
         digest="",
@@ -99,14 +103,7 @@ def _write_plan(
         ),
         tokens=experiment.tokens,
         run_steps=spec.run.steps,
-        batch=PlannedBatch(
-            sequences=choice.sequences,
-            length=batch.length,
-            tokens=choice.sequences * batch.length,
-            requested_sequences=batch.sequences,
-            sequences_per_replica=choice.sequences // int(layout.ways("batch")),
-            microbatches=choice.microbatches,
-        ),
+        batch=_planned_batch(batch, layout),
         optimizer=experiment.optimizer,
         precision=experiment.precision,
         remat=choice.remat,
@@ -122,8 +119,8 @@ def _write_plan(
         devices=prod(layout.mesh.values()),
         hosts=pods * catalog.hosts(request.chip, request.topology),
         mesh={axis: layout.mesh[axis] for axis in AXES},
-        axes=(*between, *inside),
-        groups=_device_groups(request, choice, layout),
+        axes=axes,
+        groups=groups,
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
         loss_chunk_tokens=layout.loss_chunk_tokens,
         loss_gradient="per_chunk" if layout.sums_loss_by_chunk else "at_end",
@@ -142,11 +139,33 @@ def _write_plan(
     return replace(plan, digest=plan_digest(plan), warnings=warnings)
 
 
-def _device_groups(
+def _planned_batch(requested: Batch, layout: Training) -> PlannedBatch:
+    return PlannedBatch(
+        sequences=layout.sequences,
+        length=layout.length,
+        tokens=layout.sequences * layout.length,
+        requested_sequences=requested.sequences,
+        sequences_per_replica=layout.sequences // int(layout.ways("batch")),
+        microbatches=layout.microbatches,
+    )
+
+
+def _axes_and_groups(
     request: search.SearchRequest, choice: search.Choice, layout: Training
-) -> dict[str, DeviceGroup]:
-    """Return each set of devices that a collective joins, with its rate; no single devices."""
+) -> tuple[tuple[MeshAxis, ...], dict[str, DeviceGroup]]:
+    """Return each mesh axis, outermost first, and each set of devices that a collective joins, both
+    with the torus axes they lie on. No set has a single device.
+    """
     factors, moe = search.factors_of(choice)[0], layout.model.moe
+    between = [
+        MeshAxis(name=axis, size=size, link="dcn", spans=())
+        for axis, size in search.slice_sizes(request).items()
+    ]
+    inside = [
+        MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
+                 spans=spans_of(request.torus, factors, (axis,)))
+        for axis in ICI_AXES
+    ]  # fmt: skip
     groups = {
         name: DeviceGroup(
             axes=in_use(axes, choice.mesh),
@@ -166,7 +185,8 @@ def _device_groups(
         del groups["expert"], groups["experts"]
     if moe is None or not moe.biases:
         del groups["expert_replicas"]
-    return {name: group for name, group in groups.items() if group.size > 1}
+    joined_devices = {name: group for name, group in groups.items() if group.size > 1}
+    return (*between, *inside), joined_devices
 
 
 def _compiler_options(
@@ -211,3 +231,133 @@ def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
             other = replace(other, spec_digest=plan.spec_digest, batch=requested, stage=plan.stage)
             return replace(other, digest=plan_digest(other))
     raise last_error
+
+
+# --- a run in stages
+
+
+def stage_specs(spec: Spec) -> list[Spec]:
+    """Return a spec for each stage: the same resources, and an experiment of its own."""
+    specs = []
+    for stage in spec.experiment.stages:
+        experiment = replace(
+            spec.experiment,
+            tokens=stage.tokens,
+            batch=stage.batch,
+            optimizer=stage.optimizer,
+            data=stage.data,
+            remat=stage.remat or spec.experiment.remat,
+            stages=(),
+        )
+        resources = replace(spec.resources, mesh=stage.mesh or spec.resources.mesh)
+        run = replace(spec.run, steps=None)
+        specs.append(replace(spec, experiment=experiment, resources=resources, run=run))
+    return specs
+
+
+def stage_spec(spec: Spec, number: int) -> Spec:
+    """Return the stage with that number as a spec."""
+    specs = stage_specs(spec)
+    if not 1 <= number <= len(specs):
+        known = f"stages 1 to {len(specs)}" if specs else "no stages"
+        raise SpecError(f"stage {number}: {spec.name} has {known}")
+    return specs[number - 1]
+
+
+def explained_stage(spec: Spec, number: int | None) -> Spec:
+    """Return a stage, that with most tokens by default, as a spec; a spec without any is itself."""
+    specs = stage_specs(spec)
+    if number is None and not specs:
+        return spec
+    if number is None:
+        number = 1 + max(range(len(specs)), key=lambda place: specs[place].experiment.tokens)
+    return replace(stage_spec(spec, number), name=f"{spec.name}, stage {number} of {len(specs)}")
+
+
+def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
+    """Return the plans of all stages with their places in the run, from plans of each by itself."""
+    identity, stages = experiment_digest(spec.experiment), spec.experiment.stages
+    ends = [0]
+    for plan in plans:
+        ends.append(ends[-1] + plan.total_steps)
+    begins = [n for n, stage in enumerate(stages) if n == 0 or stage.restarts_schedule]
+    placed_plans = []
+    for n, plan in enumerate(plans):
+        schedule = max(begin for begin in begins if begin <= n)
+        after = min((begin for begin in begins if begin > n), default=len(plans))
+        same_data = [other for other in plans[:n] if other.data.path == plan.data.path]
+        span = StageSpan(
+            number=n + 1,
+            of=len(plans),
+            first_step=ends[n],
+            steps=plan.total_steps,
+            schedule_first_step=ends[schedule],
+            schedule_steps=ends[after] - ends[schedule],
+            first_token=sum(other.total_steps * other.batch.tokens for other in same_data),
+        )
+        # Warnings that depend on the length of the run belong to the whole run.
+        of_run = run_warnings(plan)
+        own = tuple(warning for warning in plan.warnings if warning not in of_run)
+        placed_plan = replace(plan, spec_digest=identity, stage=span, warnings=own)
+        placed_plans.append(replace(placed_plan, digest=plan_digest(placed_plan)))
+    return placed_plans
+
+
+def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
+    """Return the plan of the whole run from those of its stages, each in its place."""
+    # The forecast of the first stage, with the time and the money of all, and with what binds the
+    # longest. What is unknown about one stage is unknown about all: ends of intervals add up.
+    forecasts = [stage.forecast for stage in stages]
+    first, longest = forecasts[0], max(forecasts, key=lambda each: each.days.likeliest)
+    goodput = over_stages(
+        [
+            StagePart(goodput=each.goodput, steps_s=stage.total_steps * typical(each.step_s))
+            for stage, each in zip(stages, forecasts, strict=True)
+        ]
+    )
+    changes_s = sum(change_s(each.goodput) for each in forecasts[1:])
+    chips = stages[0].chips * first.goodput.inputs.rented
+    price, paid = first.dollars_per_chip_hour, [each.dollars for each in forecasts if each.dollars]
+    dollars = None
+    if price is not None and len(paid) == len(stages):
+        dollars = plus(add(paid), changes_s / HOUR_S * chips * price)
+    whole = replace(
+        stages[0],
+        stage=None,
+        stages=tuple(stages),
+        tokens=sum(stage.tokens for stage in stages),
+        run_steps=spec.run.steps,
+        forecast=replace(
+            first,
+            fits=all(each.fits for each in forecasts),
+            bound=longest.bound,
+            bound_by=longest.bound_by,
+            goodput=goodput,
+            days=plus(add([each.days for each in forecasts]), changes_s / DAY_S),
+            chip_hours=plus(
+                add([each.chip_hours for each in forecasts]), changes_s / HOUR_S * chips
+            ),
+            dollars=dollars,
+        ),
+        warnings=(),
+    )
+    of_stages = [warning for stage in stages for warning in stage.warnings]
+    # Each warning once, and an axis as far beyond as it gets. The interval between saves is one for
+    # all stages: the run itself has that warning.
+    clearest: dict[object, tuple[float, PlanWarning]] = {}
+    for warning in of_stages:
+        figures, beyond = warning.figures, 0.0
+        key: object = (warning.code, tuple(figures.items()))
+        if warning.code == "extrapolation":
+            value, low, high = (float(figures[name]) for name in ("value", "low", "high"))
+            key, beyond = figures["axis"], value / high if value > high else low / value
+        if warning.code != "checkpoint_interval" and (
+            key not in clearest or beyond > clearest[key][0]
+        ):
+            clearest[key] = (beyond, warning)
+    warnings = (
+        *[warning for _, warning in clearest.values()],
+        *interval_warnings(whole),
+        *run_warnings(whole),
+    )
+    return replace(whole, digest=plan_digest(whole), warnings=warnings)

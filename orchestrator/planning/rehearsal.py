@@ -17,6 +17,7 @@ from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
+from orchestrator.values.run_options import RunOptions
 from orchestrator.values.spec import (
     Batch,
     DataSource,
@@ -89,15 +90,6 @@ def rehearse(
         requests = [MeshRequest(**shared, **sizes) for sizes in meshes]
         experiment = _with_stages(experiment, plan, pods, requests)
         steps = max(steps, len(plan.stages))  # each has one
-    save_every = max(steps // _SAVES, 1)
-    sources = (experiment.data, *(stage.data for stage in experiment.stages))
-    # Evaluations of a batch, as often as saves; of synthetic text where that is trained on.
-    evaluation = spec.run.evaluation and replace(
-        spec.run.evaluation,
-        path=spec.run.evaluation.path if any(s.kind == "tokens" for s in sources) else None,
-        every=min(spec.run.evaluation.every, save_every),
-        sequences=min(spec.run.evaluation.sequences, experiment.batch.sequences),
-    )
     small = replace(
         spec,
         experiment=experiment,
@@ -110,17 +102,29 @@ def rehearse(
             goodput=spec.resources.goodput,
             failures=spec.resources.failures,
         ),
-        run=replace(
-            spec.run,
-            steps=steps,
-            checkpoint=replace(spec.run.checkpoint, every=save_every),
-            evaluation=evaluation,
-        ),
+        run=_run(spec, experiment, steps),
     )
     copy = make_plan(small)
     pairs = zip(plan.each_stage, copy.each_stage, strict=True)
     changes = dict.fromkeys(change for pair in pairs for change in _changes(*pair))
     return _Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(changes))
+
+
+def _run(spec: Spec, experiment: Experiment, steps: int) -> RunOptions:
+    """Return the run with saves and evaluations within its few steps."""
+    save_every = max(steps // _SAVES, 1)
+    sources = (experiment.data, *(stage.data for stage in experiment.stages))
+    evaluation = spec.run.evaluation
+    if evaluation:
+        # As often as saves, of a batch; of synthetic text where that is trained on.
+        evaluation = replace(
+            evaluation,
+            path=evaluation.path if any(data.kind == "tokens" for data in sources) else None,
+            every=min(evaluation.every, save_every),
+            sequences=min(evaluation.sequences, experiment.batch.sequences),
+        )
+    checkpoint = replace(spec.run.checkpoint, every=save_every)
+    return replace(spec.run, steps=steps, checkpoint=checkpoint, evaluation=evaluation)
 
 
 def _with_stages(

@@ -16,7 +16,7 @@ from orchestrator.network import rematerialization
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, LatentAttention
 from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
-from orchestrator.planning.fastest_ways import LeastMemory, fastest_ways, joined
+from orchestrator.planning.fastest_ways import LeastMemory, Ways, fastest_ways
 from orchestrator.planning.feasibility import (
     Sizes,
     batch_range,
@@ -70,11 +70,11 @@ class _PolicyArray:
 
 
 def policy_array(policies: Sequence[rematerialization.Policy], model: Model) -> _PolicyArray:
-    treated = {
-        tensor.name: [_TREATMENTS.index(each.treatment(tensor.name)) for each in policies]
-        for tensor in decoder(model).tensors
-    }
-    return _PolicyArray({name: np.array(numbers, np.int8) for name, numbers in treated.items()})
+    def numbers(tensor: str) -> list[int]:
+        return [_TREATMENTS.index(each.treatment(tensor)) for each in policies]
+
+    names = [tensor.name for tensor in decoder(model).tensors]
+    return _PolicyArray({name: np.array(numbers(name), np.int8) for name in names})
 
 
 def searched_policies(chip: Chip, experiment: Experiment) -> tuple[rematerialization.Policy, ...]:
@@ -240,16 +240,11 @@ class SearchResult:
 
 
 def search_request(spec: Spec) -> SearchRequest:
-    chip = catalog.chip_of(spec.resources)
-    topology = catalog.topology(chip, spec.resources.topology)
-    return SearchRequest(
-        chip=chip,
-        topology=topology,
-        torus=make_torus(chip, topology),
-        experiment=spec.experiment,
-        mesh=spec.resources.mesh,
-        pods=spec.resources.pods.max,
-    )
+    resources = spec.resources
+    chip = catalog.chip_of(resources)
+    topology = catalog.topology(chip, resources.topology)
+    torus = make_torus(chip, topology)
+    return SearchRequest(chip, topology, torus, spec.experiment, resources.mesh, resources.pods.max)
 
 
 def make_layout(
@@ -311,6 +306,11 @@ def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -
     )
 
 
+def memory_margins(experiment: Experiment) -> tuple[float, ...]:
+    """Return the shares of memory to leave free, in the order in which they are tried."""
+    return (MEMORY_MARGIN, 0.0) if experiment.remat == rematerialization.AUTO else (0.0,)
+
+
 def search(request: SearchRequest) -> SearchResult:
     """Price everything that is realizable and fits; first with the margin, then without."""
     experiment = request.experiment
@@ -327,12 +327,10 @@ def search(request: SearchRequest) -> SearchResult:
     sequences = np.concatenate(batches_next_to(batch, multiples))
     rows = np.tile(np.arange(len(realizable)), 2)[sequences > 0]
     sequences = sequences[sequences > 0]
-    auto = experiment.remat == rematerialization.AUTO
-    margin = MEMORY_MARGIN if auto else 0.0
-    candidates, least = _price(request, realizable[rows], sequences, margin)
-    if auto and not len(candidates):
-        margin = 0.0
+    for margin in memory_margins(experiment):
         candidates, least = _price(request, realizable[rows], sequences, margin)
+        if len(candidates):
+            break
     return SearchResult(
         enumerated=count_placements(request.torus, usable_axes(experiment.model)),
         realizable=len(np.unique(rows)),
@@ -361,23 +359,25 @@ def _price(
     # Columns are priced in parts of about a size, all columns of a key in the same part.
     starts = np.searchsorted(key, key[:: max(_CELLS // len(policies), 1)]).tolist()
     ends = pairwise(sorted({*starts, len(key)}))
-    parts = []
+    ways: list[Ways] = []
+    least: list[LeastMemory] = []
     for part in [slice(*pair) for pair in ends] or [slice(0, 0)]:
         key_of_column = key[part]
         layout = make_layout(
             request, sizes_by_name(keys[key_of_column]), keys[key_of_column, -1],
             microbatches[part], treated[:, None], NO_LINKS,
         )  # fmt: skip
-        parts.append(fastest_ways(layout, key_of_column, margin))
-    ways, least = joined(parts)
-    row, way = matching(key_of_row.reshape(-1), ways.key)
-    remat = ways.remat[way]
-    links = rows_of_links(find_links(request.torus, factors), row)
+        part_ways, part_least = fastest_ways(layout, key_of_column, margin)
+        ways.append(part_ways)
+        least.append(part_least)
+    way_key, remat, microbatches = map(np.concatenate, zip(*ways, strict=True))
+    row, way = matching(key_of_row.reshape(-1), way_key)
     layout = make_layout(
-        request, sizes_by_name(axis_sizes(factors)[row]), batch[row], ways.microbatches[way],
-        treated[remat], links,
+        request, sizes_by_name(axis_sizes(factors)[row]), batch[row], microbatches[way],
+        treated[remat[way]], rows_of_links(find_links(request.torus, factors), row),
     )  # fmt: skip
-    return price_layouts(layout, factors[row], remat, policies), least
+    least_hbm, least_host = map(min, zip(*least, strict=True))
+    return price_layouts(layout, factors[row], remat[way], policies), (least_hbm, least_host)
 
 
 def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints]:

@@ -153,30 +153,24 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     die_rate = per_axis[:, on_die].sum(axis=1)
     share = np.where(die_rate > 0, 1.0, 1.0 / slice_torus.devices_per_chip)
     on_torus = per_axis[:, ~on_die].sum(axis=1)
-    if _is_ring(slice_torus, group):
-        # One ring through several spans has the rate of its slowest link, both ways. A closed way
-        # exists where a span has an even number of chips; else the ring is an open line.
-        chips = size[:, ~on_die]
+    # One ring through several spans has the rate of its slowest link, both ways. A closed way
+    # exists where a span has an even number of chips; else the ring is an open line.
+    is_one, closed = _one_ring(slice_torus, group, size[:, ~on_die])
+    if is_one.any():
         slowest = np.where((size > 1) & ~on_die, link / stride, np.inf).min(axis=1)
-        one_ring = slowest * np.where(_has_closed_way(chips), 1.0, 0.5)
-        on_torus = np.where(_goes_through_several(chips), one_ring, on_torus)
+        on_torus = np.where(is_one, slowest * np.where(closed, 1.0, 0.5), on_torus)
     torus_rate = on_torus * share
     rate = np.where(torus_rate > 0, torus_rate, die_rate)
     return np.where(rate > 0, rate, np.inf)
 
 
-def _is_ring(slice_torus: Torus, group: tuple[str, ...]) -> bool:
-    """Whether devices of a group pass data on link by link; behind a switch all are neighbours."""
-    return not slice_torus.switched and all(axis in RING_AXES for axis in group)
-
-
-def _goes_through_several(chips: Ints) -> Bools:
-    return np.asarray((chips > 1).sum(axis=1) > 1)
-
-
-def _has_closed_way(chips: Ints) -> Bools:
-    """Whether a way through all chips of several spans ends next to its start."""
-    return np.asarray((chips % 2 == 0).any(axis=1))
+def _one_ring(slice_torus: Torus, group: tuple[str, ...], chips: Ints) -> tuple[Bools, Bools]:
+    """Whether devices of a group pass data on link by link through several spans, and whether that
+    way ends next to its start. Behind a switch all are neighbours.
+    """
+    in_line = not slice_torus.switched and all(axis in RING_AXES for axis in group)
+    several, closed = (chips > 1).sum(axis=1) > 1, (chips % 2 == 0).any(axis=1)
+    return np.asarray(several & in_line), np.asarray(closed)
 
 
 def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
@@ -204,14 +198,13 @@ def _group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Fl
     size, stride = _group_spans(factors, group)
     if slice_torus.switched:
         return np.asarray((size > 1).any(axis=1).astype(float))
-    ring = _closes(slice_torus, size, stride)
+    ring, on_die = _closes(slice_torus, size, stride), slice_torus.on_die
     hops = (np.where(ring, size // 2, size - 1) * stride).sum(axis=1)
-    if _is_ring(slice_torus, group):
-        spans = size[:, ~slice_torus.on_die]
-        chips = spans.prod(axis=1)
-        around = np.where(_has_closed_way(spans), chips // 2, chips - 1)
-        around = around + (size[:, slice_torus.on_die] - 1).sum(axis=1)
-        hops = np.where(_goes_through_several(spans), around, hops)
+    is_one, closed = _one_ring(slice_torus, group, size[:, ~on_die])
+    if is_one.any():
+        chips = size[:, ~on_die].prod(axis=1)
+        around = np.where(closed, chips // 2, chips - 1) + (size[:, on_die] - 1).sum(axis=1)
+        hops = np.where(is_one, around, hops)
     return np.asarray(hops.astype(float))
 
 
@@ -220,7 +213,8 @@ class Links:
     """What joins the devices of each group: a domain inside the slice (a torus, or a switch), and
     the cluster network between slices. Formulas ask for `bytes_per_s` and `latency_s`.
 
-    For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use; for
+    For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use (rows
+    x torus axes); for
     EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster network.
     """
 
@@ -247,7 +241,6 @@ NO_LINKS = Links({}, {}, {}, {})
 def find_links(slice_torus: Torus, factors: Ints) -> Links:
     """The links of each placement, an array an entry."""
     groups = GROUPS.items()
-    # Which torus axes a group keeps busy: rows x torus axes.
     return Links(
         rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
         exchange_rates={

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
-from orchestrator.planning.odds import OfferRequest
+from orchestrator.planning.offers import OfferRequest
 from orchestrator.reading.nodes import NUMBER, Mapping, Scalar, parse, read
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.values.spec import Resources

@@ -10,7 +10,7 @@ from orchestrator.evidence.explain.formula import Explanation
 from orchestrator.evidence.score.samples import Score
 from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.diff_plans import PlanDiff
-from orchestrator.planning.odds import Offers, PlanWithOdds
+from orchestrator.planning.offers import Offers, PlanWithOdds
 from orchestrator.proving.compare import ProofDiff
 from orchestrator.reading.schema import schema_text, spec_schema, study_schema
 from orchestrator.values import run, study

@@ -10,7 +10,7 @@ from orchestrator.evidence.explain.assemble import explain as derive
 from orchestrator.evidence.explain.formula import Explanation
 from orchestrator.evidence.score import evaluate
 from orchestrator.evidence.score.samples import Score
-from orchestrator.planning.stages import explained_stage, stage_specs
+from orchestrator.planning.planner import explained_stage, stage_specs
 from orchestrator.proving.compare import ProofDiff, diff_proofs
 from orchestrator.proving.verdict import ProofResult, least_recompute
 from orchestrator.proving.verdict import prove as prove_program

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.planning.calibrated import with_own_profile
 from orchestrator.planning.diff_plans import PlanDiff, diff_plans
-from orchestrator.planning.odds import DeadlineOdds, Offers
-from orchestrator.planning.odds import deadline_odds as odds_of_deadline
-from orchestrator.planning.offers import make_offers
-from orchestrator.planning.planner import make_plans, make_stage_plans
-from orchestrator.planning.stages import stage_spec
+from orchestrator.planning.forecast import scale
+from orchestrator.planning.offers import DeadlineOdds, Offers, chance, make_offers
+from orchestrator.planning.planner import make_plans, make_stage_plans, stage_spec
 from orchestrator.proving import has_plan
 from orchestrator.reading.examples import create
 from orchestrator.reading.expectations import KeyHelp, help_about
@@ -97,7 +95,9 @@ def deadline_odds(spec: SpecSource, made: Plan | None = None) -> DeadlineOdds | 
     if deadline is None:
         return None
     days = days_to_deadline(deadline, datetime.now(UTC).date())
-    return odds_of_deadline(made or plan(found), deadline, days)
+    made = made or plan(found)
+    odds = chance(scale(made.forecast.days, made.run_share), days)
+    return DeadlineOdds(deadline=deadline, days=days, odds=odds)
 
 
 def offers(

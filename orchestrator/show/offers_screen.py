@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import floor
 
 from orchestrator import formatting as fmt
-from orchestrator.planning.odds import Offer, OfferReasonCode, Offers
+from orchestrator.planning.offers import Offer, OfferReasonCode, Offers
 from orchestrator.planning.plan_warnings import extrapolation, warning_texts
 from orchestrator.show import parts as ui
 from orchestrator.values.plan import Estimate

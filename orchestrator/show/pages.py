@@ -15,7 +15,7 @@ from orchestrator.journal import boundary, files
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
-from orchestrator.planning.odds import Offers
+from orchestrator.planning.offers import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.progress import RUNS
 from orchestrator.run.records import record_files

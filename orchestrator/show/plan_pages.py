@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from orchestrator import formatting as fmt
-from orchestrator.planning.odds import Offer, Offers
+from orchestrator.planning.offers import Offer, Offers
 from orchestrator.show import drawings as draw
 from orchestrator.show import offers_screen as screens
 from orchestrator.show.plan_text import headline

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from orchestrator import formatting as fmt
 from orchestrator.network.mesh_axes import ICI_AXES, in_use
 from orchestrator.network.rematerialization import summary_of, text_of
-from orchestrator.planning.odds import DeadlineOdds
+from orchestrator.planning.offers import DeadlineOdds
 from orchestrator.planning.plan_warnings import warning_texts
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, Reason, loss, passed_over
 from orchestrator.show import parts as ui

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from orchestrator import formatting as fmt
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning.forecast import scale
-from orchestrator.planning.odds import DeadlineOdds
+from orchestrator.planning.offers import DeadlineOdds
 from orchestrator.planning.plan_warnings import LEDGER_TRAINER
 from orchestrator.show import parts as ui
 from orchestrator.values.goodput import LossKind
