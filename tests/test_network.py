@@ -65,7 +65,7 @@ PATTERNS: dict[str, list[tuple[int, int, int]]] = {
 @pytest.mark.parametrize("row", PATTERNS)
 def test_layers_are_repeated_patterns(row: str) -> None:
     """Each pattern goes as far as it can, with the fewest layers in it."""
-    assert [(one.first, one.length, one.repeats) for one in _patterns(row)] == PATTERNS[row]
+    assert [(each.start, each.step, len(each)) for each in _patterns(row)] == PATTERNS[row]
 
 
 def test_stacks_hold_every_layer_once() -> None:
@@ -94,7 +94,7 @@ def test_latent_attention_has_its_weights() -> None:
         "query_down": 64 * 24, "kv_down": 64 * 32, "key_rope": 64 * 4, "query": 24 * 8 * 16,
         "key": 32 * 8 * 12, "value": 32 * 8 * 20, "output": 8 * 20 * 64,
     }  # fmt: skip
-    assert (block.attention.score_width, block.attention.width) == (8 * 16, 8 * 20)
+    assert (block.attention.queries.width, block.attention.result.width) == (8 * 16, 8 * 20)
     assert block.attention.entering_width == 24 + 32 + 4
     direct = replace(LATENT["latent"], query_rank=None)  # type: ignore[type-var]
     [block] = decoder(model_of(**LATENT | {"latent": direct})).blocks

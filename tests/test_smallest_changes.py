@@ -96,8 +96,8 @@ def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp"', entry)
     edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"lane", ')
     edit(copy, "network/mesh_axes.py", '    "weights": ', '    "lane": ("lane",),\n')
-    line = '        exchange("lane reduction", REDUCE, GROUPS["lane"], payload, whole),\n'
-    edit(copy, "planning/collectives.py", '        exchange("data scatter"', line)
+    line = '        _reduction(layout, "lane reduction", GROUPS["lane"], payload, whole),\n'
+    edit(copy, "planning/collectives.py", '        _reduction(layout, "data scatter"', line)
     screen = planned(copy, "resources.mesh.lane=2")
     assert "lane 2 (y)" in screen
     assert "lane reduction ici lane" in " ".join(screen.split())

@@ -1,7 +1,6 @@
 """The decoder-only transformer of a model."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
@@ -22,41 +21,31 @@ from orchestrator.values.model import Model
 _LONGEST = 32  # layers in a pattern
 
 
-@dataclass(frozen=True)
-class _Pattern:
-    """Layers `first` and following: `length` of them, again and again, `repeats` times."""
+def _patterns(kinds: Sequence[Hashable]) -> list[range]:
+    """The patterns that make up a row of layers, each as long as it goes, of few layers each.
 
-    first: int
-    length: int
-    repeats: int
-
-    @property
-    def end(self) -> int:
-        return self.first + self.length * self.repeats
-
-
-def _patterns(kinds: Sequence[Hashable]) -> list[_Pattern]:
-    """The patterns that make up a row of layers, each as long as it goes, of few layers each."""
-    found: list[_Pattern] = []
-    while (first := found[-1].end if found else 0) < len(kinds):
+    A range has the first layer of each repeat of a pattern; its step is the pattern's length.
+    """
+    found: list[range] = []
+    while (first := found[-1].stop if found else 0) < len(kinds):
         # The pattern that goes farthest from a layer; of several, the one of the fewest layers.
         best = _repeated(kinds, first, 1)
         for length in range(2, min(_LONGEST, (len(kinds) - first) // 2) + 1):
-            if best.end == len(kinds):
+            if best.stop == len(kinds):
                 break
             longer = _repeated(kinds, first, length)
-            if longer.repeats > 1 and longer.end > best.end:
+            if len(longer) > 1 and longer.stop > best.stop:
                 best = longer
         found.append(best)
     return found
 
 
-def _repeated(kinds: Sequence[Hashable], first: int, length: int) -> _Pattern:
+def _repeated(kinds: Sequence[Hashable], first: int, length: int) -> range:
     """How often the next `length` layers come again."""
-    repeats, pattern = 1, kinds[first : first + length]
-    while kinds[(start := first + repeats * length) : start + length] == pattern:
-        repeats += 1
-    return _Pattern(first, length, repeats)
+    end, pattern = first + length, kinds[first : first + length]
+    while kinds[end : end + length] == pattern:
+        end += length
+    return range(first, end, length)
 
 
 # Logical axis → the key of a Model that has its size.
@@ -84,7 +73,7 @@ def split_sizes(model: Model) -> list[tuple[str, str, int]]:
     if model.moe is None or model.moe.d_ff is None:
         return split
     if all(is_mixture(model, layer) for layer in range(model.layers)):
-        split = [one for one in split if one[0] != "ff"]  # no layer has the model's own width
+        split = [size for size in split if size[0] != "ff"]  # no layer has the model's own width
     return [*split, ("expert_ff", "moe.d_ff", model.moe.d_ff)]
 
 
@@ -136,18 +125,14 @@ def segments(blocks: list[Block]) -> tuple[Segment, ...]:
     The stack of a network with equal layers is called `layers`; several are numbered.
     """
     found = _patterns(blocks)
-    is_plain = len(found) == found[0].length == 1
+    is_plain = len(found) == found[0].step == 1
     numbers = count()
+
+    def stack(first: int, pattern: range) -> Stack:
+        name = _LAYERS if is_plain else f"{_LAYERS}_{next(numbers)}"
+        return Stack(name, blocks[first], range(first, pattern.stop, pattern.step))
+
     return tuple(
-        Segment(
-            tuple(
-                Stack(
-                    _LAYERS if is_plain else f"{_LAYERS}_{next(numbers)}",
-                    blocks[first],
-                    range(first, one.end, one.length),
-                )
-                for first in range(one.first, one.first + one.length)
-            )
-        )
-        for one in found
+        Segment(tuple(stack(pattern[0] + place, pattern) for place in range(pattern.step)))
+        for pattern in found
     )

@@ -1,6 +1,7 @@
 """A network as data. Sizes are those of the whole model, before any split."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -75,10 +76,6 @@ class Matmul:
     share: float = 1.0
     bias: Weight | None = None
 
-    @property
-    def active_elements(self) -> int:
-        return round(self.weight.elements * self.share)
-
 
 @dataclass(frozen=True)
 class Sublayer:
@@ -117,11 +114,6 @@ class Sublayer:
     @property
     def matrix_elements(self) -> int:
         return sum(matmul.weight.elements for matmul in self.matmuls)
-
-    @property
-    def active_vector_elements(self) -> int:
-        """Elements of norms and biases that one token meets."""
-        return sum(vector.elements for vector in self.vectors)
 
     @property
     def entering_width(self) -> int:
@@ -185,14 +177,6 @@ class Attention(Sublayer):
     def queries(self) -> Tensor:
         return self.inputs[0].output
 
-    @property
-    def score_width(self) -> int:
-        return self.queries.width
-
-    @property
-    def width(self) -> int:
-        return self.result.width
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention(Attention):
@@ -210,11 +194,6 @@ class LatentAttention(Attention):
     @property
     def keys(self) -> Matmul:
         return self.inputs[1]
-
-    @property
-    def turned_width(self) -> int:
-        """Numbers of the key that all heads share; nothing is multiplied by them."""
-        return self.latents[-1].output.dimensions[0].size
 
     @property
     def nope(self) -> int:
@@ -263,13 +242,6 @@ class Mixture(MLP):
     @property
     def vectors(self) -> tuple[Weight, ...]:
         return (*super().vectors, *((self.balance,) if self.balance else ()))
-
-    @property
-    def active_vector_elements(self) -> int:
-        """All except the biases of experts that a token does not go to."""
-        biases = [(matmul.bias, matmul.share) for matmul in self.matmuls if matmul.bias]
-        idle = sum((1 - share) * bias.elements for bias, share in biases if share < 1)
-        return super().active_vector_elements - round(idle)
 
     @property
     def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
@@ -382,13 +354,13 @@ class Network:
     def tables(self) -> tuple[Weight, ...]:
         return (self.embedding,) if self.head is self.embedding else (self.embedding, self.head)
 
+    def _over_layers(self, count: Callable[[Block], int]) -> int:
+        return sum(layers * count(block) for block, layers in self.kinds)
+
     @property
     def vector_parameters(self) -> int:
         """Parameters of norms and biases."""
-        blocks = sum(
-            layers * sum(vector.elements for vector in block.vectors)
-            for block, layers in self.kinds
-        )
+        blocks = self._over_layers(lambda block: sum(vector.elements for vector in block.vectors))
         return blocks + sum(vector.elements for vector in self.norm.weights)
 
     @property
@@ -397,7 +369,7 @@ class Network:
 
     @property
     def matrix_parameters(self) -> int:
-        return sum(layers * block.matrix_elements for block, layers in self.kinds)
+        return self._over_layers(lambda block: block.matrix_elements)
 
     @property
     def parameters(self) -> int:
@@ -407,19 +379,19 @@ class Network:
     @property
     def active_parameters(self) -> int:
         """Parameters active per token: its own experts, plus all tables and norms."""
-        vectors = sum(
-            layers * sum(part.active_vector_elements for part in block.sublayers)
-            for block, layers in self.kinds
-        ) + sum(vector.elements for vector in self.norm.weights)
+
+        def idle_biases(block: Block) -> int:
+            biases = [(matmul.bias, matmul.share) for matmul in block.matmuls if matmul.bias]
+            return round(sum((1 - share) * bias.elements for bias, share in biases))
+
+        vectors = self.vector_parameters - self._over_layers(idle_biases)
         return self.active_matrices + self.table_parameters + vectors
 
     @property
     def active_matrices(self) -> int:
         """Parameters of the blocks that each token is multiplied by."""
-        return sum(
-            layers * matmul.active_elements
-            for block, layers in self.kinds
-            for matmul in block.matmuls
+        return self._over_layers(
+            lambda block: sum(round(m.weight.elements * m.share) for m in block.matmuls)
         )
 
     @property

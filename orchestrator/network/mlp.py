@@ -27,16 +27,21 @@ def _inputs_of(model: Model) -> tuple[str, ...]:
     return TENSORS if model.gated else TENSORS[1:]
 
 
-def mlp(model: Model, stream: Tensor, residual_scale: float) -> MLP:
-    """The MLP of a model. `residual_scale` shrinks the initial weights of its output."""
-    embed, ff = Dimension("embed", model.d_model), Dimension("ff", model.d_ff)
-    deviation = residual_scale * model.d_ff**-0.5
-    before, after = norms_around(model, "mlp")
+def mlp(
+    model: Model, stream: Tensor, residual_scale: float, shared: Dimension | None = None
+) -> MLP:
+    """The MLP of a model, or that of the experts that every token has: side by side, they are
+    `shared` wide. `residual_scale` shrinks the initial weights of its output.
+    """
+    embed, ff = Dimension("embed", model.d_model), shared or Dimension("ff", model.d_ff)
+    before, after = (None, None) if shared else norms_around(model, "mlp")
+    prefix, part = ("shared_", "shared_experts.") if shared else ("", "")
 
     def matmul(name: str, weight: tuple[Dimension, ...], deviation: float, to: Tensor) -> Matmul:
-        published = f"mlp.{name}_proj"
-        bias = bias_of(name, to.dimensions, published) if model.mlp_bias else None
-        return Matmul(Weight(name, weight, deviation, published), to, bias=bias)
+        published = f"mlp.{part}{name}_proj"
+        has_bias = model.mlp_bias and not shared
+        bias = bias_of(name, to.dimensions, published) if has_bias else None
+        return Matmul(Weight(f"{prefix}{name}", weight, deviation, published), to, bias=bias)
 
     return MLP(
         before=before,
@@ -45,7 +50,7 @@ def mlp(model: Model, stream: Tensor, residual_scale: float) -> MLP:
             matmul(name, (embed, ff), model.d_model**-0.5, Tensor(name, "length", (ff,)))
             for name in _inputs_of(model)
         ),
-        output=matmul("down", (ff, embed), deviation, stream),
+        output=matmul("down", (ff, embed), residual_scale * ff.size**-0.5, stream),
         activation=_activation_of(model),
     )
 
@@ -89,6 +94,7 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     embed, ff = Dimension(GATHERED_OF_EXPERTS, model.d_model), Dimension("expert_ff", width)
     experts, residual = Dimension(EXPERTS, moe.experts), Dimension("residual", model.d_model)
     choices = Dimension(CHOICES, moe.top_k), ff
+    shared = Dimension("shared_ff", moe.shared_experts * width)
     before, after = norms_around(model, "mlp")
 
     def matmul(
@@ -104,6 +110,7 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     # The router scores the experts for a token; a bias spreads tokens over them.
     scored = (Dimension("routed_experts", moe.experts),)
     router, bias_name = Dimension(GATHERED, model.d_model), "mlp.gate.e_score_correction_bias"
+    balance = Weight(BALANCE_BIAS, scored, None, bias_name, start=0.0)
     return Mixture(
         before=before,
         after=after,
@@ -118,35 +125,6 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
             Tensor("router", "length", scored),
             bias=bias_of("router", scored, "mlp.gate") if moe.router_bias else None,
         ),
-        balance=None
-        if moe.balance_bias is None
-        else Weight(BALANCE_BIAS, scored, None, bias_name, start=0.0),
-        shared=_shared_experts(model, moe, stream, residual_scale),
+        balance=balance if moe.balance_bias is not None else None,
+        shared=mlp(model, stream, residual_scale, shared) if moe.shared_experts else None,
     )
-
-
-def _shared_experts(
-    model: Model, moe: MixtureOfExperts, stream: Tensor, residual_scale: float
-) -> MLP | None:
-    """The experts that every token has, side by side as one MLP."""
-    if not moe.shared_experts:
-        return None
-    width = moe.shared_experts * expert_d_ff(model, moe)
-    embed, ff = Dimension("embed", model.d_model), Dimension("shared_ff", width)
-    deviation = residual_scale * width**-0.5
-    return MLP(
-        before=None,
-        after=None,
-        inputs=tuple(
-            Matmul(
-                Weight(f"shared_{name}", (embed, ff), model.d_model**-0.5,
-                       f"mlp.shared_experts.{name}_proj"),
-                Tensor(name, "length", (ff,)),
-            )
-            for name in _inputs_of(model)
-        ),
-        output=Matmul(
-            Weight("shared_down", (ff, embed), deviation, "mlp.shared_experts.down_proj"), stream
-        ),
-        activation=_activation_of(model),
-    )  # fmt: skip

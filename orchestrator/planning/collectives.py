@@ -291,7 +291,9 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
         attention = block.attention
         if not isinstance(attention, LatentAttention):
             return 0
-        return (1 - layout.recomputed(attention.keys)) * attention.turned_width / d_model
+        # Nothing is multiplied by the part of the key that all heads share.
+        shared_width = attention.latents[-1].output.width
+        return (1 - layout.recomputed(attention.keys)) * shared_width / d_model
 
     sublayers = layout.over_layers(lambda block: len(block.sublayers))
     repeated = layout.over_layers(lambda block: sum(map(layout.repeats_output, block.sublayers)))

@@ -64,7 +64,7 @@ def attention_flops_per_token(model: Model, length: int) -> float:
         layers
         * 2.0
         * _seen_positions(length, block.attention.scores.window)
-        * (block.attention.score_width + block.attention.width)
+        * (block.attention.queries.width + block.attention.result.width)
         for block, layers in decoder(model).kinds
     )
 

@@ -1,8 +1,9 @@
 """The Forecast of one layout, from its two ledgers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
+from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
@@ -130,7 +131,7 @@ def write_forecast(
         model_flops_per_step=tokens * flops.model_flops_per_token(layout.model, layout.length),
         mfu_definition=flops.MFU_DEFINITION,
         mfu=mfu(layout, step_s),
-        mfu_6p=_mfu_of(layout, step_s, flops.simple_flops_per_token(layout.model)),
+        mfu_6p=mfu(layout, step_s, flops.simple_flops_per_token(layout.model)),
         tokens_per_s=_rates(step_s, tokens),
         goodput=goodput,
         days=days,
@@ -190,26 +191,25 @@ def _tokens_per_step(layout: Training) -> float:
     return float(layout.sequences) * layout.length
 
 
-def mfu(layout: Training, step_s: plan.Estimate) -> plan.Estimate:
-    return _mfu_of(layout, step_s, flops.model_flops_per_token(layout.model, layout.length))
-
-
-def _mfu_of(layout: Training, step_s: plan.Estimate, flops_per_token: float) -> plan.Estimate:
+def mfu(
+    layout: Training, step_s: plan.Estimate, flops_per_token: float | None = None
+) -> plan.Estimate:
+    """MFU by the FLOPs of the model or, if given, by others."""
+    if flops_per_token is None:
+        flops_per_token = flops.model_flops_per_token(layout.model, layout.length)
     step_flops = _tokens_per_step(layout) * flops_per_token
     return _rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
 
 def step_bounds(layout: Training, lines: list[plan.LedgerLine], time: StepTime) -> plan.Estimate:
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
-    lower, unoverlapped = float(time.lower_s), float(time.unoverlapped_s)
+    estimate = plan.Estimate(lower=float(time.lower_s), unoverlapped=float(time.unoverlapped_s))
     efficiency = _efficiency_of(layout)
     if efficiency is None:
-        return plan.Estimate(lower=lower, unoverlapped=unoverlapped)
+        return estimate
     expected = float(expected_s(layout, lines, time, efficiency))
     low, high = interval(layout, lines, time, efficiency)
-    return plan.Estimate(
-        lower=lower, unoverlapped=unoverlapped, expected=expected, low=low, high=high
-    )
+    return replace(estimate, expected=expected, low=low, high=high)
 
 
 def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
@@ -241,18 +241,11 @@ def scale(values: plan.Estimate, factor: float) -> plan.Estimate:
 
 def add(values: Sequence[plan.Estimate]) -> plan.Estimate:
     """The sum of times that are long together: ends of intervals add up."""
-
-    def sum_of(name: str) -> float | None:
-        parts = [getattr(one, name) for one in values]
-        return None if None in parts else sum(parts)
-
-    return plan.Estimate(
-        lower=sum(one.lower for one in values),
-        unoverlapped=sum(one.unoverlapped for one in values),
-        expected=sum_of("expected"),
-        low=sum_of("low"),
-        high=sum_of("high"),
-    )
+    sums: dict[str, Any] = {}
+    for field in fields(plan.Estimate):
+        parts = [getattr(value, field.name) for value in values]
+        sums[field.name] = None if None in parts else sum(parts)
+    return plan.Estimate(**sums)
 
 
 def plus(values: plan.Estimate, more: float) -> plan.Estimate:
@@ -267,15 +260,6 @@ def _rates(values: plan.Estimate, amount: float) -> plan.Estimate:
 
 
 def apply(values: plan.Estimate, change: Callable[[float], float]) -> plan.Estimate:
-    """The estimate with every value changed."""
-
-    def if_known(value: float | None) -> float | None:
-        return None if value is None else change(value)
-
-    return plan.Estimate(
-        lower=change(values.lower),
-        unoverlapped=change(values.unoverlapped),
-        expected=if_known(values.expected),
-        low=if_known(values.low),
-        high=if_known(values.high),
-    )
+    """The estimate with every known value changed."""
+    known = {name: value for name, value in asdict(values).items() if value is not None}
+    return replace(values, **{name: change(value) for name, value in known.items()})

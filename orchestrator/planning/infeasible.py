@@ -1,13 +1,13 @@
 """Why a spec has no plan: reasons with their arithmetic, and specs near it that have one."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from math import gcd, prod
-from typing import Any
 
 import numpy as np
 
 from orchestrator import catalog
+from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
 from orchestrator.formatting import (
     GIB,
@@ -111,17 +111,19 @@ class Infeasible(SpecError):
         """Return the reasons, and where there are no suggestions the reason for that."""
         if not self.suggests or self.suggestions():
             return self.reasons
+
         # No slice has that much memory, or other rules forbid.
-        needed, usable = state_bytes(self.spec.experiment), {}
-        for chip in map(catalog.chip, catalog.chips()):
-            devices = prod(chip.largest_slice) * chip.devices
-            usable[chip.name] = devices * chip.hbm_usable_bytes.value
-        roomiest = max(usable, key=lambda name: usable[name])
-        if needed <= usable[roomiest]:
+        def slice_bytes(chip: Chip) -> float:
+            return prod(chip.largest_slice) * chip.devices * chip.hbm_usable_bytes.value
+
+        needed = state_bytes(self.spec.experiment)
+        roomiest = max(map(catalog.chip, catalog.chips()), key=slice_bytes)
+        if needed <= slice_bytes(roomiest):
             return (*self.reasons, _reason("nothing_near"))
-        most = int(catalog.chip(roomiest).pod_chips.value)
-        memory = {"needed_bytes": needed, "usable_bytes": usable[roomiest]}
-        return (*self.reasons, _reason("beyond_all_chips", chip=roomiest, chips=most, **memory))
+        most = int(roomiest.pod_chips.value)
+        memory = {"needed_bytes": needed, "usable_bytes": slice_bytes(roomiest)}
+        beyond = _reason("beyond_all_chips", chip=roomiest.name, chips=most, **memory)
+        return (*self.reasons, beyond)
 
     def full_text(self) -> str:
         following = f"\n\nNext: {self.next_command}" if self.next_command else ""
@@ -140,26 +142,21 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
         lines += ["", "closest specs that work:"]
     for nearest in suggestions:
         options = " ".join(f"--set {shlex.quote(override)}" for override in nearest.overrides)
-        # What the plan takes and costs: what is expected, or the bound where nothing is.
         sequences = f"{nearest.sequences:,} sequences"
         if nearest.batch_change:
             sequences += f" ({change_by(1 + nearest.batch_change)})"
+        # What the plan takes and costs: what is expected, or the bound where nothing is.
         memory = nearest.memory_bytes_per_device / GIB
         takes = (
-            f"{nearest.chips:,} {nearest.chip} chips",
-            sequences,
-            f"remat {summary_of(nearest.remat)}",
-            f"{memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}",
+            f"{nearest.chips:,} {nearest.chip} chips, {sequences}, remat {summary_of(nearest.remat)}"
+            f", {memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}"
         )
-        costs = [
-            f"{seconds(nearest.step_s.likeliest)} a step",
-            f"MFU {percent(nearest.mfu.likeliest)}",
-            lasting(nearest.days.likeliest),
-        ]
+        costs = f"{seconds(nearest.step_s.likeliest)} a step, MFU {percent(nearest.mfu.likeliest)}"
+        costs += f", {lasting(nearest.days.likeliest)}"
         if nearest.dollars is not None:
-            costs.append(dollars(nearest.dollars.likeliest))
+            costs += f", {dollars(nearest.dollars.likeliest)}"
         known = "at best" if nearest.step_s.expected is None else "expected"
-        lines += [f"  {options}", f"    {', '.join(takes)}; {', '.join(costs)} {known}"]
+        lines += [f"  {options}", f"    {takes}; {costs} {known}"]
     return "\n".join(lines)
 
 
@@ -282,6 +279,10 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
     yield from broken or [factors, _reason("no_mesh")]
 
 
+def _sizes_text(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
 @sentence(Reason)
 def _requested_mesh(**sizes: int) -> str:
     return f"mesh {_sizes_text(sizes)}"
@@ -290,7 +291,3 @@ def _requested_mesh(**sizes: int) -> str:
 @sentence(Reason)
 def _mesh_size(ways: int, devices: int, topology: str, **sizes: int) -> str:
     return f"{_sizes_text(sizes)}: {ways:,} devices, against {devices:,} in a pod of {topology}"
-
-
-def _sizes_text(sizes: Mapping[str, Any]) -> str:
-    return ", ".join(f"{axis} {size}" for axis, size in sizes.items())

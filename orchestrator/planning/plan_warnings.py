@@ -1,7 +1,6 @@
 """The warnings of a plan: what a person should know before paying for it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from orchestrator import catalog
 from orchestrator.formatting import count, fill, scaled, seconds, whole_percent, with_unit
@@ -120,18 +119,13 @@ def all_warnings(
     if step_s is not None and plan.batch.microbatches == 1:
         faster = accumulates_faster(request, result.candidates, step_s / tokens)
         if faster:
-            yield make_warning(
-                "accumulation_faster",
-                microbatches=faster[0],
-                expected_s=faster[1] * tokens,
-                step_s=step_s,
-            )
+            figures = {"microbatches": faster[0], "expected_s": faster[1] * tokens}
+            yield make_warning("accumulation_faster", **figures, step_s=step_s)
     length, sequence = plan.batch.length, plan.mesh["sequence"]
     on_tpu = plan.trainer == LEDGER_TRAINER and not request.chip.switched
     if on_tpu and (length % _LANES or length // sequence % _LANES):
-        yield make_warning(
-            "attention_positions", length=length, sequence=sequence, positions=_LANES
-        )
+        sizes = {"length": length, "sequence": sequence, "positions": _LANES}
+        yield make_warning("attention_positions", **sizes)
     yield from _recipe_warnings(plan)
     yield from forecast_warnings(plan)
 
@@ -236,11 +230,8 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
     if not goodput.inputs.failures_known:
         yield make_warning("failures_unknown", chip=plan.chip)
     if goodput.best < _MOSTLY:
-        yield make_warning(
-            "mostly_recovering",
-            goodput=goodput.best,
-            failures_per_day=goodput.inputs.failures_per_day.value,
-        )
+        per_day = goodput.inputs.failures_per_day.value
+        yield make_warning("mostly_recovering", goodput=goodput.best, failures_per_day=per_day)
     if save.write_s.value > goodput.every_s:
         yield make_warning(
             "storage_too_slow",
@@ -249,12 +240,9 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
             needed_bytes_per_s=goodput.needed_bytes_per_s,
             storage_bytes_per_s=save.storage_bytes_per_s.value,
         )
-    if save.blocking_s.value > _BLOCKED * goodput.every_s:
-        yield _saves_block(
-            blocking_s=save.blocking_s.value,
-            every_s=goodput.every_s,
-            bytes=save.host_bytes_per_chip,
-        )
+    blocking_s, every_s = save.blocking_s.value, goodput.every_s
+    if blocking_s > _BLOCKED * every_s:
+        yield _saves_block(blocking_s=blocking_s, every_s=every_s, bytes=save.host_bytes_per_chip)
     yield from interval_warnings(plan)
 
 
@@ -317,8 +305,7 @@ def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> li
         if warning.code != "extrapolation":
             texts.append(warning.text)
         else:
-            figures: dict[str, Any] = warning.figures
-            axes.append(warning.text if values else _AXES[figures["axis"]][0])
+            axes.append(warning.text if values else _AXES[str(warning.figures["axis"])][0])
     if axes:
         outside = ", ".join(axes)
         texts.append(f"expected is an extrapolation; outside published runs: {outside}")

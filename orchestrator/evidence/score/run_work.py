@@ -167,7 +167,7 @@ def attention_as_run(
     # Products of forward and backward kernels, over those of the forward kernel.
     backward = (flops.AT_ONCE,) if at_once else (flops.OF_QUERIES, flops.OF_KEYS_AND_VALUES)
     own = decoder(run.model).blocks[0].attention
-    queries, values = own.score_width, own.width
+    queries, values = own.queries.width, own.result.width
     gradients: float = sum(part.queries * queries + part.values * values for part in backward)
     passes = 1 + gradients / (queries + values)
     ours = float((forward + flops.attention_backward_flops(layout)) / forward)
