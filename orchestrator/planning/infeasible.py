@@ -147,10 +147,9 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
             sequences += f" ({change_by(1 + nearest.batch_change)})"
         # What the plan takes and costs: what is expected, or the bound where nothing is.
         memory = nearest.memory_bytes_per_device / GIB
-        takes = (
-            f"{nearest.chips:,} {nearest.chip} chips, {sequences}, remat {summary_of(nearest.remat)}"
-            f", {memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}"
-        )
+        takes = f"{nearest.chips:,} {nearest.chip} chips, {sequences}"
+        takes += f", remat {summary_of(nearest.remat)}"
+        takes += f", {memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}"
         costs = f"{seconds(nearest.step_s.likeliest)} a step, MFU {percent(nearest.mfu.likeliest)}"
         costs += f", {lasting(nearest.days.likeliest)}"
         if nearest.dollars is not None:
