@@ -1,5 +1,6 @@
 """Grouped-query attention with rotary positions."""
 
+from dataclasses import replace
 from math import log
 
 from orchestrator.network.description import (
@@ -81,15 +82,21 @@ def _sinks(model: Model, heads: Dimension) -> Weight | None:
     return Weight("sinks", (heads,), None, "self_attn.sinks", start=0.0) if model.sinks else None
 
 
-def _projection(model: Model, name: str, dimensions: tuple[Dimension, ...]) -> Matmul:
+def _projection(model: Model, name: str, heads: tuple[Dimension, ...]) -> Matmul:
     """Queries, keys or values from the stream."""
     published = f"self_attn.{name[0]}_proj"
-    embed = Dimension("embed", model.d_model)
-    return Matmul(
-        Weight(name, (embed, *dimensions), model.d_model**-0.5, published),
-        Tensor(name, "length", dimensions),
-        bias=bias_of(name, dimensions, published) if model.qkv_bias else None,
-    )
+    bias = bias_of(name, heads, published) if model.qkv_bias else None
+    made = _heads_from(Dimension("embed", model.d_model), name, published, heads, heads)
+    return replace(made, bias=bias)
+
+
+def _heads_from(
+    source: Dimension, name: str, published: str, made: tuple[Dimension, ...],
+    kept: tuple[Dimension, ...],
+) -> Matmul:  # fmt: skip
+    """Numbers of all heads. Keys from latents are kept with the part that RoPE turns."""
+    weight = Weight(name, (source, *made), source.size**-0.5, published)
+    return Matmul(weight, Tensor(name, "length", kept))
 
 
 def _output_projection(model: Model, residual_scale: float, heads: tuple[Dimension, ...]) -> Matmul:
@@ -106,7 +113,7 @@ def _output_projection(model: Model, residual_scale: float, heads: tuple[Dimensi
 
 # Multi-head latent attention: queries, keys and values from narrow latents (arXiv 2405.04434).
 LATENT = "latent"  # the tensor: what queries, keys and values are made from
-_KEYS_AND_VALUES = "kv_b_proj"
+_KEYS_AND_VALUES = "self_attn.kv_b_proj"
 _LATENT_AND_TURNED = "kv_a_proj_with_mqa"
 
 
@@ -117,8 +124,9 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
     heads = Dimension("heads", model.heads)
     whole_head = Dimension("head_dim", shape.head_dim)
     values = Dimension("value_dim", shape.value_dim)
+    kv_rank = Dimension("kv_rank", shape.kv_rank)
     key, value = (
-        _from_latent("kv_rank", shape.kv_rank, name, _KEYS_AND_VALUES, (heads, made), (heads, kept))
+        _heads_from(kv_rank, name, _KEYS_AND_VALUES, (heads, made), (heads, kept))
         for name, made, kept in (
             ("key", Dimension("nope_dim", shape.nope_dim), whole_head),
             ("value", values, values),
@@ -128,11 +136,9 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
     query = _projection(model, "query", query_heads)
     query_latent_norm = None
     if (rank := shape.query_rank) is not None:
-        query = _from_latent("query_rank", rank, "query", "q_b_proj", query_heads, query_heads)
-        query_latent = Dimension("query_latent", rank)
-        query_latent_norm = norm(
-            model, "query_latent_norm", "self_attn.q_a_layernorm", query_latent
-        )
+        source, latent = Dimension("query_rank", rank), Dimension("query_latent", rank)
+        query = _heads_from(source, "query", "self_attn.q_b_proj", query_heads, query_heads)
+        query_latent_norm = norm(model, "query_latent_norm", "self_attn.q_a_layernorm", latent)
     # From the stream to the latents, and to the part of keys that RoPE turns.
     embed = Dimension(GATHERED, model.d_model)
     latents = tuple(
@@ -163,20 +169,4 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
         latents=latents,
         query_latent_norm=query_latent_norm,
         kv_latent_norm=norm(model, "kv_latent_norm", "self_attn.kv_a_layernorm", kv_latent),
-    )
-
-
-def _from_latent(
-    axis: str,
-    rank: int,
-    name: str,
-    published: str,
-    made: tuple[Dimension, ...],
-    kept: tuple[Dimension, ...],
-) -> Matmul:
-    """Numbers of all heads from a latent. Keys are kept with the part that RoPE turns."""
-    dimensions = (Dimension(axis, rank), *made)
-    return Matmul(
-        Weight(name, dimensions, rank**-0.5, f"self_attn.{published}"),
-        Tensor(name, "length", kept),
     )

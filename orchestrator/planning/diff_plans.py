@@ -1,6 +1,7 @@
 """The difference between two plans: what decides them, their ledgers and their figures."""
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -81,10 +82,6 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
     staged = bool(first.stages or second.stages)
     whole = bool(first.stages) != bool(second.stages)
     figures = [_figures(plan, _TOTALS) if whole else _all_figures(plan) for plan in plans]
-    time = [
-        _summed((line.resource or "", line.name, line.value) for line in plan.forecast.time)
-        for plan in plans
-    ]
     reference, other = (
         PlanReference(
             name=plan.name,
@@ -100,7 +97,7 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
         requested=_differing(*(_requested(spec, whole=whole) for spec in specs)),
         decided=() if whole else _differing(*map(_decided, plans)),
         memory=() if staged else _merged("bytes", *map(_memory, plans)),
-        time=() if staged else _merged("s", *time),
+        time=() if staged else _merged("s", *map(_time, plans)),
         figures=_pairs(*figures),
         bounds=(first.forecast.bound, second.forecast.bound),
     )
@@ -175,17 +172,18 @@ def _differing(first: dict[str, Any], second: dict[str, Any]) -> tuple[KeyDiff, 
 
 
 def _memory(plan: Plan) -> _Lines:
-    lines: _Lines = {}
+    lines: _Lines = defaultdict(float)
     for phase in plan.forecast.memory:
-        lines |= _summed((phase.name, line.name, line.value) for line in phase.lines)
+        for line in phase.lines:
+            lines[phase.name, line.name] += line.value
         lines[phase.name, SUM] = phase.bytes
     return lines
 
 
-def _summed(entries: Iterable[tuple[str, str, float]]) -> _Lines:
-    lines: _Lines = {}
-    for part, name, value in entries:
-        lines[part, name] = lines.get((part, name), 0.0) + value
+def _time(plan: Plan) -> _Lines:
+    lines: _Lines = defaultdict(float)
+    for line in plan.forecast.time:
+        lines[line.resource or "", line.name] += line.value
     return lines
 
 

@@ -1,7 +1,7 @@
 """Why a spec has no plan: reasons with their arithmetic, and specs near it that have one."""
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import gcd, prod
 
 import numpy as np
@@ -161,15 +161,14 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
 
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
     """Return the error for a search without a result."""
-    reasons: Iterable[Reason] = [
+    reasons = [
         _reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
         for axis, ways in feasibility.sharing(request.mesh).items()
         if request.pods % ways
     ]
-    if not reasons and result.realizable:
-        reasons = _memory_reasons(request, result)
-    elif not reasons:
-        reasons = _mesh_reasons(request)
+    if not reasons:
+        found = _memory_reasons(request, result) if result.realizable else _mesh_reasons(request)
+        reasons = list(found)
     return Infeasible(spec, tuple(reasons))
 
 
@@ -185,10 +184,9 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
     yield _reason("memory", placements=result.realizable, **memory, chip=chip.name)
     if request.topology.chips * needed <= most * usable:
         yield _reason("more_chips_needed", times=needed / usable)
-    elif chip.switched:
-        yield _reason("largest_domain", chip=chip.name, most=most)
     else:
-        yield _reason("largest_slice", chip=chip.name, most=most)
+        code: ReasonCode = "largest_domain" if chip.switched else "largest_slice"
+        yield _reason(code, chip=chip.name, most=most)
 
 
 @sentence(Reason)

@@ -58,8 +58,6 @@ def grouped_tile(rows: Any, experts: Any) -> Any:
 
 # How many queries and keys the TPU's attention kernels take at a time: the trainer uses these
 # blocks, and the ledgers count with them.
-
-
 LANES = 128  # of which every block is a multiple
 _BLOCK = 1024
 _HEAD_BYTES = 512  # of the widest head with which blocks of that size fit: 256 in bf16
@@ -113,18 +111,14 @@ def block_sizes(length: int, ways: int, window: int | None, head_bytes: float) -
     return {
         "block_q": block,
         "block_kv": block,
-        "block_kv_compute": _at_a_time(block, _FORWARD_KEYS),
+        "block_kv_compute": int(_largest_block(block, _FORWARD_KEYS)),
         "block_q_dkv": block,
         "block_kv_dkv": keys,
-        "block_kv_dkv_compute": _at_a_time(keys, _BACKWARD_KEYS),
+        "block_kv_dkv_compute": int(_largest_block(keys, _BACKWARD_KEYS)),
         "block_q_dq": None if sums else block,
         "block_kv_dq": None if sums else int(query_keys(block)),
         "use_fused_bwd_kernel": bool(sums),
     }
-
-
-def _at_a_time(block: int, most: int) -> int:
-    return max(size for size in range(LANES, most + 1, LANES) if block % size == 0)
 
 
 def head_bytes(widths: Iterable[int], compute_bytes: int) -> int:

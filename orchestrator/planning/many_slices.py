@@ -52,9 +52,12 @@ from orchestrator.values.fields import Treatment
 @dataclass(frozen=True)
 class _Meshes:
     """Realizable meshes of a slice: the sizes of each once, with the links that none of its
-    placements surpasses, and which one a placement has.
+    placements surpasses, and which one a placement has. `first_place` and `first_size` are where
+    they begin in the table of several slices.
     """
 
+    first_place: int
+    first_size: int
     factors: Ints
     sizes: Ints
     key_of_placement: Ints
@@ -85,12 +88,7 @@ class _SlicesTable:
 
 
 def _parts_of(
-    request: search.SearchRequest,
-    number: int,
-    mesh: _Meshes,
-    first_place: int,
-    first_size: int,
-    keys: int,
+    request: search.SearchRequest, number: int, mesh: _Meshes, keys: int
 ) -> Iterator[dict[str, Ints]]:
     """Yield columns of one slice: meshes with the batch below, and with the one above."""
     batch = request.experiment.batch
@@ -106,9 +104,9 @@ def _parts_of(
             "sizes": mesh.sizes[exists],
             "batch": sequences[exists],
             "pods": request.pods * ones,
-            "mesh": np.flatnonzero(exists) + first_size,
+            "mesh": np.flatnonzero(exists) + mesh.first_size,
             "key_of_row": key[mesh.key_of_placement[rows]],
-            "place": rows + first_place,
+            "place": rows + mesh.first_place,
             "order": rows + side * len(mesh.factors),
         }
         keys += len(ones)
@@ -160,7 +158,7 @@ def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choi
 
 def _best_of_some(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
     # All meshes of the requests with the batches that they would take.
-    meshes: dict[tuple[int, ...], tuple[_Meshes, int, int]] = {}
+    meshes: dict[tuple[int, ...], _Meshes] = {}
     parts: list[dict[str, Ints]] = []
     placed = sized = keys = 0
     for i, request in enumerate(requests):
@@ -177,13 +175,13 @@ def _best_of_some(requests: Sequence[search.SearchRequest]) -> list[search.Choic
             code = sizes[:, :-1] @ (request.torus.devices + 1) ** np.arange(sizes.shape[1] - 1)
             _, first, key = np.unique(code, return_index=True, return_inverse=True)
             links = find_links(request.torus, factors)
-            mesh = _Meshes(factors, sizes[first], key, links, best_links(links, key, len(first)))
-            meshes[shape] = mesh, placed, sized
-            placed, sized = placed + len(mesh.factors), sized + len(mesh.sizes)
-        for part in _parts_of(request, i, *meshes[shape], keys):
+            best = best_links(links, key, len(first))
+            meshes[shape] = _Meshes(placed, sized, factors, sizes[first], key, links, best)
+            placed, sized = placed + len(factors), sized + len(first)
+        for part in _parts_of(request, i, meshes[shape], keys):
             parts.append(part)
             keys += len(part["batch"])
-    every = [mesh for mesh, *_ in meshes.values()]
+    every = meshes.values()
     table = _SlicesTable(
         **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
         factors=np.concatenate([mesh.factors for mesh in every]),

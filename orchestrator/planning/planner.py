@@ -5,13 +5,14 @@ A run in stages has a spec for each, and a plan of the whole from the plans of a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from math import prod
 
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.outlook import StagePart, change_s, over_stages
-from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, SHARED_OVER_DCN, in_use
+from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, in_use
 from orchestrator.planning import flops, search
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import add, forecast, plus, typical
@@ -193,11 +194,8 @@ def _compiler_options(
     request: search.SearchRequest, layout: Training
 ) -> dict[str, bool | int | float | str]:
     """Return the chip's options, and those of the spec, which come first."""
-    share = layout.devices_along(SHARED_OVER_DCN) > 1
-    of_chip = request.chip.libtpu.options if request.chip.libtpu else {}
-    chosen = {
-        name: option.value for name, option in of_chip.items() if option.between_slices or not share
-    }
+    options = request.chip.libtpu.options if request.chip.libtpu else {}
+    chosen = {name: option.value for name, option in options.items() if layout.has_option(name)}
     return chosen | request.experiment.compiler_options
 
 
@@ -341,23 +339,19 @@ def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
         ),
         warnings=(),
     )
-    of_stages = [warning for stage in stages for warning in stage.warnings]
     # Each warning once, and an axis as far beyond as it gets. The interval between saves is one for
     # all stages: the run itself has that warning.
     clearest: dict[object, tuple[float, PlanWarning]] = {}
-    for warning in of_stages:
+    for warning in chain.from_iterable(stage.warnings for stage in stages):
         figures, beyond = warning.figures, 0.0
         key: object = (warning.code, tuple(figures.items()))
+        if warning.code == "checkpoint_interval":
+            continue
         if warning.code == "extrapolation":
             value, low, high = (float(figures[name]) for name in ("value", "low", "high"))
             key, beyond = figures["axis"], value / high if value > high else low / value
-        if warning.code != "checkpoint_interval" and (
-            key not in clearest or beyond > clearest[key][0]
-        ):
+        if key not in clearest or beyond > clearest[key][0]:
             clearest[key] = (beyond, warning)
-    warnings = (
-        *[warning for _, warning in clearest.values()],
-        *interval_warnings(whole),
-        *run_warnings(whole),
-    )
+    once = [warning for _, warning in clearest.values()]
+    warnings = (*once, *interval_warnings(whole), *run_warnings(whole))
     return replace(whole, digest=plan_digest(whole), warnings=warnings)

@@ -69,9 +69,7 @@ def make_torus(chip: Chip, topology: Topology) -> Torus:
     links = 1 if chip.switched else 2
     axes = [
         _TorusAxis(name, length, wraps, links * chip.ici_link_bytes_per_s.value)
-        for name, length, wraps in zip(
-            "xyz"[: len(topology.shape)], topology.shape, topology.wraps, strict=True
-        )
+        for name, length, wraps in zip("xyz", topology.shape, topology.wraps, strict=False)
     ]
     if chip.devices > 1:
         assert chip.die_link_bytes_per_s is not None
@@ -105,7 +103,7 @@ def _factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
 
 def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
     """Placements of a slice: ordered factorizations of every torus axis, multiplied."""
-    return prod(len(_factorizations(axis.length, len(axes))) for axis in slice_torus.axes)
+    return prod(len(factor_rows(axis.length, axes)) for axis in slice_torus.axes)
 
 
 def divisors(number: int) -> list[int]:
@@ -123,17 +121,19 @@ def _product(numbers: Ints, axis: int) -> Ints:
     return reduce(np.multiply, np.moveaxis(numbers, axis, 0), np.ones(shape, np.int64))
 
 
-def _group_spans(factors: Ints, group: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Size and stride of a group's span on each torus axis: rows x torus axes."""
+def _group_spans(
+    slice_torus: Torus, factors: Ints, group: tuple[str, ...]
+) -> tuple[Ints, Ints, Bools]:
+    """Size and stride of a group's span on each torus axis, rows x torus axes, and whether it is a
+    ring: all of an axis that wraps, or part of a switched domain.
+    """
     first, last = ICI_AXES.index(group[0]), ICI_AXES.index(group[-1])
-    return _product(factors[:, :, first : last + 1], 2), _product(factors[:, :, last + 1 :], 2)
-
-
-def _closes(slice_torus: Torus, size: Ints, stride: Ints) -> Bools:
-    """Whether a span is a ring: all of an axis that wraps, or part of a switched domain."""
+    size = _product(factors[:, :, first : last + 1], 2)
+    stride = _product(factors[:, :, last + 1 :], 2)
     lengths = np.array([axis.length for axis in slice_torus.axes])
     wraps = np.array([axis.wraps for axis in slice_torus.axes])
-    return np.asarray((wraps & (size * stride == lengths)) | slice_torus.switched)
+    ring = (wraps & (size * stride == lengths)) | slice_torus.switched
+    return size, stride, np.asarray(ring)
 
 
 def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
@@ -145,8 +145,8 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     group holds all of them: then the chip fetches each byte once. A group within one chip runs at
     the die link. A group of one device has no need: infinite.
     """
-    size, stride = _group_spans(factors, group)
-    shape = np.where(_closes(slice_torus, size, stride), 1.0, 0.5)
+    size, stride, ring = _group_spans(slice_torus, factors, group)
+    shape = np.where(ring, 1.0, 0.5)
     shared = np.ones_like(stride) if slice_torus.switched else stride
     link, on_die = slice_torus.link_bytes_per_s, slice_torus.on_die
     per_axis = np.where(size > 1, link * shape / shared, 0.0)
@@ -182,8 +182,8 @@ def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) ->
     gather = group_rate(slice_torus, factors, group)
     if slice_torus.switched:
         return gather
-    size, stride = _group_spans(factors, group)
-    shape = np.where(_closes(slice_torus, size, stride), 1.0, 0.5)
+    size, stride, ring = _group_spans(slice_torus, factors, group)
+    shape = np.where(ring, 1.0, 0.5)
     share = np.where(slice_torus.on_die, 1.0, 1.0 / slice_torus.devices_per_chip)
     rate = 4 * slice_torus.link_bytes_per_s * share * shape / stride / size
     along = np.where(size > 1, rate, np.inf).min(axis=1)
@@ -195,10 +195,10 @@ def _group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Fl
     """Hops one collective needs: half way round a ring, to the far end of a line, in each span; or
     once through all chips, where they pass data on to the next.
     """
-    size, stride = _group_spans(factors, group)
+    size, stride, ring = _group_spans(slice_torus, factors, group)
     if slice_torus.switched:
         return np.asarray((size > 1).any(axis=1).astype(float))
-    ring, on_die = _closes(slice_torus, size, stride), slice_torus.on_die
+    on_die = slice_torus.on_die
     hops = (np.where(ring, size // 2, size - 1) * stride).sum(axis=1)
     is_one, closed = _one_ring(slice_torus, group, size[:, ~on_die])
     if is_one.any():
@@ -247,7 +247,7 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
             name: _exchange_rate(slice_torus, factors, GROUPS[name]) for name in _EXCHANGING
         },
         hops={name: _group_hops(slice_torus, factors, axes) for name, axes in groups},
-        uses={name: _group_spans(factors, axes)[0] > 1 for name, axes in groups},
+        uses={name: _group_spans(slice_torus, factors, axes)[0] > 1 for name, axes in groups},
         cluster_bytes_per_s=slice_torus.cluster_bytes_per_s,
     )
 
@@ -312,11 +312,10 @@ def join_links(several: Sequence[Links]) -> Links:
 
 def spans_of(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> tuple[TorusSpan, ...]:
     """The spans of one placement's group, as the Plan states them."""
-    size, stride = _group_spans(factors[None], group)
-    ring = _closes(slice_torus, size, stride)[0]
+    size, stride, ring = _group_spans(slice_torus, factors[None], group)
     return tuple(
         TorusSpan(
-            torus=axis.name, size=int(size[0, i]), stride=int(stride[0, i]), ring=bool(ring[i])
+            torus=axis.name, size=int(size[0, i]), stride=int(stride[0, i]), ring=bool(ring[0, i])
         )
         for i, axis in enumerate(slice_torus.axes)
         if size[0, i] > 1
