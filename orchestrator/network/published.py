@@ -84,8 +84,8 @@ class _PublishedAxis:
         """Where the entries of a part are, of a range of each dimension of the weight."""
         *outer, last = (wanted[dimension] for dimension in self.dimensions)
         steps = np.zeros(1, np.int64)
-        for one, size in zip(outer, self.sizes, strict=False):
-            steps = (steps[:, None] * size + np.array(one)).ravel()
+        for places, size in zip(outer, self.sizes, strict=False):
+            steps = (steps[:, None] * size + np.array(places)).ravel()
         inside = np.array(self.order, np.int64)[last.start : last.stop]
         return (self.first + steps[:, None] * self.period + inside).ravel()
 

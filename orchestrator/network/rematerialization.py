@@ -76,8 +76,8 @@ def policy(remat: Remat) -> Policy:
     if isinstance(remat, TensorTreatments):
         treated = asdict(remat)
         kept, offloaded = (
-            frozenset(tensor for tensor, treatment in treated.items() if treatment == one)
-            for one in ("keep", "offload")
+            frozenset(tensor for tensor, treatment in treated.items() if treatment == kind)
+            for kind in ("keep", "offload")
         )
         return Policy(keep=kept, offload=offloaded)
     if remat not in POLICIES:

@@ -56,7 +56,7 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
         axes, may_replicate = " x ".join(LOGICAL_AXES[axis]), axis == COPIED
 
         def holds(sizes: Sizes) -> Bools:
-            parts = _split(sizes, axis)
+            parts = ways(sizes, axis)
             return np.asarray((total % parts == 0) | (may_replicate & (parts % total == 0)))
 
         suffix = " (or divides it)" if may_replicate else ""
@@ -67,21 +67,17 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
         # Experts have a capacity for each sequence: no axis splits its positions.
         axes = " x ".join(LOGICAL_AXES["length"])
         rules.append(
-            _Rule("moe.capacity_factor", 1, axes, lambda sizes: _split(sizes, "length") == 1,
+            _Rule("moe.capacity_factor", 1, axes, lambda sizes: ways(sizes, "length") == 1,
                  is_whole=True)
         )  # fmt: skip
 
     def divides_length(sizes: Sizes) -> Bools:
         # `sequence` takes two halves of each part of the residual stream.
-        halves = 1 + (_split(sizes, "length") > 1)
-        return np.asarray(length % (_split(sizes, "residual_length") * halves) == 0)
+        halves = 1 + (ways(sizes, "length") > 1)
+        return np.asarray(length % (ways(sizes, "residual_length") * halves) == 0)
 
     axes = " x ".join(LOGICAL_AXES["residual_length"])
     return [*rules, _Rule("length", length, f"{axes}, in two halves for zigzag", divides_length)]
-
-
-def _split(sizes: Sizes, logical_axis: str) -> Ints:
-    return np.asarray(ways(sizes, logical_axis))
 
 
 def realizable(rules: list[_Rule], mesh: MeshRequest, sizes: Sizes) -> Bools:
@@ -96,11 +92,6 @@ def sharing(mesh: MeshRequest) -> dict[str, int]:
 
 def sizes_by_name(rows: Ints) -> Sizes:
     return {axis: rows[:, column] for column, axis in enumerate(ICI_AXES)}
-
-
-def replicas_in_pod(sizes: Sizes) -> Ints:
-    """Return the ways in which a pod splits the sequences of its batch."""
-    return _split(sizes, "batch")
 
 
 def usable_axes(model: Model) -> tuple[str, ...]:
@@ -129,7 +120,7 @@ def placements(
         factors = np.concatenate([old, new], axis=1)
         sizes = sizes_by_name(axis_sizes(factors))
         # Whether sizes can still grow, by whole factors, into a realizable mesh.
-        grows = realizable(inherited, mesh, sizes) & (replicas_in_pod(sizes) <= most_replicas)
+        grows = realizable(inherited, mesh, sizes) & (ways(sizes, "batch") <= most_replicas)
         for name, size in requested.items():
             grows &= size % sizes[name] == 0
         # On two equal torus axes, a number orders the factors: the later axis has the lower one.

@@ -28,7 +28,6 @@ from orchestrator.planning.feasibility import (
     batch_range,
     batches_next_to,
     placements,
-    replicas_in_pod,
     sizes_by_name,
 )
 from orchestrator.planning.layout import Number, Training
@@ -91,9 +90,8 @@ def _parts_of(
     request: search.SearchRequest, number: int, mesh: _Meshes, keys: int
 ) -> Iterator[dict[str, Ints]]:
     """Yield columns of one slice: meshes with the batch below, and with the one above."""
-    batch = request.experiment.batch
-    multiples = request.pods * replicas_in_pod(sizes_by_name(mesh.sizes))
-    sides = batches_next_to(batch, multiples * (batch.microbatches or 1))
+    multiples = search.multiple_of(request, sizes_by_name(mesh.sizes))
+    sides = batches_next_to(request.experiment.batch, multiples)
     for side, sequences in enumerate(sides):
         exists = sequences > 0
         key = np.cumsum(exists) - 1 + keys

@@ -10,13 +10,12 @@ from math import inf, prod
 from typing import Literal
 
 from orchestrator import catalog
-from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import odds_below
 from orchestrator.goodput.outlook import change_s
 from orchestrator.planning import flops, forecast, nearest_specs
-from orchestrator.planning.feasibility import batch_range, replicas_in_pod, sizes_by_name
+from orchestrator.planning.feasibility import batch_range, sizes_by_name
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.plan_warnings import (
     LEDGER_TRAINER,
@@ -24,7 +23,13 @@ from orchestrator.planning.plan_warnings import (
     critical_batch_tokens,
 )
 from orchestrator.planning.planner import stage_specs
-from orchestrator.planning.search import Choice, SearchRequest, layout_of_choice, search_request
+from orchestrator.planning.search import (
+    Choice,
+    SearchRequest,
+    layout_of_choice,
+    multiple_of,
+    search_request,
+)
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.values.plan import Estimate, Extrapolation, Plan, PlanWarning
 from orchestrator.values.spec import MeshRequest, Remat, Spec
@@ -210,48 +215,43 @@ def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
 
 
 def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
-    """Yield all slices of the wanted chips, in all numbers. Sizes are powers of two and three times
-    these, and numbers are as large as the network joins.
+    """Yield the spec on all slices of the wanted chips, in all numbers, at the wanted price. Sizes
+    are powers of two and three times these, and numbers are as large as the network joins.
     """
     for name in wanted.chips:
         own = name == spec.resources.chip
         chip = catalog.chip_of(spec.resources) if own else catalog.chip(name)
         joined = chip.multislice_chips
         most = int(joined.value if joined else max(_MOST_CHIPS, prod(chip.largest_slice)))
-        for topology in nearest_specs.rentable(chip, spec.experiment.model):
-            if _is_round(topology.chips):
-                for pods in filter(_is_round, range(1, most // topology.chips + 1)):
-                    yield _candidate(spec, wanted, chip, topology, pods)
+        slices = [
+            (topology, pods)
+            for topology in nearest_specs.rentable(chip, spec.experiment.model)
+            for pods in range(1, most // topology.chips + 1)
+            if _is_round(topology.chips) and _is_round(pods)
+        ]
+        for topology, pods in slices:
+            change: dict[str, int | float | str] = {} if own else {nearest_specs.CHIP: name}
+            change |= {nearest_specs.TOPOLOGY: str(topology), nearest_specs.PODS: pods}
+            if spec.resources.mesh != MeshRequest():
+                change[nearest_specs.MESH] = "auto"  # a requested mesh was for others
+            other = nearest_specs.changed(spec, change)
+            price = wanted.dollars_per_chip_hour.get(name)
+            if price is not None and price != forecast.price_of(chip, other.resources):
+                change[nearest_specs.PRICE] = price
+                other = nearest_specs.changed(spec, change)
+            request, experiment = search_request(other), other.experiment
+            # Days at the peak of all chips: no plan takes less. Infinite where no peak is known.
+            days, peak = inf, chip.peak_flops_per_s.get(experiment.precision.compute)
+            if peak is not None:
+                of_token = flops.model_flops_per_token(experiment.model, experiment.batch.length)
+                seconds = experiment.tokens * of_token / (topology.chips * pods * peak.value)
+                days = seconds / (other.resources.goodput or 1.0) / DAY_S
+            yield _Candidate(other, change, request, days)
 
 
 def _is_round(number: int) -> bool:
     odd = number // (number & -number)
     return odd in (1, 3)
-
-
-def _candidate(
-    spec: Spec, wanted: OfferRequest, chip: Chip, topology: Topology, pods: int
-) -> _Candidate:
-    """Return the spec on these slices, at the wanted price; a requested mesh was for others."""
-    change: dict[str, int | float | str] = {}
-    if chip.name != spec.resources.chip:
-        change[nearest_specs.CHIP] = chip.name
-    change |= {nearest_specs.TOPOLOGY: str(topology), nearest_specs.PODS: pods}
-    if spec.resources.mesh != MeshRequest():
-        change[nearest_specs.MESH] = "auto"
-    other = nearest_specs.changed(spec, change)
-    price = wanted.dollars_per_chip_hour.get(chip.name)
-    if price is not None and price != forecast.price_of(chip, other.resources):
-        change[nearest_specs.PRICE] = price
-        other = nearest_specs.changed(spec, change)
-    request, experiment = search_request(other), other.experiment
-    # Days at the peak of all chips: no plan takes less. Infinite where no peak is known.
-    days, peak = inf, chip.peak_flops_per_s.get(experiment.precision.compute)
-    if peak is not None:
-        of_token = flops.model_flops_per_token(experiment.model, experiment.batch.length)
-        seconds = experiment.tokens * of_token / (topology.chips * pods * peak.value)
-        days = seconds / (other.resources.goodput or 1.0) / DAY_S
-    return _Candidate(other, change, request, days)
 
 
 # --- what needs no plan
@@ -286,7 +286,7 @@ def _reason_after_search(request: SearchRequest) -> OfferReason:
     meshes = nearest_specs.all_meshes(request, request.mesh)
     if not len(meshes):
         return _reason("no_mesh", devices=request.torus.devices)
-    multiples = request.pods * (batch.microbatches or 1) * replicas_in_pod(sizes_by_name(meshes))
+    multiples = multiple_of(request, sizes_by_name(meshes))
     low, high = batch_range(batch)
     if multiples.min() > high:
         return _reason("too_few_sequences", sequences=batch.sequences, least=int(multiples.min()))

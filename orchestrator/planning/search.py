@@ -15,14 +15,13 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network import rematerialization
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, LatentAttention
-from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS
+from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS, ways
 from orchestrator.planning.fastest_ways import LeastMemory, Ways, fastest_ways
 from orchestrator.planning.feasibility import (
     Sizes,
     batch_range,
     batches_next_to,
     placements,
-    replicas_in_pod,
     sharing,
     sizes_by_name,
     usable_axes,
@@ -99,16 +98,14 @@ def _all_policies(model: Model, *, offloads: bool) -> tuple[rematerialization.Po
     # Names of tensors that are treated alike in all blocks: the input, the latents if attention has
     # them, its inputs, its result, the stream after it; last, the inputs of the MLP.
     def tensors(block: Block) -> list[list[str]]:
-        attention, mlp = block.attention, block.mlp
+        attention = block.attention
         latents = attention.latents if isinstance(attention, LatentAttention) else ()
-        return [
-            [block.input.name],
-            *([[latent.output.name for latent in latents]] if latents else []),
-            [projection.output.name for projection in attention.inputs],
-            [attention.result.name],
-            [attention.output.output.name],
-            [projection.output.name for projection in mlp.inputs],
+        outputs = [
+            [matmul.output.name for matmul in matmuls]
+            for matmuls in (latents, attention.inputs, (attention.output,), block.mlp.inputs)
+            if matmuls
         ]
+        return [[block.input.name], *outputs[:-2], [attention.result.name], *outputs[-2:]]
 
     by_place = zip(*map(tensors, network.blocks), strict=True)
     *groups, mlp_inputs = [tuple(dict.fromkeys(chain(*blocks))) for blocks in by_place]
@@ -174,27 +171,19 @@ class Choice:
 class Candidates:
     """Ways to run, one per row: factors of the placement, what runs there, and what it costs.
 
-    `remat` is a place in `policies`; `hidden` is the part of transfers to the host during which the
-    device computes.
+    `remat` is a place in `policies`. The cost is the first criterion of the ranking: the mean of
+    the lower and the unoverlapped time, this without transfers to the host that computation hides.
     """
 
     factors: Ints
     sequences: Ints
     microbatches: Ints
     remat: Ints
-    lower_s_per_token: Floats
-    unoverlapped_s_per_token: Floats
-    hidden_s_per_token: Floats
+    cost_s_per_token: Floats
     policies: tuple[rematerialization.Policy, ...]
 
     def __len__(self) -> int:
         return len(self.sequences)
-
-    @property
-    def cost_s_per_token(self) -> Floats:
-        """The mean of the lower and the unoverlapped time: the first criterion of the ranking."""
-        overlapping = self.unoverlapped_s_per_token - self.hidden_s_per_token
-        return (self.lower_s_per_token + overlapping) / 2
 
     @property
     def offloads(self) -> Bools:
@@ -283,13 +272,9 @@ def factors_of(choice: Choice) -> Ints:
 def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
     """Return the layout of one choice, as plain numbers."""
     return make_layout(
-        request,
-        choice.mesh,
-        choice.sequences,
-        choice.microbatches,
-        rematerialization.policy(choice.remat),
-        plain_links(request.torus, factors_of(choice)),
-    )
+        request, choice.mesh, choice.sequences, choice.microbatches,
+        rematerialization.policy(choice.remat), plain_links(request.torus, factors_of(choice)),
+    )  # fmt: skip
 
 
 def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Training:
@@ -297,13 +282,10 @@ def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -
     factors = candidates.factors[rows]
     treated = policy_array(candidates.policies, request.experiment.model)
     return make_layout(
-        request,
-        sizes_by_name(axis_sizes(factors)),
-        candidates.sequences[rows],
-        candidates.microbatches[rows],
-        treated[candidates.remat[rows]],
+        request, sizes_by_name(axis_sizes(factors)), candidates.sequences[rows],
+        candidates.microbatches[rows], treated[candidates.remat[rows]],
         find_links(request.torus, factors),
-    )
+    )  # fmt: skip
 
 
 def memory_margins(experiment: Experiment) -> tuple[float, ...]:
@@ -343,7 +325,7 @@ def search(request: SearchRequest) -> SearchResult:
 
 def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
     """Return what each mesh's batch is a multiple of: replicas times requested microbatches."""
-    return request.pods * replicas_in_pod(sizes) * (request.experiment.batch.microbatches or 1)
+    return request.pods * ways(sizes, "batch") * (request.experiment.batch.microbatches or 1)
 
 
 def _price(
@@ -359,7 +341,7 @@ def _price(
     # Columns are priced in parts of about a size, all columns of a key in the same part.
     starts = np.searchsorted(key, key[:: max(_CELLS // len(policies), 1)]).tolist()
     ends = pairwise(sorted({*starts, len(key)}))
-    ways: list[Ways] = []
+    found: list[Ways] = []
     least: list[LeastMemory] = []
     for part in [slice(*pair) for pair in ends] or [slice(0, 0)]:
         key_of_column = key[part]
@@ -368,9 +350,9 @@ def _price(
             microbatches[part], treated[:, None], NO_LINKS,
         )  # fmt: skip
         part_ways, part_least = fastest_ways(layout, key_of_column, margin)
-        ways.append(part_ways)
+        found.append(part_ways)
         least.append(part_least)
-    way_key, remat, microbatches = map(np.concatenate, zip(*ways, strict=True))
+    way_key, remat, microbatches = map(np.concatenate, zip(*found, strict=True))
     row, way = matching(key_of_row.reshape(-1), way_key)
     layout = make_layout(
         request, sizes_by_name(axis_sizes(factors)[row]), batch[row], microbatches[way],
@@ -383,7 +365,7 @@ def _price(
 def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints]:
     """Return each key's place and its numbers of microbatches, ascending, or the requested one."""
     requested = request.experiment.batch.microbatches
-    per_replica = keys[:, -1] // (pods * replicas_in_pod(sizes_by_name(keys)))
+    per_replica = keys[:, -1] // (pods * ways(sizes_by_name(keys), "batch"))
     counts = {n: [requested] if requested else divisors(n) for n in np.unique(per_replica).tolist()}
     listed = [counts[n] for n in per_replica.tolist()]
     key = np.repeat(np.arange(len(keys)), list(map(len, listed)))
@@ -404,13 +386,6 @@ def price_layouts(
     """Return the cost of each row per token of the batch."""
     time = step_time(layout, time_lines(layout))
     tokens = layout.sequences * layout.length
-    return Candidates(
-        factors,
-        layout.sequences,
-        layout.microbatches,
-        remat,
-        time.lower_s / tokens,
-        time.unoverlapped_s / tokens,
-        transfers(layout).hidden_s() / tokens,
-        policies,
-    )
+    unhidden_s = time.unoverlapped_s / tokens - transfers(layout).hidden_s() / tokens
+    cost = (time.lower_s / tokens + unhidden_s) / 2
+    return Candidates(factors, layout.sequences, layout.microbatches, remat, cost, policies)

@@ -214,8 +214,8 @@ class Links:
     the cluster network between slices. Formulas ask for `bytes_per_s` and `latency_s`.
 
     For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use (rows
-    x torus axes); for
-    EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster network.
+    x torus axes); for EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster
+    network.
     """
 
     rates: dict[str, Any]
