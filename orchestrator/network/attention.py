@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import log
+from typing import Any
 
 from orchestrator.network.description import (
     Attention,
@@ -23,17 +24,6 @@ from orchestrator.values.model import Model
 EXCHANGE = "exchange_of_halves"
 
 
-def _rotary(model: Model, window: int | None) -> Rotary:
-    """The rotary positions of a layer; a base of local layers' own leaves them unstretched."""
-    # Numbers of a head that turn, in whole pairs. Of latent attention they are a part of their own.
-    width = (
-        model.latent.rope_dim if model.latent else 2 * int(model.head_dim * model.rotary_share / 2)
-    )
-    if window is not None and model.local_rope_theta is not None:
-        return Rotary(width, model.local_rope_theta)
-    return Rotary(width, model.rope_theta, model.rope_scaling)
-
-
 def yarn_growth(factor: float, share: float = 1) -> float:
     """How much YaRN enlarges vectors for sequences longer by a factor; or a share of that."""
     return 0.1 * share * log(factor) + 1 if factor > 1 else 1.0
@@ -51,35 +41,56 @@ def grouped_query_attention(model: Model, residual_scale: float, window: int | N
         _projection(model, name, dimensions)
         for name, dimensions in (("query", heads), ("key", kv_heads), ("value", kv_heads))
     )
-    before, after = norms_around(model, "attention")
     # Norms of queries and keys: of each head by itself, or over all heads together.
     query_norm = key_norm = None
     if model.qk_norm != "none":
         query, key = (made if model.qk_norm == "heads" else made[1:] for made in (heads, kv_heads))
         query_norm = norm(model, "query_norm", "self_attn.q_norm", *query)
         key_norm = norm(model, "key_norm", "self_attn.k_norm", *key)
-    return Attention(
+    return _attention(
+        Attention, model, residual_scale, window, (q, k, v), heads,
+        query_norm=query_norm, key_norm=key_norm,
+    )  # fmt: skip
+
+
+def _attention(
+    kind: type[Attention], model: Model, residual_scale: float, window: int | None,
+    inputs: tuple[Matmul, Matmul, Matmul], heads: tuple[Dimension, ...], **others: Any,
+) -> Attention:  # fmt: skip
+    """The attention of queries, keys and values, whose results have these heads."""
+    before, after = norms_around(model, "attention")
+    _, keys, values = inputs
+    # From all heads back to the stream.
+    width = heads[0].size * heads[1].size
+    stream, published = (Dimension("residual", model.d_model),), "self_attn.o_proj"
+    dimensions = (*heads, Dimension("embed", model.d_model))
+    output = Matmul(
+        Weight("output", dimensions, residual_scale * width**-0.5, published),
+        Tensor("mlp_input", "residual_length", stream),
+        bias=bias_of("output", stream, published) if model.output_bias else None,
+    )
+    # Numbers of a head that turn, in whole pairs. Of latent attention they are a part of their own.
+    turned = 2 * int(model.head_dim * model.rotary_share / 2)
+    if model.latent:
+        turned = model.latent.rope_dim
+    rotary = Rotary(turned, model.rope_theta, model.rope_scaling)
+    if window is not None and model.local_rope_theta is not None:
+        # A base of local layers' own leaves their positions unstretched.
+        rotary = Rotary(turned, model.local_rope_theta)
+    scale = model.attention_scale or model.head_dim**-0.5
+    sinks = Weight("sinks", heads[:1], None, "self_attn.sinks", start=0.0)
+    return kind(
         before=before,
         after=after,
-        inputs=(q, k, v),
-        output=_output_projection(model, residual_scale, heads),
+        inputs=inputs,
+        output=output,
         result=Tensor(RESULT, "length", heads, statistics=heads[:1]),
-        whole=(k.output, v.output),
-        scores=_scores(model, window),
-        rotary=_rotary(model, window),
-        query_norm=query_norm,
-        key_norm=key_norm,
-        sinks=_sinks(model, heads[0]),
+        whole=(keys.output, values.output),
+        scores=Scores(scale=scale, cap=model.attention_cap, window=window),
+        rotary=rotary,
+        sinks=sinks if model.sinks else None,
+        **others,
     )
-
-
-def _scores(model: Model, window: int | None) -> Scores:
-    scale = model.attention_scale or model.head_dim**-0.5
-    return Scores(scale=scale, cap=model.attention_cap, window=window)
-
-
-def _sinks(model: Model, heads: Dimension) -> Weight | None:
-    return Weight("sinks", (heads,), None, "self_attn.sinks", start=0.0) if model.sinks else None
 
 
 def _projection(model: Model, name: str, heads: tuple[Dimension, ...]) -> Matmul:
@@ -97,18 +108,6 @@ def _heads_from(
     """Numbers of all heads. Keys from latents are kept with the part that RoPE turns."""
     weight = Weight(name, (source, *made), source.size**-0.5, published)
     return Matmul(weight, Tensor(name, "length", kept))
-
-
-def _output_projection(model: Model, residual_scale: float, heads: tuple[Dimension, ...]) -> Matmul:
-    """From all heads back to the stream."""
-    width = heads[0].size * heads[1].size
-    stream, published = (Dimension("residual", model.d_model),), "self_attn.o_proj"
-    dimensions = (*heads, Dimension("embed", model.d_model))
-    return Matmul(
-        Weight("output", dimensions, residual_scale * width**-0.5, published),
-        Tensor("mlp_input", "residual_length", stream),
-        bias=bias_of("output", stream, published) if model.output_bias else None,
-    )
 
 
 # Multi-head latent attention: queries, keys and values from narrow latents (arXiv 2405.04434).
@@ -155,18 +154,9 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
         if size is not None
     )  # fmt: skip
     kv_latent = Dimension("kv_latent", shape.kv_rank)
-    before, after = norms_around(model, "attention")
-    return LatentAttention(
-        before=before,
-        after=after,
-        inputs=(query, key, value),
-        output=_output_projection(model, residual_scale, (heads, values)),
-        result=Tensor(RESULT, "length", (heads, values), statistics=(heads,)),
-        whole=(key.output, value.output),
-        scores=_scores(model, window),
-        rotary=_rotary(model, window),
-        sinks=_sinks(model, heads),
+    return _attention(
+        LatentAttention, model, residual_scale, window, (query, key, value), (heads, values),
         latents=latents,
         query_latent_norm=query_latent_norm,
         kv_latent_norm=norm(model, "kv_latent_norm", "self_attn.kv_a_layernorm", kv_latent),
-    )
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """The Forecast of one layout, from its two ledgers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
 from typing import Any
@@ -64,18 +64,14 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
         memory=tuple(
-            replace(
-                phase,
-                lines=tuple(plain_line(line) for line in phase.lines if line.value > 0),
-                bytes=float(phase.bytes),
-            )
+            replace(phase, lines=_plain_lines(phase.lines), bytes=float(phase.bytes))
             for phase in phases(layout)
         ),
-        time=tuple(plain_line(line) for line in lines if line.value > 0),
+        time=_plain_lines(lines),
         step_s=step_s,
         hidden_s=float(transfers(layout).hidden_s()),
         bottleneck=(ordered[0], first / second - 1 if second else 0.0),
-        expected_time=tuple(map(plain_line, expected)),
+        expected_time=_plain_lines(expected),
         extrapolated=extrapolated(layout, lines, step_s),
     )
 
@@ -113,8 +109,7 @@ def write_forecast(
             for name, found in efficiency.software.items()
             if name != OTHER
         }  # fmt: skip
-        others = tuple(found for name, found in runs.items() if name != REFERENCE)
-        learned = plan.LearnedFrom(reference=runs[REFERENCE], others=others)
+        learned = plan.LearnedFrom(reference=runs.pop(REFERENCE), others=tuple(runs.values()))
     return plan.Forecast(
         memory_bytes_per_device=peak_bytes,
         hbm_bytes_per_device=usable_bytes,
@@ -233,6 +228,10 @@ def extrapolated(
 def plain_line(line: plan.LedgerLine) -> plan.LedgerLine:
     inputs = {name: float(value) for name, value in line.inputs.items()}
     return replace(line, value=float(line.value), inputs=inputs, serial_s=float(line.serial_s))
+
+
+def _plain_lines(lines: Iterable[plan.LedgerLine]) -> tuple[plan.LedgerLine, ...]:
+    return tuple(plain_line(line) for line in lines if line.value > 0)
 
 
 def scale(values: plan.Estimate, factor: float) -> plan.Estimate:

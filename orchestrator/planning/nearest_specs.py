@@ -367,10 +367,8 @@ def _other_chips(near: _Nearby) -> Iterator[Suggestion]:
         if chip.name != now.chip.name and experiment.precision.compute in chip.peak_flops_per_s:
             # Slices that are together nearest to the number of chips first, then in fewer pods.
             most = chip.multislice_chips.value if chip.multislice_chips else inf
-            slices = [
-                _SliceChoice(chip, size, max(1, round(now.chips / size.chips)))
-                for size in rentable(chip, experiment.model)
-            ]
+            sizes = rentable(chip, experiment.model)
+            slices = [_SliceChoice(chip, s, max(1, round(now.chips / s.chips))) for s in sizes]
             slices = [each for each in slices if each.chips <= most]
             slices.sort(key=lambda each: (abs(log(each.chips / now.chips)), each.pods))
             found += _first_with_plan(near, slices)

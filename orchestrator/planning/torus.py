@@ -240,14 +240,12 @@ NO_LINKS = Links({}, {}, {}, {})
 
 def find_links(slice_torus: Torus, factors: Ints) -> Links:
     """The links of each placement, an array an entry."""
-    groups = GROUPS.items()
+    groups, where = GROUPS.items(), (slice_torus, factors)
     return Links(
-        rates={name: group_rate(slice_torus, factors, axes) for name, axes in groups},
-        exchange_rates={
-            name: _exchange_rate(slice_torus, factors, GROUPS[name]) for name in _EXCHANGING
-        },
-        hops={name: _group_hops(slice_torus, factors, axes) for name, axes in groups},
-        uses={name: _group_spans(slice_torus, factors, axes)[0] > 1 for name, axes in groups},
+        rates={name: group_rate(*where, axes) for name, axes in groups},
+        exchange_rates={name: _exchange_rate(*where, GROUPS[name]) for name in _EXCHANGING},
+        hops={name: _group_hops(*where, axes) for name, axes in groups},
+        uses={name: _group_spans(*where, axes)[0] > 1 for name, axes in groups},
         cluster_bytes_per_s=slice_torus.cluster_bytes_per_s,
     )
 
