@@ -226,8 +226,8 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
         slices = [
             (topology, pods)
             for topology in nearest_specs.rentable(chip, spec.experiment.model)
-            for pods in range(1, most // topology.chips + 1)
-            if _is_round(topology.chips) and _is_round(pods)
+            if _is_round(topology.chips)
+            for pods in filter(_is_round, range(1, most // topology.chips + 1))
         ]
         for topology, pods in slices:
             change: dict[str, int | float | str] = {} if own else {nearest_specs.CHIP: name}
