@@ -325,7 +325,8 @@ def search(request: SearchRequest) -> SearchResult:
 
 def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
     """Return what each mesh's batch is a multiple of: replicas times requested microbatches."""
-    return request.pods * ways(sizes, "batch") * (request.experiment.batch.microbatches or 1)
+    microbatches = request.experiment.batch.microbatches or 1
+    return np.asarray(request.pods * ways(sizes, "batch") * microbatches)
 
 
 def _price(
