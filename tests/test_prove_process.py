@@ -1,12 +1,14 @@
 """The compile process: its environment, its answers, its end, and its failures."""
 
 import json
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -292,9 +294,9 @@ def test_what_the_spec_can_mend_is_the_specs_fault() -> None:
 
 def test_without_a_compiler_there_is_a_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a Mac, on Arm: what is missing, where it exists, and the flag that does without."""
-    monkeypatch.setattr(verdict.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(verdict.sys, "platform", "darwin")
-    monkeypatch.setattr(verdict.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
     with pytest.raises(ProofUnavailable) as error:
         verdict._compile(PLAN, lambda _: None, None)
     text = str(error.value)

@@ -232,7 +232,8 @@ def _compared_collectives(
         forecast[axes, planned.link, planned.kind, planned.dtype] += planned.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
-    for moved in (*compiled.summary.collectives, *compiled.summary.sends):
+    moves: list[programs.CompiledCollective | programs.DcnSend] = [*compiled.summary.collectives]
+    for moved in [*moves, *compiled.summary.sends]:
         is_send = isinstance(moved, programs.DcnSend)
         if is_send or moved.payload_bytes:
             key: _Key = moved.axes, "dcn" if is_send else "ici", moved.kind, moved.dtype

@@ -107,9 +107,11 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
     devices = list(mesh.devices.flat)
     in_slice = devices[: plan.devices_per_slice]
     rates, places = request.rates, list[tuple[int, ...]]()
-    for device in in_slice if rates else ():
-        die = (device.core_on_chip,) if rates.torus.devices_per_chip > 1 else ()
-        places.append((*device.coords[: len(rates.torus.lengths) - len(die)], *die))
+    if rates:
+        dies, axes = rates.torus.devices_per_chip > 1, len(rates.torus.lengths)
+        for device in in_slice:
+            die = (device.core_on_chip,) if dies else ()
+            places.append((*device.coords[: axes - len(die)], *die))
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
     return compiled.Compiled(
         memory=_memory(executable.memory_analysis()),

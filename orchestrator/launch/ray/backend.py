@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import ray
@@ -185,7 +184,7 @@ class RayBackend:
 # --- the preflight, as a job of the cluster
 
 
-def _look(argv: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Join the cluster, look, and print the report."""
     asked, topology, kind, accelerator = argv
     request = codec.from_json(asked, PreflightRequest)
@@ -198,21 +197,14 @@ def _look(argv: list[str]) -> None:
     present = get_num_tpu_slices(topology, accelerator)
     # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
     used = {name_of(node) for node in of_kind if not is_free(node, free)}
-    unused, hosts = max(present - len(used), 0), _hosts(of_kind, request)
-    report = PreflightReport(present=present, free=unused, others=dict(others), hosts=hosts)
-    print(_MARK + codec.to_json(report).decode(), flush=True)
-
-
-def _hosts(nodes: list[dict[str, Any]], request: PreflightRequest) -> tuple[PreflightHost, ...]:
-    """Every host of those slices, asked all at once, and this one, where the driver will run."""
+    # Every host of those slices, asked all at once, and this one, where the driver will run.
     ask, me = ray.remote(num_cpus=0, max_retries=0)(_here), ray.get_runtime_context().get_node_id()
     pending = {}
-    for node in nodes:
-        if node["NodeID"] == me:
-            continue
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = ask.options(scheduling_strategy=there).remote(request)
-        pending[task] = str(node["NodeManagerAddress"])
+    for node in of_kind:
+        if node["NodeID"] != me:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ask.options(scheduling_strategy=there).remote(request)
+            pending[task] = str(node["NodeManagerAddress"])
     done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_LIMIT_S)
     hosts = [_here(request)]
     for task, name in pending.items():
@@ -221,7 +213,9 @@ def _hosts(nodes: list[dict[str, Any]], request: PreflightRequest) -> tuple[Pref
         except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
             *_, fault = str(error).strip().splitlines() or [type(error).__name__]
             hosts.append(PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT]))
-    return tuple(hosts)
+    unused = max(present - len(used), 0)
+    report = PreflightReport(present=present, free=unused, others=dict(others), hosts=tuple(hosts))
+    print(_MARK + codec.to_json(report).decode(), flush=True)
 
 
 def _here(request: PreflightRequest) -> PreflightHost:
@@ -229,4 +223,4 @@ def _here(request: PreflightRequest) -> PreflightHost:
 
 
 if __name__ == "__main__":
-    _look(sys.argv[1:])
+    main(sys.argv[1:])
