@@ -127,7 +127,11 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
             failure = CompileFailure(message=message, by="compiler", exit_code=exit_code)
             return CompileResult(failure=failure)
         finally:
-            _kill(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in filter(None, (process.stdin, process.stdout)):
+                stream.close()
 
 
 def _result(
@@ -147,15 +151,6 @@ def _result(
             return codec.from_json(message["result"], CompileResult)
         on_stage(message["stage"])
     return None
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
 
 
 # The errors for compilations that end without a verdict.

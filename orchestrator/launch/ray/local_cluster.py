@@ -33,13 +33,6 @@ from orchestrator.values import codec
 END_LIMIT_S = 30.0
 _NOBODY = "http://127.0.0.1:9"
 _LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the others
-# A busy machine starts processes slowly: wait longer than that.
-_LIMITS = {
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
-    "RAY_gcs_server_port_wait_time_s": "300",
-    "RAY_agent_register_timeout_ms": "300000",
-    "RAY_worker_register_timeout_seconds": "300",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +112,11 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_REPORT_URL": _NOBODY,  # Ray also reports that its reports are off
         "RAY_DEDUP_LOGS": "0",
-        **_LIMITS,
+        # A busy machine starts processes slowly: wait longer than that.
+        "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+        "RAY_gcs_server_port_wait_time_s": "300",
+        "RAY_agent_register_timeout_ms": "300000",
+        "RAY_worker_register_timeout_seconds": "300",
         "RAY_worker_niceness": "0",  # otherwise any other work on the machine comes first
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }

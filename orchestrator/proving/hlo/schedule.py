@@ -298,14 +298,14 @@ class SchedulePass:
         if moves.ASYNC_DONE in targets:
             # The last part of the work overlaps the end of the transfer.
             self.compute(op)
-            self._finish(f"chain {moves.chain_of(self.program, op)}")
+            self.finish(f"chain {moves.chain_of(self.program, op)}")
         elif moves.ASYNC_START in targets and exchanges:
             self._start(f"chain {moves.chain_of(self.program, op)}", op, *exchanges[0])
             self.compute(op)
         elif exchanges:
             for transfer, ledger in exchanges:
                 self._start("now", op, transfer, ledger)
-                self._finish("now", asynchronous=False)
+                self.finish("now", asynchronous=False)
         else:
             self.compute(op)
 
@@ -326,7 +326,7 @@ class SchedulePass:
         transfer = self.transfers.collective(self.where, op, op)
         self._start(op.name, op, transfer, self._sent_ledger(op))
         if not op.opcode.endswith(START):
-            self._finish(op.name, asynchronous=False)
+            self.finish(op.name, asynchronous=False)
 
     def start(self, op: Instruction) -> None:
         """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
@@ -350,9 +350,6 @@ class SchedulePass:
         if op.quoted(RENDEZVOUS) in self.flying:
             self.flying[op.name] = self.flying.pop(op.quoted(RENDEZVOUS))
 
-    def done(self, op: Instruction) -> None:
-        self._finish(op.operands[0])
-
     def _start(self, name: str, op: Instruction, transfer: Transfer, ledger: str) -> None:
         ends = [other.end_s for other in self.recent if other.transfer.waits_for(transfer)]
         begin, lines = max([self.now, *ends]), self._lines(op)
@@ -362,7 +359,7 @@ class SchedulePass:
         self.flying[name] = sent
         self._event(transfer.link, "transfer", transfer.kind, lines, begin, transfer.seconds)
 
-    def _finish(self, name: str, asynchronous: bool = True) -> None:
+    def finish(self, name: str, asynchronous: bool = True) -> None:
         """Wait for a transfer; one that began in another round has ended."""
         if sent := self.flying.pop(name, None):
             sent.asynchronous, sent.behind = asynchronous, tuple(self.own[sent.work_before :])
@@ -382,7 +379,7 @@ _HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
     (lambda op: op.opcode == "send", SchedulePass.send),
     (lambda op: op.opcode == "recv", SchedulePass.receive),
     (lambda op: op.opcode.endswith(START), SchedulePass.start),
-    (lambda op: op.opcode.endswith(_DONE), SchedulePass.done),
+    (lambda op: op.opcode.endswith(_DONE), lambda at, op: at.finish(op.operands[0])),
     (flops.is_kernel, SchedulePass.kernel),
     (lambda op: op.opcode == "reduce", SchedulePass.reduction),
     (lambda _: True, SchedulePass.compute),
