@@ -48,7 +48,7 @@ def test_the_coordinator_binds_to_the_address_that_the_processes_get(
     config, group = attempt._JaxOnNodeAddress(use_tpu=True), Group()
     config.backend_cls().on_start(group, config)
     *_, (first, name, _), (zero, _, given), (one, _, also) = group.ran
-    assert (first, name, zero, one) == (0, "_bind_coordinator", 0, 1)
+    assert (first, name, zero, one) == (0, "_set_address", 0, 1)
     assert os.environ[attempt._BIND_ADDRESS] == given["master_addr_with_port"]
     assert given["master_addr_with_port"] == also["master_addr_with_port"]
     assert os.environ[attempt._BIND_ADDRESS].startswith("127.0.0.1:")

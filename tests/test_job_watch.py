@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.launch.backend import ClusterUnusable
 from orchestrator.launch.ray import private_api
-from orchestrator.launch.ray.backend import _SILENCE_LIMIT_S, Patience, states
+from orchestrator.launch.ray.local_cluster import _SILENCE_LIMIT_S, Patience, states
 from orchestrator.processes import LOOPBACK
 from tests.journals import Clock
 

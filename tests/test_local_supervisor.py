@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.launch.ray import local_supervisor, private_api
+from orchestrator.launch.ray import local_cluster, private_api
 
 
 class Waiting:
@@ -21,7 +21,7 @@ class Waiting:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
-        local_supervisor._wait_for_end(self.ended, self.owned)
+        local_cluster._wait_for_end(self.ended, self.owned)
         self.over.set()
 
 
@@ -47,7 +47,7 @@ def test_a_supervisor_that_does_nothing_when_its_owner_is_gone_is_stopped(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is at work gets its time."""
-    monkeypatch.setattr(local_supervisor, "_STOPPED_LIMIT_S", 0.5)
+    monkeypatch.setattr(local_cluster, "_STOPPED_LIMIT_S", 0.5)
     began_s = time.monotonic()
     os.close(waiting.owner)
     assert waiting.over.wait(30)
@@ -77,5 +77,5 @@ def test_a_job_that_was_taken_without_an_answer_is_not_submitted_again(
             raise TimeoutError
 
     monkeypatch.setattr(private_api, "job_client", lambda _: Client())
-    _, job = local_supervisor._submit(SimpleNamespace(webui_url="127.0.0.1:1"), "command")
+    _, job = local_cluster._submit(SimpleNamespace(webui_url="127.0.0.1:1"), "command")
     assert [(one.entrypoint, one.submission_id) for one in taken] == [("command", job)]

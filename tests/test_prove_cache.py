@@ -15,8 +15,9 @@ import pytest
 
 from orchestrator.planning.planner import make_plan
 from orchestrator.proving import compiled, compiler, verdict
+from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import CacheEntry, _LoadedCode
-from orchestrator.proving.verdict import cached, find_program, prove, save_program
+from orchestrator.proving.verdict import cached, prove, save_program
 from orchestrator.reading.load import load
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan, plan_digest
@@ -39,13 +40,14 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 def test_a_result_is_found_again(kept: Kept, tmp_path: Path) -> None:
     """Whole, with its age, below XDG_CACHE_HOME, and nothing unfinished beside it."""
     _, plan, result = kept
-    found = find_program(plan)
+    found = cached(plan)
     assert found is not None
-    entry, age_s = found
-    assert entry == result
-    assert 0 <= age_s < 60
+    assert found.proof == proof_of(plan, result.compiled)
+    assert found.age_s is not None
+    assert 0 <= found.age_s < 60
     [path] = (tmp_path / "orch" / "proofs").iterdir()
     assert path.suffix == ".json"
+    assert codec.from_json(path.read_bytes(), CacheEntry) == result
 
 
 def test_a_proof_from_the_cache_says_so(kept: Kept) -> None:
@@ -61,14 +63,14 @@ def test_another_program_is_another_result(kept: Kept) -> None:
     """Another plan, another trainer."""
     _, plan, _ = kept
     other = replace(plan, remat="none", digest="")
-    assert find_program(replace(other, digest=plan_digest(other))) is None
-    assert find_program(replace(plan, trainer="another")) is None
+    assert cached(replace(other, digest=plan_digest(other))) is None
+    assert cached(replace(plan, trainer="another")) is None
 
 
 def test_another_compiler_is_another_result(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new version of what compiles."""
     monkeypatch.setattr(verdict, "version", lambda _: "99")
-    assert find_program(kept[1]) is None
+    assert cached(kept[1]) is None
 
 
 # --- what was loaded
@@ -145,16 +147,16 @@ def test_a_changed_file_is_another_result(kept: Kept, site: Path, name: str) -> 
     plan = replace(plan, trainer="mine.trainer")
     code = load_in_a_process("mine.trainer", site)
     save_program(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
-    assert find_program(plan) is not None
+    assert cached(plan) is not None
     for unused in ("mine/unused.py", "mine/unused.json"):
         (site / unused).write_text("changed = 1\n")
-    assert find_program(plan) is not None
+    assert cached(plan) is not None
     (site / name).write_text(f"{TEXTS[name]} # changed\n")
-    assert find_program(plan) is None
+    assert cached(plan) is None
     (site / name).unlink()
-    assert find_program(plan) is None
+    assert cached(plan) is None
     (site / name).write_text(TEXTS[name])
-    assert find_program(plan) is not None
+    assert cached(plan) is not None
 
 
 def test_a_file_that_is_edited_while_it_is_compiled_is_never_current(site: Path) -> None:
@@ -175,7 +177,7 @@ def test_a_file_in_the_place_of_another_is_another_result(kept: Kept, site: Path
     save_program(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
     (site / "mine" / "plainly").mkdir()
     (site / "mine" / "plainly" / "__init__.py").write_text("other = 1\n")
-    assert find_program(plan) is None
+    assert cached(plan) is None
 
 
 def test_another_version_of_a_loaded_package_is_another_result(
@@ -187,7 +189,7 @@ def test_another_version_of_a_loaded_package_is_another_result(
     code = load_in_a_process("mine.trainer", site)
     save_program(plan, replace(entry, compiled=replace(entry.compiled, code=code)))
     monkeypatch.setattr(compiled, "version", lambda package: package)
-    assert find_program(plan) is None
+    assert cached(plan) is None
 
 
 def test_the_policies_are_code_of_llama_and_the_forecast_is_not() -> None:
@@ -203,7 +205,7 @@ def test_other_names_of_the_compiler_are_another_result(
 ) -> None:
     """A chip's file names its topology; the plan's digest does not cover a chip of the catalog."""
     monkeypatch.setattr(compiler, "target", lambda _: ("v6e:8x8", {}))
-    assert find_program(kept[1]) is None
+    assert cached(kept[1]) is None
 
 
 def test_the_forecast_of_the_day_is_compared(kept: Kept) -> None:
@@ -220,9 +222,9 @@ def test_a_damaged_file_is_as_good_as_none(kept: Kept, text: str, tmp_path: Path
     """It is neither an error nor believed, and the next result replaces it."""
     [path] = (tmp_path / "orch" / "proofs").iterdir()
     path.write_text(text, encoding="latin-1")
-    assert find_program(kept[1]) is None
+    assert cached(kept[1]) is None
     save_program(kept[1], kept[2])
-    assert find_program(kept[1]) is not None
+    assert cached(kept[1]) is not None
 
 
 def test_many_may_write_the_same_at_once(kept: Kept) -> None:
@@ -231,7 +233,7 @@ def test_many_may_write_the_same_at_once(kept: Kept) -> None:
 
     def write_and_read(_: int) -> bool:
         save_program(plan, result)
-        return find_program(plan) is not None
+        return cached(plan) is not None
 
     with ThreadPoolExecutor(8) as several:
         assert all(several.map(write_and_read, range(64)))

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.planning.planner import make_plan
 from orchestrator.proving.compare import (
-    _carries_gradients_alone,
     _crossings,
     _faults,
-    _forecast_bytes,
+    proof_of,
 )
 from orchestrator.proving.compiled import DcnSend
 from orchestrator.proving.hlo.collectives import DeviceMesh, dcn_payloads
 from orchestrator.proving.hlo.dataflow import Dataflow, visits
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.values.plan import Collective, CollectiveKind, LedgerLine, LineKind, Plan
+from tests import proofs
 from tests.trainer_plans import plan_of
 
 HEAD = """HloModule m, num_partitions=4
@@ -228,7 +229,6 @@ def fault_codes(*sends: DcnSend, planned: Plan | None = None) -> list[tuple[str,
 
 def test_gradients_and_a_few_scalars_may_cross() -> None:
     """All gradients once, and 4 KiB of anything."""
-    assert _forecast_bytes(plan(), "gradients") == GRADIENTS
     assert fault_codes(sending(GRADIENTS * 1.01), sending(4096, in_backward=False)) == []
 
 
@@ -261,8 +261,12 @@ def test_weights_cross_where_pods_share_them() -> None:
     )
     assert fault_codes(*sends, planned=plan(*SHARED)) == []
     assert [one.carries for one in _crossings(sends)] == ["gradients", "weights", "gradients"]
-    assert not _carries_gradients_alone(_crossings(sends))
-    assert _carries_gradients_alone(_crossings(sends[:2]))
+    example = make_plan(proofs.spec())
+    compiled = proofs.as_forecast(example)
+    for crossing, only_gradients in ((sends, False), (sends[:2], True)):
+        summary = replace(compiled.summary, sends=crossing)
+        found = proof_of(example, replace(compiled, summary=summary))
+        assert found.only_gradients_cross_pods is only_gradients
     assert fault_codes(*sends) == [("not_planned", "gather"), ("too_many_bytes", "psum.7_0")]
 
 

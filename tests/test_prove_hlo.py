@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.network.attention import EXCHANGE
-from orchestrator.proving.hlo.dataflow import UnknownTrips, _execution_counts, trip_count
+from orchestrator.proving.hlo.dataflow import UnknownTrips, trip_count, visits
 from orchestrator.proving.hlo.flops import is_product, product_flops
 from orchestrator.proving.hlo.program import (
     HloProgram,
@@ -14,6 +14,10 @@ from orchestrator.proving.hlo.program import (
     program_of,
 )
 from tests.programs import program
+
+
+def execution_counts(read: HloProgram) -> dict[str, int]:
+    return {where.name: times for where, _, times in visits(read)}
 
 
 def entry_of(*lines: str) -> HloProgram:
@@ -94,8 +98,8 @@ def test_loops_run_as_often_as_their_counters_say() -> None:
     loops = read.entry.instructions
     assert trip_count(read, read.entry, loops["first"]) == 35
     assert trip_count(read, read.entry, loops["second"]) == 5
-    assert _execution_counts(read)["by_two"] == 35
-    assert _execution_counts(read)["one_more"] == 5
+    assert execution_counts(read)["by_two"] == 35
+    assert execution_counts(read)["one_more"] == 5
 
 
 def loop(condition: str, step: str, start: str = "constant(0)") -> HloProgram:
@@ -187,7 +191,7 @@ ENTRY %main (q: f32[4]) -> f32[] {
 }
 """
     )
-    assert _execution_counts(read) == {"main": 1, "inside": 1}
+    assert execution_counts(read) == {"main": 1, "inside": 1}
 
 
 # --- matrix products

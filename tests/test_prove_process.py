@@ -1,19 +1,21 @@
 """The compile process: its environment, its answers, its end, and its failures."""
 
 import json
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import util
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ProofUnavailable, SpecError
 from orchestrator.processes import _STACK_BYTES, _STACK_FLAG, deepen_compiler_stacks
-from orchestrator.proving import compiler
+from orchestrator.proving import compiler, verdict
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.proving.compiler import _environment, target
 from orchestrator.values import codec
@@ -290,9 +292,14 @@ def test_what_the_spec_can_mend_is_the_specs_fault() -> None:
         assert text in str(error)
 
 
-def test_without_a_compiler_there_is_a_way_on() -> None:
+def test_without_a_compiler_there_is_a_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a Mac, on Arm: what is missing, where it exists, and the flag that does without."""
-    text = str(compiler.no_compiler("darwin", "arm64"))
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    with pytest.raises(ProofUnavailable) as error:
+        verdict._compile(PLAN, lambda _: None, None)
+    text = str(error.value)
     assert "libtpu" in text
     assert "darwin arm64" in text
     assert "--no-prove" in text

@@ -55,14 +55,14 @@ def test_a_difference_names_both_sides() -> None:
 
 def test_the_code_is_known_by_its_content(checkout: Path) -> None:
     """A changed letter is another digest; bytecode and hidden files are none."""
-    before = provenance._code_digest()
+    before = provenance.versions()["code"]
     (checkout / "trainers" / ".swap").write_text("x")
     (checkout / "trainers" / "a.pyc").write_text("x")
     (checkout / "trainers" / "__pycache__").mkdir(exist_ok=True)
     (checkout / "trainers" / "__pycache__" / "a.cpython-311.pyc.139").write_text("x")
-    assert provenance._code_digest() == before
+    assert provenance.versions()["code"] == before
     (checkout / "trainers" / "__init__.py").write_text('"""another"""\n')
-    assert provenance._code_digest() != before
+    assert provenance.versions()["code"] != before
 
 
 def test_a_clean_checkout_is_its_commit_alone(checkout: Path) -> None:

@@ -37,7 +37,11 @@ def versions() -> dict[str, str]:
     for name in (*_DISTRIBUTIONS, "orch"):
         with suppress(metadata.PackageNotFoundError):  # a laptop that submits may lack libtpu
             known[name] = metadata.version(name)
-    return known | {_CODE: _code_digest()}
+    digest = hashlib.sha256()
+    for path in _code_files():
+        digest.update(f"{path.as_posix()}\0".encode())
+        digest.update(hashlib.sha256((_PROJECT / path).read_bytes()).digest())
+    return known | {_CODE: digest.hexdigest()[:_SHORT]}
 
 
 def differences(submitted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
@@ -79,14 +83,6 @@ def _lock_files() -> list[Path]:
     """The files next to the code that say which packages are needed."""
     paths = [_PROJECT / name for name in ("requirements.lock", "pyproject.toml")]
     return [Path(path.name) for path in paths if path.is_file() and not path.is_symlink()]
-
-
-def _code_digest() -> str:
-    digest = hashlib.sha256()
-    for path in _code_files():
-        digest.update(f"{path.as_posix()}\0".encode())
-        digest.update(hashlib.sha256((_PROJECT / path).read_bytes()).digest())
-    return digest.hexdigest()[:_SHORT]
 
 
 class TooMuchCode(OrchError):

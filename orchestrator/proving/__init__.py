@@ -9,13 +9,6 @@ from pathlib import Path
 
 import platformdirs
 
-from orchestrator.values.plan import Plan
-
 
 def proofs_folder() -> Path:
     return platformdirs.user_cache_path("orch") / "proofs"
-
-
-def has_plan(plan: Plan) -> bool:
-    """Whether any compiler's result for a plan is there: to know which is current takes longer."""
-    return any(proofs_folder().glob(f"{plan.digest}.*"))

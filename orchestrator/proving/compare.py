@@ -1,6 +1,7 @@
 """Compare a compiled program with the Forecast, line by line, and two proofs with each other."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -26,7 +27,7 @@ _LINES: dict[Payload, tuple[LineKind, ...]] = {
 }
 
 
-def _crossings(sends: tuple[programs.DcnSend, ...]) -> tuple[proofs.DcnCrossing, ...]:
+def _crossings(sends: Iterable[programs.DcnSend]) -> tuple[proofs.DcnCrossing, ...]:
     """Everything that is sent to other pods, the most bytes first."""
     crossed = []
     for send in sorted(sends, key=lambda send: (-send.payload_bytes, send.name)):
@@ -50,17 +51,18 @@ def _crossings(sends: tuple[programs.DcnSend, ...]) -> tuple[proofs.DcnCrossing,
     return tuple(crossed)
 
 
-def _carries_gradients_alone(crossed: tuple[proofs.DcnCrossing, ...]) -> bool:
-    """Whether nothing but gradients and a few scalars crosses."""
-    others = [crossing for crossing in crossed if crossing.carries != "gradients"]
-    return _bytes(others) <= _SCALARS_BYTES
-
-
 def _faults(
     plan: Plan, crossed: tuple[proofs.DcnCrossing, ...]
 ) -> tuple[proofs.CrossingFault, ...]:
     """Return the payloads that must not cross pods. `crossed` has the most bytes first."""
-    planned = {what: _forecast_bytes(plan, what) for what in _LINES}
+    planned = {
+        what: sum(
+            line.collective.bytes_per_step
+            for line in plan.forecast.time
+            if line.kind in kinds and line.collective and line.collective.link == "dcn"
+        )
+        for what, kinds in _LINES.items()
+    }
     # Another trainer has no Forecast, but gradients may always cross.
     expected = {"gradients", *(what for what, size in planned.items() if size)}
     others = [crossing for crossing in crossed if crossing.carries not in expected]
@@ -82,15 +84,6 @@ def _faults(
 
 def _bytes(crossed: list[proofs.DcnCrossing]) -> float:
     return sum(crossing.bytes_per_step for crossing in crossed)
-
-
-def _forecast_bytes(plan: Plan, what: Payload) -> float:
-    """What the Forecast sends between pods, of one payload."""
-    return sum(
-        line.collective.bytes_per_step
-        for line in plan.forecast.time
-        if line.kind in _LINES[what] and line.collective and line.collective.link == "dcn"
-    )
 
 
 # A Forecast agrees within these; for memory, within the larger of the two.
@@ -122,6 +115,7 @@ def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
     peak = sum(live_bytes.values()) if on_host else compiled.memory.peak
     on_host_forecast = forecast.host_memory_bytes_per_chip * plan.chips / plan.devices
     crossed = _crossings(compiled.summary.sends)
+    others = [crossing for crossing in crossed if crossing.carries != "gradients"]
     crossing_faults = _faults(plan, crossed)
     flops = _compared_flops(plan, compiled)
     proof = Proof(
@@ -143,7 +137,7 @@ def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
         buffers=compiled.summary.buffers,
         collectives=_compared_collectives(plan, compiled),
         changes=_changes(compiled),
-        only_gradients_cross_pods=_carries_gradients_alone(crossed),
+        only_gradients_cross_pods=_bytes(others) <= _SCALARS_BYTES,
         crosses_as_planned=not crossing_faults,
         crossing_faults=crossing_faults,
         crossings=crossed,
@@ -157,23 +151,10 @@ def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
         compiler_memory_bytes=compiled.compiler_memory_bytes,
         versions=compiled.versions,
     )
-    if not plan.ledger_describes_trainer:
-        return _without_forecast(proof)
-    flops_size, expected_flops = proof.flops_per_device, proof.forecast_flops_per_device or 0
-    missed = [
-        *_memory_disagreements(peak, forecast.memory_bytes_per_device),
-        *_memory_disagreements(proof.host_bytes_per_device, on_host_forecast, "host_memory"),
-        *_payload_disagreements(proof.collectives, _reported_bytes(plan.model)),
-    ]
-    if abs(flops_size - expected_flops) > _FLOPS_SHARE * flops_size:
-        missed.append(Disagreement(code="flops", compiled=flops_size, forecast=expected_flops))
-    kernels = compiled.summary.uncounted
-    missed += [Disagreement(code="uncounted_kernel", kernel=name) for name in kernels]
-    return replace(proof, agrees=not missed, disagreements=tuple(missed))
-
-
-def _without_forecast(proof: Proof) -> Proof:
-    """The proof without the figures of a Forecast that describes another trainer's program."""
+    if plan.ledger_describes_trainer:
+        missed = tuple(_disagreements(proof, compiled.summary.uncounted, plan.model))
+        return replace(proof, agrees=not missed, disagreements=missed)
+    # The Forecast's figures describe another trainer's program: none of them stays.
     collectives = (replace(x, forecast_bytes_per_step=None) for x in proof.collectives)
     return replace(
         proof,
@@ -186,22 +167,44 @@ def _without_forecast(proof: Proof) -> Proof:
     )
 
 
+def _disagreements(
+    proof: Proof, uncounted: tuple[str, ...], model: Model
+) -> Iterator[Disagreement]:
+    """Where the Forecast is off: memory, payload, FLOPs, and kernels that no formula counts."""
+    peak, expected_peak = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
+    yield from _memory_disagreements(peak, expected_peak or 0)
+    on_host, expected_on_host = proof.host_bytes_per_device, proof.forecast_host_bytes_per_device
+    yield from _memory_disagreements(on_host, expected_on_host or 0, "host_memory")
+    compiled: dict[tuple[str, ...], float] = defaultdict(float)
+    forecast: dict[tuple[str, ...], float] = defaultdict(float)
+    for collective in proof.collectives:
+        compiled[collective.axes] += collective.bytes_per_step
+        forecast[collective.axes] += collective.forecast_bytes_per_step or 0
+    reported = _reported_bytes(model)
+    for axes, size in compiled.items():
+        if abs(size - forecast[axes]) > max(_PAYLOAD_SHARE * size, reported):
+            yield Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
+    flops, expected = proof.flops_per_device, proof.forecast_flops_per_device or 0
+    if abs(flops - expected) > _FLOPS_SHARE * flops:
+        yield Disagreement(code="flops", compiled=flops, forecast=expected)
+    for name in uncounted:
+        yield Disagreement(code="uncounted_kernel", kernel=name)
+
+
 def _compared_memory(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """What is alive at the peak, and the lines of the Forecast's largest phase."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
     for line in largest.lines:
-        # A line of memory by class. Copies and fillings are parameters, moments and gradients.
         if line.kind not in _STORED:
-            by_class = {_CLASS_OF.get(line.kind, _WORKING): line.value}
-        else:
+            forecast[_CLASS_OF.get(line.kind, _WORKING)] += line.value
+        else:  # copies and fillings are parameters, moments and gradients
             elements = line.inputs[_STORED[line.kind]]
             parameters = DTYPE_BYTES[plan.precision.parameters] * elements
             moments = moment_bytes(plan.optimizer, plan.precision) * elements
-            gradients = line.value - parameters - moments
-            by_class = {"parameters": parameters, "optimizer": moments, "gradients": gradients}
-        for name, size in by_class.items():
-            forecast[name] += size
+            forecast["parameters"] += parameters
+            forecast["optimizer"] += moments
+            forecast["gradients"] += line.value - parameters - moments
     live = compiled.summary.live_bytes
     return tuple(
         Comparison(name=name, compiled=live.get(name, 0.0), forecast=forecast.get(name))
@@ -229,25 +232,24 @@ def _compared_collectives(
         forecast[axes, planned.link, planned.kind, planned.dtype] += planned.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
-    summary = compiled.summary
-    inside = [moved for moved in summary.collectives if moved.payload_bytes]
-    transfers: list[programs.CompiledCollective | programs.DcnSend] = [*inside, *summary.sends]
-    for moved in transfers:
-        link: Link = "dcn" if isinstance(moved, programs.DcnSend) else "ici"
-        key = moved.axes, link, moved.kind, moved.dtype
-        payload[key] += moved.payload_bytes
-        calls[key] += moved.calls
+    moves: list[programs.CompiledCollective | programs.DcnSend] = [*compiled.summary.collectives]
+    for moved in [*moves, *compiled.summary.sends]:
+        is_send = isinstance(moved, programs.DcnSend)
+        if is_send or moved.payload_bytes:
+            key: _Key = moved.axes, "dcn" if is_send else "ici", moved.kind, moved.dtype
+            payload[key] += moved.payload_bytes
+            calls[key] += moved.calls
     return tuple(
         proofs.ComparedCollective(
-            axes=axes,
-            link=link,
-            kind=kind,
-            dtype=dtype,
-            bytes_per_step=payload.get((axes, link, kind, dtype), 0.0),
-            forecast_bytes_per_step=forecast.get((axes, link, kind, dtype), 0.0),
-            calls_per_step=calls.get((axes, link, kind, dtype), 0.0),
+            axes=key[0],
+            link=key[1],
+            kind=key[2],
+            dtype=key[3],
+            bytes_per_step=payload.get(key, 0.0),
+            forecast_bytes_per_step=forecast.get(key, 0.0),
+            calls_per_step=calls.get(key, 0.0),
         )
-        for axes, link, kind, dtype in sorted({*forecast, *payload})
+        for key in sorted({*forecast, *payload})
     )
 
 
@@ -257,22 +259,6 @@ def _reported_bytes(model: Model) -> float:
     """
     loads = model.layers * model.moe.experts if model.moe else 0
     return _SCALARS_BYTES + 2 * 4 * loads
-
-
-def _payload_disagreements(
-    collectives: tuple[proofs.ComparedCollective, ...], reported: float
-) -> list[Disagreement]:
-    """Groups of axes on which the payload is not the Forecast's, beyond what a step reports."""
-    compiled: dict[tuple[str, ...], float] = defaultdict(float)
-    forecast: dict[tuple[str, ...], float] = defaultdict(float)
-    for collective in collectives:
-        compiled[collective.axes] += collective.bytes_per_step
-        forecast[collective.axes] += collective.forecast_bytes_per_step or 0
-    return [
-        Disagreement(code="payload", axes=axes, compiled=size, forecast=forecast[axes])
-        for axes, size in compiled.items()
-        if abs(size - forecast[axes]) > max(_PAYLOAD_SHARE * size, reported)
-    ]
 
 
 def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
@@ -292,12 +278,11 @@ def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
     for send in compiled.summary.sends:
         padding[send.axes] += send.padding_bytes
     added += [("padding to tiles", axes, "dcn", size) for axes, size in padding.items()]
-    changes = [
+    return tuple(
         proofs.CompilerChange(what=what, axes=axes, link=link, bytes_per_step=size)
-        for what, axes, link, size in added
+        for what, axes, link, size in sorted(added, key=lambda change: -change[3])
         if size > 0
-    ]
-    return tuple(sorted(changes, key=lambda change: -change.bytes_per_step))
+    )
 
 
 def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
@@ -359,26 +344,23 @@ _KINDS = ("products_s", "kernels_s", "copies_s", "other_s", "exposed_s", "total_
 
 def diff_proofs(first: Proof, second: Proof) -> ProofDiff:
     """Figures that either proof has, and lines of source by how much their seconds differ."""
-    in_first, in_second = _figures(first), _figures(second)
+    before, after = _figures(first), _figures(second)
     figures = tuple(
         ProofFigure(
-            name=name,
-            unit=unit,
-            first=in_first.get((name, unit), 0.0),
-            second=in_second.get((name, unit), 0.0),
+            name=key[0], unit=key[1], first=before.get(key, 0.0), second=after.get(key, 0.0)
         )
-        for name, unit in dict.fromkeys([*in_first, *in_second])
+        for key in dict.fromkeys([*before, *after])
     )
     lines: list[LineSeconds] = []
     if first.schedule and second.schedule:
-        before, after = _line_seconds(first.schedule), _line_seconds(second.schedule)
+        first_s, second_s = _line_seconds(first.schedule), _line_seconds(second.schedule)
         lines = [
-            LineSeconds(line=line, first_s=before.get(line), second_s=after.get(line))
-            for line in dict.fromkeys([*before, *after])
+            LineSeconds(line=line, first_s=first_s.get(line), second_s=second_s.get(line))
+            for line in {*first_s, *second_s}
         ]
-    ordered = sorted(lines, key=lambda line: (-abs(line.more_s), line.line))
+        lines.sort(key=lambda line: (-abs(line.more_s), line.line))
     proofs = first, second
-    return ProofDiff(schema=_SCHEMA, proofs=proofs, figures=figures, lines=tuple(ordered))
+    return ProofDiff(schema=_SCHEMA, proofs=proofs, figures=figures, lines=tuple(lines))
 
 
 def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:

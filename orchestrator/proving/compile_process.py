@@ -32,7 +32,6 @@ from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import SliceTorus
 from trainers.contract import load, lower
 from trainers.mesh import mesh_of
 
@@ -49,10 +48,16 @@ def main() -> None:
     def send(message: dict[str, Any]) -> None:
         lines.write(json.dumps(message).encode() + b"\n")
 
+    def end_with_parent() -> None:
+        """The parent keeps our standard input open; when it closes, nobody waits for the result."""
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        _exit_now(1)
+
     status = 1
     try:
         request = codec.from_json(sys.stdin.buffer.readline(), compiled.CompileRequest)
-        threading.Thread(target=_die_with_the_parent, daemon=True).start()
+        threading.Thread(target=end_with_parent, daemon=True).start()
         plan = codec.from_json(request.plan, Plan)
         try:
             result = compiled.CompileResult(compiled=_compiled(plan, request, send))
@@ -68,13 +73,6 @@ def main() -> None:
         if status:
             traceback.print_exc()
         _exit_now(status)
-
-
-def _die_with_the_parent() -> None:
-    """The parent keeps our standard input open; when it closes, nobody waits for the result."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    _exit_now(1)
 
 
 def _exit_now(status: int) -> None:
@@ -108,8 +106,12 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
         mesh = next(meshes, None) or mesh_of(plan, topology.devices)
     devices = list(mesh.devices.flat)
     in_slice = devices[: plan.devices_per_slice]
-    rates = request.rates
-    places = (_coordinates(device, rates.torus) for device in in_slice) if rates else ()
+    rates, places = request.rates, list[tuple[int, ...]]()
+    if rates:
+        dies, axes = rates.torus.devices_per_chip > 1, len(rates.torus.lengths)
+        for device in in_slice:
+            die = (device.core_on_chip,) if dies else ()
+            places.append((*device.coords[: axes - len(die)], *die))
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
     return compiled.Compiled(
         memory=_memory(executable.memory_analysis()),
@@ -158,12 +160,6 @@ def _planned_exchanges(plan: Plan) -> dict[tuple[tuple[str, ...], str], str]:
             axes = tuple(axis for axis in sent.axes if plan.mesh[axis] > 1)
             alike[axes, sent.kind].add(line.kind)
     return {key: kinds.pop() for key, kinds in alike.items() if len(kinds) == 1}
-
-
-def _coordinates(device: Any, torus: SliceTorus) -> tuple[int, ...]:
-    if torus.devices_per_chip > 1:
-        return (*device.coords[: len(torus.lengths) - 1], device.core_on_chip)
-    return tuple(device.coords[: len(torus.lengths)])
 
 
 def _memory(analysis: Any) -> compiled.CompiledMemory:

@@ -39,9 +39,16 @@ class _LoadedCode:
 
     def is_current(self) -> bool:
         """Whether a process that starts now would load the same."""
-        return all(
-            _digest(name) == digest for name, digest in (self.modules | self.data).items()
-        ) and all(version(name) == number for name, number in self.packages.items())
+        for name, digest in (self.modules | self.data).items():
+            module, _, path = name.partition(":")
+            file = source(module)
+            try:
+                now = _file_digest(file.parent / path if path else file) if file else None
+            except OSError:  # it is missing now
+                now = None
+            if now != digest:
+                return False
+        return all(version(name) == number for name, number in self.packages.items())
 
 
 def opened_files() -> set[str]:
@@ -114,16 +121,6 @@ def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, 
 def _loaded_digest(path: Path) -> str:
     """The digest of a file that this process has read; of no file if it was edited since."""
     return "" if path.stat().st_mtime > _STARTED_S else _file_digest(path)
-
-
-def _digest(name: str) -> str | None:
-    """The digest of a module, or of `module:path`; None if the file is missing now."""
-    module, _, path = name.partition(":")
-    file = source(module)
-    try:
-        return _file_digest(file.parent / path if path else file) if file else None
-    except OSError:
-        return None
 
 
 def _file_digest(path: Path) -> str:

@@ -127,7 +127,11 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
             failure = CompileFailure(message=message, by="compiler", exit_code=exit_code)
             return CompileResult(failure=failure)
         finally:
-            _kill(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in filter(None, (process.stdin, process.stdout)):
+                stream.close()
 
 
 def _result(
@@ -149,18 +153,9 @@ def _result(
     return None
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
-
-
 # The errors for compilations that end without a verdict.
 
-_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 _UNKNOWN_OPTION = re.compile(r"No such compile option: '([^']*)'")
 # F1120 12:00:00.000000  123 file.cc:45] Check failed: ...
 _CHECK = re.compile(r"^F\d{4} \S+\s+\d+ ([^:]+:\d+)\] (.*)$", re.MULTILINE)
@@ -174,23 +169,6 @@ _OPERATIONS = (
 )
 
 
-def is_out_of_memory(failure: CompileFailure) -> bool:
-    return failure.message.startswith(_OUT_OF_MEMORY)
-
-
-def message_of(failure: CompileFailure) -> str:
-    """The compiler's message without its code."""
-    return failure.message.splitlines()[0].partition(": ")[2]
-
-
-def no_compiler(platform: str, machine: str) -> ProofUnavailable:
-    return ProofUnavailable(
-        f"cannot prove: libtpu, the TPU compiler, is not installed ({platform} {machine})\n"
-        "It exists for Linux on x86-64 alone; there, `make setup` installs it. A plan can be run"
-        " without a proof: orch submit --no-prove"
-    )
-
-
 def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
     if failure.by == "trainer":
         return SpecError(f"the trainer refuses the plan: {failure.message}")
@@ -202,8 +180,11 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
         # The error for a process that ended before it answered.
         if check := _CHECK.search(failure.message):
             return ProofUnavailable(_check_text(check[1], check[2], failure.message))
-        if failure.exit_code > 0:
-            return ProofUnavailable(f"cannot prove: {_python_error(failure.message)}")
+        if failure.exit_code > 0:  # what Python raised, and the innermost line of the project
+            lines = failure.message.strip().splitlines() or ["the process ended without a word"]
+            places = _FRAME.findall(failure.message)
+            where = f" (at {places[-1][0]}:{places[-1][1]})" if places else ""
+            return ProofUnavailable(f"cannot prove: {lines[-1]}{where}")
         name = Signals(-failure.exit_code).name
         why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
         return ProofUnavailable(f"cannot prove: the TPU compiler was ended by {name}{why}")
@@ -214,14 +195,6 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
     if check := _INTERNAL.search(failure.message):
         return ProofUnavailable(_check_text(check[1], check[2], failure.message))
     return ProofUnavailable(f"cannot prove: the TPU compiler failed: {_first_line(failure)}")
-
-
-def _python_error(traceback: str) -> str:
-    """What Python raised, and the innermost line of the project."""
-    lines = traceback.strip().splitlines() or ["the process ended without a word"]
-    places = _FRAME.findall(traceback)
-    where = f" (at {places[-1][0]}:{places[-1][1]})" if places else ""
-    return f"{lines[-1]}{where}"
 
 
 def _check_text(place: str, check: str, message: str) -> str:

@@ -58,15 +58,12 @@ def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCh
     return tuple(changes)
 
 
-def _plan_with(spec: Spec, remat: Remat, mesh: dict[str, int]) -> Plan | None:
-    experiment = replace(spec.experiment, remat=remat)
-    resources = replace(spec.resources, mesh=_with_sizes(spec, mesh))
-    return _plan_or_none(replace(spec, experiment=experiment, resources=resources))
-
-
-def _plan_or_none(spec: Spec) -> Plan | None:
+def _plan_with(spec: Spec, remat: Remat, mesh: dict[str, int] | None = None) -> Plan | None:
+    experiment, resources = replace(spec.experiment, remat=remat), spec.resources
+    if mesh:
+        resources = replace(resources, mesh=_with_sizes(spec, mesh))
     try:
-        return make_plan(spec)
+        return make_plan(replace(spec, experiment=experiment, resources=resources))
     except SpecError:
         return None
 
@@ -74,8 +71,7 @@ def _plan_or_none(spec: Spec) -> Plan | None:
 def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     """The overrides that lead from a spec to a plan: the remat, and if need be the mesh."""
     overrides = [f"experiment.remat={text_of(other.remat)}"]
-    remat_only = replace(spec, experiment=replace(spec.experiment, remat=other.remat))
-    reached = _plan_or_none(remat_only)
+    reached = _plan_with(spec, other.remat)
     if reached is None or reached.digest != other.digest:
         axes = usable_axes(spec.experiment.model)
         overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in axes]
@@ -127,12 +123,23 @@ def prove(
 
 
 def cached(plan: Plan) -> ProofResult | None:
-    """The verdict if this very program was compiled before, without suggestions."""
-    found = find_program(plan)
-    if found is None:
+    """The verdict if this very program was compiled before, without suggestions.
+
+    A file that cannot be read counts as absent.
+    """
+    try:
+        key = _key(plan)
+    except (ProofUnavailable, UnknownName):  # neither compiler nor trainer, and so no proof
         return None
-    entry, age_s = found
-    return ProofResult(plan=plan, proof=_verdict(plan, entry), age_s=age_s)
+    for path in proofs_folder().glob(f"{key}.*.json"):
+        try:
+            entry = codec.from_json(path.read_bytes(), CacheEntry)
+            age_s = max(0.0, time.time() - path.stat().st_mtime)
+        except (FileNotFoundError, msgspec.DecodeError):
+            continue
+        if entry.compiled.code.is_current():
+            return ProofResult(plan=plan, proof=_verdict(plan, entry), age_s=age_s)
+    return None
 
 
 def least_recompute(
@@ -152,13 +159,18 @@ def _compile(plan: Plan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
     compiler.target(plan)  # raises for a chip that the compiler lacks, before anything starts
     require("prove")
     if util.find_spec("libtpu") is None:
-        raise compiler.no_compiler(sys.platform, platform.machine())
+        where = f"{sys.platform} {platform.machine()}"
+        raise ProofUnavailable(
+            f"cannot prove: libtpu, the TPU compiler, is not installed ({where})\n"
+            "It exists for Linux on x86-64 alone; there, `make setup` installs it. A plan can be"
+            " run without a proof: orch submit --no-prove"
+        )
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
     request = compiler.compile_request(plan, text_path)
     result, refusal = compiler.compile_plan(request, on_stage), None
-    if result.failure and compiler.is_out_of_memory(result.failure):
+    if result.failure and result.failure.message.startswith(compiler.OUT_OF_MEMORY):
         # A program that memory cannot hold is compiled again, to see its needs.
-        refusal = compiler.message_of(result.failure)
+        refusal = result.failure.message.splitlines()[0].partition(": ")[2]
         on_stage("out of memory: once more, to see what it needs")
         result = compiler.compile_plan(replace(request, beyond_hbm=True), on_stage)
     if result.failure:
@@ -198,26 +210,6 @@ def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
 # topology as the compiler names it, the rates that price its schedule, and the versions of the
 # compiler. An entry is valid while the code that the compile process loaded is the same. The
 # Forecast is not cached: a program is compared with the current one.
-
-
-def find_program(plan: Plan) -> tuple[CacheEntry, float] | None:
-    """The result for that very program, and its age in seconds.
-
-    A file that cannot be read counts as absent.
-    """
-    try:
-        key = _key(plan)
-    except (ProofUnavailable, UnknownName):  # neither compiler nor trainer, and so no proof
-        return None
-    for path in proofs_folder().glob(f"{key}.*.json"):
-        try:
-            entry = codec.from_json(path.read_bytes(), CacheEntry)
-            age_s = max(0.0, time.time() - path.stat().st_mtime)
-        except (FileNotFoundError, msgspec.DecodeError):
-            continue
-        if entry.compiled.code.is_current():
-            return entry, age_s
-    return None
 
 
 def save_program(plan: Plan, entry: CacheEntry) -> None:

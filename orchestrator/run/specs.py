@@ -10,7 +10,7 @@ from orchestrator.planning.diff_plans import PlanDiff, diff_plans
 from orchestrator.planning.forecast import scale
 from orchestrator.planning.offers import DeadlineOdds, Offers, chance, make_offers
 from orchestrator.planning.planner import make_plans, make_stage_plans, stage_spec
-from orchestrator.proving import has_plan
+from orchestrator.proving import proofs_folder
 from orchestrator.reading.examples import create
 from orchestrator.reading.expectations import KeyHelp, help_about
 from orchestrator.reading.load import is_study as describes_study
@@ -135,9 +135,9 @@ def diff(first: SpecSource, second: SpecSource, *, stage: int | None = None) -> 
 
 def known_proof(plan: Plan) -> "ProofResult | None":
     """Return the proof of a plan, if the cache has it; nothing is compiled."""
-    if not has_plan(plan):
+    # Few plans have a proof, and what reads it is heavy to import. It may not be current.
+    if not any(proofs_folder().glob(f"{plan.digest}.*")):
         return None
-    # Few plans have a proof, and what reads it is heavy to import.
     from orchestrator.proving.verdict import cached  # noqa: PLC0415
 
     return cached(plan)

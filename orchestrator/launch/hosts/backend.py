@@ -32,24 +32,18 @@ _TAKEN = "another driver has taken the hosts"
 _ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, and requests stall
 
 
-@dataclass
-class _Seen:
-    """A host's last state, and when its count of states last changed, by this process's clock.
-
-    A state that was there before this process came may be that of a host that is long gone.
-    """
-
-    state: meetings.HostState
-    changed_s: float
-    proven: bool
-
-
 class _Watch:
-    """The hosts of a meeting. It compares what it sees with what it saw, and no two clocks."""
+    """The hosts of a meeting. It compares what it sees with what it saw, and no two clocks.
+
+    A host is proven by a change of its state: a state that was there before this process came may
+    be that of a host that is long gone.
+    """
 
     def __init__(self, meeting: meetings.Meeting) -> None:
         self._meeting = meeting
-        self._seen: dict[meetings.HostName, _Seen] = {}
+        self._states: dict[meetings.HostName, meetings.HostState] = {}
+        self._changed_s: dict[meetings.HostName, float] = {}  # by this process's clock
+        self._proven: set[meetings.HostName] = set()
         times = _ON_BUCKETS if storage.is_copy(meeting.folder) else 1
         self._suspect_s, self._gone_s = times * _SUSPECT_S, times * _GONE_S
 
@@ -57,22 +51,22 @@ class _Watch:
         """The hosts that are not gone. One whose file is old counts once its state changes."""
         now = time.monotonic()
         for state in self._meeting.hosts():
-            before = self._seen.get(state.host)
-            if before is None or before.state.beat != state.beat:
-                self._seen[state.host] = _Seen(state, now, proven=before is not None)
-        proven = [seen for seen in self._seen.values() if seen.proven]
-        here = [seen.state for seen in proven if now - seen.changed_s < self._gone_s]
-        return {state.host: state for state in here}
+            before = self._states.get(state.host)
+            if before is None or before.beat != state.beat:
+                self._states[state.host], self._changed_s[state.host] = state, now
+                self._proven |= {state.host} if before else set()
+        here = (host for host in self._states if now - self._changed_s[host] < self._gone_s)
+        return {host: self._states[host] for host in here if host in self._proven}
 
     @property
     def knows(self) -> bool:
         """Whether every host has shown whether it is still there."""
-        now = time.monotonic()
-        hosts = self._seen.values()
-        return all(seen.proven or now - seen.changed_s > self._gone_s for seen in hosts)
+        silent_since = time.monotonic() - self._gone_s
+        unproven = self._states.keys() - self._proven
+        return all(self._changed_s[host] < silent_since for host in unproven)
 
     def is_suspect(self, host: meetings.HostName) -> bool:
-        return time.monotonic() - self._seen[host].changed_s > self._suspect_s
+        return time.monotonic() - self._changed_s[host] > self._suspect_s
 
 
 class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
@@ -183,9 +177,8 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             return backend.AttemptEvent(ended=True, error=_TAKEN)
         hosts, done = self._watch.look(), 0
         for rank, name in enumerate(order.ranks):
-            state, where = hosts.get(name), str(name)
-            how = "is gone with its host"
-            if state:
+            where, how = str(name), "is gone with its host"
+            if state := hosts.get(name):
                 if state.order != order.number or not state.code:
                     done += state.order == order.number and state.code == 0
                     continue

@@ -137,15 +137,6 @@ def work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
         os._exit(1)
 
 
-def _drive(folder: str, hosts: int, command: list[str]) -> int:
-    meeting = meetings.Meeting(Path(folder))
-    while len(meeting.hosts()) < hosts:
-        time.sleep(_EMULATED_S)
-    child = subprocess.Popen(command, env={**os.environ, meetings.VARIABLE: folder})
-    signal.signal(signal.SIGTERM, lambda *_: child.kill())
-    return child.wait()
-
-
 def _be_host(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}")
     parser.add_argument("folder", type=folder, help="where the hosts and the driver meet")
@@ -182,6 +173,11 @@ if __name__ == "__main__":
             work_or_exit(worker, codec.from_json(args, WorkerArgs), int(rank))
         case ["--driver", where, hosts, *command]:
             processes.end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-            sys.exit(_drive(where, int(hosts), command))
+            meeting = meetings.Meeting(Path(where))
+            while len(meeting.hosts()) < int(hosts):
+                time.sleep(_EMULATED_S)
+            child = subprocess.Popen(command, env={**os.environ, meetings.VARIABLE: where})
+            signal.signal(signal.SIGTERM, lambda *_: child.kill())
+            sys.exit(child.wait())
         case arguments:
             _be_host(arguments)

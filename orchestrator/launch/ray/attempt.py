@@ -253,7 +253,7 @@ class _JaxOnNodeAddress(JaxConfig):
 
 class _Backend(JaxConfig().backend_cls):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: JaxConfig) -> None:
-        worker_group.execute(_note_node_address)
+        worker_group.execute(_set_address, NODE_ADDRESS)
         super().on_start(_BoundGroup(worker_group), backend_config)
 
 
@@ -272,16 +272,13 @@ class _BoundGroup:
     def execute_single(self, rank: int, function: Any, *values: Any, **named: Any) -> Any:
         """Run a function on a worker; the address that it returns is the one to bind to."""
         address, port = self._group.execute_single(rank, function, *values, **named)
-        self._group.execute_single(rank, _bind_coordinator, f"{address}:{port}")
+        self._group.execute_single(rank, _set_address, _BIND_ADDRESS, f"{address}:{port}")
         return address, port
 
 
-def _note_node_address() -> None:
-    os.environ[NODE_ADDRESS] = ray.util.get_node_ip_address()
-
-
-def _bind_coordinator(address: str) -> None:
-    os.environ[_BIND_ADDRESS] = address
+def _set_address(name: str, address: str = "") -> None:
+    """Set a variable of this worker to an address: that of its node, if no other is given."""
+    os.environ[name] = address or ray.util.get_node_ip_address()
 
 
 if __name__ == "__main__":

@@ -15,24 +15,10 @@ import msgspec
 import psutil
 
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
-from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.values import codec
 
 E = TypeVar("E")
 SIGN_OF_LIFE_S = 5.0  # between the empty lines of an attempt process
-
-
-# --- messages between the processes of a launch, one line of JSON each
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterRequest:
-    """A cluster to start, and the command to run on it."""
-
-    mark: str
-    folder: str
-    hosts: tuple[EmulatedHost, ...]
-    command: str
 
 
 @dataclass(frozen=True, kw_only=True)

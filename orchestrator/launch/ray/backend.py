@@ -1,4 +1,11 @@
-"""The client of a named cluster's job server, which a run needs only until it is submitted."""
+"""The client of a named cluster's job server, which a run needs only until it is submitted.
+
+    python -m orchestrator.launch.ray.backend REQUEST TOPOLOGY POD_TYPE ACCELERATOR
+
+`orch submit` starts this as a Ray job that takes no chip, to look at the cluster from inside before
+a run exists. REQUEST is a `PreflightRequest` as JSON, the others are Ray's names, and the last line
+that it prints is the `PreflightReport`.
+"""
 
 import logging
 import os
@@ -6,78 +13,40 @@ import shlex
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.tpu import get_num_tpu_slices
+
+from orchestrator.launch import preflight as this_host
 from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, OnState
-from orchestrator.launch.preflight import Preflight, PreflightRequest
+from orchestrator.launch.preflight import (
+    Preflight,
+    PreflightHost,
+    PreflightReport,
+    PreflightRequest,
+)
 from orchestrator.launch.provenance import ARCHIVE
-from orchestrator.launch.ray import preflight_job, private_api, slices
+from orchestrator.launch.ray import private_api, slices
+from orchestrator.launch.ray.attempt import join_cluster
 from orchestrator.launch.ray.attempt_process import AttemptProcess
-from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluster
-from orchestrator.launch.ray.slices import emulated_hosts
+from orchestrator.launch.ray.local_cluster import Patience, PrivateCluster, private_cluster, states
+from orchestrator.launch.ray.slices import WORKER_ID, emulated_hosts, is_free, kind_of, name_of
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-
-# The dashboard of a busy head is silent for tens of seconds.
-_SILENCE_LIMIT_S = 60.0
-POLL_S = 0.2
-
-
-@dataclass
-class Patience:
-    """How long questions may fail: `limit_s` since an answer, for ever while `needless` says so."""
-
-    limit_s: float = _SILENCE_LIMIT_S
-    clock: Callable[[], float] = time.monotonic
-    needless: Callable[[], bool] = lambda: False
-    failing_since_s: float | None = None
-
-    def failed(self, error: Exception) -> None:
-        """Note that a question failed; the error again when it is time to give up."""
-        now_s = self.clock()
-        if self.failing_since_s is None:
-            self.failing_since_s = now_s
-        late = now_s - self.failing_since_s > self.limit_s
-        # Where the cluster refuses this token, asking again would give the same error.
-        refusal: BaseException | None = error
-        while refusal and type(refusal).__name__ != "AuthenticationError":
-            refusal = refusal.__cause__
-        if refusal or (late and not self.needless()):
-            raise error
-
-
-def states(
-    ask: Callable[[], str],
-    why: Callable[[], str],
-    patience: Patience,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[tuple[str, str | None]]:
-    """Each new state of a job until it has ended, and why it failed where it did."""
-    last = ""
-    while last not in JOB_ENDED:
-        try:
-            state = ask()
-            error = why() if state == "FAILED" else None
-        except Exception as failure:  # noqa: BLE001  Ray and its HTTP client raise many kinds
-            patience.failed(failure)
-        else:
-            patience.failing_since_s = None
-            if state != last:
-                yield state, error
-            last = state
-        if last not in JOB_ENDED:
-            sleep(POLL_S)
-
 
 _REACH_LIMIT_S = 10.0
 _JOBS_PORT = 8265
 _PYTHON = "python"  # the cluster's own, the first in its PATH
 _LAST_LINES = 3
+_PREFLIGHT, _MARK = "orchestrator.launch.ray.backend", "orch preflight: "
+_ANSWER_LIMIT_S = 300.0  # a host may have to fetch and unpack the code first
+_MOST_OF_FAULT = 300
 # Ray prefers these to the address that it is given.
 _OTHER_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 _TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
@@ -110,7 +79,7 @@ class _RayJobs:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
         names = (plan.topology, slices.pod_type(plan), slices.accelerator_type(plan))
         asked = codec.to_json(request).decode()
-        job = self.start(["-m", preflight_job.__name__, asked, *names], archive)
+        job = self.start(["-m", _PREFLIGHT, asked, *names], archive)
         state, why = "", None
         try:
             for answer in states(lambda: self.state(job), lambda: self.why(job), Patience()):
@@ -124,7 +93,11 @@ class _RayJobs:
             raise ClusterUnusable(f"{self.address}: {why or self.why(job)}")
         with self.in_plain_words("does not answer"):
             log = str(self._client.get_job_logs(job))
-        return Preflight(request=request, report=preflight_job.parse_report(log))
+        reports = [line for line in log.splitlines() if line.startswith(_MARK)]
+        if not reports:
+            raise ClusterUnusable("the preflight job printed no report: see its log on the cluster")
+        report = codec.from_json(reports[-1].removeprefix(_MARK), PreflightReport)
+        return Preflight(request=request, report=report)
 
     def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
         """Start `python WORDS` as a job, in the code that travels or in the cluster's own."""
@@ -206,3 +179,48 @@ class RayBackend:
         """An attempt on the cluster of RAY_ADDRESS, in whose job the driver runs."""
         module = ("-m", "orchestrator.launch.ray.attempt")
         return AttemptProcess([sys.executable, *module, codec.to_json(spec).decode()])
+
+
+# --- the preflight, as a job of the cluster
+
+
+def main(argv: list[str]) -> None:
+    """Join the cluster, look, and print the report."""
+    asked, topology, kind, accelerator = argv
+    request = codec.from_json(asked, PreflightRequest)
+    join_cluster(os.environ["RAY_ADDRESS"])
+    free = private_api.free_resources()
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
+    others = Counter(name for name in heads if name and name != kind)
+    of_kind = [node for node in nodes if kind_of(node) == kind]
+    present = get_num_tpu_slices(topology, accelerator)
+    # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
+    used = {name_of(node) for node in of_kind if not is_free(node, free)}
+    # Every host of those slices, asked all at once, and this one, where the driver will run.
+    ask, me = ray.remote(num_cpus=0, max_retries=0)(_here), ray.get_runtime_context().get_node_id()
+    pending = {}
+    for node in of_kind:
+        if node["NodeID"] != me:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ask.options(scheduling_strategy=there).remote(request)
+            pending[task] = str(node["NodeManagerAddress"])
+    done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_ANSWER_LIMIT_S)
+    hosts = [_here(request)]
+    for task, name in pending.items():
+        try:
+            hosts.append(ray.get(task) if task in done else PreflightHost(name=name))
+        except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
+            *_, fault = str(error).strip().splitlines() or [type(error).__name__]
+            hosts.append(PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT]))
+    unused = max(present - len(used), 0)
+    report = PreflightReport(present=present, free=unused, others=dict(others), hosts=tuple(hosts))
+    print(_MARK + codec.to_json(report).decode(), flush=True)
+
+
+def _here(request: PreflightRequest) -> PreflightHost:
+    return this_host.describe(socket.gethostname(), request.file, request.secrets)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -200,8 +200,12 @@ def _logical_kind(flow: Dataflow, runs: str, is_ring: bool, given: Value, result
         return SCATTER if any(reader.opcode == "add" for reader in readers) else GATHER
     if runs != _REDUCE:
         return runs
-    if all(_is_set_into_a_constant(flow, end) for end in flow.origins(given)):
-        return GATHER
+    made = [(end, flow.instruction(end)) for end in flow.origins(given)]
+    if all(update.opcode == "dynamic-update-slice" for _, update in made):
+        targets = (Value(end.computation, update.operands[0]) for end, update in made)
+        into = {flow.instruction(end).opcode for target in targets for end in flow.origins(target)}
+        if into <= {"broadcast", "constant"}:
+            return GATHER
     return SCATTER if any(_is_sliced(flow, end) for end in _ends(flow, result)) else _REDUCE
 
 
@@ -222,14 +226,6 @@ def _ends(flow: Dataflow, result: Value) -> list[Value]:
         for reader, _ in flow.readers(part)
         if reader.opcode == "custom-call" and reader.quoted("custom_call_target") == _DONE
     ]
-
-
-def _is_set_into_a_constant(flow: Dataflow, made: Value) -> bool:
-    update = flow.instruction(made)
-    if update.opcode != "dynamic-update-slice":
-        return False
-    targets = flow.origins(Value(made.computation, update.operands[0]))
-    return all(flow.instruction(end).opcode in {"broadcast", "constant"} for end in targets)
 
 
 def _is_sliced(flow: Dataflow, result: Value) -> bool:
@@ -299,7 +295,7 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
         payload_bytes=payload * times,
         padding_bytes=(executed - payload) * times,
         calls=times,
-        places=tuple(_places(flow, given)),
+        places=_places(flow, given),
         in_backward=any(BACKWARD in source.op_name for source in backward),
         is_stored=all(source.opcode not in _MIXES for source in stored),
         axes=slices.axes_of(members),
@@ -319,17 +315,13 @@ def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:
     return kind, tuple(number // _OF_A_SLICE - 1 for number in numbers(group))
 
 
-def _places(flow: Dataflow, given: Value) -> list[str]:
+def _places(flow: Dataflow, given: Value) -> tuple[str, ...]:
     """The trainer's lines nearest to a value, back through everything that it depends on."""
-
-    def line_of(instruction: Instruction) -> str:
-        return flow.program.sources.trainer_line(instruction.frame)
-
-    lines: list[str] = []
-    for instruction in flow.ancestors(given, lambda at: bool(line_of(at))):
-        line = line_of(instruction)
-        if line and line not in lines:
-            lines.append(line)
+    line_of = flow.program.sources.trainer_line
+    lines: dict[str, None] = {}
+    for instruction in flow.ancestors(given, lambda at: bool(line_of(at.frame))):
+        if line := line_of(instruction.frame):
+            lines[line] = None
         if len(lines) == _MOST_PLACES:
             break
-    return lines
+    return tuple(lines)

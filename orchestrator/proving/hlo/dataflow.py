@@ -237,8 +237,11 @@ _HOLDS = {"LT": 0, "LE": 1, "GT": 0, "GE": -1, "NE": 0}
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
-def _execution_counts(program: HloProgram) -> dict[str, int]:
-    """Computation → how often it runs. Each branch of a conditional counts as taken."""
+def visits(program: HloProgram) -> Iterator[Visit]:
+    """Every instruction that runs, with its computation and how often that runs.
+
+    Each branch of a conditional counts as taken.
+    """
     count: dict[str, int] = defaultdict(int)
 
     def visit(computation: Computation, repeats: int) -> None:
@@ -254,15 +257,10 @@ def _execution_counts(program: HloProgram) -> dict[str, int]:
                     visit(called, repeats)
 
     visit(program.entry, 1)
-    return dict(count)
-
-
-def visits(program: HloProgram) -> Iterator[Visit]:
-    """Every instruction that runs, with its computation and how often."""
-    for name, count in _execution_counts(program).items():
+    for name, times in count.items():
         computation = program.computations[name]
         for instruction in computation.instructions.values():
-            yield computation, instruction, count
+            yield computation, instruction, times
 
 
 class UnknownTrips(ValueError):

@@ -122,37 +122,27 @@ def _splash_flops(
     program: HloProgram, where: Computation, kernel: Instruction, part: str
 ) -> float | None:
     """Splash attention: sequences and heads x visited pairs x FLOPs of a pair."""
-    blocks = _visited_blocks(program, where, kernel)
-    if blocks is None:
-        return None
-    operands = [where.operand(kernel, place).arrays[0] for place in range(len(kernel.operands))]
-    tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
-    *heads, _, head = tensors[_QUERIES]
-    pairs = blocks * prod(int(_setting(kernel, key)) for key in _BLOCKS[part])
-    # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
-    fused = any(len(array.dimensions) > len(tensors[_QUERIES]) for array in kernel.arrays)
-    of_query, of_value = _FUSED_PER_PAIR if fused else _PER_PAIR[part]
-    return prod(heads) * pairs * (of_query * head + of_value * tensors[_VALUES][-1])
-
-
-def _visited_blocks(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
-    """Blocks that a head visits on a device, mean over heads and devices.
-
-    None where the program makes the table as it runs, or its text leaves the table out.
-    """
+    # The blocks that a head visits on a device, mean over heads and devices. They are unknown where
+    # the program makes the table as it runs, or its text leaves the table out.
     flow, table = Dataflow(program), Value(where.name, kernel.operands[_VISITED_BLOCKS])
     [whole, *others] = map(flow.instruction, flow.origins(table, also=_PARTS))
     if others or whole.opcode != "constant" or "..." in whole.arguments:
         return None
-    part = flow.array(table)  # of some queries, of some heads, or of both
-    of_head = part.elements / part.dimensions[0]
+    own_part = flow.array(table)  # of some queries, of some heads, or of both
+    of_head = own_part.elements / own_part.dimensions[0]
     visited = sum(int(kind) > 0 for kind in re.findall(r"\d+", whole.arguments))
-    return visited / whole.arrays[0].elements * of_head
-
-
-def _setting(kernel: Instruction, key: str) -> str:
-    """A setting of the kernel, as it notes them for profilers."""
-    match = re.search(rf'\\?"{key}\\?": (\w+)', kernel.rest)
-    if not match:
-        raise ValueError(f"{kernel.name} does not give its {key}")
-    return match[1]
+    blocks = visited / whole.arrays[0].elements * of_head
+    block_pairs = 1
+    for key in _BLOCKS[part]:  # settings of the kernel, as it notes them for profilers
+        setting = re.search(rf'\\?"{key}\\?": (\w+)', kernel.rest)
+        if not setting:
+            raise ValueError(f"{kernel.name} does not give its {key}")
+        block_pairs *= int(setting[1])
+    operands = [where.operand(kernel, place).arrays[0] for place in range(len(kernel.operands))]
+    tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
+    *heads, _, head = tensors[_QUERIES]
+    pairs = blocks * block_pairs
+    # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
+    fused = any(len(array.dimensions) > len(tensors[_QUERIES]) for array in kernel.arrays)
+    of_query, of_value = _FUSED_PER_PAIR if fused else _PER_PAIR[part]
+    return prod(heads) * pairs * (of_query * head + of_value * tensors[_VALUES][-1])

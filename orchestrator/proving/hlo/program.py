@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, prod
+from typing import Any
 
 _NAME = re.compile(r'(\d+) "(.*)"$')
 _LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
@@ -48,7 +49,15 @@ class _SourceTables:
         """
         stack = _once_each(self.stack(frame)[::-1])
         of_trainer = tuple(filter(None, map(_trainer_line, stack)))
-        return of_trainer or tuple(filter(None, map(_package_line, stack)))
+        if of_trainer:
+            return of_trainer
+        # `maxtext/layers/decoders.py:62 (apply)` of an installed package that is no library
+        places = [(place, place.file.rpartition("/site-packages/")[2]) for place in stack]
+        return tuple(
+            f"{inside}:{place.line} ({place.function})"
+            for place, inside in places
+            if inside != place.file and inside.split("/")[0] not in _LIBRARIES
+        )
 
     def trainer_line(self, frame: int | None) -> str:
         """Return the innermost line of the trainer that led to an instruction, or an empty text."""
@@ -69,21 +78,13 @@ def _trainer_line(place: _SourceLine) -> str:
     """`trainers/llama/collectives.py:62 (reduced)`; empty for a line of a library or of orch."""
     file = place.file
     _, folder, inside = file.rpartition("trainers/")
-    if folder:
-        path = "" if inside == _CALLER else f"{folder}{inside}"
-    elif file.startswith("/") and not any(part in file for part in _NO_TRAINERS):
+    path = ""
+    if folder and inside != _CALLER:
+        path = f"{folder}{inside}"
+    elif not folder and file.startswith("/") and not any(part in file for part in _NO_TRAINERS):
         path = "/".join(file.rsplit("/", 2)[1:])  # a trainer from elsewhere: its last folder
-    else:
-        path = ""
     function = place.function.replace("<locals>.", "")
     return f"{path}:{place.line} ({function})" if path else ""
-
-
-def _package_line(place: _SourceLine) -> str:
-    """`maxtext/layers/decoders.py:62 (apply)` of an installed package; empty for a library."""
-    _, folder, inside = place.file.rpartition("/site-packages/")
-    is_library = not folder or inside.split("/")[0] in _LIBRARIES
-    return "" if is_library else f"{inside}:{place.line} ({place.function})"
 
 
 _NAMED = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
@@ -243,32 +244,26 @@ def program_of(text: str) -> HloProgram:
         entry = name if heading[1] else entry
     partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
     # The tables, which come before the first computation.
-    rows: dict[str, list[str]] = {table: [] for table in _TABLES}
-    table = None
+    rows: dict[str, list[Any]] = {table: [] for table in _TABLES}
+    table = ""
     for line in lines[1:]:
         if line in rows:
             table = line
         elif line.endswith("{"):
             break
-        elif table and line:
-            rows[table].append(line)
-    files, functions, locations, frames = (
-        [match.groups() for row in rows[table] if (match := pattern.match(row))]
-        for table, pattern in _TABLES.items()
-    )
-    file_names = {number: name for number, name in files}  # noqa: C416
-    function_names = {number: name for number, name in functions}  # noqa: C416
+        elif table and (match := _TABLES[table].match(line)):
+            rows[table].append(match.groups())
+    files, functions = dict(rows["FileNames"]), dict(rows["FunctionNames"])
     places = {
-        location: _SourceLine(file_names[file], function_names[function], int(line))
-        for location, file, function, line in locations
+        location: _SourceLine(files[file], functions[function], int(line))
+        for location, file, function, line in rows["FileLocations"]
     }
+    frames = {int(frame): (places[at], int(up)) for frame, at, up in rows["StackFrames"]}
     return HloProgram(
         computations=computations,
         entry=computations[entry],
         partitions=int(partitions[1]) if partitions else 1,
-        sources=_SourceTables(
-            {int(frame): (places[place], int(parent)) for frame, place, parent in frames}
-        ),
+        sources=_SourceTables(frames),
     )
 
 

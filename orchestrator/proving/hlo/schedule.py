@@ -8,7 +8,7 @@ the device waits, and that wait is exposed.
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeVar, get_args
@@ -55,16 +55,21 @@ class Work:
     fused: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sent:
-    """A transfer, once; it runs `times` a step. `behind`: what is computed meanwhile."""
+    """A transfer, once; it runs `times` a step. `behind`: what is computed meanwhile.
+
+    It has started; the last three fields are known when the device has waited for its end.
+    """
 
     transfer: Transfer
-    asynchronous: bool
     lines: Lines
     ledger: str
     times: int
-    exposed_s: float
+    end_s: float
+    work_before: int  # how much the computation itself had computed when it started
+    asynchronous: bool = True
+    exposed_s: float = 0.0
     behind: tuple[Work, ...] = ()
 
 
@@ -89,42 +94,26 @@ class Record:
     unpriced: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class _OnItsWay:
-    """A transfer that has started: when it ends, and what had been computed before it."""
-
-    transfer: Transfer
-    end_s: float
-    lines: Lines
-    ledger: str
-    work_before: int
-
-
-def schedule_of(program: HloProgram, transfers: TransferReader, rates: ComputeRates) -> Record:
-    """Everything that a step runs, with seconds."""
-    return _SchedulePass(program, transfers, rates, program.entry, 1).record
-
-
 def last_line(lines: Lines) -> str:
     """The innermost line."""
     return lines[-1] if lines else _UNKNOWN
 
 
 @dataclass
-class _SchedulePass:
-    """One pass over a computation, which runs `times` a step."""
+class SchedulePass:
+    """One pass over a computation, which runs `times` a step; `record` has all that it runs."""
 
     program: HloProgram
     transfers: TransferReader
     rates: ComputeRates
     where: Computation
-    times: int
+    times: int = 1
     now: float = 0.0
     record: Record = field(default_factory=Record)
     events: list[ScheduledEvent] = field(default_factory=list)
     own: list[Work] = field(default_factory=list)  # what the computation itself computes, in order
-    flying: dict[str, _OnItsWay] = field(default_factory=dict)
-    recent: list[_OnItsWay] = field(default_factory=list)
+    flying: dict[str, Sent] = field(default_factory=dict)
+    recent: list[Sent] = field(default_factory=list)
     known_lines: dict[str, Lines] = field(default_factory=dict)
     known_ledger: dict[str, str] = field(default_factory=dict)
 
@@ -136,69 +125,51 @@ class _SchedulePass:
     # --- source lines and the ledger's line, also of instructions that the compiler makes and names
     # none for
 
-    def _lines(self, instruction: Instruction) -> Lines:
-        return self._origin(instruction, self.known_lines, self._said_lines)
+    def _lines(self, op: Instruction) -> Lines:
+        if op.name not in self.known_lines:
+            self.known_lines[op.name] = self._origin(op, self._said_lines) or ()
+        return self.known_lines[op.name]
 
-    def _said_lines(self, instruction: Instruction) -> Lines:
-        return self.program.sources.program_lines(instruction.frame)
+    def _said_lines(self, op: Instruction) -> Lines:
+        return self.program.sources.program_lines(op.frame)
 
-    def _ledger(self, instruction: Instruction) -> str:
-        return self._origin(instruction, self.known_ledger, self._said_ledger) or OTHER_LINE
+    def _ledger(self, op: Instruction) -> str:
+        if op.name not in self.known_ledger:
+            self.known_ledger[op.name] = self._origin(op, self._said_ledger) or OTHER_LINE
+        return self.known_ledger[op.name]
 
-    def _said_ledger(self, instruction: Instruction) -> str:
+    def _said_ledger(self, op: Instruction) -> str:
         """The line after which the trainer names an operation, the innermost of several. The
         compiler's own collectives name nothing: their payload does.
         """
-        scopes: list[str] = _SCOPE.findall(instruction.op_name)
+        scopes: list[str] = _SCOPE.findall(op.op_name)
         named = [scope for scope in scopes if scope in _LEDGER]
         if named and "rematted_computation" in scopes:
             return _RECOMPUTED.get(named[-1], named[-1])
         if named:
             return named[-1]
-        if instruction.op_name and instruction.opcode != "constant":
+        if op.op_name and op.opcode != "constant":
             return OTHER_LINE
-        name = instruction.quoted(RENDEZVOUS) or instruction.name
-        return self.transfers.exchanges.get(name, "")
+        return self.transfers.exchanges.get(op.quoted(RENDEZVOUS) or op.name, "")
 
-    def _origin(
-        self,
-        instruction: Instruction,
-        known: dict[str, _Origin],
-        said: Callable[[Instruction], _Origin],
-    ) -> _Origin:
-        """What an instruction or its fusion says, or else what is nearest to it."""
-        if instruction.name not in known:
-            known[instruction.name] = (
-                self._own(instruction, said)
-                or self._nearest(instruction, said, lambda at: at.operands)
-                or self._nearest(instruction, said, lambda at: self._readers[at.name])
-            )
-        return known[instruction.name]
-
-    def _own(self, instruction: Instruction, said: Callable[[Instruction], _Origin]) -> _Origin:
-        own = said(instruction)
-        if own or instruction.opcode != "fusion":
-            return own
-        [fused] = self.program.called(instruction)
-        return next(filter(None, map(said, reversed(fused.instructions.values()))), own)
-
-    def _nearest(
-        self,
-        instruction: Instruction,
-        said: Callable[[Instruction], _Origin],
-        near: Callable[[Instruction], Iterable[str]],
-    ) -> _Origin:
-        seen, todo = {instruction.name}, deque([instruction])
-        while todo:
-            for name in near(todo.popleft()):
-                other = self.where.instructions.get(name)
-                if other is None or name in seen:
-                    continue
-                if origin := self._own(other, said):
+    def _origin(self, op: Instruction, said: Callable[[Instruction], _Origin]) -> _Origin | None:
+        """What an instruction or its fusion says, or else what is nearest to it: first back through
+        its operands, then on through its readers.
+        """
+        for near in (lambda at: at.operands, lambda at: self._readers[at.name]):
+            seen, todo = {op.name}, deque([op])
+            while todo:
+                at = todo.popleft()
+                parts = [at]
+                if at.opcode == "fusion":
+                    [fused] = self.program.called(at)
+                    parts += reversed(fused.instructions.values())
+                if origin := next(filter(None, map(said, parts)), None):
                     return origin
-                seen.add(name)
-                todo.append(other)
-        return said(instruction)
+                new = [name for name in near(at) if name in self.where.instructions]
+                todo += [self.where.instructions[name] for name in new if name not in seen]
+                seen |= set(new)
+        return None
 
     @cached_property
     def _readers(self) -> dict[str, list[str]]:
@@ -230,10 +201,10 @@ class _SchedulePass:
         if branches:
             self._join(max(branches, key=lambda branch: branch.now), op.name, 1, op)
 
-    def _called(self, where: Computation, times: int) -> "_SchedulePass":
-        return _SchedulePass(self.program, self.transfers, self.rates, where, times)
+    def _called(self, where: Computation, times: int) -> "SchedulePass":
+        return SchedulePass(self.program, self.transfers, self.rates, where, times)
 
-    def _join(self, inner: "_SchedulePass", name: str, trips: int, op: Instruction) -> None:
+    def _join(self, inner: "SchedulePass", name: str, trips: int, op: Instruction) -> None:
         self.record.work += inner.record.work
         self.record.sent += inner.record.sent
         self.record.rounds += inner.record.rounds
@@ -327,13 +298,14 @@ class _SchedulePass:
         if moves.ASYNC_DONE in targets:
             # The last part of the work overlaps the end of the transfer.
             self.compute(op)
-            self._finish(f"chain {moves.chain_of(self.program, op)}")
+            self.finish(f"chain {moves.chain_of(self.program, op)}")
         elif moves.ASYNC_START in targets and exchanges:
             self._start(f"chain {moves.chain_of(self.program, op)}", op, *exchanges[0])
             self.compute(op)
         elif exchanges:
             for transfer, ledger in exchanges:
-                self._wait_for(op, transfer, ledger)
+                self._start("now", op, transfer, ledger)
+                self.finish("now", asynchronous=False)
         else:
             self.compute(op)
 
@@ -351,11 +323,10 @@ class _SchedulePass:
         return self._said_ledger(collective) or OTHER_LINE
 
     def collective(self, op: Instruction) -> None:
-        transfer, ledger = self.transfers.collective(self.where, op, op), self._sent_ledger(op)
-        if op.opcode.endswith(START):
-            self._start(op.name, op, transfer, ledger)
-        else:
-            self._wait_for(op, transfer, ledger)
+        transfer = self.transfers.collective(self.where, op, op)
+        self._start(op.name, op, transfer, self._sent_ledger(op))
+        if not op.opcode.endswith(START):
+            self.finish(op.name, asynchronous=False)
 
     def start(self, op: Instruction) -> None:
         """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
@@ -379,51 +350,37 @@ class _SchedulePass:
         if op.quoted(RENDEZVOUS) in self.flying:
             self.flying[op.name] = self.flying.pop(op.quoted(RENDEZVOUS))
 
-    def done(self, op: Instruction) -> None:
-        self._finish(op.operands[0])
-
     def _start(self, name: str, op: Instruction, transfer: Transfer, ledger: str) -> None:
         ends = [other.end_s for other in self.recent if other.transfer.waits_for(transfer)]
         begin, lines = max([self.now, *ends]), self._lines(op)
-        flying = _OnItsWay(transfer, begin + transfer.seconds, lines, ledger, len(self.own))
-        self.recent = [other for other in self.recent if other.end_s > self.now] + [flying]
-        self.flying[name] = flying
+        end_s = begin + transfer.seconds
+        sent = Sent(transfer, lines, ledger, self.times, end_s, len(self.own))
+        self.recent = [other for other in self.recent if other.end_s > self.now] + [sent]
+        self.flying[name] = sent
         self._event(transfer.link, "transfer", transfer.kind, lines, begin, transfer.seconds)
 
-    def _finish(self, name: str) -> None:
+    def finish(self, name: str, asynchronous: bool = True) -> None:
         """Wait for a transfer; one that began in another round has ended."""
-        if flying := self.flying.pop(name, None):
-            behind = tuple(self.own[flying.work_before :])
-            self._wait(flying, max(0.0, flying.end_s - self.now), True, behind)
-
-    def _wait_for(self, op: Instruction, transfer: Transfer, ledger: str) -> None:
-        """A synchronous transfer: the device waits from its start to its end."""
-        self._start("now", op, transfer, ledger)
-        flying = self.flying.pop("now")
-        self._wait(flying, flying.end_s - self.now, False, ())
-
-    def _wait(
-        self, flying: _OnItsWay, waited_s: float, asynchronous: bool, behind: tuple[Work, ...]
-    ) -> None:
-        transfer, lines = flying.transfer, flying.lines
-        self.record.sent.append(
-            Sent(transfer, asynchronous, lines, flying.ledger, self.times, waited_s, behind)
-        )
-        self._event("compute", "exposed", transfer.kind, lines, self.now, waited_s)
-        self.now += max(0.0, waited_s)
+        if sent := self.flying.pop(name, None):
+            sent.asynchronous, sent.behind = asynchronous, tuple(self.own[sent.work_before :])
+            sent.exposed_s = max(0.0, sent.end_s - self.now)
+            self.record.sent.append(sent)
+            kind = sent.transfer.kind
+            self._event("compute", "exposed", kind, sent.lines, self.now, sent.exposed_s)
+            self.now += sent.exposed_s
 
 
-_Handler = Callable[[_SchedulePass, Instruction], None]
+_Handler = Callable[[SchedulePass, Instruction], None]
 _HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
-    (lambda op: op.opcode == "while", _SchedulePass.loop),
-    (lambda op: op.opcode in {"call", "conditional"}, _SchedulePass.call),
-    (lambda op: op.opcode == "fusion", _SchedulePass.fusion),
-    (moves.is_collective, _SchedulePass.collective),
-    (lambda op: op.opcode == "send", _SchedulePass.send),
-    (lambda op: op.opcode == "recv", _SchedulePass.receive),
-    (lambda op: op.opcode.endswith(START), _SchedulePass.start),
-    (lambda op: op.opcode.endswith(_DONE), _SchedulePass.done),
-    (flops.is_kernel, _SchedulePass.kernel),
-    (lambda op: op.opcode == "reduce", _SchedulePass.reduction),
-    (lambda _: True, _SchedulePass.compute),
+    (lambda op: op.opcode == "while", SchedulePass.loop),
+    (lambda op: op.opcode in {"call", "conditional"}, SchedulePass.call),
+    (lambda op: op.opcode == "fusion", SchedulePass.fusion),
+    (moves.is_collective, SchedulePass.collective),
+    (lambda op: op.opcode == "send", SchedulePass.send),
+    (lambda op: op.opcode == "recv", SchedulePass.receive),
+    (lambda op: op.opcode.endswith(START), SchedulePass.start),
+    (lambda op: op.opcode.endswith(_DONE), lambda at, op: at.finish(op.operands[0])),
+    (flops.is_kernel, SchedulePass.kernel),
+    (lambda op: op.opcode == "reduce", SchedulePass.reduction),
+    (lambda _: True, SchedulePass.compute),
 )

@@ -10,7 +10,7 @@ from orchestrator.proving.hlo.buffers import BufferClasses, peak
 from orchestrator.proving.hlo.collectives import DeviceMesh, dcn_payloads, logical_payloads
 from orchestrator.proving.hlo.dataflow import Dataflow, Visit, visits
 from orchestrator.proving.hlo.program import HloProgram
-from orchestrator.proving.hlo.schedule import Lines, Record, Sent, Work, last_line, schedule_of
+from orchestrator.proving.hlo.schedule import Lines, Record, SchedulePass, Sent, Work, last_line
 from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
 from orchestrator.values import proof as proofs
 
@@ -55,7 +55,7 @@ def summarize(
         lines = {name: known.get((sent.axes, sent.kind), other) for name, sent in payloads}
         lines |= {sent.name: known.get((sent.axes, sent.kind), other) for sent in sends}
         transfers = TransferReader(program, mesh, between, links, rates.transfers, lines)
-        record = schedule_of(program, transfers, rates.compute)
+        record = SchedulePass(program, transfers, rates.compute, program.entry).record
         schedule = _schedule(record, rates.compute.peak_flops_per_s, layers)
     return ProgramSummary(
         live_bytes=classes.sizes(),
