@@ -18,8 +18,8 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import boundary, events, files, liveness
+from orchestrator.journal.files import RunPaths
 from orchestrator.journal.liveness import DriverHeartbeat
-from orchestrator.journal.run_paths import RunPaths
 from orchestrator.values import codec
 from orchestrator.values.run import ProcessIdentity, SavedCheckpoint
 
@@ -115,17 +115,11 @@ def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
         names = files.names(folder := RunPaths(run).heartbeats(attempt))
     except JournalUnreadable:
         return {}
-    found = [_read(folder / name) for name in names if not name.startswith(".")]
+    found = [read_heartbeat(folder / name) for name in names if not name.startswith(".")]
     return {heartbeat.rank: heartbeat for heartbeat in found if heartbeat}
 
 
-def reported_save(run: Path, attempt: int) -> SavedCheckpoint | None:
-    """Return the newest checkpoint that rank 0 reported, if it can be read."""
-    heartbeat = _read(RunPaths(run).heartbeat(attempt, 0))
-    return heartbeat.saved if heartbeat else None
-
-
-def _read(path: Path) -> Heartbeat | None:
+def read_heartbeat(path: Path) -> Heartbeat | None:
     try:
         return codec.from_json(files.read(path, boundary.MAX_RECORD_BYTES), Heartbeat)
     except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError):
@@ -225,8 +219,7 @@ class HeartbeatWriter:
             self._written.set()
 
 
-@dataclass(frozen=True)
-class _RankStatus:
+class _RankStatus(msgspec.Struct, frozen=True):
     """The newest heartbeat of a rank, and since when it and its steps have not changed."""
 
     heartbeat: Heartbeat
@@ -242,7 +235,6 @@ class HeartbeatMonitor:
         self.ranks: dict[int, _RankStatus] = {}
 
     def update(self, heartbeats: dict[int, Heartbeat], now_s: float) -> None:
-        """Take in the newest heartbeats."""
         for rank, heartbeat in heartbeats.items():
             before = self.ranks.get(rank)
             if before and before.heartbeat == heartbeat:
@@ -255,7 +247,6 @@ class HeartbeatMonitor:
         return any(rank.heartbeat.error is not None for rank in self.ranks.values())
 
     def done_since_s(self, ranks: int) -> float | None:
-        """Return since when `ranks` ranks have ended without an error; None while one has not."""
         ended = [rank for rank in self.ranks.values() if rank.heartbeat.ended]
         if len(ended) < ranks or self.has_error():
             return None

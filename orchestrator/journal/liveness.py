@@ -19,10 +19,9 @@ _CLOCK_TOLERANCE_S = 2.0
 
 
 def this_process() -> ProcessIdentity:
-    pid = os.getpid()
+    pid, host = os.getpid(), socket.gethostname()
     started_s = _started_s(psutil.Process(pid))
-    host, machine = socket.gethostname(), _this_machine()
-    return ProcessIdentity(host=host, pid=pid, machine=machine, started_s=started_s)
+    return ProcessIdentity(host=host, pid=pid, machine=_this_machine(), started_s=started_s)
 
 
 def _this_machine() -> str | None:
@@ -120,13 +119,6 @@ def _write_over(opened: int) -> None:
         os.utime(opened)
     finally:
         os.close(opened)
-
-
-def retire(path: Path) -> None:
-    """Remove the heartbeat of a superseded claim, so that its ranks stop."""
-    with files.writing(path), suppress(FileNotFoundError):
-        if not copies.delete(path):
-            path.unlink()
 
 
 def read(path: Path) -> DriverHeartbeat | None:

@@ -17,15 +17,14 @@ from pathlib import Path
 
 from orchestrator import errors
 from orchestrator.journal import boundary, events, files, listing, liveness, run_state, steps
-from orchestrator.journal.heartbeat import reported_save
+from orchestrator.journal.files import FIRST_EVENT, UNCOMMITTED, RunPaths
+from orchestrator.journal.heartbeat import read_heartbeat
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import FIRST_EVENT, UNCOMMITTED, RunPaths
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
 from orchestrator.values import run as values
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Proof
 from orchestrator.values.spec import Spec
 
 _REPAIR = "it is repaired when nothing drives it"
@@ -104,22 +103,19 @@ class Writer:
     ) -> None:
         """Record why the attempt ended, once no process of it is left."""
         number = self._state.next_attempt - 1
-        ended = events.AttemptEnded(
-            at_s=self._clock(),
-            attempt=number,
-            steps=steps.written_steps(self.journal.path, number),
-            reason=reason,
-            error=error,
-            first_dead_rank=first_dead_rank,
+        self._append(
+            events.AttemptEnded(
+                at_s=self._clock(),
+                attempt=number,
+                steps=steps.written_steps(self.journal.path, number),
+                reason=reason,
+                error=error,
+                first_dead_rank=first_dead_rank,
+            )
         )
-        self._append(ended)
 
     def end_run(self, state: values.EndState, reason: values.StateReason | None = None) -> None:
         self._append(events.Ended(at_s=self._clock(), state=state, reason=reason))
-
-    def save_proof(self, proof: Proof) -> None:
-        path = self.journal.paths.proof(proof.plan_digest)
-        files.write_once(path, codec.to_pretty_json(proof).encode())
 
     def heartbeat(self) -> events.CancelRequest | None:
         """Send a heartbeat, and return the request to stop that counts.
@@ -292,7 +288,8 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             # The newest checkpoint that the open attempt reported and its driver did not record: it
             # counts with the claim. What is reported later does not.
             saves = before.open_attempt.saved_steps or 0
-            saved = reported_save(journal.path, before.open_attempt.number)
+            first_rank = read_heartbeat(paths.heartbeat(before.open_attempt.number, 0))
+            saved = first_rank and first_rank.saved
             if saved and saved.claim == before.writer and saved.step > saves:
                 adopted = saved
         claimed = events.Claimed(
@@ -316,7 +313,7 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             raise errors.UnknownRun("run", journal.key, [], paths.root.parent)
     with suppress(errors.JournalUnwritable):  # a disk may be full: the claim stands, beats again
         liveness.send(paths.driver_heartbeat(number))
-    liveness.retire(paths.driver_heartbeat(before.writer))
+    files.delete(paths.driver_heartbeat(before.writer))  # so that its ranks stop
     for folder in (paths.events, paths.requests):
         files.sweep(folder)
     state = replace(run_state.apply(before, number, claimed), digest=digest)
@@ -406,7 +403,6 @@ def _with_entries(folder: Path) -> Iterator[Path]:
 
 
 def check_folder_own(path: Path, trusted: set[int] | None = None) -> None:
-    """Refuse a file or folder of a run or a study that another user made."""
     try:
         owner = boundary.status_of(path).st_uid
     except FileNotFoundError:

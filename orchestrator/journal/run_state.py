@@ -28,7 +28,6 @@ _ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
     "finished": "finished",
     "cancelled": "was stopped",
 }
-# What a run says as its submission does.
 # Addresses, digests and numbers differ between two occurrences of the same error.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
@@ -70,7 +69,6 @@ class RunState:
 
     @property
     def settled_requests(self) -> int:
-        """The number up to which requests no longer count."""
         return self.claim.settled_requests if self.claim else 0
 
 
@@ -104,11 +102,7 @@ def violation(state: RunState, event: events.AnyEvent) -> str | None:
 
 
 def apply(state: RunState, number: int, event: events.AnyEvent) -> RunState:
-    """Return the state after one more event.
-
-    An event that breaks a rule is noted. It is applied only if it implies how what came before it
-    ended.
-    """
+    """Return the state after one more event. One that breaks a rule is noted."""
     broken = violation(state, event)
     if broken:
         note = f"event {number} ({event.__struct_config__.tag}) is out of order: {broken}"
@@ -341,7 +335,6 @@ def _silence_s(state: RunState, observed: Observation) -> float:
 def cancel_reason(
     request: events.CancelRequest, steps_done: int, *, saved: bool = False
 ) -> values.StateReason:
-    """Return why a cancelled run ended: when, and whether its checkpoint has all its steps."""
     when = f"after step {steps_done:,}" if steps_done else "before its first step"
     at_once = ", at once" if request.at_once and steps_done else ""
     checkpoint = "; its checkpoint is saved" if saved else ""
@@ -364,7 +357,6 @@ def process_name(process: values.ProcessIdentity) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of an error, which says what happened."""
     return next(iter((text or "").strip().splitlines()), "")
 
 

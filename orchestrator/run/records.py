@@ -88,14 +88,12 @@ def tracked_at_end(journal: Journal) -> Tracked:
 
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
-    """Record in the background what runs that have ended left unrecorded."""
     ended = [(Journal(storage / run.run), run) for run in runs if run.state not in LIVE]
     if behind := [journal for journal, run in ended if _is_due(journal, run)]:
         tracking.in_background(behind[:_MOST_AT_ONCE])
 
 
 def record_files(journal: Journal) -> None:
-    """Record in the background the files that were just written for a run."""
     if tracking.read_sync_state(journal) and _is_own(journal):
         tracking.in_background([journal])
 

@@ -14,7 +14,7 @@ from orchestrator.errors import JournalUnreadable
 from orchestrator.evidence.report import make_report
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal import boundary
-from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.run_journal import Journal, noted_tracking
 from orchestrator.journal.steps import StepReader
 from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.tracking.destinations import RunNotRecorded
@@ -117,7 +117,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
 
 def _find_or_create(study: StudyJournal, store: Store) -> StoredRun:
     """Return the noted run, or one that is tagged with the study's id, or a new one."""
-    noted, opened, stored = study.tracking(), study.submission(), None
+    noted, opened, stored = noted_tracking(study.path), study.submission(), None
     if noted and noted.uri == store.where.uri:
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:
