@@ -25,13 +25,11 @@ def goodput_inputs(
     resources: Resources,
     run: RunOptions,
     *,
-    state_bytes: int,
-    bytes_per_chip: float,
+    state_bytes: int,  # of a save
+    bytes_per_chip: float,  # that a chip sends to its host
     evaluation: goodput.EvaluationCost | None = None,
 ) -> goodput.GoodputInputs:
-    """Return the inputs of a run on the hosts and chips of all pods. A save holds `state_bytes`, of
-    which a chip sends `bytes_per_chip` to its host.
-    """
+    """Return the inputs of a run on the hosts and chips of all pods."""
     options, known, pods = resources.failures, recovery(), resources.pods.max
     # Failures of all pods in a day, by what they take: a whole slice, or a cable. Optical switches
     # route around a cable; without them its slice is out.
@@ -45,8 +43,7 @@ def goodput_inputs(
     parts = [_rate(count, own, listed or None, rates) for count, own, listed in counts]
     stated = [own for _, own, _ in counts]
     slices = total(parts[:1] if optical else parts)
-    cables = total(parts[1:]) if optical else exactly(0.0)
-    failures = total((slices, cables))
+    failures = total((slices, total(parts[1:]) if optical else exactly(0.0)))
     listed_source = (rates.machines_per_day.source,) if rates else ()
     storage, storage_source = _stated(options.storage_bytes_per_s, known.storage_bytes_per_s)
     # Storage takes no more than the network of a pod gives.

@@ -216,10 +216,9 @@ def write_all(target: int, content: bytes) -> None:
 
 
 def _link(partial: Path, path: Path) -> None:
-    """Give a whole file its name. A server may refuse a retried request that it has carried out."""
     try:
         path.hardlink_to(partial)
-    except FileExistsError:
+    except FileExistsError:  # a server may refuse a retried request that it has carried out
         if not (path.exists() and path.samefile(partial)):
             raise
 
@@ -259,7 +258,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder unless it exists, so that it survives a power failure."""
     with writing(path):
         missing = [folder for folder in (path, *path.parents) if not _exists(folder)]
         path.mkdir(parents=True, exist_ok=True)

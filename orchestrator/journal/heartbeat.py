@@ -18,7 +18,6 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import boundary, events, files, liveness
-from orchestrator.journal.files import RunPaths
 from orchestrator.journal.liveness import DriverHeartbeat
 from orchestrator.values import codec
 from orchestrator.values.run import ProcessIdentity, SavedCheckpoint
@@ -39,7 +38,7 @@ class ClaimWatch:
         limit_s: float = RENEWAL_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        paths = RunPaths(run)
+        paths = files.RunPaths(run)
         self._events, self._heartbeat = paths.events, paths.driver_heartbeat(claim)
         self._claim, self._attempt, self._next = claim, attempt, claim + 1
         self._limit_s, self._clock = limit_s, clock
@@ -87,22 +86,17 @@ _STARTUP_LIMIT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The last sign of life of a rank.
-
-    `steps` counts the steps of its main thread, and `saved` is the newest checkpoint that it knows
-    to be whole. `ended` marks its last heartbeat, and `error` is what ended it; whether every
-    attempt would end so, `error_repeats`.
-    """
+    """The last sign of life of a rank."""
 
     rank: int
     slice_name: str
     process: ProcessIdentity
     at_s: float
-    steps: int = 0
-    saved: SavedCheckpoint | None = None
-    ended: bool = False
-    error: str | None = None
-    error_repeats: bool = False
+    steps: int = 0  # of its main thread
+    saved: SavedCheckpoint | None = None  # the newest that it knows to be whole
+    ended: bool = False  # it sends no other
+    error: str | None = None  # what ended it
+    error_repeats: bool = False  # every attempt would end so
 
     @property
     def location(self) -> str:
@@ -112,7 +106,7 @@ class Heartbeat:
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     """Return an attempt's heartbeats by rank, without those that cannot be read at the moment."""
     try:
-        names = files.names(folder := RunPaths(run).heartbeats(attempt))
+        names = files.names(folder := files.RunPaths(run).heartbeats(attempt))
     except JournalUnreadable:
         return {}
     found = [read_heartbeat(folder / name) for name in names if not name.startswith(".")]
@@ -143,7 +137,7 @@ class HeartbeatWriter:
         watch: ClaimWatch,
         give_up: Callable[[], None],
     ) -> None:
-        self._path, self._watch = RunPaths(run).heartbeat(attempt, rank), watch
+        self._path, self._watch = files.RunPaths(run).heartbeat(attempt, rank), watch
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
         self._lock, self._written = threading.Lock(), threading.Event()
         self._heartbeat = Heartbeat(
@@ -220,8 +214,6 @@ class HeartbeatWriter:
 
 
 class _RankStatus(msgspec.Struct, frozen=True):
-    """The newest heartbeat of a rank, and since when it and its steps have not changed."""
-
     heartbeat: Heartbeat
     unchanged_since_s: float
     no_step_since_s: float

@@ -30,9 +30,9 @@ def list_journals(storage: Path) -> list[Journal]:
 
 
 def _each(storage: Path, look: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Return what a look at each gives, in order: several at a time on a bucket, which is slow."""
     if not is_copy(storage):
         return [look(item) for item in items]
+    # A bucket is slow: several at a time.
     with ThreadPoolExecutor(_LOOKS) as pool:
         return list(pool.map(look, items))
 
@@ -47,13 +47,12 @@ def is_run(path: Path) -> bool:  # or looks like one: reading it says what is wr
 
 
 def holds(folder: Path, name: str) -> bool:
-    """Return whether a folder has such an entry, or may have: it cannot be examined."""
     try:
         with files.looking(folder):
             copied = copies.names_in(folder)
         return name in copied if copied is not None else bool(os.lstat(folder / name))
     except (PermissionError, JournalUnreadable):
-        return True
+        return True  # it cannot be examined
     except OSError:
         return False
 

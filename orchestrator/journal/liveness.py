@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -125,11 +124,10 @@ def read(path: Path) -> DriverHeartbeat | None:
     """Return the last heartbeat; None before the first."""
     try:  # opening the file makes a shared file system ask its server instead of its cache
         with files.reading(path), boundary.reading_file(path) as file:
-            content = file.read(64)
-            at_s = os.fstat(file.fileno()).st_mtime
+            content, at_s = file.read(64), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
-    uptime_s = None
-    with suppress(ValueError):
-        uptime_s = float(content)
-    return at_s, uptime_s
+    try:
+        return at_s, float(content)
+    except ValueError:
+        return at_s, None

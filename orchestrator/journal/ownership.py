@@ -120,8 +120,7 @@ class Writer:
     def heartbeat(self) -> events.CancelRequest | None:
         """Send a heartbeat, and return the request to stop that counts.
 
-        A driver that waits calls this repeatedly. It gets `Superseded` when another process has
-        claimed the run, and `JournalUnwritable` when the journal was removed.
+        `Superseded` when another process claims the run, `JournalUnwritable` when it is removed.
         """
         with self._lock:
             if events.exists(self.journal.paths.events, self._state.last + 1):
@@ -175,7 +174,6 @@ class Writer:
             self._state = replace(run_state.apply(self._state, number, event), digest=digest)
 
     def _reload(self) -> None:
-        """Read the events again; `Superseded` when another process has claimed the run."""
         self._state = self.journal.state()
         self._check_owner()
 
@@ -187,23 +185,18 @@ class Writer:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """The request from which a run is created.
-
-    `plan` is the plan that runs; in a rehearsal it is a small copy of the plan `rehearses`.
-    `documents` are stored unchanged, by name. `folder` is that of the spec, `profile` the range of
-    steps to trace, and `study` the key of the study that the run is a trial of.
-    """
+    """The request from which a run is created."""
 
     spec: Spec
     plan: Plan
     steps: int
     rehearsal: bool = False
-    rehearses: Plan | None = None
+    rehearses: Plan | None = None  # `plan` is a small copy of it
     environment: Mapping[str, str] = field(default_factory=dict)
-    documents: Mapping[str, bytes] = field(default_factory=dict)
-    folder: str = ""
-    profile: tuple[int, int] | None = None
-    study: str | None = None
+    documents: Mapping[str, bytes] = field(default_factory=dict)  # stored unchanged, by name
+    folder: str = ""  # of the spec
+    profile: tuple[int, int] | None = None  # the range of steps to trace
+    study: str | None = None  # the key of the study that it is a trial of
 
 
 def check_key(key: str) -> None:
@@ -265,11 +258,9 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunSt
 
 
 def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
-    """Become the driver of a run.
+    """Become the driver of a run, which a person `resumes`: then earlier requests no longer count.
 
-    `resumes` means that a person wants it to go on: retry budgets start again, and earlier requests
-    to the driver no longer count. `RunIsLive` while another driver is alive, `RunHasEnded` when the
-    run has ended and nobody resumes it.
+    `RunIsLive` while another driver is alive, `RunHasEnded` when nobody resumes one that has ended.
     """
     paths = journal.paths
     while True:

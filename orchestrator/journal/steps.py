@@ -197,11 +197,7 @@ _LINES = msgspec.json.Decoder(_Line)
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
-    """Steps, a row for each, in the order in which they were done. What is unknown is NaN.
-
-    `startups` has that of the first step of an attempt, by its row, and `evaluations` those after a
-    step, by its row.
-    """
+    """Steps, a row for each, in the order in which they were done. What is unknown is NaN."""
 
     at_s: Floats
     index: Integers
@@ -213,8 +209,8 @@ class StepTable:
     model_flops_per_s_per_chip: Floats
     mfu: Floats
     peak_hbm_bytes: Floats
-    startups: Mapping[int, values.Startup]
-    evaluations: Mapping[int, values.Evaluation]
+    startups: Mapping[int, values.Startup]  # by the row of the first step
+    evaluations: Mapping[int, values.Evaluation]  # by the row of the step before
 
     def __len__(self) -> int:
         return len(self.index)

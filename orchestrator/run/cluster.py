@@ -47,13 +47,9 @@ def check_cluster(
     named: str,
     storage: Path,
     progress: Progress,
-    runs: Sequence[tuple[Plan, int]] = (),
+    runs: Sequence[tuple[Plan, int]] = (),  # all that it is asked for, where that is more
 ) -> tuple[ClusterClient, Notice]:
-    """Connect to a cluster and see what it has; raise an error when it cannot serve the run.
-
-    `runs` are all that is asked of it, each a plan and its steps, where that is more than this run.
-    The notice says what the cluster has.
-    """
+    """Connect to a cluster and see what it has; raise an error when it cannot serve the run."""
     storage = storage.absolute()
     with _task(progress, "connecting"):
         jobs = find_backend(run.spec.cluster.backend).connect(named)
@@ -76,8 +72,6 @@ def check_cluster(
 
 @contextmanager
 def _task(progress: Progress, stage: str) -> Iterator[Callable[[str], None]]:
-    """Report a stage of the look at the cluster, with the state of its job."""
-
     def tick(state: str) -> None:
         progress(Stage(task="cluster", stage=stage, state=state.lower()))
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.journal.ownership import Writer, request_cancel
@@ -140,19 +140,16 @@ class _RehearsalFollower:
     nodes: int
     passed_on: int = 0
     gone_since_s: float | None = None
-    driver_before: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.driver_before = self.watch.journal.state().writer
 
     def follow(self) -> str | None:
         """Report what happens until the run has ended, or nothing can end it; return why then."""
         journal, progress = self.watch.journal, self.watch.progress
+        driver_before = journal.state().writer
         while True:
             state = self.cluster.next_event(_REHEARSAL_POLL_S)
             if state and state.nodes and not state.job:
                 progress(Notice("nodes up", up=state.nodes, total=self.nodes))
-            run, driven = journal.run(), journal.state().writer != self.driver_before
+            run, driven = journal.run(), journal.state().writer != driver_before
             if driven:
                 self.watch.update(run)
                 if run.ended_at_s is not None:

@@ -35,12 +35,9 @@ Outcome = Literal["succeeded", "failed", "infeasible", "stopped"]
 
 
 class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a study: `infeasible` where a trial has no plan, `stopped` where an interrupt
-    or a cancelled run ended it. `study` is None where nothing was started.
-    """
-
+    # `infeasible`: a trial has no plan; `stopped`: by an interrupt or a cancelled run.
     outcome: Outcome
-    study: StudyJournal | None = None
+    study: StudyJournal | None = None  # None where nothing was started
 
 
 def study(

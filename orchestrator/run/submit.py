@@ -51,23 +51,17 @@ Confirm: TypeAlias = Callable[[Proposal], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A plan to carry out once, how, and for whom.
+    """A plan to carry out once, how, and for whom."""
 
-    `path` is the file of the spec. `cluster` is the address of a cluster and what named it; without
-    one the plan is rehearsed here. `confirm` is asked before anything starts, `progress` gets what
-    happens. A run of a study has the study, the number of its trial, the repeat, and on a cluster
-    the `jobs` of the look at it.
-    """
-
-    path: Path
+    path: Path  # of the spec
     spec: Spec
     plan: Plan
     options: SubmitOptions
-    cluster: tuple[str, str] | None
-    confirm: Confirm | None = None
+    cluster: tuple[str, str] | None  # its address and what named it; None: a rehearsal here
+    confirm: Confirm | None = None  # asked before anything starts
     progress: Progress = events.silent
-    trial: tuple[StudyJournal, int, int] | None = None
-    jobs: ClusterClient | None = None
+    trial: tuple[StudyJournal, int, int] | None = None  # with its number, and the repeat
+    jobs: ClusterClient | None = None  # of a trial: from the look at the cluster
 
     @property
     def storage(self) -> Path:
@@ -237,11 +231,7 @@ def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
 def _new_run(
     path: Path, spec: Spec, plan: Plan, steps: int, profile: tuple[int, int] | None = None
 ) -> RunRequest:
-    """Return what a run of a spec's file is created from.
-
-    The text of its spec leaves out the values of secrets; uncommitted changes are kept only if
-    `run.record_diff` asks for them.
-    """
+    """Return what a run of a spec's file is created from."""
     if profile and profile[0] >= steps:
         first, end = profile
         raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")

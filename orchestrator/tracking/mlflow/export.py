@@ -75,10 +75,7 @@ def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[Metr
 
 
 def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
-    """Return the id of the MLflow run of a run's study; create it when it is missing.
-
-    None for a run without a study, or when the study's directory was removed or is not this user's.
-    """
+    """Return the id of the MLflow run of a run's study; create it when it is missing."""
     if run.study is None:
         return None
     study = StudyJournal(journal.path.absolute().parent / Path(run.study).name)
@@ -86,7 +83,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
         boundary.check_own(study.path)
         opened = study.submission()
     except (JournalUnreadable, OSError):
-        return None
+        return None  # it was removed, or is not this user's
     parent = _find_or_create(study, store)
     status = _PARENT_STATUS[study.status().state]
     if parent.status != status:

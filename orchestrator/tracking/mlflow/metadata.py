@@ -53,7 +53,6 @@ class _Description:
 
 
 def description(journal: Journal, run: Run, parent: str | None) -> _Description:
-    """Return the description of a run; `parent` is the MLflow run of its study."""
     # A plan or proof that cannot be read is left out.
     plans = {attempt.number: _plan_of(journal, attempt.plan_digest) for attempt in run.attempts}
     newest = _plan_of(journal, run.plan_digest)
