@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from orchestrator.cli.endings import _error_report
 from orchestrator.errors import OrchError, Usage
 from orchestrator.launch.provenance import TooMuchCode
-from orchestrator.run.exports import schema
+from orchestrator.run.exports import _output_schema
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.terminal import say_error
 from orchestrator.tracking.destinations import NotRecorded
@@ -22,7 +22,7 @@ from tests.journals import claimed_run
 from tests.score_rows import LLAMA, write_rows
 
 TINY = "specs/tiny_2pod.yaml"
-VALIDATOR = Draft202012Validator(json.loads(schema("error")))
+VALIDATOR = Draft202012Validator(_output_schema("error"))
 UNEVEN = ("plan", "specs/llama3_70b_4pod.yaml", "--set", "experiment.batch.tolerance=0")
 
 

@@ -11,8 +11,7 @@ import orchestrator as api
 from orchestrator.evidence.score.evaluate import goodput_scores, recovery_scores
 from orchestrator.proving.compare import diff_proofs
 from orchestrator.proving.verdict import prove, save_program
-from orchestrator.run.exports import _OUTPUTS
-from orchestrator.run.exports import schema as schema_of
+from orchestrator.run.exports import _OUTPUTS, _output_schema
 from orchestrator.values import codec
 from orchestrator.values.run import ExportedWeights, Finding, HealthReport, LogLine, SyncResult
 from tests.conftest import ROOT, RunOrch
@@ -31,7 +30,7 @@ def faults(name: str, value: object) -> list[str]:
     printed = json.loads(codec.to_pretty_json(codec.whole(value)))
     return [
         f"{'.'.join(map(str, one.path))}: {one.message}"
-        for one in Draft202012Validator(json.loads(schema_of(name))).iter_errors(printed)
+        for one in Draft202012Validator(_output_schema(name)).iter_errors(printed)
     ]
 
 
@@ -48,7 +47,7 @@ def keys_of(schema: object) -> set[str]:
 
 @pytest.mark.parametrize("name", _OUTPUTS)
 def test_a_schema_is_one_of_json_schema_and_says_all_keys(name: str) -> None:
-    schema = json.loads(schema_of(name))
+    schema = _output_schema(name)
     Draft202012Validator.check_schema(schema)
     sections = [schema, *schema["$defs"].values()]
     objects = [one for one in sections if "properties" in one]
@@ -59,7 +58,7 @@ def test_a_schema_is_one_of_json_schema_and_says_all_keys(name: str) -> None:
 
 def test_a_schema_refuses_another_key_and_a_missing_one() -> None:
     printed = json.loads(codec.to_pretty_json(codec.whole(api.plan(TINY))))
-    validator = Draft202012Validator(json.loads(schema_of("plan")))
+    validator = Draft202012Validator(_output_schema("plan"))
     for changed in (printed | {"another": 1}, {k: v for k, v in printed.items() if k != "mesh"}):
         assert not validator.is_valid(changed)
 
@@ -69,7 +68,7 @@ def test_a_plan_is_as_its_schema_says(stem: str, orch: RunOrch) -> None:
     """Also what the spec leaves to defaults is printed."""
     done = orch("plan", f"specs/{stem}.yaml", "--json")
     printed = json.loads(done.stdout)
-    assert not [*Draft202012Validator(json.loads(schema_of("plan"))).iter_errors(printed)]
+    assert not [*Draft202012Validator(_output_schema("plan")).iter_errors(printed)]
     assert printed["optimizer"]["beta2"] == 0.95
 
 
@@ -82,7 +81,7 @@ def test_plans_side_by_side_and_offers_are_as_their_schemas_say() -> None:
 def test_a_plan_has_the_odds_of_its_deadline(orch: RunOrch) -> None:
     done = orch("plan", "specs/tiny_2pod.yaml", "--set", "run.deadline=30d", "--json")
     printed = json.loads(done.stdout)
-    assert not [*Draft202012Validator(json.loads(schema_of("plan"))).iter_errors(printed)]
+    assert not [*Draft202012Validator(_output_schema("plan")).iter_errors(printed)]
     assert printed["deadline"]["days"] == 30
 
 
@@ -141,7 +140,7 @@ def test_a_score_is_as_its_schema_says() -> None:
 
 
 def test_the_command_prints_a_schema(orch: RunOrch) -> None:
-    assert json.loads(orch("schema", "plan").stdout) == json.loads(schema_of("plan"))
+    assert json.loads(orch("schema", "plan").stdout) == _output_schema("plan")
     assert json.loads(orch("schema").stdout)["$id"].startswith("urn:orch:schema:spec")
     wrong = orch("schema", "plans")
     assert (wrong.returncode, wrong.stdout) == (2, "")

@@ -238,11 +238,15 @@ _SPEC_NOTES = ("notation", "computed", "default", "examples", "title")
 
 def schema(name: str = "spec") -> str:
     """Return the JSON Schema of a `spec`, a `study`, or a value that --json prints, as text."""
-    if name in ("spec", "study"):
-        return schema_text(spec_schema() if name == "spec" else study_schema())
+    if name == "spec":
+        return schema_text(spec_schema())
+    return schema_text(study_schema() if name == "study" else _output_schema(name))
+
+
+def _output_schema(name: str) -> _Schema:
+    """Return the schema of an output. Every key that it names is always printed, and no other."""
     if name not in _OUTPUTS:
         raise UnknownName("output", name, [*_OUTPUTS])
-    # Every key that the schema of an output names is always printed, and no other.
     kind, command = _OUTPUTS[name]
     [reference], sections = msgspec.json.schema_components([kind], ref_template=_DEFS + "{name}")
     defs = {key: _section(section) for key, section in sections.items()}
@@ -254,7 +258,7 @@ def schema(name: str = "spec") -> str:
         "$id": f"urn:orch:output:{name}",
         "$comment": command,
     }
-    return schema_text({**head, **top, "$defs": defs})
+    return {**head, **top, "$defs": defs}
 
 
 def _section(generated: _Schema) -> _Schema:
