@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.run.exports import export_weights as export_weights
     from orchestrator.run.exports import import_maxtext as import_maxtext
     from orchestrator.run.exports import pack as pack
-    from orchestrator.run.output_schemas import schema as schema
+    from orchestrator.run.exports import schema as schema
     from orchestrator.run.proofs import explain as explain
     from orchestrator.run.proofs import prove as prove
     from orchestrator.run.proofs import prove_diff as prove_diff
@@ -66,8 +66,7 @@ _MODULES = {
     "reading.examples": "examples",
     "run.calibrate": "calibrate",
     "run.doctor": "doctor doctor_run",
-    "run.exports": "export export_maxtext export_weights import_maxtext pack",
-    "run.output_schemas": "schema",
+    "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
     "run.proofs": "explain prove prove_diff prove_less_recompute prove_stages score",
     "run.records": "sync ui",
     "run.runs": "cancel compare follow_logs logs remove report runs status studies",

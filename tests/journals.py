@@ -2,17 +2,21 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from orchestrator import journal
-from orchestrator.journal.events import AnyEvent, Claimed, Submitted
+from orchestrator.journal.events import AnyEvent, Claimed, Newest, Submitted, digest
+from orchestrator.journal.files import RunPaths
 from orchestrator.journal.ownership import RunRequest, Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_state import RunState, apply, initial
-from orchestrator.journal.steps import StepLog
+from orchestrator.journal.steps import StepLog, StepTable, _Rows
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import (
@@ -22,6 +26,7 @@ from orchestrator.values.run import (
     StateReason,
     Step,
     Submission,
+    TimedStep,
 )
 from orchestrator.values.spec import Spec
 from tests.conftest import ROOT
@@ -36,6 +41,18 @@ SUBMITTED = Submitted(
     ),
 )  # fmt: skip
 CLAIM = Claimed(at_s=1.0, driver=ME, heartbeat_s=2.0)
+
+
+def table_of(steps: Sequence[TimedStep]) -> StepTable:
+    rows = _Rows()
+    rows.add(steps)
+    return rows.table()
+
+
+def note_newest(paths: RunPaths, number: int, content: bytes) -> None:
+    """Note an event as the newest of a run, with what its file contains."""
+    note = Newest(number=number, sha256=digest(content))
+    paths.newest_event.write_bytes(msgspec.json.encode(note))
 
 
 def reason(detail: str, code: ReasonCode = "error") -> StateReason:

@@ -10,14 +10,14 @@ from orchestrator.evidence.report import _compare_run
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
 from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_state import Observation, build_run
-from orchestrator.journal.steps import StepLog, _table_of
+from orchestrator.journal.steps import StepLog
 from orchestrator.journal.study_journal import StudyJournal, StudyRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.plan import Plan
 from orchestrator.values.report import Report
 from orchestrator.values.run import Run, Startup, Step, TimedStep
 from orchestrator.values.study import Study
-from tests.journals import CLAIM, Clock, run_request, state_after, step, tiny_plan
+from tests.journals import CLAIM, Clock, run_request, state_after, step, table_of, tiny_plan
 
 Steps = dict[int, list[TimedStep]]
 OPENING_S, STATE_S, COMPILE_S, FIRST_S = 10.0, 3.0, 20.0, 4.0
@@ -39,7 +39,7 @@ def timed(start_s: float, indices: range, step_s: float, **changes: Any) -> list
 
 def compare(run: Run, plan: Plan, steps: Steps) -> Report:
     """The report of a run with these steps."""
-    return _compare_run(run, plan, {number: _table_of(taken) for number, taken in steps.items()})
+    return _compare_run(run, plan, {number: table_of(taken) for number, taken in steps.items()})
 
 
 def run_of(*events: AnyEvent, now_s: float = 10_000.0) -> Run:

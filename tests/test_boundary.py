@@ -19,7 +19,7 @@ from orchestrator.evidence.report import report_and_steps
 from orchestrator.journal import boundary, files
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.run_journal import Journal
-from orchestrator.run.doctor import _run_health
+from orchestrator.run.doctor import doctor_run
 from orchestrator.run.records import _own_runs, _places_by_uri
 from orchestrator.run.runs import logs
 from orchestrator.run.submit import resume
@@ -143,7 +143,7 @@ def test_no_text_of_one_folder_ends_a_command(tmp_path: Path, name: str, text: b
         report_and_steps(run)
     read_sync_state(run)
     read_heartbeats(run.path, 2)
-    _run_health(run)
+    doctor_run(run.key, run.path.parent)
 
 
 def test_a_log_that_is_a_link_is_refused(tmp_path: Path, orch: RunOrch) -> None:

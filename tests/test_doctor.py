@@ -74,7 +74,7 @@ def test_devices_that_jax_cannot_open_are_told_in_its_words(
 def test_another_version_than_pinned_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """orch leans on how just these versions behave."""
     monkeypatch.setattr(doctor, "_installed_version", lambda name: None if name == "ray" else "0.1")
-    finding = doctor._packages()
+    [*_, finding] = doctor._software()
     assert finding.health == "broken"
     assert "ray" not in finding.detail
     assert "jax 0.1, not 0.10.2" in finding.detail

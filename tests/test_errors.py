@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from orchestrator.cli.endings import _error_report
 from orchestrator.errors import OrchError, Usage
 from orchestrator.launch.provenance import TooMuchCode
-from orchestrator.run.output_schemas import _output_schema
+from orchestrator.run.exports import _output_schema
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.terminal import say_error
 from orchestrator.tracking.destinations import NotRecorded

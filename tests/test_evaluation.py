@@ -14,7 +14,7 @@ import pytest
 from orchestrator.errors import CheckpointFailed, DataUnusable, SpecError
 from orchestrator.evidence.explain.assemble import goodput_section
 from orchestrator.formatting import DAY_S
-from orchestrator.journal.steps import StepLog, _table_of, counted_steps
+from orchestrator.journal.steps import StepLog, counted_steps
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.reading.load import load
@@ -27,7 +27,7 @@ from orchestrator.values.run import Evaluation, Outcome, Step, TimedStep
 from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
 from orchestrator.values.spec import DataSource, Optimizer, Spec
 from tests import toy, trainer_reference
-from tests.journals import claimed_run, step, tiny_plan
+from tests.journals import claimed_run, step, table_of, tiny_plan
 from tests.reports import compare, preempted_run
 from tests.trainer_plans import plan_of
 from tests.trainer_steps import (
@@ -350,7 +350,7 @@ def test_a_report_has_the_first_best_and_last() -> None:
 
 def test_tables_keep_evaluations_by_their_rows() -> None:
     _, steps = evaluated_run()
-    table = counted_steps({number: _table_of(taken) for number, taken in steps.items()})
+    table = counted_steps({number: table_of(taken) for number, taken in steps.items()})
     assert {int(table.index[row]): one.steps_done for row, one in table.evaluations.items()} == {
         3: 4, 7: 8, 15: 16,
     }  # fmt: skip

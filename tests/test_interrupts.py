@@ -87,7 +87,7 @@ def test_what_runs_beside_a_command_ends_with_it(
         ),
         (
             ("doctor",),
-            "run.doctor._python",
+            "run.doctor._software",
             "looking at this machine; nothing is left running",
         ),
         (("sync",), "run.records._own_runs", "recording; what is recorded stays"),

@@ -16,11 +16,19 @@ from orchestrator.errors import JournalDamaged, RunIsLive
 from orchestrator.evidence.report import make_report
 from orchestrator.journal import events as event_chain
 from orchestrator.journal.run_journal import Journal
-from orchestrator.run.doctor import _run_health
+from orchestrator.run.doctor import doctor_run
 from orchestrator.run.submit import resume
 from orchestrator.values import codec
 from tests.conftest import ROOT, RunOrch
-from tests.journals import claimed_run, failed_once, reason, run_request, tiny_plan, write_steps
+from tests.journals import (
+    claimed_run,
+    failed_once,
+    note_newest,
+    reason,
+    run_request,
+    tiny_plan,
+    write_steps,
+)
 
 
 def ended_run(storage: Path, *, checkpoint: bool = False, **changes: Any) -> Journal:
@@ -109,7 +117,7 @@ def test_a_note_that_is_one_event_behind_is_no_problem(tmp_path: Path) -> None:
     """Its writer died before it noted its last event."""
     run = ended_run(tmp_path)
     before = last_event(run).with_name("000005.json").read_bytes()
-    event_chain._note_newest(run.paths, 5, event_chain.digest(before))
+    note_newest(run.paths, 5, before)
     assert run.run().problems == ()
     writer = journal.claim_run(run, resumes=True)
     writer.record_pending(reason("a slice", "waiting_for_slices"))
@@ -223,7 +231,7 @@ def test_a_run_is_created_with_the_sums_of_its_files(tmp_path: Path) -> None:
 
 def test_a_whole_run_is_well(tmp_path: Path) -> None:
     run = ended_run(tmp_path, checkpoint=True)
-    health = _run_health(run)
+    health = doctor_run(run.key, run.path.parent)
     assert (health.findings, health.stops) == ((), False)
 
 
@@ -238,7 +246,7 @@ def test_a_plan_that_a_driver_read_is_the_one_that_was_submitted(tmp_path: Path)
     writer.start_attempt(read)
     writer.end_attempt("failure")
     writer.end_run("failed", reason("out of luck"))
-    assert _run_health(writer.journal, repairs=True).findings == ()
+    assert doctor_run(writer.journal.key, writer.journal.path.parent, repairs=True).findings == ()
     assert writer.journal.paths.plan(plan.digest).read_bytes() == written
     assert writer.journal.plan(plan.digest) == read
 
@@ -256,9 +264,9 @@ def test_a_run_goes_on_without_damaged_events(tmp_path: Path, damage: str) -> No
         last.write_bytes(b"{")
     else:
         run.paths.newest_event.unlink()
-    [found] = _run_health(run).findings
+    [found] = doctor_run(run.key, run.path.parent).findings
     assert (found.kind, found.stops, found.repairable) == ("event", True, True)
-    mended = _run_health(run, repairs=True)
+    mended = doctor_run(run.key, run.path.parent, repairs=True)
     assert (mended.findings, mended.repaired) == ((), (found,))
     assert run.state().damage == ()
     writer = journal.claim_run(run, resumes=True)
@@ -272,9 +280,9 @@ def test_a_changed_plan_is_made_again_from_the_spec(tmp_path: Path) -> None:
     plan = run.plan(run.run().plan_digest)
     path = run.paths.plan(plan.digest)
     edit(path, lambda text: text.replace(b'"peak_lr": 0.0003', b'"peak_lr": 0.03'))
-    [found] = _run_health(run).findings
+    [found] = doctor_run(run.key, run.path.parent).findings
     assert (found.kind, found.stops, found.repairable) == ("plan", True, True)
-    assert _run_health(run, repairs=True).findings == ()
+    assert doctor_run(run.key, run.path.parent, repairs=True).findings == ()
     assert run.plan(plan.digest) == plan
     assert run.run().problems == ()
 
@@ -286,7 +294,7 @@ def test_what_cannot_be_made_again_is_told(tmp_path: Path) -> None:
     edit(run.paths.documents / "spec.yaml", lambda text: text + b"0")
     edit(run.paths.steps(1), lambda text: text[: len(text) // 2])
     shutil.rmtree(run.path / "checkpoints")
-    found = {one.kind: one for one in _run_health(run, repairs=True).findings}
+    found = {one.kind: one for one in doctor_run(run.key, run.path.parent, repairs=True).findings}
     assert found.keys() == {"spec", "document", "steps", "checkpoint"}
     assert [kind for kind, one in found.items() if one.stops] == ["spec", "checkpoint"]
     assert not any(one.repairable for one in found.values())
@@ -299,7 +307,7 @@ def test_a_resume_is_refused_before_it_starts_a_cluster(tmp_path: Path) -> None:
     shutil.rmtree(run.path / "checkpoints")
     with pytest.raises(JournalDamaged, match="no checkpoint is left of those that were saved"):
         resume(run.key, tmp_path)
-    [found] = _run_health(run).findings
+    [found] = doctor_run(run.key, run.path.parent).findings
     assert (found.kind, found.stops, found.repairable) == ("checkpoint", True, False)
     last_event(run).unlink()
     with pytest.raises(JournalDamaged, match="is missing"):
@@ -309,7 +317,7 @@ def test_a_resume_is_refused_before_it_starts_a_cluster(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_beside_a_whole_one_stops_nothing(tmp_path: Path) -> None:
     run = abandoned_run(tmp_path)
     (run.path / "checkpoints/8-claim-2-attempt-1/sha256.json").write_bytes(b"{ }")
-    [found] = _run_health(run).findings
+    [found] = doctor_run(run.key, run.path.parent).findings
     assert (found.kind, found.stops) == ("checkpoint", False)
 
 
@@ -318,7 +326,7 @@ def test_a_run_that_is_driven_is_not_repaired(tmp_path: Path) -> None:
     writer.record_pending(reason("a slice", "waiting_for_slices"))
     (writer.journal.paths.events / "000003.json").unlink()
     with pytest.raises(RunIsLive):
-        _run_health(writer.journal, repairs=True)
+        doctor_run(writer.journal.key, writer.journal.path.parent, repairs=True)
 
 
 def test_the_command_says_what_is_wrong_and_repairs_it(tmp_path: Path, orch: RunOrch) -> None:

@@ -25,6 +25,7 @@ from orchestrator.values.run import TimedStep
 from tests.journals import (
     claimed_run,
     failed_once,
+    note_newest,
     reason,
     run_request,
     step,
@@ -136,14 +137,14 @@ def rewrite_plan(made: journal.Journal, digest: str, text: bytes) -> None:
     sums = events.digest(path.read_bytes()), events.digest(text)
     path.write_bytes(text)
     first.write_bytes(first.read_bytes().replace(sums[0].encode(), sums[1].encode()))
-    events._note_newest(made.paths, 1, events.digest(first.read_bytes()))
+    note_newest(made.paths, 1, first.read_bytes())
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     paths = journal.create_run(tmp_path, run_request(), "it").journal.paths
     first = paths.events / "000001.json"
     first.write_bytes(first.read_bytes().replace(b'"schema":', b'"mood":"good","schema":'))
-    events._note_newest(paths, 1, events.digest(first.read_bytes()))
+    note_newest(paths, 1, first.read_bytes())
     assert journal.find_run(tmp_path, "it").run().problems == ()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.errors import JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import files
+from orchestrator.journal.files import RunPaths
 from orchestrator.journal.heartbeat import (
     _STARTUP_LIMIT_S,
     ClaimWatch,
@@ -18,7 +19,6 @@ from orchestrator.journal.heartbeat import (
     HeartbeatWriter,
     read_heartbeats,
 )
-from orchestrator.journal.run_paths import RunPaths
 from orchestrator.values.goodput import heartbeat_interval_s
 from tests.clusters import eventually
 from tests.journals import ME, claimed_run, tiny_plan

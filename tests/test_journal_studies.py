@@ -18,6 +18,7 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
+from orchestrator.journal.run_journal import noted_tracking
 from orchestrator.journal.study_journal import StudyJournal, StudyRequest
 from orchestrator.run.runs import remove
 from orchestrator.values import codec
@@ -133,11 +134,11 @@ def test_a_trial_start_that_loses_a_race_is_repeated(
 
 def test_the_first_tracked_run_of_a_study_stays(tmp_path: Path) -> None:
     study = opened_study(tmp_path)
-    assert study.tracking() is None
+    assert noted_tracking(study.path) is None
     first = TrackedRun(tracker="mlflow", uri="sqlite:////x", run_id="1")
     assert journal.track(study, first) == first
     assert journal.track(study, replace(first, run_id="2")) == first
-    assert study.tracking() == first
+    assert noted_tracking(study.path) == first
 
 
 def test_a_run_names_its_study(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_paths import absolute_uri, relative_uri
+from orchestrator.journal.run_journal import Journal, absolute_uri, relative_uri
 from orchestrator.run.records import _places_by_uri
 from orchestrator.tracking import destinations
 from orchestrator.tracking.destinations import read_sync_state

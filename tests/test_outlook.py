@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 import pytest
 
 from orchestrator.goodput.outlook import SoFar, outlook
-from orchestrator.journal.run_journal import _deadline_at_s
+from orchestrator.journal.run_journal import outlook_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import Plan
 from tests.example_specs import spec_of
+from tests.reports import run_of
 
 DAY_S = 86_400.0
 
@@ -92,11 +93,13 @@ def test_the_odds_of_a_deadline_become_sure(plan: Plan) -> None:
     assert left(plan, 5.0).odds is None
 
 
-def test_a_deadline_is_a_date_or_a_time_after_the_submission() -> None:
+def test_a_deadline_is_a_date_or_a_time_after_the_submission(plan: Plan) -> None:
     march = datetime(2027, 3, 1, tzinfo=UTC).timestamp()
-    assert _deadline_at_s("2027-03-01", 5.0) == march
-    assert _deadline_at_s("30d", 5.0) == 30 * DAY_S + 5.0
-    assert _deadline_at_s("1.5h", 5.0) == 5405.0
+    run = replace(run_of(), submitted_at_s=5.0)
+    for deadline, at_s in (("2027-03-01", march), ("30d", 30 * DAY_S + 5.0), ("1.5h", 5405.0)):
+        found = outlook_of(run, plan, deadline)
+        assert found
+        assert found.deadline_at_s == at_s
 
 
 def test_nothing_is_left_of_a_run_that_has_ended(plan: Plan) -> None:

@@ -11,7 +11,7 @@ import orchestrator as api
 from orchestrator.evidence.score.evaluate import goodput_scores, recovery_scores
 from orchestrator.proving.compare import diff_proofs
 from orchestrator.proving.verdict import prove, save_program
-from orchestrator.run.output_schemas import _OUTPUTS, _output_schema
+from orchestrator.run.exports import _OUTPUTS, _output_schema
 from orchestrator.values import codec
 from orchestrator.values.run import ExportedWeights, Finding, HealthReport, LogLine, SyncResult
 from tests.conftest import ROOT, RunOrch

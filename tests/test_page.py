@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
-from orchestrator.journal.steps import _table_of, counted_steps
+from orchestrator.journal.steps import counted_steps
 from orchestrator.processes import resource
 from orchestrator.show.charts import _thinned, speed_over_steps
 from orchestrator.show.drawings import (
@@ -27,7 +27,7 @@ from orchestrator.show.pages import _run_page
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values.run import Run, TrackedRun
 from tests.conftest import RunOrch
-from tests.journals import reason, tiny_plan
+from tests.journals import reason, table_of, tiny_plan
 from tests.reports import Steps, compare, finished_run, preempted_run, timed
 
 PLAN = tiny_plan()
@@ -36,7 +36,7 @@ VOID = {"meta", "link", "br", "img"}
 
 def shown(run: Run, steps: Steps, **changes: object) -> dict[str, Any]:
     """What the page of a run is made from."""
-    last = counted_steps({number: _table_of(taken) for number, taken in steps.items()})
+    last = counted_steps({number: table_of(taken) for number, taken in steps.items()})
     report = compare(run, PLAN, steps)
     return {"run": run, "report": report, "plan": PLAN, "steps": last, **changes}
 

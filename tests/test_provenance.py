@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.errors import SpecError
-from orchestrator.journal.run_paths import UNCOMMITTED
+from orchestrator.journal.files import UNCOMMITTED
 from orchestrator.launch import provenance
 from orchestrator.run.submit import _new_run
 from orchestrator.tracking.mlflow.metadata import artifacts

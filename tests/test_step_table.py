@@ -19,14 +19,13 @@ from orchestrator.journal.steps import (
     StepReader,
     StepTable,
     _joined,
-    _table_of,
     counted_rows,
     counted_steps,
     read_table,
 )
 from orchestrator.values.run import TimedStep
 from tests.conftest import ROOT, RunOrch
-from tests.journals import claimed_run, step, tiny_plan, write_steps
+from tests.journals import claimed_run, step, table_of, tiny_plan, write_steps
 from tests.reports import preempted_run, timed
 
 
@@ -59,7 +58,7 @@ def test_a_table_has_what_a_reader_reads(tmp_path: Path) -> None:
     for one in (attempt, replace(attempt, written=None)):
         table, problems = read_table(run.path, one)
         assert problems == []
-        assert same(table, _table_of(values))
+        assert same(table, table_of(values))
     assert table.peak_hbm_bytes[1:].max() == 29_999
     assert np.isnan(table.peak_hbm_bytes[0])
     assert list(table.startups) == [0]
@@ -67,7 +66,7 @@ def test_a_table_has_what_a_reader_reads(tmp_path: Path) -> None:
 
 def test_of_each_step_the_last_attempt_counts() -> None:
     _, steps = preempted_run()
-    tables = {number: _table_of(taken) for number, taken in steps.items()}
+    tables = {number: table_of(taken) for number, taken in steps.items()}
     counted = counted_rows(tables)
     assert [int(mask.sum()) for _, mask in sorted(counted.items())] == [5, 15]
     table = counted_steps(tables)
@@ -79,7 +78,7 @@ def test_of_each_step_the_last_attempt_counts() -> None:
 
 def test_an_attempt_undoes_the_steps_after_those_that_it_restored() -> None:
     """It has not done all of them again yet; a superseded attempt may still write some."""
-    tables = {1: _table_of(timed(0.0, range(10), 1.0)), 2: _table_of(timed(0.0, range(3, 6), 2.0))}
+    tables = {1: table_of(timed(0.0, range(10), 1.0)), 2: table_of(timed(0.0, range(3, 6), 2.0))}
     table = counted_steps(tables)
     assert table.index.tolist() == list(range(6))
     assert table.step_s[4] == 2.0

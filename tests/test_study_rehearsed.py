@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
+from orchestrator.journal.run_journal import noted_tracking
 from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.values.run import Run
 from tests.browser import MISSING, browser, chromium
@@ -110,7 +111,7 @@ def test_mlflow_has_the_whole_study_when_the_command_ends(done: Submitted) -> No
     wanted = {"succeeded": "FINISHED", "cancelled": "KILLED"}
     runs = [(one.run, wanted[one.state]) for one in done.runs]
     assert stored == sorted([(done.study.key, "FINISHED"), *runs])
-    tracking = done.study.tracking()
+    tracking = noted_tracking(done.study.path)
     assert tracking is not None
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
     assert rows(done.storage, children, tracking.run_id) == [(4,)]

@@ -10,6 +10,7 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import SpecError
 from orchestrator.journal import liveness
+from orchestrator.journal.run_journal import noted_tracking
 from orchestrator.journal.steps import StepLog
 from orchestrator.tracking.destinations import NotRecorded, destination, is_behind, read_sync_state
 from orchestrator.tracking.mlflow import metrics
@@ -344,7 +345,7 @@ def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
     (study.path / "report.html").write_text("<p>later")
     record_once(writer.journal)
     assert len(list(storage.glob("mlflow-artifacts/*/artifacts/report.html"))) == 1
-    noted = study.tracking()
+    noted = noted_tracking(study.path)
     assert noted is not None
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
     assert rows(storage, children, noted.run_id) == [(2,)]

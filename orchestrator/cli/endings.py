@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator import errors
 from orchestrator.evidence.score.published_runs import Unscorable
-from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.files import RunPaths
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.reading.expectations import keys_of_specs
 from orchestrator.reading.load import FLAG

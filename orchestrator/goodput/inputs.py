@@ -25,13 +25,11 @@ def goodput_inputs(
     resources: Resources,
     run: RunOptions,
     *,
-    state_bytes: int,
-    bytes_per_chip: float,
+    state_bytes: int,  # of a save
+    bytes_per_chip: float,  # that a chip sends to its host
     evaluation: goodput.EvaluationCost | None = None,
 ) -> goodput.GoodputInputs:
-    """Return the inputs of a run on the hosts and chips of all pods. A save holds `state_bytes`, of
-    which a chip sends `bytes_per_chip` to its host.
-    """
+    """Return the inputs of a run on the hosts and chips of all pods."""
     options, known, pods = resources.failures, recovery(), resources.pods.max
     # Failures of all pods in a day, by what they take: a whole slice, or a cable. Optical switches
     # route around a cable; without them its slice is out.
@@ -45,23 +43,12 @@ def goodput_inputs(
     parts = [_rate(count, own, listed or None, rates) for count, own, listed in counts]
     stated = [own for _, own, _ in counts]
     slices = total(parts[:1] if optical else parts)
-    cables = total(parts[1:]) if optical else exactly(0.0)
-    failures = total((slices, cables))
+    failures = total((slices, total(parts[1:]) if optical else exactly(0.0)))
     listed_source = (rates.machines_per_day.source,) if rates else ()
-    # A save: one chip of each replica group sends a weight to its host. Storage takes no more than
-    # the network of a pod gives. Hosts agree in a tree, a level for each doubling of their number.
-    link, network = chip.host_link_bytes_per_s, chips / pods * chip.dcn_bytes_per_s.value
     storage, storage_source = _stated(options.storage_bytes_per_s, known.storage_bytes_per_s)
-    rate, levels = changed(storage, lambda rate: min(rate, network)), 1 + log2(hosts)
-    overhead = changed(known.save_overhead_s, lambda s: s * levels)
-    save = goodput.SaveCost(
-        bytes=state_bytes,
-        host_bytes_per_chip=bytes_per_chip,
-        host_link_bytes_per_s=link.value if link else None,
-        storage_bytes_per_s=rate,
-        blocking_s=total((exactly(bytes_per_chip / link.value if link else 0.0), overhead)),
-        write_s=changed(rate, lambda rate: state_bytes / rate),
-    )
+    # Storage takes no more than the network of a pod gives.
+    network = chips / pods * chip.dcn_bytes_per_s.value
+    rate = changed(storage, lambda rate: min(rate, network))
     restart, restart_source = _stated(options.restart_s, known.restart_s)
     restore = changed(rate, lambda rate: _READS * state_bytes / rate)
     waiting, missing_pods, starts, repair_source = _slice_recovery(
@@ -75,7 +62,7 @@ def goodput_inputs(
         restore_s=changed(restore, lambda s: s * starts),
         starts=starts,
         missing_pods=missing_pods,
-        save=save,
+        save=_save_cost(chip, hosts, state_bytes, bytes_per_chip, rate),
         pods=pods,
         spare=resources.pods.spare,
         every_steps=run.checkpoint.every,
@@ -93,18 +80,30 @@ def goodput_inputs(
     )
 
 
+def _save_cost(
+    chip: Chip, hosts: int, state_bytes: int, bytes_per_chip: float, rate: goodput.Uncertain
+) -> goodput.SaveCost:
+    # One chip of each replica group sends a weight to its host. Hosts agree in a tree, a level for
+    # each doubling of their number.
+    link, levels = chip.host_link_bytes_per_s, 1 + log2(hosts)
+    overhead = changed(recovery().save_overhead_s, lambda s: s * levels)
+    return goodput.SaveCost(
+        bytes=state_bytes,
+        host_bytes_per_chip=bytes_per_chip,
+        host_link_bytes_per_s=link.value if link else None,
+        storage_bytes_per_s=rate,
+        blocking_s=total((exactly(bytes_per_chip / link.value if link else 0.0), overhead)),
+        write_s=changed(rate, lambda rate: state_bytes / rate),
+    )
+
+
 def nothing_fails(inputs: goodput.GoodputInputs) -> goodput.GoodputInputs:
     """Return the inputs of a rehearsal, which is too short to fail; a stated goodput stays."""
     never, free = exactly(0.0), replace(inputs.save, blocking_s=exactly(0.0), write_s=exactly(0.0))
     return replace(
-        inputs,
-        failures_per_day=never,
-        restart_s=never,
-        restore_s=never,
-        save=free,
-        failures_known=True,
-        assumed=False,
-    )
+        inputs, failures_per_day=never, restart_s=never, restore_s=never, save=free,
+        failures_known=True, assumed=False,
+    )  # fmt: skip
 
 
 def _rate(

@@ -74,12 +74,6 @@ class Rhythm:
         survives = exp(-(self.recovery_s + self.write_s) / between_s)
         return max(interval_s / between_s * survives / expm1(segment), _LEAST_SHARE)
 
-    def saving_share(self, interval_s: float) -> float:
-        return self.stepping_share(interval_s) * self.blocks_s(interval_s) / interval_s
-
-    def recovering_share(self) -> float:
-        return -expm1(-self.recovery_s / self.between_failures_s)
-
     def best_interval_s(self) -> float:
         """The interval with the highest share: the root of x = 1 - exp(-x - w/M) with x = t/M.
 
@@ -236,71 +230,54 @@ def _lines(
     inputs: GoodputInputs, rhythm: Rhythm, every_s: float, step_s: float
 ) -> Iterator[GoodputLine]:
     """Yield all losses. With the share that trains they add up to one."""
-    stepping, saving = rhythm.stepping_share(every_s), rhythm.saving_share(every_s)
-    blocks_s = rhythm.blocks_s(every_s)
-    yield GoodputLine(
-        kind="saving",
-        share=saving,
-        each_s=blocks_s,
-        per_day=stepping * DAY_S / every_s,
-        formula="stepping x blocking / every",
-        inputs={"stepping": stepping, "blocking": blocks_s, "every": every_s},
-    )
+    stepping, blocks_s = rhythm.stepping_share(every_s), rhythm.blocks_s(every_s)
+    saving = stepping * blocks_s / every_s
+    numbers = {"stepping": stepping, "blocking": blocks_s, "every": every_s}
+    per_day = stepping * DAY_S / every_s
+    yield _line("saving", saving, blocks_s, per_day, "stepping x blocking / every", numbers)
     if cost := inputs.evaluation:
         each_s, evaluating = cost.in_steps * step_s, stepping * rhythm.evaluating
-        yield GoodputLine(
-            kind="evaluation",
-            share=evaluating,
-            each_s=each_s,
-            per_day=evaluating * DAY_S / each_s,
-            formula="batches x step x forward_flops / step_flops, every so many steps",
-            inputs={
-                "batches": cost.batches,
-                "step": step_s,
-                "forward_flops": cost.forward_flops,
-                "step_flops": cost.step_flops,
-                "every": cost.every_steps,
-            },
-        )
+        formula = "batches x step x forward_flops / step_flops, every so many steps"
+        numbers = {
+            "batches": cost.batches,
+            "step": step_s,
+            "forward_flops": cost.forward_flops,
+            "step_flops": cost.step_flops,
+            "every": cost.every_steps,
+        }
+        per_day = evaluating * DAY_S / each_s
+        yield _line("evaluation", evaluating, each_s, per_day, formula, numbers)
     per_day = inputs.failures_per_day.value
     if not per_day:
         return
-    recovering = rhythm.recovering_share()
+    recovering = -expm1(-rhythm.recovery_s / rhythm.between_failures_s)
     struck = per_day * (1 - recovering)  # failures per day that strike a step
     # What is left of the time: the steps since the last save, which failures lose.
     lost = max(1 - (stepping + saving) - recovering, 0.0)
-    yield GoodputLine(
-        kind="lost_steps",
-        share=lost,
-        each_s=lost * DAY_S / struck,
-        per_day=struck,
-        formula="about every / 2 + write",
-        inputs={"every": every_s, "write": rhythm.write_s},
-        sources=inputs.sources["storage_bytes_per_s"],
-    )
+    each_s, formula = lost * DAY_S / struck, "about every / 2 + write"
+    numbers, sources = {"every": every_s, "write": rhythm.write_s}, inputs.sources
+    source = sources["storage_bytes_per_s"]
+    yield _line("lost_steps", lost, each_s, struck, formula, numbers, source)
     if missing := inputs.missing_pods.value:
         training = stepping * (1 - rhythm.evaluating)
-        yield GoodputLine(
-            kind="fewer_pods",
-            share=training * missing,
-            each_s=training * missing * DAY_S / struck,
-            per_day=struck,
-            formula="training x missing",
-            inputs={"training": training, "missing": missing},
-            sources=inputs.sources["waiting_s"],
-        )
+        share, numbers = training * missing, {"training": training, "missing": missing}
+        each_s, source = training * missing * DAY_S / struck, sources["waiting_s"]
+        yield _line("fewer_pods", share, each_s, struck, "training x missing", numbers, source)
     for kind in _RECOVERY:
         if each_s := getattr(inputs, f"{kind}_s").value:
-            yield GoodputLine(
-                kind=kind,
-                share=recovering * each_s / rhythm.recovery_s,
-                each_s=each_s,
-                per_day=per_day,
-                formula="(1 - exp(-recovery / between_failures)) x each / recovery",
-                inputs={
-                    "recovery": rhythm.recovery_s,
-                    "between_failures": rhythm.between_failures_s,
-                    "each": each_s,
-                },
-                sources=inputs.sources.get(f"{kind}_s", ()),
-            )
+            share, between_s = recovering * each_s / rhythm.recovery_s, rhythm.between_failures_s
+            formula = "(1 - exp(-recovery / between_failures)) x each / recovery"
+            numbers = {"recovery": rhythm.recovery_s, "between_failures": between_s}
+            numbers["each"] = each_s
+            source = sources.get(f"{kind}_s", ())
+            yield _line(kind, share, each_s, per_day, formula, numbers, source)
+
+
+def _line(
+    kind: LossKind, share: float, each_s: float, per_day: float, formula: str,
+    numbers: dict[str, float], sources: tuple[str, ...] = (),
+) -> GoodputLine:  # fmt: skip
+    return GoodputLine(
+        kind=kind, share=share, each_s=each_s, per_day=per_day, formula=formula, inputs=numbers,
+        sources=sources,
+    )  # fmt: skip

@@ -18,20 +18,17 @@ _LASTING, _SINGLE_STEP = 0.02, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class SoFar:
-    """The progress of a run at `now_s`: its median step, None before the second. That is of the
-    stage in which the newest of the first `measured_steps` lies: where a stage has just begun it
-    is the one before.
-
-    `running_s` is the time since its first attempt began, `starts` the number of its attempts.
-    """
+    """The progress of a run at `now_s`."""
 
     now_s: float
-    running_s: float
+    running_s: float  # since its first attempt began
     steps_done: int
     steps: int
+    # None before the second step. It is of the stage in which the newest of the first
+    # `measured_steps` lies: where a stage has just begun it is the one before.
     median_step_s: float | None
     measured_steps: int
-    starts: int
+    starts: int  # its attempts
     ended: bool
 
 

@@ -17,7 +17,6 @@ from orchestrator.journal.ownership import (
     request_cancel,
 )
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_state import decide_retry
 from orchestrator.journal.steps import StepLog, StepReader
 from orchestrator.journal.study_journal import (
     StudyJournal,
@@ -33,7 +32,7 @@ from orchestrator.journal.study_journal import (
 
 __all__ = [
     "ClaimWatch", "Journal", "RunRequest", "StepLog", "StepReader", "StudyJournal", "StudyRequest",
-    "Writer", "check_own", "check_writable", "claim_run", "create_run", "decide_retry", "find_run",
+    "Writer", "check_own", "check_writable", "claim_run", "create_run", "find_run",
     "find_run_or_study", "find_runs", "list_journals", "list_runs", "list_studies", "open_study",
     "remove_run", "remove_study", "request_cancel", "start_trial", "track",
 ]  # fmt: skip

@@ -139,7 +139,6 @@ def _read_whole(opened: int, most: int) -> bytes:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder, in order."""
     with folder_of(folder, _LIST) as opened, os.scandir(opened) as entries:
         names = [entry.name for entry in islice(entries, _MAX_ENTRIES + 1)]
     if len(names) > _MAX_ENTRIES:

@@ -12,8 +12,7 @@ import msgspec
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import boundary, files
-from orchestrator.journal.files import FileFault
-from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.files import FileFault, RunPaths
 from orchestrator.values import codec
 from orchestrator.values import run as values
 
@@ -30,8 +29,6 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class Submitted(_Event, frozen=True, kw_only=True, tag="submitted"):
-    """The first event of every journal."""
-
     submission: values.Submission
     schema: int = SCHEMA
 
@@ -52,8 +49,6 @@ class Claimed(_Event, frozen=True, kw_only=True, tag="claimed"):
 
 
 class Pending(_Event, frozen=True, kw_only=True, tag="pending"):
-    """The run waits for something."""
-
     reason: values.StateReason
 
 
@@ -74,8 +69,6 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint saved")
 
 
 class Stopping(_Event, frozen=True, kw_only=True, tag="stopping"):
-    """The attempt was asked to stop."""
-
     reason: values.StateReason
 
 
@@ -121,7 +114,6 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 def decode_event(text: bytes) -> AnyEvent:
-    """Return the event in a file; `msgspec.DecodeError` when it holds none."""
     with codec.decoding():
         event: AnyEvent = msgspec.json.decode(text, type=AnyEvent)
         return event
@@ -141,8 +133,7 @@ class Fault(FileFault):
     number: int
 
 
-@dataclass(frozen=True)
-class _EventLog:
+class _EventLog(msgspec.Struct, frozen=True):
     """The records of a folder up to the number `last`, or 0, and what is wrong there."""
 
     contents: dict[int, bytes]
@@ -156,7 +147,6 @@ class _EventLog:
 
 
 def append(folder: Path, number: int, content: bytes) -> None:
-    """Write the record of that number; `FileExistsError` when another process has."""
     files.write_new(folder / file_name(number), content)
 
 
@@ -235,10 +225,8 @@ def fault(folder: Path, number: int, what: str) -> Fault:
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest event: its number, and the sha256 of its file."""
-
     number: int
-    sha256: str
+    sha256: str  # of its file
 
 
 def digest(content: bytes) -> str:
@@ -249,18 +237,14 @@ def append_event(paths: RunPaths, number: int, event: AnyEvent, previous: str) -
     """Write an event unless its number is taken (`FileExistsError`); return its digest."""
     content = encode(msgspec.structs.replace(event, previous=previous))
     append(paths.events, number, content)
+    newest = Newest(number=number, sha256=digest(content))
     try:
-        _note_newest(paths, number, digest(content))
+        files.replace(paths.newest_event, msgspec.json.encode(newest), durably=True)
     except JournalUnwritable:
         if number == 1:
             raise  # a run is created whole, or not at all
         # Any other event is there, and the next one writes the note again.
-    return digest(content)
-
-
-def _note_newest(paths: RunPaths, number: int, sha256: str) -> None:
-    note = Newest(number=number, sha256=sha256)
-    files.replace(paths.newest_event, msgspec.json.encode(note), durably=True)
+    return newest.sha256
 
 
 def read_newest(paths: RunPaths) -> Newest | FileFault:

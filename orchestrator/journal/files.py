@@ -1,4 +1,4 @@
-"""Access to a journal's files and folders: each file is written whole or not at all.
+"""Where the files of a run are, and access to them: each is written whole or not at all.
 
 Those of a bucket are written there first, and read from a copy here that is brought up to date.
 
@@ -20,7 +20,13 @@ from orchestrator import storage
 from orchestrator.errors import JournalUnreadable, JournalUnwritable
 from orchestrator.journal import boundary
 from orchestrator.storage import copies
+from orchestrator.values.codec import short
+from orchestrator.values.run import SavedCheckpoint
 
+FIRST_EVENT = "events/000001.json"  # without it there is no run
+UNCOMMITTED = "uncommitted.diff"  # a document that only its owner can read, and that is never sent
+TRACKED = "tracking.json"  # where a tracker keeps its record of a run or study
+TRACKED_HERE = "tracking-here.json"  # the same, where that is a database of this machine
 PARTIAL = ".partial"  # a file or folder that is being written, or whose writer was killed
 _REMOVED = ".removed"
 _ADVICE = {
@@ -35,6 +41,69 @@ _ADVICE = {
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP}
 # A partial or removed file this old was left by a process that was killed.
 _LEFT_OVER_S = 3600.0
+
+
+class RunPaths:
+    """Where each file of a run is. Links above its folder are the user's, and are followed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root = boundary.settled(root)
+        self.spec = root / "spec.json"
+        self.documents = root / "documents"  # the spec as written, uncommitted changes, a report
+        self.submitted_spec = self.documents / "spec.yaml"
+        self.plans, self.proofs = root / "plans", root / "proofs"
+        self.events = root / "events"  # changes of state, numbered
+        self.newest_event = root / "newest_event.json"  # its number and its sha256
+        self.requests = root / "requests"  # to the driver, numbered
+        self.driver_heartbeats = root / "heartbeats"
+        self.driver_logs = root / "logs"
+        self.attempts = root / "attempts"
+        self.checkpoints = root / "checkpoints"  # the trainer's, each in a folder of its own
+        self.tracking = root / TRACKED
+        self.sync_state = root / "sync.json"  # how much of the run the tracker has
+        self.sync_lock = root / "sync.lock"  # held by the one process that records the run
+        self.sync_log = self.driver_logs / "sync.log"  # of the process that records in background
+
+    def name_of(self, path: Path) -> str:
+        return str(path.relative_to(self.root))
+
+    def plan(self, digest: str) -> Path:
+        return self.plans / f"{short(digest)}.json"
+
+    def proof(self, plan_digest: str) -> Path:
+        return self.proofs / f"{short(plan_digest)}.json"
+
+    def checkpoint(self, saved: SavedCheckpoint) -> Path:
+        return self.checkpoints / saved.folder
+
+    def checkpoint_sums(self, saved: SavedCheckpoint) -> Path:
+        """Return what says that a checkpoint is whole; its event has the sha256 of this file."""
+        name = "manifest.json" if storage.is_copy(self.root) else "sha256.json"
+        return self.checkpoint(saved) / name
+
+    def driver_heartbeat(self, writer: int) -> Path:
+        return self.driver_heartbeats / f"{writer:06d}"
+
+    def driver_log(self, writer: int) -> Path:
+        return self.driver_logs / f"driver-{writer:06d}.log"
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number:03d}"
+
+    def steps(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "steps.jsonl"
+
+    def heartbeats(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "heartbeats"
+
+    def heartbeat(self, attempt: int, rank: int) -> Path:
+        return self.heartbeats(attempt) / f"rank-{rank}"
+
+    def logs(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "logs"
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        return self.logs(attempt) / f"rank-{rank}.log"
 
 
 @dataclass(frozen=True)
@@ -111,11 +180,7 @@ def write_once(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def replace(path: Path, content: bytes, *, durably: bool = False) -> None:
-    """Replace a file, whole or not at all.
-
-    After a power failure a file replaced `durably` is the new one or the earlier one, and whole.
-    Otherwise it is not synced: use that for what can be rebuilt.
-    """
+    """Replace a file, whole or not at all, after a power failure too if `durably`."""
     partial = _partial(path)
     with writing(path):
         if copies.replace(path, content):
@@ -151,16 +216,14 @@ def write_all(target: int, content: bytes) -> None:
 
 
 def _link(partial: Path, path: Path) -> None:
-    """Give a whole file its name. A server may refuse a retried request that it has carried out."""
     try:
         path.hardlink_to(partial)
-    except FileExistsError:
+    except FileExistsError:  # a server may refuse a retried request that it has carried out
         if not (path.exists() and path.samefile(partial)):
             raise
 
 
 def read(path: Path, most: int = boundary.MAX_FILE_BYTES) -> bytes:
-    """Return the content of a file; `JournalUnreadable` when it is larger than `most` bytes."""
     with reading(path):
         return boundary.read_bytes(path, most)
 
@@ -173,7 +236,7 @@ def set_aside(path: Path, suffix: str) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    """Return the names in a folder, in order; a folder that does not exist is empty."""
+    """Return the names in a folder, in order; one that does not exist is empty."""
     try:
         with looking(folder):
             copied = copies.names_in(folder)
@@ -195,9 +258,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder unless it exists, so that it survives a power failure."""
-    missing = [folder for folder in (path, *path.parents) if not _exists(folder)]
     with writing(path):
+        missing = [folder for folder in (path, *path.parents) if not _exists(folder)]
         path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             _sync_folder(folder.parent)
@@ -237,7 +299,6 @@ def publish(prepared: Path, path: Path, last: str) -> None:
 
 
 def hide(path: Path) -> Path:
-    """Rename a folder to a hidden name; return its new path."""
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_REMOVED}")
     with writing(path):
         path.rename(hidden)
@@ -245,7 +306,6 @@ def hide(path: Path) -> Path:
 
 
 def delete(path: Path) -> None:
-    """Remove a file, or a folder with its contents."""
     with writing(path):
         if copies.delete(path):
             return
@@ -302,10 +362,9 @@ class LineWriter(AbstractContextManager["LineWriter"]):
     """A new file of one writer, to which whole lines are appended."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._size = path, 0
+        self._path, self._size, self._named = path, 0, False
         with writing(path):
             self._target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        self._named = False
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Sync and close the file; an error of the `with` block takes precedence."""
@@ -372,10 +431,7 @@ def whole_lines(path: Path, offset: int = 0, size: int | None = None) -> Iterato
 
 
 def lines_from(path: Path, offset: int) -> Iterator[bytes]:
-    """Yield the lines of a file after `offset` with their ends; the last may be incomplete.
-
-    A line that is too long comes in parts, of which only the last has an end.
-    """
+    """Yield the lines of a file after `offset` with their ends; one that is too long in parts."""
     with reading(path), boundary.reading_file(path) as file:
         file.seek(offset)
         while line := file.readline(MAX_LINE_BYTES):

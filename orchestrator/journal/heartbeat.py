@@ -19,7 +19,6 @@ import msgspec
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import boundary, events, files, liveness
 from orchestrator.journal.liveness import DriverHeartbeat
-from orchestrator.journal.run_paths import RunPaths
 from orchestrator.values import codec
 from orchestrator.values.run import ProcessIdentity, SavedCheckpoint
 
@@ -39,7 +38,7 @@ class ClaimWatch:
         limit_s: float = RENEWAL_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        paths = RunPaths(run)
+        paths = files.RunPaths(run)
         self._events, self._heartbeat = paths.events, paths.driver_heartbeat(claim)
         self._claim, self._attempt, self._next = claim, attempt, claim + 1
         self._limit_s, self._clock = limit_s, clock
@@ -87,22 +86,17 @@ _STARTUP_LIMIT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The last sign of life of a rank.
-
-    `steps` counts the steps of its main thread, and `saved` is the newest checkpoint that it knows
-    to be whole. `ended` marks its last heartbeat, and `error` is what ended it; whether every
-    attempt would end so, `error_repeats`.
-    """
+    """The last sign of life of a rank."""
 
     rank: int
     slice_name: str
     process: ProcessIdentity
     at_s: float
-    steps: int = 0
-    saved: SavedCheckpoint | None = None
-    ended: bool = False
-    error: str | None = None
-    error_repeats: bool = False
+    steps: int = 0  # of its main thread
+    saved: SavedCheckpoint | None = None  # the newest that it knows to be whole
+    ended: bool = False  # it sends no other
+    error: str | None = None  # what ended it
+    error_repeats: bool = False  # every attempt would end so
 
     @property
     def location(self) -> str:
@@ -112,20 +106,14 @@ class Heartbeat:
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
     """Return an attempt's heartbeats by rank, without those that cannot be read at the moment."""
     try:
-        names = files.names(folder := RunPaths(run).heartbeats(attempt))
+        names = files.names(folder := files.RunPaths(run).heartbeats(attempt))
     except JournalUnreadable:
         return {}
-    found = [_read(folder / name) for name in names if not name.startswith(".")]
+    found = [read_heartbeat(folder / name) for name in names if not name.startswith(".")]
     return {heartbeat.rank: heartbeat for heartbeat in found if heartbeat}
 
 
-def reported_save(run: Path, attempt: int) -> SavedCheckpoint | None:
-    """Return the newest checkpoint that rank 0 reported, if it can be read."""
-    heartbeat = _read(RunPaths(run).heartbeat(attempt, 0))
-    return heartbeat.saved if heartbeat else None
-
-
-def _read(path: Path) -> Heartbeat | None:
+def read_heartbeat(path: Path) -> Heartbeat | None:
     try:
         return codec.from_json(files.read(path, boundary.MAX_RECORD_BYTES), Heartbeat)
     except (FileNotFoundError, JournalUnreadable, msgspec.DecodeError):
@@ -149,7 +137,7 @@ class HeartbeatWriter:
         watch: ClaimWatch,
         give_up: Callable[[], None],
     ) -> None:
-        self._path, self._watch = RunPaths(run).heartbeat(attempt, rank), watch
+        self._path, self._watch = files.RunPaths(run).heartbeat(attempt, rank), watch
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
         self._lock, self._written = threading.Lock(), threading.Event()
         self._heartbeat = Heartbeat(
@@ -225,10 +213,7 @@ class HeartbeatWriter:
             self._written.set()
 
 
-@dataclass(frozen=True)
-class _RankStatus:
-    """The newest heartbeat of a rank, and since when it and its steps have not changed."""
-
+class _RankStatus(msgspec.Struct, frozen=True):
     heartbeat: Heartbeat
     unchanged_since_s: float
     no_step_since_s: float
@@ -242,7 +227,6 @@ class HeartbeatMonitor:
         self.ranks: dict[int, _RankStatus] = {}
 
     def update(self, heartbeats: dict[int, Heartbeat], now_s: float) -> None:
-        """Take in the newest heartbeats."""
         for rank, heartbeat in heartbeats.items():
             before = self.ranks.get(rank)
             if before and before.heartbeat == heartbeat:
@@ -255,7 +239,6 @@ class HeartbeatMonitor:
         return any(rank.heartbeat.error is not None for rank in self.ranks.values())
 
     def done_since_s(self, ranks: int) -> float | None:
-        """Return since when `ranks` ranks have ended without an error; None while one has not."""
         ended = [rank for rank in self.ranks.values() if rank.heartbeat.ended]
         if len(ended) < ranks or self.has_error():
             return None

@@ -4,14 +4,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.errors import JournalUnreadable, RunIsLive, SpecError, UnknownRun
 from orchestrator.journal import events, files, liveness
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import FIRST_EVENT
 from orchestrator.journal.run_state import HEARTBEAT_S, MISSING_HEARTBEATS, RunState, process_name
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import folder, is_address, is_copy
@@ -25,39 +24,35 @@ R = TypeVar("R")
 
 
 def list_journals(storage: Path) -> list[Journal]:
-    """Return the journals of all runs, by name; an empty list if the storage does not exist."""
     folders = folders_in(storage)
     looks = _each(storage, is_run, folders)
     return [Journal(path) for path, run in zip(folders, looks, strict=True) if run]
 
 
 def _each(storage: Path, look: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Return what a look at each gives, in order: several at a time on a bucket, which is slow."""
     if not is_copy(storage):
         return [look(item) for item in items]
+    # A bucket is slow: several at a time.
     with ThreadPoolExecutor(_LOOKS) as pool:
         return list(pool.map(look, items))
 
 
 def folders_in(storage: Path) -> list[Path]:
-    """Return what lies in a storage, by name, without names that cannot be printed as they are."""
     names = files.names(Path(os.path.realpath(storage)))
     return [storage / name for name in names if name.isprintable() and not name.startswith(".")]
 
 
-def is_run(path: Path) -> bool:
-    """Return whether this looks like the folder of a run. Reading it says what is wrong with it."""
+def is_run(path: Path) -> bool:  # or looks like one: reading it says what is wrong with it
     return holds(path, "events")
 
 
 def holds(folder: Path, name: str) -> bool:
-    """Return whether a folder has such an entry, or may have: it cannot be examined."""
     try:
         with files.looking(folder):
             copied = copies.names_in(folder)
         return name in copied if copied is not None else bool(os.lstat(folder / name))
     except (PermissionError, JournalUnreadable):
-        return True
+        return True  # it cannot be examined
     except OSError:
         return False
 
@@ -73,9 +68,9 @@ def list_runs(storage: Path) -> tuple[list[Run], list[str]]:
 
     found = _each(storage, look, list_journals(storage))
     runs = [run for run in found if isinstance(run, Run)]
+    problems = [problem for problem in found if isinstance(problem, str)]
     names = files.names(Path(os.path.realpath(storage)))
     unprintable = [name for name in names if not name.isprintable()]
-    problems = [problem for problem in found if isinstance(problem, str)]
     problems += [f"{storage}: {name!a} is not the name of a run" for name in unprintable]
     return sorted(runs, key=lambda run: (-run.submitted_at_s, run.run)), problems
 
@@ -93,14 +88,12 @@ def find_run(storage: Path, name: str) -> Journal:
     matching = [key for key in known if name and key.startswith(name) and not is_path]
     if len(matching) == 1:
         return known[matching[0]]
+    keys = matching or list(known)
+    if (more := len(keys) - _MAX_KEYS) > 0:
+        keys = [*keys[:_MAX_KEYS], f"and {more} more"]
     if matching:
-        raise SpecError(f"run {name!r} is ambiguous: {', '.join(_some(matching))}")
-    raise UnknownRun("run", name, _some(list(known)), storage)
-
-
-def _some(keys: list[str]) -> list[str]:
-    more = len(keys) - _MAX_KEYS
-    return [*keys[:_MAX_KEYS], f"and {more} more"] if more > 0 else keys
+        raise SpecError(f"run {name!r} is ambiguous: {', '.join(keys)}")
+    raise UnknownRun("run", name, keys, storage)
 
 
 def check_silence(
@@ -142,20 +135,19 @@ def remove_run(journal: Journal, clock: Clock = time.time) -> None:
         except FileExistsError as error:
             raise RunIsLive(f"run {key}: another process has just written to it") from error
         with files.writing(journal.path):
-            copies.delete(journal.paths.root, first=FIRST_EVENT)
+            copies.delete(journal.paths.root, first=files.FIRST_EVENT)
         return
     hidden = files.hide(path)
     try:
         check_not_live(Journal(hidden), advice, clock, key)  # a driver may just have claimed it
     except RunIsLive:
-        files.publish(hidden, path, FIRST_EVENT)
+        files.publish(hidden, path, files.FIRST_EVENT)
         raise
     files.delete(hidden)
     files.sweep(path.parent)
 
 
 def check_not_live(journal: Journal, advice: str, clock: Clock, key: str | None = None) -> None:
-    """Refuse a run that something drives, or may start to; `advice` says what to do then."""
     run = journal.run(clock)
     if run.state in LIVE:
         raise RunIsLive(f"run {key or run.run} is {run.state}: {advice}")
@@ -164,11 +156,7 @@ def check_not_live(journal: Journal, advice: str, clock: Clock, key: str | None 
 @contextmanager
 def shared_marker(storage: Path) -> Iterator[Path]:
     """Yield a temporary folder in the storage: another machine that sees it shares this storage."""
-    copied = copies.trial(storage.absolute())
-    if copied is not None:
-        yield copied
-        files.delete(copied)
-        return
-    with files.building(storage.absolute()) as folder:
-        yield folder
-        files.delete(folder)
+    copied = copies.trial(storage)
+    with nullcontext(copied) if copied else files.building(storage) as marker:
+        yield marker
+        files.delete(marker)

@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,10 +18,9 @@ _CLOCK_TOLERANCE_S = 2.0
 
 
 def this_process() -> ProcessIdentity:
-    pid = os.getpid()
+    pid, host = os.getpid(), socket.gethostname()
     started_s = _started_s(psutil.Process(pid))
-    host, machine = socket.gethostname(), _this_machine()
-    return ProcessIdentity(host=host, pid=pid, machine=machine, started_s=started_s)
+    return ProcessIdentity(host=host, pid=pid, machine=_this_machine(), started_s=started_s)
 
 
 def _this_machine() -> str | None:
@@ -122,22 +120,14 @@ def _write_over(opened: int) -> None:
         os.close(opened)
 
 
-def retire(path: Path) -> None:
-    """Remove the heartbeat of a superseded claim, so that its ranks stop."""
-    with files.writing(path), suppress(FileNotFoundError):
-        if not copies.delete(path):
-            path.unlink()
-
-
 def read(path: Path) -> DriverHeartbeat | None:
     """Return the last heartbeat; None before the first."""
     try:  # opening the file makes a shared file system ask its server instead of its cache
         with files.reading(path), boundary.reading_file(path) as file:
-            content = file.read(64)
-            at_s = os.fstat(file.fileno()).st_mtime
+            content, at_s = file.read(64), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
-    uptime_s = None
-    with suppress(ValueError):
-        uptime_s = float(content)
-    return at_s, uptime_s
+    try:
+        return at_s, float(content)
+    except ValueError:
+        return at_s, None

@@ -17,15 +17,14 @@ from pathlib import Path
 
 from orchestrator import errors
 from orchestrator.journal import boundary, events, files, listing, liveness, run_state, steps
-from orchestrator.journal.heartbeat import reported_save
+from orchestrator.journal.files import FIRST_EVENT, UNCOMMITTED, RunPaths
+from orchestrator.journal.heartbeat import read_heartbeat
 from orchestrator.journal.run_journal import Clock, Journal
-from orchestrator.journal.run_paths import FIRST_EVENT, UNCOMMITTED, RunPaths
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
 from orchestrator.values import run as values
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Proof
 from orchestrator.values.spec import Spec
 
 _REPAIR = "it is repaired when nothing drives it"
@@ -104,28 +103,24 @@ class Writer:
     ) -> None:
         """Record why the attempt ended, once no process of it is left."""
         number = self._state.next_attempt - 1
-        ended = events.AttemptEnded(
-            at_s=self._clock(),
-            attempt=number,
-            steps=steps.written_steps(self.journal.path, number),
-            reason=reason,
-            error=error,
-            first_dead_rank=first_dead_rank,
+        self._append(
+            events.AttemptEnded(
+                at_s=self._clock(),
+                attempt=number,
+                steps=steps.written_steps(self.journal.path, number),
+                reason=reason,
+                error=error,
+                first_dead_rank=first_dead_rank,
+            )
         )
-        self._append(ended)
 
     def end_run(self, state: values.EndState, reason: values.StateReason | None = None) -> None:
         self._append(events.Ended(at_s=self._clock(), state=state, reason=reason))
 
-    def save_proof(self, proof: Proof) -> None:
-        path = self.journal.paths.proof(proof.plan_digest)
-        files.write_once(path, codec.to_pretty_json(proof).encode())
-
     def heartbeat(self) -> events.CancelRequest | None:
         """Send a heartbeat, and return the request to stop that counts.
 
-        A driver that waits calls this repeatedly. It gets `Superseded` when another process has
-        claimed the run, and `JournalUnwritable` when the journal was removed.
+        `Superseded` when another process claims the run, `JournalUnwritable` when it is removed.
         """
         with self._lock:
             if events.exists(self.journal.paths.events, self._state.last + 1):
@@ -179,7 +174,6 @@ class Writer:
             self._state = replace(run_state.apply(self._state, number, event), digest=digest)
 
     def _reload(self) -> None:
-        """Read the events again; `Superseded` when another process has claimed the run."""
         self._state = self.journal.state()
         self._check_owner()
 
@@ -191,23 +185,18 @@ class Writer:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """The request from which a run is created.
-
-    `plan` is the plan that runs; in a rehearsal it is a small copy of the plan `rehearses`.
-    `documents` are stored unchanged, by name. `folder` is that of the spec, `profile` the range of
-    steps to trace, and `study` the key of the study that the run is a trial of.
-    """
+    """The request from which a run is created."""
 
     spec: Spec
     plan: Plan
     steps: int
     rehearsal: bool = False
-    rehearses: Plan | None = None
+    rehearses: Plan | None = None  # `plan` is a small copy of it
     environment: Mapping[str, str] = field(default_factory=dict)
-    documents: Mapping[str, bytes] = field(default_factory=dict)
-    folder: str = ""
-    profile: tuple[int, int] | None = None
-    study: str | None = None
+    documents: Mapping[str, bytes] = field(default_factory=dict)  # stored unchanged, by name
+    folder: str = ""  # of the spec
+    profile: tuple[int, int] | None = None  # the range of steps to trace
+    study: str | None = None  # the key of the study that it is a trial of
 
 
 def check_key(key: str) -> None:
@@ -269,11 +258,9 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunSt
 
 
 def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
-    """Become the driver of a run.
+    """Become the driver of a run, which a person `resumes`: then earlier requests no longer count.
 
-    `resumes` means that a person wants it to go on: retry budgets start again, and earlier requests
-    to the driver no longer count. `RunIsLive` while another driver is alive, `RunHasEnded` when the
-    run has ended and nobody resumes it.
+    `RunIsLive` while another driver is alive, `RunHasEnded` when nobody resumes one that has ended.
     """
     paths = journal.paths
     while True:
@@ -292,7 +279,8 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             # The newest checkpoint that the open attempt reported and its driver did not record: it
             # counts with the claim. What is reported later does not.
             saves = before.open_attempt.saved_steps or 0
-            saved = reported_save(journal.path, before.open_attempt.number)
+            first_rank = read_heartbeat(paths.heartbeat(before.open_attempt.number, 0))
+            saved = first_rank and first_rank.saved
             if saved and saved.claim == before.writer and saved.step > saves:
                 adopted = saved
         claimed = events.Claimed(
@@ -316,7 +304,7 @@ def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.ti
             raise errors.UnknownRun("run", journal.key, [], paths.root.parent)
     with suppress(errors.JournalUnwritable):  # a disk may be full: the claim stands, beats again
         liveness.send(paths.driver_heartbeat(number))
-    liveness.retire(paths.driver_heartbeat(before.writer))
+    files.delete(paths.driver_heartbeat(before.writer))  # so that its ranks stop
     for folder in (paths.events, paths.requests):
         files.sweep(folder)
     state = replace(run_state.apply(before, number, claimed), digest=digest)
@@ -406,7 +394,6 @@ def _with_entries(folder: Path) -> Iterator[Path]:
 
 
 def check_folder_own(path: Path, trusted: set[int] | None = None) -> None:
-    """Refuse a file or folder of a run or a study that another user made."""
     try:
         owner = boundary.status_of(path).st_uid
     except FileNotFoundError:

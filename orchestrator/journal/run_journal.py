@@ -15,13 +15,13 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.errors import JournalDamaged, JournalUnreadable, OtherVersion
-from orchestrator.formatting import DAY_S
+from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.outlook import SoFar, outlook
 from orchestrator.journal import boundary, files, liveness, run_state
 from orchestrator.journal import events as event_log
 from orchestrator.journal import steps as step_log
 from orchestrator.journal.events import CancelRequest, Fault, Submitted
-from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, RunPaths, absolute_uri
+from orchestrator.journal.files import TRACKED, TRACKED_HERE, RunPaths
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address
 from orchestrator.values import codec
@@ -72,6 +72,32 @@ def _value_in(path: Path, content: bytes, kind: type[T], *, unchanged: bool = Fa
         raise JournalUnreadable(path, f"is not a {kind.__name__}: {error}") from error
 
 
+# --- addresses inside a storage directory, stored relative to it: a moved or copied folder then
+# means its own files, and never those of the place where it came from.
+
+_HERE, _HERE_QUOTED = "{storage}", "{storage-uri}"  # a path, and a file URI with its quoting
+_SCHEME = r"((?:[a-z][a-z0-9+.-]*:(?:///)?)?)"  # `sqlite:///` before an absolute path, or nothing
+
+
+def relative_uri(uri: str, storage: Path) -> str:
+    """Return the address as it is stored; one outside the storage stays as it is."""
+    for path in dict.fromkeys((storage.absolute(), storage.resolve())):
+        if uri.startswith(f"{path.as_uri()}/"):
+            return _HERE_QUOTED + uri.removeprefix(path.as_uri())
+        if match := re.match(rf"{_SCHEME}{re.escape(str(path))}(/.*)", uri, re.DOTALL):
+            return f"{match[1]}{_HERE}{match[2]}"
+    return uri
+
+
+def absolute_uri(stored: str, storage: Path) -> str:
+    """Return the address that a storage directory means by what is stored."""
+    path = storage.absolute()
+    if stored.startswith(_HERE_QUOTED):
+        return path.as_uri() + stored.removeprefix(_HERE_QUOTED)
+    match = re.match(rf"{_SCHEME}{re.escape(_HERE)}(/.*)", stored, re.DOTALL)
+    return f"{match[1]}{path}{match[2]}" if match else stored
+
+
 def noted_tracking(
     folder: Path, names: tuple[str, ...] = (TRACKED, TRACKED_HERE)
 ) -> values.TrackedRun | None:
@@ -110,16 +136,15 @@ class Journal:
         for attempt in state.attempts:
             steps[attempt.number], faults = step_log.summarize_steps(self.path, attempt)
             problems += map(str, faults)
+        tracking, silent_s = None, None
         try:
             tracking = noted_tracking(self.path)
         except JournalUnreadable as error:
-            tracking = None
             problems.append(f"{Path(str(error.args[0])).name}: {error.why}")
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
         heartbeat = self.paths.driver_heartbeat(state.writer)
         heartbeat_at_s, beat_s = liveness.read(heartbeat) or (None, None)
-        silent_s = None
         if claim and beat_s is not None and liveness.is_known(writer):
             silent_s = liveness.uptime_s() - beat_s
         observed = run_state.Observation(
@@ -169,7 +194,6 @@ class Journal:
         return self._original(self.paths.spec, Spec)
 
     def deadline(self) -> str | None:
-        """Return when the run should end by its spec; None where that cannot be read."""
         try:
             return self.spec().run.deadline
         except JournalUnreadable:
@@ -198,12 +222,8 @@ class Journal:
         return self.plan(run.rehearses).each_stage[current.stage.number - 1 if current.stage else 0]
 
     def proof(self, plan_digest: str) -> Proof | None:
-        """Return the proof of the plan with that digest; None if it was not proved."""
         path = self.paths.proof(plan_digest)
-        return self.read_proof(path) if os.path.lexists(path) else None
-
-    def read_proof(self, path: Path) -> Proof:
-        return read_value(path, Proof)
+        return read_value(path, Proof) if os.path.lexists(path) else None
 
     def has_checkpoint(self, saved: values.SavedCheckpoint) -> bool:
         """Return whether anything is left of a checkpoint."""
@@ -268,7 +288,6 @@ class Journal:
         return first
 
     def cancel_request(self, settled: int) -> CancelRequest | None:
-        """Return the request to stop that counts, of those after the first `settled`."""
         return self._requested(settled)[0]
 
     def _requested(self, settled: int) -> tuple[CancelRequest | None, list[str]]:
@@ -302,10 +321,7 @@ def prediction_of(plan: Plan) -> values.Prediction:
 def outlook_of(
     run: values.Run, plan: Plan, deadline: str | None, median_step_s: float | None = None
 ) -> Outlook | None:
-    """Return what is left, with the median of all steps, or else of the last ones.
-
-    The forecast of a rehearsal is about chips unless its plan has a profile of this machine.
-    """
+    """Return what is left, with the median of all steps, or else of the last ones."""
     recent_s = run.recent.step_s if run.recent else None
     begins = run.last_step is not None and run.last_step.step.startup is not None
     started_s = run.attempts[0].started_at_s if run.attempts else run.read_at_s
@@ -319,16 +335,15 @@ def outlook_of(
         starts=max(len(run.attempts), 1),
         ended=run.ended_at_s is not None or run.state == "lost",
     )
+    # The forecast of a rehearsal is about chips unless its plan has a profile of this machine.
     about_devices = not run.rehearsal or plan.chip_profile is not None
-    at_s = None if deadline is None else _deadline_at_s(deadline, run.submitted_at_s)
+    at_s = None
+    if deadline and "-" in deadline:  # a date
+        at_s = datetime.fromisoformat(deadline).replace(tzinfo=UTC).timestamp()
+    elif deadline:  # a duration since the submission
+        unit_s = {"d": DAY_S, "h": HOUR_S}[deadline[-1]]
+        at_s = run.submitted_at_s + float(deadline[:-1]) * unit_s
     return outlook(plan, so_far, at_s, forecast=about_devices and plan.ledger_describes_trainer)
-
-
-def _deadline_at_s(deadline: str, submitted_at_s: float) -> float:
-    """Return a date, or a duration since submission, in seconds since 1970-01-01 UTC."""
-    if "-" in deadline:
-        return datetime.fromisoformat(deadline).replace(tzinfo=UTC).timestamp()
-    return submitted_at_s + float(deadline[:-1]) * {"d": DAY_S, "h": 3600.0}[deadline[-1]]
 
 
 # --- its logs, by attempt and rank: they remain when the cluster is gone
@@ -337,8 +352,7 @@ _RANK_LOG = re.compile(r"rank-(\d+)\.log")
 _DRIVER_LOG = re.compile(r"driver-(\d{6,})\.log")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Log:
+class Log(msgspec.Struct, frozen=True, kw_only=True):
     """The log of a rank of an attempt or, without them, of a driver."""
 
     path: Path
@@ -352,8 +366,7 @@ class Log:
             return boundary.status_of(self.path).st_size == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogTail:
+class LogTail(msgspec.Struct, frozen=True, kw_only=True):
     log: Log
     lines: list[values.LogLine]
 
@@ -383,7 +396,6 @@ class LogReader:
         self.log, self._offset = log, 0
 
     def tail(self, max_lines: int) -> list[values.LogLine]:
-        """Return the last whole lines. A later `read` continues after them."""
         lines, self._offset = files.last_lines(self.log.path, max_lines)
         return [self._line(text) for text in lines[-max_lines:]]
 

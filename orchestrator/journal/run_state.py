@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
 from orchestrator.values import run as values
@@ -28,35 +30,29 @@ _ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
     "finished": "finished",
     "cancelled": "was stopped",
 }
-# What a run says as its submission does.
 # Addresses, digests and numbers differ between two occurrences of the same error.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What the events say so far.
-
-    `last` is the number of the newest event, `digest` that of its file, and `writer` the number of
-    the newest claim, 0 before the first. `saves` are the checkpoints that count, the newest last.
-    `damage` lists faults of the events that nobody has accepted.
-    """
+    """What the events say so far."""
 
     submitted: events.Submitted
-    last: int
+    last: int  # the number of the newest event
     last_at_s: float
-    digest: str = ""
+    digest: str = ""  # of the file of the newest event
     claim: events.Claimed | None = None
-    writer: int = 0
+    writer: int = 0  # the number of the newest claim, 0 before the first
     attempts: tuple[values.Attempt, ...] = ()
     resumed_at: int = 1
     pending: events.Pending | None = None
     stopping: events.Stopping | None = None
     ended: events.Ended | None = None
-    saves: tuple[values.SavedCheckpoint, ...] = ()
+    saves: tuple[values.SavedCheckpoint, ...] = ()  # that count, the newest last
     plan_sums: dict[str, str] = field(default_factory=dict)
     repaired: int = 0
-    damage: tuple[FileFault, ...] = ()
+    damage: tuple[FileFault, ...] = ()  # that nobody has accepted
     problems: tuple[str, ...] = ()
 
     @property
@@ -70,7 +66,6 @@ class RunState:
 
     @property
     def settled_requests(self) -> int:
-        """The number up to which requests no longer count."""
         return self.claim.settled_requests if self.claim else 0
 
 
@@ -104,11 +99,7 @@ def violation(state: RunState, event: events.AnyEvent) -> str | None:
 
 
 def apply(state: RunState, number: int, event: events.AnyEvent) -> RunState:
-    """Return the state after one more event.
-
-    An event that breaks a rule is noted. It is applied only if it implies how what came before it
-    ended.
-    """
+    """Return the state after one more event. One that breaks a rule is noted."""
     broken = violation(state, event)
     if broken:
         note = f"event {number} ({event.__struct_config__.tag}) is out of order: {broken}"
@@ -187,17 +178,15 @@ class Observation:
     """What a reader of the journal sees apart from the events, at `now_s`.
 
     The writer is the driver, or the submitter before a driver has claimed the run.
-    `writer_is_gone` means that its process is known to have ended, `writer_is_alive` that it is
-    known to exist. `cancel` is the request to stop that counts. `silent_s` is the time since the
-    last heartbeat of a driver on the reader's machine: no adjustment of a clock changes it.
     """
 
     now_s: float
     heartbeat_at_s: float | None = None
+    # Since the last heartbeat of a driver on this machine: no adjustment of a clock changes it.
     silent_s: float | None = None
-    writer_is_gone: bool = False
-    writer_is_alive: bool = False
-    cancel: events.CancelRequest | None = None
+    writer_is_gone: bool = False  # its process is known to have ended
+    writer_is_alive: bool = False  # its process is known to exist
+    cancel: events.CancelRequest | None = None  # the request that counts
     tracking: values.TrackedRun | None = None
     steps: dict[int, StepSummary] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -209,7 +198,6 @@ class Observation:
 
 
 def build_run(key: str, journal: str, state: RunState, observed: Observation) -> values.Run:
-    """Return the run at the time of the observation."""
     submission = state.submitted.submission
     name, reason = _current_state(state, observed)
     attempts = []
@@ -341,7 +329,6 @@ def _silence_s(state: RunState, observed: Observation) -> float:
 def cancel_reason(
     request: events.CancelRequest, steps_done: int, *, saved: bool = False
 ) -> values.StateReason:
-    """Return why a cancelled run ended: when, and whether its checkpoint has all its steps."""
     when = f"after step {steps_done:,}" if steps_done else "before its first step"
     at_once = ", at once" if request.at_once and steps_done else ""
     checkpoint = "; its checkpoint is saved" if saved else ""
@@ -364,7 +351,6 @@ def process_name(process: values.ProcessIdentity) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of an error, which says what happened."""
     return next(iter((text or "").strip().splitlines()), "")
 
 
@@ -375,8 +361,7 @@ def _reason(code: values.ReasonCode, detail: str) -> values.StateReason:
 # --- whether to start another attempt
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     retry: bool
     reason: values.StateReason
 

@@ -7,13 +7,13 @@ import hashlib
 import math
 import time
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from orchestrator.errors import Superseded
 from orchestrator.journal import files
-from orchestrator.journal.files import FileFault
-from orchestrator.journal.run_paths import RunPaths
+from orchestrator.journal.files import FileFault, RunPaths
 from orchestrator.journal.run_state import StepSummary
 from orchestrator.storage import segments
 from orchestrator.values import codec
@@ -70,7 +69,6 @@ class StepLog:
             self.sync()
 
     def sync(self) -> None:
-        """Make the steps survive a power failure, and show them to other machines."""
         self._lines.sync()
         self._synced_s = self._clock()
 
@@ -146,7 +144,7 @@ def written_steps(run: Path, attempt: int) -> values.WrittenSteps:
     return values.WrittenSteps(lines=lines, bytes=end, sha256=summed.hexdigest())
 
 
-def _decode(path: Path, lines: Iterable[bytes]) -> tuple[list[values.TimedStep], list[FileFault]]:
+def _decode(path: Path, lines: list[bytes]) -> tuple[list[values.TimedStep], list[FileFault]]:
     """Return the steps in the lines of a file, and what is wrong with other lines."""
     steps: list[values.TimedStep] = []
     problems: list[FileFault] = []
@@ -170,7 +168,6 @@ def _has_checksum(line: bytes) -> bool:
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-T = TypeVar("T")
 Mask = NDArray[np.bool_]
 
 
@@ -200,11 +197,7 @@ _LINES = msgspec.json.Decoder(_Line)
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
-    """Steps, a row for each, in the order in which they were done. What is unknown is NaN.
-
-    `startups` has that of the first step of an attempt, by its row, and `evaluations` those after a
-    step, by its row.
-    """
+    """Steps, a row for each, in the order in which they were done. What is unknown is NaN."""
 
     at_s: Floats
     index: Integers
@@ -216,8 +209,8 @@ class StepTable:
     model_flops_per_s_per_chip: Floats
     mfu: Floats
     peak_hbm_bytes: Floats
-    startups: Mapping[int, values.Startup]
-    evaluations: Mapping[int, values.Evaluation]
+    startups: Mapping[int, values.Startup]  # by the row of the first step
+    evaluations: Mapping[int, values.Evaluation]  # by the row of the step before
 
     def __len__(self) -> int:
         return len(self.index)
@@ -233,16 +226,12 @@ class StepTable:
         if chosen.dtype == bool and chosen.all():
             return self
         numbers: Integers = np.asarray(np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
-        columns = {name: getattr(self, name)[numbers] for name in _COLUMNS}
-        startups = _of_rows(self.startups, numbers)
-        evaluations = _of_rows(self.evaluations, numbers)
-        return StepTable(**columns, startups=startups, evaluations=evaluations)
-
-
-def _of_rows(by_row: Mapping[int, T], numbers: Integers) -> dict[int, T]:
-    """Return what some rows of a table have, by their places among these rows."""
-    places = np.flatnonzero(np.isin(numbers, list(by_row)))
-    return {int(place): by_row[int(numbers[place])] for place in places}
+        columns: dict[str, Any] = {name: getattr(self, name)[numbers] for name in _COLUMNS}
+        for name in _BY_ROW:  # what some of these rows have, by its place among them
+            by_row = getattr(self, name)
+            places = np.flatnonzero(np.isin(numbers, list(by_row)))
+            columns[name] = {int(place): by_row[int(numbers[place])] for place in places}
+        return StepTable(**columns)
 
 
 _BY_ROW = ("startups", "evaluations")
@@ -251,27 +240,21 @@ _OF_STEPS = _COLUMNS[1:]  # in the order of a `_Step`
 _INTEGERS = ("index", "tokens")
 
 
-def _table_of(steps: Sequence[values.TimedStep]) -> StepTable:
-    rows = _Rows()
-    rows.add(steps)
-    return rows.table()
-
-
-def _joined(tables: Iterable[StepTable]) -> StepTable:
-    parts = list(tables)
+def _joined(parts: list[StepTable]) -> StepTable:
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return _table_of(())
-    startups: dict[int, values.Startup] = {}
-    evaluations: dict[int, values.Evaluation] = {}
+        return _Rows().table()
+    columns: dict[str, Any] = {name: {} for name in _BY_ROW}
     before = 0
     for part in parts:
-        startups |= {before + row: startup for row, startup in part.startups.items()}
-        evaluations |= {before + row: found for row, found in part.evaluations.items()}
+        for name in _BY_ROW:
+            by_row = getattr(part, name)
+            columns[name] |= {before + row: found for row, found in by_row.items()}
         before += len(part)
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-    return StepTable(**columns, startups=startups, evaluations=evaluations)
+    for name in _COLUMNS:
+        columns[name] = np.concatenate([getattr(part, name) for part in parts])
+    return StepTable(**columns)
 
 
 def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[FileFault]]:
@@ -342,7 +325,6 @@ class _Rows:
 
 
 def _column(name: str, cells: list[Any]) -> NDArray[Any]:
-    """Return the cells of a column; those that are unknown are NaN."""
     if cells and cells.count(None) == len(cells):
         return np.full(len(cells), np.nan)
     return np.array(cells, np.int64 if name in _INTEGERS else np.float64)
@@ -378,7 +360,7 @@ def counted_steps(steps: StepsByAttempt, attempts: Container[int] | None = None)
     """Return the steps that count, in order: of all attempts, or of these only."""
     counted = counted_rows(steps)
     chosen = [number for number in sorted(steps) if attempts is None or number in attempts]
-    table = _joined(steps[number].rows(counted[number]) for number in chosen)
+    table = _joined([steps[number].rows(counted[number]) for number in chosen])
     if (table.index[1:] > table.index[:-1]).all():
         return table
     return table.rows(np.argsort(table.index, kind="stable"))

@@ -16,9 +16,15 @@ import msgspec
 from orchestrator import errors
 from orchestrator.journal import events, files, liveness
 from orchestrator.journal.boundary import settled
+from orchestrator.journal.files import TRACKED, TRACKED_HERE
 from orchestrator.journal.listing import find_run, folders_in, holds, list_journals, remove_run
-from orchestrator.journal.run_journal import Clock, Journal, noted_tracking, read_value
-from orchestrator.journal.run_paths import TRACKED, TRACKED_HERE, relative_uri
+from orchestrator.journal.run_journal import (
+    Clock,
+    Journal,
+    noted_tracking,
+    read_value,
+    relative_uri,
+)
 from orchestrator.journal.run_state import UNCLAIMED_S, process_name
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address, is_copy
@@ -80,15 +86,12 @@ class StudyJournal:
         return Journal(self.storage / start.run)
 
     def trial_run(self, start: TrialStart, clock: Clock = time.time) -> Run | None:
-        """Return the run of a trial; None where it never started, was removed, or is not of it.
-
-        Whoever removes or cancels this study must not lose another run.
-        """
-        try:
+        """Return the run of a trial; None where it never started, was removed, or is not of it."""
+        with suppress(errors.JournalUnreadable):
             run = self.trial_journal(start).run(clock)
-        except errors.JournalUnreadable:
-            return None
-        return run if run.study == self.key else None
+            # Whoever removes or cancels this study must not lose another run.
+            return run if run.study == self.key else None
+        return None
 
     def status(self, clock: Clock = time.time) -> StudyStatus:
         """Return the state of the study, derived from its runs."""
@@ -112,9 +115,6 @@ class StudyJournal:
             total=total,
             runs=tuple(run for _, run in runs),
         )
-
-    def tracking(self) -> TrackedRun | None:
-        return noted_tracking(self.path)
 
 
 def is_settled(study: Study, run: Run) -> bool:
@@ -161,8 +161,7 @@ def start_trial(
     starter = liveness.this_process()
     while True:
         number = events.read(journal.trials).last + 1
-        starts = journal.trial_starts()
-        _check_idle(journal, starts, clock)
+        starts = _idle_starts(journal, clock)
         retries = sum((start.trial, start.repeat) == (trial, repeat) for start in starts)
         name = f"{journal.key}-trial-{trial}.{repeat}" + (f".{retries + 1}" if retries else "")
         start = TrialStart(at_s=clock(), trial=trial, repeat=repeat, run=name, by=starter)
@@ -173,9 +172,7 @@ def start_trial(
 
 def remove_study(journal: StudyJournal, clock: Clock = time.time) -> None:
     """Remove a study with all its runs; `RunIsLive` while one of them is active."""
-    starts = journal.trial_starts()
-    _check_idle(journal, starts, clock)
-    for start in starts:
+    for start in _idle_starts(journal, clock):
         if journal.trial_run(start, clock):
             remove_run(journal.trial_journal(start), clock)
     if not copies.delete(journal.path, first=_SUBMISSION):
@@ -186,10 +183,7 @@ def remove_study(journal: StudyJournal, clock: Clock = time.time) -> None:
 def track(
     journal: Journal | StudyJournal, tracking: TrackedRun, *, instead: bool = False
 ) -> TrackedRun:
-    """Note where a tracker keeps its record of a run or study; return the note that was first.
-
-    `instead` replaces the earlier note, for a record that the tracker no longer has.
-    """
+    """Note where a tracker keeps its record, `instead` of an earlier note; return what is noted."""
     root = settled(journal.path)
     uri = relative_uri(tracking.uri, journal.path.parent)
     # A database next to the copy of a bucket is of this machine, and so is its note.
@@ -201,9 +195,11 @@ def track(
     return noted_tracking(journal.path, (name,)) or tracking
 
 
-def _check_idle(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> None:
+def _idle_starts(journal: StudyJournal, clock: Clock) -> list[TrialStart]:
+    starts = journal.trial_starts()
     if activity := _activity(journal, starts, clock):
         raise errors.RunIsLive(f"study {journal.key}: {activity}")
+    return starts
 
 
 def _activity(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> str | None:
@@ -238,7 +234,6 @@ def keys_in(storage: Path) -> list[str]:
 
 
 def find_runs(storage: Path, name: str) -> list[Journal]:
-    """Return the run with that name, or the runs of the study."""
     found = find_run_or_study(storage, name)
     if isinstance(found, Journal):
         return [found]

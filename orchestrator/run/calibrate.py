@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -40,8 +40,7 @@ PROFILE_DOCUMENT = "chip_profile.json"
 _TASK = "measuring this machine"
 
 
-@dataclass(frozen=True)
-class _StoredProfile:
+class _StoredProfile(msgspec.Struct, frozen=True):
     profile: ChipProfile
     path: Path
 
@@ -58,12 +57,9 @@ def calibrate(*, progress: Progress | None = None) -> _StoredProfile:
 
 
 def calibrated_plan(plan: Plan, progress: Progress) -> tuple[Plan, bytes]:
-    """Return a rehearsal's plan with a forecast from this machine's profile, and the profile.
-
-    Timings of this plan that the profile lacks are measured first, and stored for the next one.
-    """
+    """Return a rehearsal's plan with a forecast from this machine's profile, and the profile."""
     stored = _stored_profile(plan)
-    if stored is None:
+    if stored is None:  # measure what it lacks, and store that for the next one
         with task(progress, _TASK):
             progress(Stage(task=_TASK, stage="a step with few layers, about a minute"))
             stored = _measure_plan(plan)
@@ -89,12 +85,9 @@ def _measure_plan(plan: Plan) -> _StoredProfile:
 
 
 def _measured_timings(plan: Plan) -> tuple[Timing, ...]:
-    """Time a large matmul on all cores, and the rehearsal's step.
-
-    A step that is unsteady is measured again, once, and the steadier of both counts.
-    """
+    """Time a large matmul on all cores, and the rehearsal's step."""
     measured = _measure(plan)
-    if _step_spread(measured) > calibrated.STEADY_SPREAD:
+    if _step_spread(measured) > calibrated.STEADY_SPREAD:  # once more: the steadier one counts
         measured = min(measured, _measure(plan), key=_step_spread)
     shape, source = calibrated.shape_digest(plan), _trainer_source(plan.trainer)
     return tuple(
@@ -140,9 +133,8 @@ def _profile_folder() -> Path:
 
 def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> _StoredProfile:
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    return _store_profile(
-        ChipProfile(schema=_SCHEMA, machine=machine, measured_on=today, timings=timings)
-    )
+    made = ChipProfile(schema=_SCHEMA, machine=machine, measured_on=today, timings=timings)
+    return _store_profile(made)
 
 
 def _store_profile(profile: ChipProfile) -> _StoredProfile:
@@ -197,9 +189,8 @@ def _measure(plan: Plan | None = None) -> Measurements:
         try:
             status = started[0].wait(_LIMIT_S)
         except subprocess.TimeoutExpired as error:
-            raise MeasurementFailed(
-                f"this machine was not measured within {_LIMIT_S / 60:.0f} minutes"
-            ) from error
+            why = f"this machine was not measured within {_LIMIT_S / 60:.0f} minutes"
+            raise MeasurementFailed(why) from error
         finally:
             for process in started:
                 process.kill()
@@ -223,16 +214,12 @@ def _start(
     else:  # the devices of this machine are measured, which TPU_ describes
         environment = without_device_settings(os.environ, keep=("TPU_",))
     with (folder / _LOG if number == 0 else Path(os.devnull)).open("wb") as log:
+        # Ctrl-C is for the caller. In sessions of their own they would take 1.4 times as long:
+        # Linux shares cores between sessions first. The processes of a rehearsal are in one.
         return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            # Ctrl-C is for the caller. In sessions of their own they would take 1.4 times as long:
-            # Linux shares cores between sessions first. The processes of a rehearsal are in one.
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
             process_group=0,
-        )
+        )  # fmt: skip
 
 
 class _BusyCores:
@@ -242,7 +229,6 @@ class _BusyCores:
         self.began_s, self.busy_s, self.own_s = time.monotonic(), _busy_s(), _own_s()
 
     def share_of_others(self) -> float:
-        """Return the share of the cores' time that neither this process took nor its children."""
         others_s = (_busy_s() - self.busy_s) - (_own_s() - self.own_s)
         return max(0.0, others_s / ((time.monotonic() - self.began_s) * len(_own_cores())))
 
@@ -258,5 +244,4 @@ def _busy_s() -> float:
 
 
 def _own_s() -> float:
-    """Return the processor seconds of this process and of its children that have ended."""
     return sum(os.times()[:4])

@@ -47,44 +47,31 @@ def check_cluster(
     named: str,
     storage: Path,
     progress: Progress,
-    runs: Sequence[tuple[Plan, int]] = (),
+    runs: Sequence[tuple[Plan, int]] = (),  # all that it is asked for, where that is more
 ) -> tuple[ClusterClient, Notice]:
-    """Connect to a cluster and see what it has; raise an error when it cannot serve the run.
-
-    `runs` are all that is asked of it, each a plan and its steps, where that is more than this run.
-    The notice says what the cluster has.
-    """
+    """Connect to a cluster and see what it has; raise an error when it cannot serve the run."""
     storage = storage.absolute()
     with _task(progress, "connecting"):
         jobs = find_backend(run.spec.cluster.backend).connect(named)
     with shared_marker(storage) as mark:
         request = PreflightRequest(
-            pods=run.plan.pods,
-            kind=run.plan.slice_kind,
-            versions=run.environment,
-            secrets=run.spec.run.secrets,
-            file=address(mark),
-        )
+            pods=run.plan.pods, kind=run.plan.slice_kind, versions=run.environment,
+            secrets=run.spec.run.secrets, file=address(mark),
+        )  # fmt: skip
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
             preflight = jobs.preflight(run.plan, request, run.documents.get(ARCHIVE), tick)
     if preflight.faults:
         faults = (f"  {fault}" for fault in preflight.faults)
         raise OrchError("\n".join([f"{named} cannot run this", *faults]))
     return jobs, Notice(
-        "cluster ready",
-        address=named,
-        slices=preflight.slices,
-        hosts=len(preflight.report.hosts),
-        versions=run.environment,
-        storage=address(storage),
+        "cluster ready", address=named, slices=preflight.slices,
+        hosts=len(preflight.report.hosts), versions=run.environment, storage=address(storage),
         runs=tuple(runs) or ((run.plan, run.steps),),
-    )
+    )  # fmt: skip
 
 
 @contextmanager
 def _task(progress: Progress, stage: str) -> Iterator[Callable[[str], None]]:
-    """Report a stage of the look at the cluster, with the state of its job."""
-
     def tick(state: str) -> None:
         progress(Stage(task="cluster", stage=stage, state=state.lower()))
 
@@ -115,7 +102,6 @@ def start_driver(jobs: ClusterClient, journal: Journal, progress: Progress, *how
 
 
 def job_name(run: Run, event: int) -> str:
-    """Return the name of the job that drives a run from an event of its journal on."""
     return f"{run.run}-{run.id[:8]}-{event}"
 
 

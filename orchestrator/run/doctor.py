@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -23,7 +22,7 @@ from orchestrator.errors import JournalUnreadable, OrchError, install_command
 from orchestrator.formatting import GIB
 from orchestrator.journal import events, files, ownership
 from orchestrator.journal.listing import find_run
-from orchestrator.journal.run_journal import Clock, Journal
+from orchestrator.journal.run_journal import Journal, read_value
 from orchestrator.journal.run_state import RunState
 from orchestrator.journal.steps import read_table
 from orchestrator.launch.backend import ClusterUnusable, find_backend
@@ -34,6 +33,7 @@ from orchestrator.storage.addresses import folder
 from orchestrator.tracking.destinations import destination
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Proof
 from orchestrator.values.run import FileFinding, FileKind, Finding, HealthReport, RunHealth
 from orchestrator.values.run_options import TrackingOptions
 
@@ -57,7 +57,7 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> HealthR
     """Return what this machine can do, and what to do about what it cannot."""
     place = folder(storage)
     checks = [
-        _python(), _extras(), _packages(), _devices(), _compiler(), memory(),
+        *_software(), _devices(), _compiler(), memory(),
         _disk("runs", place, "run.storage of the spec"),
         _disk("temporary", Path(tempfile.gettempdir()), "TMPDIR"),
         *_local_services(place),
@@ -79,25 +79,22 @@ def _broken(name: str, detail: str, advice: str) -> Finding:
     return Finding(name=name, health="broken", detail=detail, advice=advice)
 
 
-def _python() -> Finding:
+def _software() -> Iterator[Finding]:
+    """Yield the Python, the extras (orch plans, explains and scores without any), the versions."""
     detail = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info >= _OLDEST_PYTHON:
-        return _good("python", detail)
-    return _broken("python", detail, "Python 3.11 or newer: make clean setup PYTHON=python3.12")
-
-
-def _extras() -> Finding:
-    """Return which extras are installed; without any, orch plans, explains and scores."""
+        yield _good("python", detail)
+    else:
+        advice = "Python 3.11 or newer: make clean setup PYTHON=python3.12"
+        yield _broken("python", detail, advice)
     absent = [name for name in plugins.PACKAGES if plugins.missing(name)]
     installed = [name for name in plugins.PACKAGES if name not in absent]
     detail = f"installed: {', '.join(installed) or 'none'}"
     if absent:
         names = ",".join(absent)
-        return _limited("extras", f"{detail}; missing: {names}", install_command(names))
-    return _good("extras", detail)
-
-
-def _packages() -> Finding:
+        yield _limited("extras", f"{detail}; missing: {names}", install_command(names))
+    else:
+        yield _good("extras", detail)
     pinned = plugins.pinned()
     versions = {name: _installed_version(name) for name in pinned}
     differ = [
@@ -105,10 +102,11 @@ def _packages() -> Finding:
         for name, version in versions.items()
         if version not in (None, pinned[name])
     ]
-    if differ:
-        return _broken("packages", "; ".join(differ), "install the locked versions: make setup")
     present = [f"{name} {version}" for name, version in versions.items() if version]
-    return _good("packages", ", ".join(present) or "none with an exact version")
+    if differ:
+        yield _broken("packages", "; ".join(differ), "install the locked versions: make setup")
+    else:
+        yield _good("packages", ", ".join(present) or "none with an exact version")
 
 
 def _installed_version(name: str) -> str | None:
@@ -214,20 +212,16 @@ _PUT_BACK = "put back a copy of it: it cannot be made again"
 
 def doctor_run(run: str, storage: str | Path = RUNS, *, repairs: bool = False) -> RunHealth:
     """Return what is wrong with a run's files; with `repairs`, after what can be repaired was."""
-    return _run_health(find_run(folder(storage), run), repairs=repairs)
-
-
-def _run_health(journal: Journal, *, repairs: bool = False, clock: Clock = time.time) -> RunHealth:
+    journal = find_run(folder(storage), run)
     found = list(_findings(journal))
-    repaired: list[FileFinding] = []
+    repaired = [finding for finding in found if finding.repairable and repairs]
+    for finding in repaired:
+        if finding.kind == "event":
+            if journal.state().damage:  # one repair is for all events
+                ownership.repair_events(journal)
+        elif (content := _remade(journal, journal.state(), finding.file)) is not None:
+            ownership.replace_file(journal, finding.file, content)
     if repairs:
-        repaired = [finding for finding in found if finding.repairable]
-        for finding in repaired:
-            if finding.kind == "event":
-                if journal.state().damage:  # one repair is for all events
-                    ownership.repair_events(journal, clock)
-            elif (content := _remade(journal, journal.state(), finding.file)) is not None:
-                ownership.replace_file(journal, finding.file, content, clock)
         found = list(_findings(journal))
     return RunHealth(run=journal.key, findings=tuple(found), repaired=tuple(repaired))
 
@@ -281,7 +275,7 @@ def _checkpoints_and_proofs(journal: Journal, state: RunState) -> Iterator[FileF
     for name in files.names(paths.proofs):
         path = paths.proofs / name
         try:
-            journal.read_proof(path)
+            read_value(path, Proof)
         except JournalUnreadable as error:
             advice = "remove it, and prove the spec again: orch prove SPEC"
             yield _fault("proof", paths.name_of(path), error.why, advice)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.journal.ownership import Writer, request_cancel
@@ -60,10 +60,7 @@ def _watch(journal: Journal, task: str, progress: Progress) -> Iterator[_RunWatc
 def follow(
     journal: Journal, jobs: backend.ClusterClient, job: str, driver_before: int, progress: Progress
 ) -> Run | None:
-    """Report a run on a named cluster until it has ended; None when an interrupt came first.
-
-    `driver_before` is the claim that the run's driver had before the job was started.
-    """
+    """Report a run on a named cluster until it has ended; None when an interrupt came first."""
     with _watch(journal, "run", progress) as watch, interrupts() as signals:
         follower = _ClusterFollower(watch, jobs, job, driver_before)
         while not signals:
@@ -78,7 +75,7 @@ class _ClusterFollower:
     watch: _RunWatch
     jobs: backend.ClusterClient
     job: str
-    driver_before: int
+    driver_before: int  # the claim of the run's driver before the job was started
     asked_at_s: float = 0.0
     trouble: str = "cleared"
 
@@ -93,26 +90,26 @@ class _ClusterFollower:
             self.watch.update(run)
             if run.state not in LIVE:
                 return run
-        if time.monotonic() - self.asked_at_s > _ASK_EVERY_S:
-            self.asked_at_s = time.monotonic()
-            # Ask the cluster how the job is; return the run if its job ended without a driver.
-            try:
-                state = self.jobs.state(self.job)
-                why = self.jobs.why(self.job) if state in backend.JOB_ENDED and not driven else None
-            except backend.ClusterUnusable as error:
-                self._report("cluster silent", str(error))
-                return None
-            self._report("cleared")
-            if why is None or self._is_driven():
-                return None
-            self.watch.progress(Notice("trouble", kind="no driver", why=why))
-            journal = self.watch.journal
-            if self.driver_before == 0:  # a run that was to be resumed keeps the end it had
-                with suppress(Superseded):  # a driver came at the last moment
-                    reason = StateReason(code="error", detail=why)
-                    Writer(journal, journal.state()).end_run("failed", reason)
-            return journal.run()
-        return None
+        if time.monotonic() - self.asked_at_s <= _ASK_EVERY_S:
+            return None
+        self.asked_at_s = time.monotonic()
+        # Ask the cluster how the job is; return the run if its job ended without a driver.
+        try:
+            state = self.jobs.state(self.job)
+            why = self.jobs.why(self.job) if state in backend.JOB_ENDED and not driven else None
+        except backend.ClusterUnusable as error:
+            self._report("cluster silent", str(error))
+            return None
+        self._report("cleared")
+        if why is None or self._is_driven():
+            return None
+        self.watch.progress(Notice("trouble", kind="no driver", why=why))
+        journal = self.watch.journal
+        if self.driver_before == 0:  # a run that was to be resumed keeps the end it had
+            with suppress(Superseded):  # a driver came at the last moment
+                reason = StateReason(code="error", detail=why)
+                Writer(journal, journal.state()).end_run("failed", reason)
+        return journal.run()
 
     def _is_driven(self) -> bool:
         return self.watch.journal.state().writer != self.driver_before
@@ -127,11 +124,7 @@ class _ClusterFollower:
 def drive(
     journal: Journal, plan: Plan, signals: list[int], progress: Progress, *how: str
 ) -> str | None:
-    """Drive a run on emulated slices of this machine, and follow it to its end.
-
-    Return why the run was given up before its end, None where it was not. `signals` are the
-    interrupts that came.
-    """
+    """Drive a run on emulated slices of this machine to its end; return why it was given up."""
     path = address(journal.path.absolute())
     local = backend.find_backend(journal.spec().cluster.backend)
     command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
@@ -147,19 +140,16 @@ class _RehearsalFollower:
     nodes: int
     passed_on: int = 0
     gone_since_s: float | None = None
-    driver_before: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.driver_before = self.watch.journal.state().writer
 
     def follow(self) -> str | None:
         """Report what happens until the run has ended, or nothing can end it; return why then."""
         journal, progress = self.watch.journal, self.watch.progress
+        driver_before = journal.state().writer
         while True:
             state = self.cluster.next_event(_REHEARSAL_POLL_S)
             if state and state.nodes and not state.job:
                 progress(Notice("nodes up", up=state.nodes, total=self.nodes))
-            run, driven = journal.run(), journal.state().writer != self.driver_before
+            run, driven = journal.run(), journal.state().writer != driver_before
             if driven:
                 self.watch.update(run)
                 if run.ended_at_s is not None:
@@ -175,10 +165,9 @@ class _RehearsalFollower:
         if not (driven and run.reason and run.reason.code == "driver_gone"):
             self.gone_since_s = None
             return None
-        if self.gone_since_s is None:
-            self.gone_since_s = time.monotonic()
-        late = time.monotonic() - self.gone_since_s > _GONE_LIMIT_S
-        return run.reason.detail if late else None
+        now_s = time.monotonic()
+        self.gone_since_s = self.gone_since_s or now_s
+        return run.reason.detail if now_s - self.gone_since_s > _GONE_LIMIT_S else None
 
     def gives_up(self, *, driven: bool) -> bool:
         """Pass interrupts on: the first asks for a last checkpoint, the second for an end.

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
+
 from orchestrator.errors import Interrupted
 from orchestrator.storage.addresses import address, folder, is_copy
 
@@ -19,8 +21,7 @@ if TYPE_CHECKING:  # a plan is made without the values of runs
 RUNS = Path("runs")  # where runs are stored by default
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """A task has begun or reached another stage; `state` is a detail that changes often."""
 
     task: str
@@ -28,8 +29,7 @@ class Stage:
     state: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitsDone:
+class UnitsDone(msgspec.Struct, frozen=True, kw_only=True):
     """How many units of a task are done; `total` is None where it is unknown."""
 
     task: str
@@ -38,23 +38,20 @@ class UnitsDone:
     unit: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskEnded:
+class TaskEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A task has ended, well or not."""
 
     task: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunUpdate:
+class RunUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """A followed run as it stands, and its steps since the last update. Sent at every look."""
 
     run: "Run"
     steps: "tuple[Step, ...]"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tracked:
+class Tracked(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tracker records a run; `problem` says why it is not yet recorded there."""
 
     tracker: str
@@ -182,7 +179,6 @@ def interrupt_name(number: int) -> str:
 
 
 def spec_command(name: str, spec: Path, overrides: Sequence[str], *more: str) -> str:
-    """Return a command about a spec, with the same overrides."""
     settings = [word for override in overrides for word in ("--set", override)]
     return shlex.join(["orch", name, str(spec), *settings, *more])
 

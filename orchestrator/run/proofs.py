@@ -83,9 +83,7 @@ def prove_less_recompute(
 def _prove_each_stage(
     spec: Spec, made: Plan, progress: Progress | None = None, hlo: str | Path | None = None
 ) -> list[ProofResult]:
-    if not made.stages:
-        return [_prove_plan(spec, made, progress, hlo)]
-    pairs = zip(stage_specs(spec), made.stages, strict=True)
+    pairs = zip(stage_specs(spec) if made.stages else [spec], made.each_stage, strict=True)
     return [_prove_plan(stage_spec, stage, progress, hlo) for stage_spec, stage in pairs]
 
 
@@ -102,8 +100,7 @@ def prove_before_run(spec: Spec, made: Plan, progress: Progress) -> list[Proof]:
 def _prove_plan(
     spec: Spec, made: Plan, progress: Progress | None = None, hlo: str | Path | None = None
 ) -> ProofResult:
-    folder = Path(hlo) if hlo else None
-    if folder:
+    if folder := Path(hlo) if hlo else None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

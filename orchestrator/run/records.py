@@ -49,9 +49,6 @@ def _own_runs(storage: Path) -> list[Journal]:
 
 
 def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncResult:
-    """Record a run. An earlier command may be recording one that has ended, and soon ends; a run
-    that goes on is recorded by its own driver.
-    """
     key = journal.key
 
     def waiting(waited_s: float) -> None:
@@ -63,6 +60,8 @@ def _sync_run(recorder: Recorder, journal: Journal, progress: Progress) -> SyncR
 
     progress(Stage(task=key, stage="asking the tracker what it has"))
     try:
+        # A run that goes on is recorded by its own driver; one that has ended perhaps by an
+        # earlier command, which soon ends.
         limit_s = LOCK_LIMIT_S if journal.run().state in LIVE else ONCE_LIMIT_S
         return recorder.record(journal, counted, waiting, limit_s)
     except (JournalUnreadable, JournalUnwritable) as error:
@@ -88,14 +87,12 @@ def tracked_at_end(journal: Journal) -> Tracked:
 
 
 def catch_up(storage: Path, runs: Sequence[Run]) -> None:
-    """Record in the background what runs that have ended left unrecorded."""
     ended = [(Journal(storage / run.run), run) for run in runs if run.state not in LIVE]
     if behind := [journal for journal, run in ended if _is_due(journal, run)]:
         tracking.in_background(behind[:_MOST_AT_ONCE])
 
 
 def record_files(journal: Journal) -> None:
-    """Record in the background the files that were just written for a run."""
     if tracking.read_sync_state(journal) and _is_own(journal):
         tracking.in_background([journal])
 
@@ -122,14 +119,11 @@ def _is_own(journal: Journal) -> bool:
 def ui(
     storage: str | Path = RUNS, *, port: int | None = None, progress: Progress | None = None
 ) -> None:
-    """Serve the MLflow UI of recorded runs until Ctrl-C; a notice "ui ready" says where.
-
-    Runs that a server records are only shown where that is.
-    """
+    """Serve the MLflow UI of recorded runs until Ctrl-C; a notice "ui ready" says where."""
     where, report = folder(storage), progress or events.silent
     catch_up(where, list_runs(where)[0])
     for uri, places in _places_by_uri(where).items():
-        if is_server(places[0]):
+        if is_server(places[0]):  # it shows them itself
             report(_ready(uri, places, report, served=False))
         else:
             with _readable_copy(uri, places, where) as (shown, copied, log_folder):
@@ -160,15 +154,13 @@ def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
 def _readable_copy(
     uri: str, places: list[Destination], storage: Path
 ) -> Iterator[tuple[str, list[Destination], Path]]:
-    """Yield a database and a folder for its log that can be written: MLflow opens no other.
-
-    They are those of the storage or, where that is read-only, a copy that ends with the command.
-    """
+    """Yield a database and a folder for its log that can be written: MLflow opens no other."""
     database = Path(places[0].label)
     writable = all(os.access(path, os.W_OK) for path in (storage, database.parent, database))
     if writable or not database.is_file():
         yield uri, places, storage
         return
+    # The storage is read-only: make a copy that ends with the command.
     with tempfile.TemporaryDirectory(prefix="orch-ui-") as temporary:
         copy = shutil.copyfile(database, Path(temporary) / database.name)
         shown = f"sqlite:///{copy}"

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from orchestrator import journal
 from orchestrator.errors import RunIsLive, UnknownName
@@ -63,8 +64,7 @@ def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
     return [make_report(record) for record in {record.key: record for record in found}.values()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RunLogs:
+class _RunLogs(msgspec.Struct, frozen=True, kw_only=True):
     """The logs of a run as they are now; `more` ranks have others. `empty` where none was left."""
 
     run: Run
@@ -147,8 +147,7 @@ def _follow_logs(
         time.sleep(_POLL_S)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CancelResult:
+class _CancelResult(msgspec.Struct, frozen=True, kw_only=True):
     before: Run
     after: Run
 

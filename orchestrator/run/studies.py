@@ -1,9 +1,11 @@
 """Studies: every trial planned, then carried out one after another."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from orchestrator.errors import NotAnswered, SpecError
 from orchestrator.evidence.studies import forecast_of
@@ -32,14 +34,10 @@ _UNREPORTED = ("started", "planned", "rehearsal ready", "cluster ready")
 Outcome = Literal["succeeded", "failed", "infeasible", "stopped"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyResult:
-    """The outcome of a study: `infeasible` where a trial has no plan, `stopped` where an interrupt
-    or a cancelled run ended it. `study` is None where nothing was started.
-    """
-
+class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
+    # `infeasible`: a trial has no plan; `stopped`: by an interrupt or a cancelled run.
     outcome: Outcome
-    study: StudyJournal | None = None
+    study: StudyJournal | None = None  # None where nothing was started
 
 
 def study(

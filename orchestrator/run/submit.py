@@ -11,11 +11,10 @@ from typing import TypeAlias, get_args
 from orchestrator import errors, tracking
 from orchestrator.errors import JournalUnwritable, NotAnswered, OrchError, RunExists, SpecError
 from orchestrator.journal import ownership
-from orchestrator.journal.files import check_writable
+from orchestrator.journal.files import UNCOMMITTED, check_writable, write_once
 from orchestrator.journal.listing import find_run, is_run
 from orchestrator.journal.ownership import RunRequest, Writer, create_run
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.journal.study_journal import StudyJournal, start_trial
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable
@@ -33,6 +32,7 @@ from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end
 from orchestrator.storage.addresses import folder, is_copy
+from orchestrator.values import codec
 from orchestrator.values.fields import DType
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
@@ -51,23 +51,17 @@ Confirm: TypeAlias = Callable[[Proposal], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A plan to carry out once, how, and for whom.
+    """A plan to carry out once, how, and for whom."""
 
-    `path` is the file of the spec. `cluster` is the address of a cluster and what named it; without
-    one the plan is rehearsed here. `confirm` is asked before anything starts, `progress` gets what
-    happens. A run of a study has the study, the number of its trial, the repeat, and on a cluster
-    the `jobs` of the look at it.
-    """
-
-    path: Path
+    path: Path  # of the spec
     spec: Spec
     plan: Plan
     options: SubmitOptions
-    cluster: tuple[str, str] | None
-    confirm: Confirm | None = None
+    cluster: tuple[str, str] | None  # its address and what named it; None: a rehearsal here
+    confirm: Confirm | None = None  # asked before anything starts
     progress: Progress = events.silent
-    trial: tuple[StudyJournal, int, int] | None = None
-    jobs: ClusterClient | None = None
+    trial: tuple[StudyJournal, int, int] | None = None  # with its number, and the repeat
+    jobs: ClusterClient | None = None  # of a trial: from the look at the cluster
 
     @property
     def storage(self) -> Path:
@@ -116,16 +110,13 @@ def submit(
 
 
 def run_once(request: Request) -> Run:
-    """Prove a plan, run it on the named cluster or rehearse it here, and return the run at its end.
-
-    `RunExists` when its key is taken.
-    """
+    """Prove a plan, and run it to its end; `RunExists` when its key is taken."""
     if request.cluster is None:
-        with events.interruptible("preparing the rehearsal"):
-            return _rehearse(request)
+        return _rehearse(request)
     return _run_on_cluster(request, *request.cluster)
 
 
+@events.interruptible("preparing the rehearsal")
 def _rehearse(request: Request) -> Run:
     """Rehearse a plan on a local cluster, which is gone when this returns."""
     options, plan, progress = request.options, request.plan, request.progress
@@ -215,7 +206,8 @@ def _create(request: Request, new: RunRequest, proofs: Sequence[Proof]) -> Write
     writer = create_run(storage, replace(new, study=study), key)
     tracking.begin(writer.journal, where)
     for proof in proofs:
-        writer.save_proof(proof)
+        path = writer.journal.paths.proof(proof.plan_digest)
+        write_once(path, codec.to_pretty_json(proof).encode())
     return writer
 
 
@@ -231,7 +223,6 @@ def follow_to_end(
 
 
 def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
-    """Report that a run has ended, once it is recorded."""
     plan = journal.plan(run.plan_digest)
     progress(Notice("ended", run=run, plan=plan, tracked=tracked_at_end(journal)))
     return run
@@ -240,11 +231,7 @@ def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
 def _new_run(
     path: Path, spec: Spec, plan: Plan, steps: int, profile: tuple[int, int] | None = None
 ) -> RunRequest:
-    """Return what a run of a spec's file is created from.
-
-    The text of its spec leaves out the values of secrets; uncommitted changes are kept only if
-    `run.record_diff` asks for them.
-    """
+    """Return what a run of a spec's file is created from."""
     if profile and profile[0] >= steps:
         first, end = profile
         raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")
@@ -275,7 +262,6 @@ def check_confirmed(confirm: Confirm | None, proposal: Proposal) -> None:
 
 
 def refuse_rehearsal_options(options: SubmitOptions, named_by: str | None) -> None:
-    """Refuse options of a rehearsal where something names a cluster."""
     if options.devices_per_pod and named_by:
         raise SpecError(f"--devices-per-pod is for rehearsals, and {named_by} names a cluster")
 

@@ -29,7 +29,6 @@ _OF_THIS_MACHINE = {
 
 
 def is_address(text: str) -> bool:
-    """Return whether this names a place in a bucket, and not a path."""
     return _ADDRESS.fullmatch(text) is not None
 
 
@@ -60,7 +59,6 @@ def _resolved(folder: str) -> Path:
 
 
 def _parts_of(path: Path) -> tuple[str, ...] | None:
-    """Return the scheme, the bucket and the names below it."""
     root, parts = _copies().parts, path.parts
     if parts[: len(root)] != root or len(parts) < len(root) + 2:
         return None
@@ -92,12 +90,10 @@ def place_of(path: Path) -> Place | None:
 
 
 def is_of_this_machine(name: str) -> bool:
-    """Return whether a file or folder is not copied: it is hidden, or a tracker's."""
     return name.startswith(".") or name in _OF_THIS_MACHINE
 
 
 def reserved_name(address: str) -> str | None:
-    """Return the part of an address that would name a file of this machine, or None."""
     _, _, inside = address.partition("://")
     return next(filter(is_of_this_machine, inside.split("/")[1:]), None)
 

@@ -126,7 +126,6 @@ class Bucket:
         return self._tried(name, read)
 
     def found(self, name: str) -> StoredObject:
-        """Return what is known of an object, or raise `FileNotFoundError`."""
         try:
             return _found(self._tried(name, lambda: _obstore().head(self._quick, name)))
         except FileNotFoundError as error:
@@ -184,7 +183,6 @@ class Bucket:
 
 @lru_cache
 def bucket(scheme: str, name: str) -> Bucket:
-    """Return the bucket of that name. A process connects to it once."""
     return Bucket(scheme, name)
 
 
@@ -214,7 +212,6 @@ def _store(scheme: str, name: str, limit_s: int) -> Any:
 
 
 def s3_settings() -> dict[str, Any]:
-    """Return the region and the endpoint of S3 as the environment names them for every library."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     endpoint = os.environ.get(_S3_ENDPOINT)
     return {"region": region} | ({"endpoint": endpoint} if endpoint else {})

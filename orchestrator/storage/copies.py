@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import wraps
+from math import inf
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
@@ -128,8 +129,7 @@ def _write(path: Path, content: bytes, at_s: float | None = None) -> None:
 def _is_fresh(path: Path) -> bool:
     """Return whether the bucket was just asked for this; from now on it was."""
     now_s = time.monotonic()
-    asked_s = _asked.get(path)
-    if asked_s is not None and now_s - asked_s < _FRESH_S:
+    if now_s - _asked.get(path, -inf) < _FRESH_S:
         return True
     _asked[path] = now_s
     return False
@@ -264,7 +264,6 @@ def publish(place: Place, prepared: Path, last: str) -> None:
             raise
         place.bucket.replace_version(reservation, mine, found.version)
     paths = [path for path in prepared.rglob("*") if path.is_file() and path != prepared / last]
-
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda path: _put(place, path.relative_to(prepared), path), sorted(paths)))
     place.bucket.create((place / last).name, (prepared / last).read_bytes())

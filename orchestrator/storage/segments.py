@@ -148,7 +148,6 @@ class _Lines(_PartWriter):
 
 
 def lines(path: Path) -> _Lines | None:
-    """Return a writer of a new file in parts; None for a path that no bucket has."""
     place = place_of(path)
     return None if place is None else _Lines(place)
 

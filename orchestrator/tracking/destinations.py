@@ -20,8 +20,7 @@ import platformdirs
 from orchestrator import plugins
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError
 from orchestrator.journal import boundary, files
-from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_paths import absolute_uri, relative_uri
+from orchestrator.journal.run_journal import Journal, absolute_uri, relative_uri
 from orchestrator.values import codec
 from orchestrator.values.run import Destination, Run, SyncProgress, SyncState
 from orchestrator.values.run_options import TrackingOptions
@@ -78,10 +77,14 @@ class _Choice:
     destination: Destination
 
 
+def _choice(journal: Journal, where: Destination) -> _Choice:
+    return _Choice(id=_id(journal), destination=_with_addresses(where, relative_uri, journal))
+
+
 def remember(journal: Journal, destination: Destination) -> None:
     """Note the choice of a command. Without a state directory later commands ask for it again."""
-    path, where = _choice_path(_id(journal)), _with_addresses(destination, relative_uri, journal)
-    choice = _Choice(id=_id(journal), destination=where)
+    choice = _choice(journal, destination)
+    path = _choice_path(choice.id)
     with suppress(JournalUnwritable, FileExistsError):
         files.make_folder(path.parent)
         files.replace(path, codec.to_json(choice))
@@ -89,9 +92,9 @@ def remember(journal: Journal, destination: Destination) -> None:
 
 def _chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> Destination | None:
     """Return where a command of this user chose to record a run; None where none did."""
-    run_id = _id(journal)
-    if (passed := _passed_on(environment)) and passed.id == run_id:
+    if passed := passed_choice(journal, environment):
         return _with_addresses(passed.destination, absolute_uri, journal)
+    run_id = _id(journal)
     path = _choice_path(run_id)
     with suppress(OSError, msgspec.DecodeError):
         choice = codec.from_json(boundary.read_bytes(path), _Choice)
@@ -101,23 +104,16 @@ def _chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> De
     return None
 
 
-def is_passed_on(journal: Journal, environment: Mapping[str, str]) -> bool:
-    choice = _passed_on(environment)
-    return choice is not None and choice.id == _id(journal)
-
-
 def passed_on(journal: Journal) -> str | None:
     """Return the value of VARIABLE for a driver: where to record a run, if that was chosen."""
     where = _chosen(journal)
-    if where is None:
-        return None
-    choice = _Choice(id=_id(journal), destination=_with_addresses(where, relative_uri, journal))
-    return codec.to_json(choice).decode()
+    return None if where is None else codec.to_json(_choice(journal, where)).decode()
 
 
-def _passed_on(environment: Mapping[str, str]) -> _Choice | None:
+def passed_choice(journal: Journal, environment: Mapping[str, str]) -> _Choice | None:
     with suppress(msgspec.DecodeError):
-        return codec.from_json(environment.get(VARIABLE, ""), _Choice)
+        choice = codec.from_json(environment.get(VARIABLE, ""), _Choice)
+        return choice if choice.id == _id(journal) else None
     return None
 
 
@@ -183,7 +179,6 @@ def progress_of(run: Run) -> SyncProgress:
 
 
 def is_behind(run: Run, state: SyncState) -> bool:
-    """Return whether the tracker lacks something of a run, as far as the note says."""
     return state.recorded != progress_of(run)
 
 

@@ -30,10 +30,6 @@ class RecordedElsewhere(RunNotRecorded):
     """Another process records this run now."""
 
 
-def _ignore(_: float) -> None:
-    pass
-
-
 @dataclass
 class Recorder:
     """Records runs, each by its own tracker. A destination that failed once is not tried again."""
@@ -45,14 +41,14 @@ class Recorder:
     def record(
         self,
         journal: Journal,
-        on_steps: Callable[[int], None] = _ignore,
-        on_wait: Callable[[float], None] = _ignore,
+        on_steps: Callable[[int], None] = lambda _: None,
+        on_wait: Callable[[float], None] = lambda _: None,
         limit_s: float = LOCK_LIMIT_S,
     ) -> SyncResult:
         """Sync one run and note the result; `on_wait` hears how long another process is awaited."""
         try:
             trusted = set()  # the owner of a run that the command that started this names
-            if destinations.is_passed_on(journal, self.environment):
+            if destinations.passed_choice(journal, self.environment):
                 trusted = {boundary.status_of(journal.paths.root).st_uid}
             check_own(journal, trusted)
             state = self._state(journal)
@@ -61,9 +57,9 @@ class Recorder:
                 run=journal.key, destination=None, run_id=None, recorded=None, problem=str(error)
             )
         recorded, problem, by_driver = None, None, False
+        where = state.destination
         try:
             with _only_one(journal, limit_s, on_wait):
-                where = state.destination
                 if where in self.failures:
                     raise self.failures[where]
                 if where.tracker not in self.trackers:
@@ -77,26 +73,21 @@ class Recorder:
             else:
                 problem = str(error)
             if not isinstance(error, RunNotRecorded):
-                self.failures[state.destination] = error
+                self.failures[where] = error
         if not by_driver:  # a driver that records the run notes its own progress
             destinations.note(journal, state, recorded=recorded, problem=problem)
         tracked = journal.run().tracking
+        run_id = tracked.run_id if tracked else None
         return SyncResult(
-            run=journal.key,
-            destination=state.destination,
-            run_id=tracked.run_id if tracked else None,
-            recorded=recorded,
-            problem=problem,
+            run=journal.key, destination=where, run_id=run_id, recorded=recorded, problem=problem,
             by_driver=by_driver,
-        )
+        )  # fmt: skip
 
     def forget(self) -> None:
-        """Connect anew the next time."""
         self.failures.clear()
         self.trackers.clear()
 
     def _state(self, journal: Journal) -> SyncState:
-        """Return where the run is to be recorded, and how much of it is."""
         if state := destinations.read_sync_state(journal, self.environment):
             return state
         # Where this user chose nothing, only the experiment's name counts.
@@ -117,7 +108,9 @@ class Recorder:
 
 @contextmanager
 def _only_one(
-    journal: Journal, limit_s: float = LOCK_LIMIT_S, on_wait: Callable[[float], None] = _ignore
+    journal: Journal,
+    limit_s: float = LOCK_LIMIT_S,
+    on_wait: Callable[[float], None] = lambda _: None,
 ) -> Iterator[None]:
     """Be the one process that records a run. The lock ends with the process."""
     lock, began_s = FileLock(journal.paths.sync_lock), time.monotonic()

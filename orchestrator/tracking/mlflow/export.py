@@ -14,7 +14,7 @@ from orchestrator.errors import JournalUnreadable
 from orchestrator.evidence.report import make_report
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal import boundary
-from orchestrator.journal.run_journal import Journal
+from orchestrator.journal.run_journal import Journal, noted_tracking
 from orchestrator.journal.steps import StepReader
 from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.tracking.destinations import RunNotRecorded
@@ -75,10 +75,7 @@ def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[Metr
 
 
 def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
-    """Return the id of the MLflow run of a run's study; create it when it is missing.
-
-    None for a run without a study, or when the study's directory was removed or is not this user's.
-    """
+    """Return the id of the MLflow run of a run's study; create it when it is missing."""
     if run.study is None:
         return None
     study = StudyJournal(journal.path.absolute().parent / Path(run.study).name)
@@ -86,7 +83,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
         boundary.check_own(study.path)
         opened = study.submission()
     except (JournalUnreadable, OSError):
-        return None
+        return None  # it was removed, or is not this user's
     parent = _find_or_create(study, store)
     status = _PARENT_STATUS[study.status().state]
     if parent.status != status:
@@ -117,7 +114,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
 
 def _find_or_create(study: StudyJournal, store: Store) -> StoredRun:
     """Return the noted run, or one that is tagged with the study's id, or a new one."""
-    noted, opened, stored = study.tracking(), study.submission(), None
+    noted, opened, stored = noted_tracking(study.path), study.submission(), None
     if noted and noted.uri == store.where.uri:
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:

@@ -13,8 +13,8 @@ import msgspec
 from orchestrator.errors import JournalUnreadable
 from orchestrator.formatting import GIB
 from orchestrator.journal import boundary, files
+from orchestrator.journal.files import UNCOMMITTED
 from orchestrator.journal.run_journal import Journal, list_logs
-from orchestrator.journal.run_paths import UNCOMMITTED
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.network.rematerialization import text_of
 from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
@@ -53,7 +53,6 @@ class _Description:
 
 
 def description(journal: Journal, run: Run, parent: str | None) -> _Description:
-    """Return the description of a run; `parent` is the MLflow run of its study."""
     # A plan or proof that cannot be read is left out.
     plans = {attempt.number: _plan_of(journal, attempt.plan_digest) for attempt in run.attempts}
     newest = _plan_of(journal, run.plan_digest)
@@ -115,7 +114,6 @@ def yes_or_no(holds: bool) -> str:
 
 
 def _fitting(text: str) -> str:
-    """Return a tag that is short enough for MLflow. A cut one says so."""
     ending = " ... (cut here; the journal has all of it)"
     return text if len(text) <= _LONGEST_TAG else text[: _LONGEST_TAG - len(ending)] + ending
 

@@ -38,7 +38,6 @@ _SQLITE = "sqlite:///"
 
 
 def is_server(where: Destination) -> bool:
-    """Return whether a server answers there; otherwise it is a database."""
     return _scheme(where.uri) in _SERVERS
 
 
@@ -208,7 +207,6 @@ class Store:
         return TrackedRun(tracker=TRACKER, uri=self.where.uri, run_id=run_id)
 
     def run(self, run_id: str) -> StoredRun | None:
-        """Return the MLflow run of that id, if there is one."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
         with in_plain_words(self.where):
@@ -265,12 +263,10 @@ class Store:
             )
 
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
-        """Store a file as an artifact, in place of one of that name."""
         with in_plain_words(self.where, _FILE_LIMIT_S):
             self._client.log_artifact(run_id, str(path), folder)
 
     def set_status(self, run_id: str, status: Status, ended_at_s: float | None) -> None:
-        """Set the status of a run, and the time when it ended."""
         with in_plain_words(self.where):
             if ended_at_s is None:
                 self._client.update_run(run_id, status=status)
@@ -369,7 +365,6 @@ def _check_not_moved(where: Destination, stored: str) -> None:
 
 
 def _is_beside(where: Destination) -> bool:
-    """Return whether it is the database that lies in the storage with its artifacts."""
     if not where.uri.startswith(_SQLITE):
         return False
     database = Path(where.uri.removeprefix(_SQLITE))

@@ -82,11 +82,6 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def metrics(self) -> set[str]:
         return {name for chart in self.charts for name in chart.metrics}
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether the legend of bars side by side needs the whole width."""
-        return any(len(chart.bars) > 1 for chart in self.charts)
-
 
 class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named list of sections, with up to `columns` charts in a row."""
@@ -150,11 +145,13 @@ def _state(view: _View, recorded: Set[str]) -> dict[str, Any]:
     # Our sections are open, then come those without data and MLflow's.
     keys = {own.name: _identity(f"{view.name}: {own.name}") for own in view.sections}
     ordered = sorted(view.sections, key=lambda own: own.metrics.isdisjoint(recorded))
-    sections = [
-        _section(own.name, keys[own.name], own=True, shown=not own.metrics.isdisjoint(recorded))
-        | {"columns": 1 if own.is_wide else min(len(own.charts), view.columns)}
-        for own in ordered
-    ]
+    sections = []
+    for own in ordered:
+        shown = not own.metrics.isdisjoint(recorded)
+        # The legend of bars side by side needs the whole width.
+        is_wide = any(len(chart.bars) > 1 for chart in own.charts)
+        columns = {"columns": 1 if is_wide else min(len(own.charts), view.columns)}
+        sections.append(_section(own.name, keys[own.name], own=True, shown=shown) | columns)
     sections += [_section(name, _identity(name)) for name in _GENERATED + _BUILT_IN]
     cards = [_card(chart, keys[own.name]) for own in view.sections for chart in own.charts]
     page = _PAGE | {"searchFilter": view.filter}
