@@ -14,7 +14,7 @@ from orchestrator.reading.load import FLAG, apply, load, put, spec_of
 from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
 from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, named_by
 from orchestrator.reading.schema import study_schema
-from orchestrator.values.fields import StudyKind
+from orchestrator.values.codec import StudyKind
 from orchestrator.values.spec import Spec
 from orchestrator.values.study import Study, Trial
 

@@ -277,7 +277,7 @@ def _sibling_hint(path: Path) -> str:
 
 
 # Reads single values, from what was written to what is meant.
-Value = bool | int | float | str
+JsonScalar = bool | int | float | str
 
 NUMBER = re.compile(
     r"[-+]?((0|[1-9][0-9]{0,29})([.][0-9]{0,30})?|[.][0-9]{1,30})([eE][-+]?[0-9]{1,3})?"
@@ -296,7 +296,7 @@ _AMBIGUOUS = re.compile(
 _BINARY = {"K": 2**10, "M": 2**20, "B": 2**30, "T": 2**40}
 
 
-def as_written(text: str, types: set[str]) -> Value:
+def as_written(text: str, types: set[str]) -> JsonScalar:
     """Return a value without quotes as JSON has it, where a field may have those types.
 
     A number is exact when it is whole, and stays text when no number can hold it.
@@ -313,7 +313,7 @@ def as_written(text: str, types: set[str]) -> Value:
     return rounded if math.isfinite(rounded) and bool(rounded) == bool(exact) else text
 
 
-def ambiguous(text: str, value: Value) -> bool:
+def ambiguous(text: str, value: JsonScalar) -> bool:
     """Return whether text without quotes might be meant as something else."""
     looks_otherwise = _AMBIGUOUS.fullmatch(text) or NUMBER.fullmatch(text)
     return isinstance(value, str) and looks_otherwise is not None

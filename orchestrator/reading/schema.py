@@ -15,9 +15,9 @@ from msgspec import Meta
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.reading.nodes import MOST, Mapping, Node, SequenceNode, Value
+from orchestrator.reading.nodes import MOST, JsonScalar, Mapping, Node, SequenceNode
 from orchestrator.values import spec as specs
-from orchestrator.values.fields import (
+from orchestrator.values.codec import (
     AfterFailure,
     AxisSize,
     Microbatches,
@@ -27,6 +27,7 @@ from orchestrator.values.fields import (
     Scaling,
     StudyKind,
     Text,
+    Value,
     about,
 )
 from orchestrator.values.model import Model
@@ -43,8 +44,7 @@ _Length = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _HuggingFaceModel:
+class _HuggingFaceModel(Value):
     """A model that a Hugging Face config.json describes."""
 
     huggingface: Annotated[
@@ -56,15 +56,13 @@ class _HuggingFaceModel:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ChipFile:
+class _ChipFile(Value):
     """A chip of one's own."""
 
     file: Annotated[Text, about("The path of the chip's TOML file, from the spec.", "my-chip.toml")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StageBatch:
+class _StageBatch(Value):
     """The batch of a stage; a key that is left out is as before."""
 
     sequences: Annotated[
@@ -91,8 +89,7 @@ class _StageBatch:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StageEntry:
+class _StageEntry(Value):
     """A part of the training; what it leaves out is as in the stage before it."""
 
     tokens: Annotated[PositiveInteger, about("The number of tokens of this stage.", "252M")]
@@ -110,8 +107,7 @@ class _StageEntry:
     data: specs.DataSource = field(default_factory=specs.DataSource)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudySection:
+class StudySection(Value):
     """The keys that a study varies, and how its trials are run."""
 
     base: Annotated[
@@ -156,8 +152,7 @@ class StudySection:
     ] = "stop"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StudyFile:
+class _StudyFile(Value):
     """One spec varied: every combination of the values is a trial. A key that is left out has the
     default named here.
     """
@@ -200,7 +195,7 @@ class _Notation:
 
     forms: tuple[Any, ...]
     title: str | None = None
-    meaning: Callable[[str], Value | None] | None = None
+    meaning: Callable[[str], JsonScalar | None] | None = None
     written: Callable[[Any], Any] = lambda value: value
 
 

@@ -3,24 +3,23 @@
 Docstrings, descriptions, bounds and examples are published in the JSON Schema of a spec.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from orchestrator.values.fields import (
+from orchestrator.values.codec import (
     Name,
     NonNegativeNumber,
     PositiveInteger,
     PositiveNumber,
+    Value,
     about,
 )
 
 # Multi-head latent attention of a model, as a spec has it (arXiv 2405.04434).
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentDimensions:
+class LatentDimensions(Value):
     """Queries, keys and values that are made from narrow latents of the stream.
 
     A head of queries and keys has a part without positions and a part that RoPE turns: together
@@ -51,8 +50,7 @@ class LatentDimensions:
         return self.nope_dim + self.rope_dim
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixtureOfExperts:
+class MixtureOfExperts(Value):
     """A mixture of experts in place of the MLP: a router chooses `top_k` experts for each token."""
 
     experts: Annotated[int, about("The number of experts of a layer.", 128, ge=2, le=100_000)]
@@ -138,8 +136,7 @@ class MixtureOfExperts:
 Activation = Literal["silu", "gelu", "gelu_exact", "relu2", "clamped_swiglu"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
+class RopeScaling(Value):
     """How RoPE is stretched by a factor: all frequencies alike (linear), the slow ones alone
     (llama3), or between the two by how often they turn (yarn).
     """
@@ -173,8 +170,7 @@ class RopeScaling:
     ] = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Value):
     """The shape of a decoder-only transformer."""
 
     name: Annotated[Name, about("The name of the model in plans and reports.", default="custom")]

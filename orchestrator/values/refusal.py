@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.notes import Note
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Estimate
 from orchestrator.values.spec import Remat
 
@@ -22,8 +23,7 @@ class Reason(Note):
     code: ReasonCode
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suggestion:
+class Suggestion(Value):
     """Overrides that lead to a plan, and what that plan takes and costs.
 
     `batch_change` is the relative change of the requested batch. `dollars` is None where the chip
@@ -50,8 +50,7 @@ class Suggestion:
 # What `--json` prints instead of a result when a command fails.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hint:
+class Hint(Value):
     """What to write or to type instead. `kind` says what `value` is: a value, a name, a command.
 
     For a spec without a plan `overrides` are those of a spec near it, and `leads_to` has its plan.
@@ -64,8 +63,7 @@ class Hint:
     leads_to: Suggestion | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ErrorDetail:
+class ErrorDetail(Value):
     """One thing that is wrong, and where: the key, and a line and a column that count from 1."""
 
     code: str
@@ -77,7 +75,6 @@ class ErrorDetail:
     suggestions: tuple[Hint, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class ErrorReport(ErrorDetail):
     """An error, with the fields of its first problem.
 

@@ -1,11 +1,10 @@
 """The sections of a spec that no digest covers: how to run, place and track it."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from orchestrator.values.fields import (
+from orchestrator.values.codec import (
     Address,
     Name,
     NonNegativeNumber,
@@ -13,13 +12,13 @@ from orchestrator.values.fields import (
     PositiveNumber,
     RetryCount,
     Text,
+    Value,
     Variable,
     about,
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
+class CheckpointOptions(Value):
     """When checkpoints are written, and how many are kept."""
 
     # The plan has the best interval where it is None.
@@ -37,8 +36,7 @@ class CheckpointOptions:
     ] = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetryLimits:
+class RetryLimits(Value):
     """How often a run is started again."""
 
     failures: Annotated[
@@ -49,8 +47,7 @@ class RetryLimits:
     ] = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
+class EvaluationOptions(Value):
     """When the loss on text that the run does not train on is measured."""
 
     path: Annotated[
@@ -74,8 +71,7 @@ class EvaluationOptions:
     ] = 512
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Value):
     """How the run is carried out; outside every digest."""
 
     trainer: Annotated[
@@ -147,8 +143,7 @@ class RunOptions:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class KubernetesOptions:
+class KubernetesOptions(Value):
     """Settings of exported Kubernetes manifests that the plan does not have."""
 
     image: Annotated[
@@ -172,8 +167,7 @@ class KubernetesOptions:
     spot: Annotated[bool, about("Whether the hosts are spot nodes.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
+class ClusterOptions(Value):
     """What runs the processes, and where; this machine when left out."""
 
     backend: Annotated[
@@ -192,8 +186,7 @@ class ClusterOptions:
     kubernetes: KubernetesOptions = KubernetesOptions()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackingOptions:
+class TrackingOptions(Value):
     """Where runs are recorded."""
 
     tracker: Annotated[
@@ -205,8 +198,7 @@ class TrackingOptions:
     experiment: Annotated[Text, about("The MLflow experiment in which runs are recorded.")] = "orch"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureOptions:
+class FailureOptions(Value):
     """What fails, and how long it takes to go on. What is left out is the catalog's."""
 
     machines_per_day: Annotated[
@@ -261,8 +253,7 @@ class FailureOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmitOptions:
+class SubmitOptions(Value):
     """How a spec or a study is carried out."""
 
     # The cluster; else RAY_ADDRESS or cluster.address of the spec, or this machine rehearses it.
@@ -277,8 +268,7 @@ class SubmitOptions:
     detach: bool = False  # return once the cluster has it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
+class Proposal(Value):
     """What is about to run. It takes chips on the cluster at `address`, or none on this machine."""
 
     name: str

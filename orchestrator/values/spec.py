@@ -4,12 +4,12 @@ Docstrings, descriptions, bounds and examples are published: the JSON Schema of 
 from them by `orchestrator.reading.schema`, which also knows the notations.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from orchestrator.values.fields import (
+from orchestrator.values.codec import (
     COMPUTED,
     FROM_STAGES,
     AxisSize,
@@ -28,6 +28,7 @@ from orchestrator.values.fields import (
     Share,
     Text,
     Treatment,
+    Value,
     about,
 )
 from orchestrator.values.model import Model
@@ -39,8 +40,7 @@ from orchestrator.values.run_options import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(Value):
     """The global batch of a step."""
 
     sequences: Annotated[
@@ -69,8 +69,7 @@ class Batch:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(Value):
     """The optimizer, with linear warm-up."""
 
     name: Annotated[
@@ -120,8 +119,7 @@ class Optimizer:
     ] = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Precision:
+class Precision(Value):
     """Types of what is stored, computed and sent. Accumulation is always fp32."""
 
     parameters: Annotated[DType, about("The type in which parameters are stored.")] = "fp32"
@@ -153,8 +151,7 @@ class Precision:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorTreatments:
+class TensorTreatments(Value):
     """What becomes of each tensor of a block until its backward pass: kept in HBM, offloaded to the
     host's memory, or recomputed. What is not named is recomputed; the block's input is kept.
     """
@@ -180,8 +177,7 @@ AUTO_TOPOLOGY = "auto"  # whoever reads the spec is to choose slices first
 Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSource:
+class DataSource(Value):
     """What is trained on."""
 
     kind: Annotated[
@@ -209,8 +205,7 @@ class DataSource:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartingWeights:
+class StartingWeights(Value):
     """Weights that training starts from."""
 
     huggingface: Annotated[
@@ -223,8 +218,7 @@ class StartingWeights:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingStage:
+class TrainingStage(Value):
     """A part of the training with a batch, an optimizer and data of its own.
 
     `restarts_schedule`: the learning rate has a schedule that begins with this stage. Only a
@@ -240,8 +234,7 @@ class TrainingStage:
     remat: Annotated[Remat | None, COMPUTED] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Value):
     """The identity of a run: what is trained, on what, and how precisely."""
 
     model: Annotated[
@@ -307,8 +300,7 @@ class Experiment:
     ] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pods:
+class Pods(Value):
     """How many pods the run may have."""
 
     min: Annotated[PodCount, about("The smallest number of pods on which the run may continue.", 2)]
@@ -326,8 +318,7 @@ class Pods:
     ] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeshRequest:
+class MeshRequest(Value):
     """Sizes of the mesh axes inside a pod, and the number of pods that share weights."""
 
     # The search chooses what is None. It shares weights between pods only on request.
@@ -375,8 +366,7 @@ class MeshRequest:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resources:
+class Resources(Value):
     """The requested chips. The same experiment on other chips has another plan."""
 
     chip: Annotated[
@@ -438,8 +428,7 @@ class Resources:
         return self.topology == AUTO_TOPOLOGY
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spec:
+class Spec(Value):
     """One training experiment, the chips it requests, and how to run, place and track it. A key
     that is left out has the default named here. Suffixes K, M, B and T are decimal.
     """
