@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from orchestrator import catalog, storage
 from orchestrator.errors import CheckpointFailed, DataUnusable, OrchError, SpecError
 from orchestrator.network.decoder import decoder
+from orchestrator.reading.huggingface import config_of as written_config
 from orchestrator.reading.huggingface import model_of
-from orchestrator.reading.huggingface_config import config_of as written_config
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run.exports import export_weights

@@ -13,7 +13,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
-from orchestrator.reading.huggingface_config import config_of
+from orchestrator.reading.huggingface import config_of
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model, RopeScaling
@@ -269,6 +269,25 @@ def test_what_is_not_served_is_refused_at_its_key(name: str, tmp_path: Path) -> 
     assert (problem.key, problem.code) == (key, code)
     lines = json.dumps(config, indent=2).splitlines()
     assert lines[problem.place.line - 1].startswith(f'  "{key}"')
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (DEEPSEEK_V3, "kv_lora_rank"),
+        (DEEPSEEK_V3, "q_lora_rank"),
+        (DEEPSEEK_V3, "qk_rope_head_dim"),
+        (DEEPSEEK_V3, "moe_intermediate_size"),
+        (gpt_oss(36, 128), "sliding_window"),
+    ],
+)
+def test_a_count_is_a_number_of_json(config: dict[str, Any], key: str, tmp_path: Path) -> None:
+    """A spec may say 2K; nothing that reads a config.json knows this notation."""
+    [problem] = problems_in(tmp_path, config | {key: "2K"})
+    assert (problem.key, problem.code) == (key, "illegal-value")
+    assert problem.message.startswith('is "2K", must be a ')
+    assert "will do" not in problem.message
+    assert problem.hint.startswith(f'for example "{key}": ')
 
 
 @pytest.mark.parametrize("name", REPORTED)
@@ -560,6 +579,7 @@ WRONG: list[Any] = [
     10**40,
     "",
     "x",
+    "2K",
     [],
     [1],
     {},

@@ -51,8 +51,7 @@ class _HuggingFaceModel(Value):
         Text, about("The path of the config.json, from the spec.", "config.json")
     ]
     name: Annotated[
-        Name | None,
-        about("The name of the model in plans; the config's model_type when left out."),
+        Name | None, about("The name of the model in plans; the config's model_type when left out.")
     ] = None
 
 
@@ -147,8 +146,7 @@ class StudySection(Value):
         ),
     ] = 1
     after_failure: Annotated[
-        AfterFailure,
-        about("Whether the study stops when a trial fails, or goes on with the next."),
+        AfterFailure, about("Whether the study stops when a trial fails, or goes on with the next.")
     ] = "stop"
 
 

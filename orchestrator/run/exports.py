@@ -19,7 +19,7 @@ from orchestrator.interop.maxtext.recipe import read_recipe
 from orchestrator.journal.listing import find_run
 from orchestrator.plugins import require
 from orchestrator.reading.examples import spec_text
-from orchestrator.reading.huggingface_config import config_of, same_config
+from orchestrator.reading.huggingface import config_of, same_config
 from orchestrator.reading.load import places
 from orchestrator.reading.nodes import read
 from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent

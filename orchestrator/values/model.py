@@ -67,7 +67,7 @@ class MixtureOfExperts(Value):
         Meta(ge=0, le=10_000),
         about(
             "The number of layers before the first mixture. They have a plain MLP of the model's"
-            " `d_ff`.",
+            " `d_ff`."
         ),
     ] = 0
     every: Annotated[
@@ -179,8 +179,7 @@ class Model(Value):
         int,
         Meta(ge=1, le=1_000_000),
         about(
-            "The width of the residual stream: how many numbers a token has between layers.",
-            4096,
+            "The width of the residual stream: how many numbers a token has between layers.", 4096
         ),
     ]
     d_ff: Annotated[
