@@ -398,7 +398,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, start: str, code: 
     with pytest.raises(SpecProblems) as caught:
         load(spec_in(tmp_path, "one", start))
     problem = caught.value.problems[0]
-    place = problem.named_at.place if problem.named_at else problem.place
+    place = problem.named_at[0] if problem.named_at else problem.place
     assert place.line == 5
     assert code in (None, problem.code)
 

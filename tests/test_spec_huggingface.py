@@ -548,7 +548,8 @@ def test_a_file_that_a_spec_names_is_refused_at_the_spec_without_its_text(
     assert problems
     for problem in problems:
         assert problem.named_at
-        assert (problem.named_at.key, problem.named_at.place.line) == (key, line)
+        place, named = problem.named_at
+        assert (named, place.line) == (key, line)
         assert problem.file == str(file)
         assert str(problem).startswith(f"{path}:{line}:")
         assert f": {file}" in str(problem)

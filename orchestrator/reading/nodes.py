@@ -8,6 +8,7 @@ that was written.
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fractions import Fraction
@@ -242,8 +243,13 @@ def read(path: Path) -> SpecText:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
+        hint = ""
+        with suppress(OSError, ValueError):  # equal endings make no two names alike
+            files = {file.stem: file for file in sorted(path.parent.iterdir()) if file.exists()}
+            near = get_close_matches(path.stem, files, 1)
+            hint = "".join(f"did you mean {files[stem]}?" for stem in near)
         reason = getattr(error, "strerror", None) or str(error)
-        refuse("unreadable", f"cannot be read: {reason}", _sibling_hint(path))
+        refuse("unreadable", f"cannot be read: {reason}", hint)
     if len(raw) > _MOST_BYTES:
         refuse("too-large", f"is larger than {_MOST_BYTES:,} bytes")
     for mark, encoding in _BYTE_ORDER_MARKS:
@@ -263,17 +269,6 @@ def read(path: Path) -> SpecText:
         hint = "it looks like UTF-16 or no text: save it as UTF-8" if is_null else "remove it"
         refuse("control-character", message, hint, text[: character.start()], text)
     return SpecText(str(path), tuple(_LINE_END.split(text)))
-
-
-def _sibling_hint(path: Path) -> str:
-    """Return the file that was probably meant. Equal endings make no two names alike."""
-    try:
-        files = {file.stem: file for file in sorted(path.parent.iterdir()) if file.exists()}
-    except (OSError, ValueError):
-        return ""
-    return "".join(
-        f"did you mean {files[stem]}?" for stem in get_close_matches(path.stem, files, 1)
-    )
 
 
 # Reads single values, from what was written to what is meant.
