@@ -1,15 +1,19 @@
 """What values are made of: their base, the kinds of their fields, their JSON and their digests."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from inspect import cleandoc
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import msgspec
 from msgspec import Meta
 
 _T = TypeVar("_T")
+_ABOUT = {"is_about": True}
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -19,6 +23,19 @@ class Value:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init_subclass__(cls) -> None:
+        # The schema publishes what the docstring says of the attributes.
+        annotated: Any = Annotated
+        text, _, attributes = cleandoc(cls.__doc__ or "").partition("\n\nAttributes:\n")
+        if attributes:
+            cls.__doc__ = text
+        for name, about_it in _ATTRIBUTE.findall(attributes):
+            kind = cls.__annotations__[name]
+            metas = getattr(kind, "__metadata__", ())
+            # A schema has its keys in the order of the Metas: descriptions stand before examples.
+            at = next((i for i, meta in enumerate(metas) if meta.extra == _ABOUT), len(metas))
+            described = Meta(description=" ".join(about_it.split()))
+            whole = (*metas[:at], described, *metas[at:])
+            cls.__annotations__[name] = annotated[kind.__origin__ if metas else kind, *whole]
         dataclass(frozen=True, kw_only=True)(cls)
 
 
@@ -78,20 +95,16 @@ def short(full_digest: str) -> str:
 
 
 def about(
-    description: str,
-    *examples: Any,
-    notation: str | None = None,
-    default: Any = None,
-    **constraints: Any,
+    *examples: Any, notation: str | None = None, default: Any = None, **constraints: Any
 ) -> Meta:
-    """What the schema publishes about a field.
+    """What the schema publishes about a field, besides what the docstring of its class says.
 
     A file may write the value in a `notation` (15T, 10%, auto), and leave out what has a `default`.
     """
     more = {"notation": notation, "default": default}
     return Meta(
-        description=description,
         examples=list(examples) or None,
+        extra=_ABOUT,
         extra_json_schema={key: value for key, value in more.items() if value is not None},
         **constraints,
     )
