@@ -119,7 +119,8 @@ def _report(error: click.exceptions.Abort | click.ClickException | OrchError) ->
         error.show()
     else:
         # The help of the command that was typed.
-        names, command, context = ["orch"], orch, click.Context(click.Command(None))
+        names, context = ["orch"], click.Context(click.Command(None))
+        command: click.Group = orch
         for word in sys.argv[1:]:
             inner = command.get_command(context, word)
             names += [word] if inner else []

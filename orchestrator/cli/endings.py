@@ -19,7 +19,7 @@ from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.run.progress import OperationInterrupted, spec_command
 from orchestrator.show.parts import fit
 from orchestrator.show.terminal import ERROR, columns, echo, is_live, say_error, show
-from orchestrator.values.refusal import ErrorDetail, ErrorReport, Hint
+from orchestrator.values.plan import ErrorDetail, ErrorReport, Hint
 
 
 def report(error: errors.OrchError) -> None:

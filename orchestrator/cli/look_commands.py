@@ -57,13 +57,7 @@ def status_command(run: str, storage: Path, as_json: bool) -> None:
     if as_json:
         show(found, as_json=True)
     elif isinstance(found, Status):
-        following = screens.next_run_command(found, run, storage)
-        if found.forecast is None and found.state not in LIVE:
-            try:
-                find_run(storage, found.run).plan(found.plan_digest)
-            except OrchError as error:  # what helps where the plan of a run cannot be read
-                following = error.next_command or next_after(error)
-        say(screens.status_screen(found, following))
+        say(screens.status_screen(found, _next_of_run(found, run, storage)))
     else:
         study = find_run_or_study(storage, found.study)
         assert isinstance(study, StudyJournal)
@@ -257,3 +251,13 @@ def completion_command(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     echo(kind(click.Group(), {}, "orch", "_ORCH_COMPLETE").source())
+
+
+def _next_of_run(status: Status, named: str, storage: Path) -> str:
+    """Return the next command for a run; what helps if it has ended and its plan is unreadable."""
+    if status.forecast is None and status.state not in LIVE:
+        try:
+            find_run(storage, status.run).plan(status.plan_digest)
+        except OrchError as error:
+            return error.next_command or next_after(error)
+    return screens.next_run_command(status, named, storage)

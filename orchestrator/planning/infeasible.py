@@ -30,7 +30,7 @@ from orchestrator.planning.search import SearchRequest, SearchResult, multiple_o
 from orchestrator.planning.spec_changes import state_bytes
 from orchestrator.planning.step_work import host_limit_bytes
 from orchestrator.planning.torus import Ints
-from orchestrator.values.refusal import Reason, ReasonCode, Suggestion
+from orchestrator.values.plan import Reason, ReasonCode, Suggestion
 from orchestrator.values.spec import MeshRequest, Spec
 
 _TEXTS = {

@@ -32,7 +32,7 @@ from orchestrator.planning.spec_changes import (
 )
 from orchestrator.planning.torus import Ints, axis_sizes, count_placements, divisors, make_torus
 from orchestrator.values.model import Model
-from orchestrator.values.refusal import Suggestion
+from orchestrator.values.plan import Suggestion
 from orchestrator.values.spec import MeshRequest, Spec
 
 _MOST_TRIES = 12  # searches for one suggestion

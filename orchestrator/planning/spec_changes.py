@@ -14,7 +14,7 @@ from orchestrator.planning.forecast import forecast
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import SearchRequest, layout_of_choice, search, search_request
-from orchestrator.values.refusal import Suggestion
+from orchestrator.values.plan import Suggestion
 from orchestrator.values.spec import Experiment, MeshRequest, Pods, Spec
 
 Change = Mapping[str, int | float | str]  # dotted key → value

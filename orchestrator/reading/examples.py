@@ -26,8 +26,7 @@ from orchestrator.storage.addresses import is_address
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Pods, Spec, TrainingStage
 
-_SCHEMA = ".orch/spec.schema.json"
-_SCHEMAS = {_SCHEMA: schemas.spec_schema, ".orch/study.schema.json": schemas.study_schema}
+_SCHEMA, _STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
 _NAME = re.compile(r"^name: (\S+)$", re.MULTILINE)
 _LINE = 10_000  # a text is never wrapped
 _COMPUTED_KEYS = ("chip_definition", "overrides")
@@ -136,8 +135,7 @@ def create(
     path = path or Path(f"{example}.yaml")
     if example is None:
         refuse_options({"--set": overrides}, "--from")
-        text = resource("reading", "starter.yaml").read_text(encoding="utf-8")
-        text = _named(text, path).replace("my-run.yaml", str(path))
+        text = _starter(path)
     elif example not in examples() and not example.endswith((".yaml", ".yml")):
         raise UnknownName("example", example, list(examples()))
     elif example not in examples():
@@ -148,17 +146,28 @@ def create(
         text = resource("examples", f"{example}.yaml").read_text(encoding="utf-8")
         text = _named(text, path).replace(f"specs/{example}.yaml", str(path))
     try:
-        for name, schema in _SCHEMAS.items():
-            file = path.parent / name
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(schemas.schema_text(schema()), encoding="utf-8")
-        with path.open("x", encoding="utf-8") as new_file:
-            new_file.write(text)
+        _write_schema(path.parent)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
     except FileExistsError:
         raise OrchError(f"{path}: exists already; name another file") from None
     except OSError as error:
         raise OrchError(f"{path}: cannot be written: {error.strerror}") from None
     return path
+
+
+def _write_schema(folder: Path) -> None:
+    """Write the schemas that the specs and studies of a folder name in their first line."""
+    for name, schema in {_SCHEMA: schemas.spec_schema, _STUDY_SCHEMA: schemas.study_schema}.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(schemas.schema_text(schema()), encoding="utf-8")
+
+
+def _starter(path: Path) -> str:
+    """Return a small commented spec, named after its file, that loads and plans as it stands."""
+    text = resource("reading", "starter.yaml").read_text(encoding="utf-8")
+    return _named(text, path).replace("my-run.yaml", str(path))
 
 
 def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:

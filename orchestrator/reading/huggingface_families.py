@@ -169,7 +169,8 @@ def rope_of(values: dict[str, Any], *, scales_scores: bool = False) -> dict[str,
                 # One factor of turned vectors in place of YaRN's two shares of growth.
                 if not all(map(is_positive, [*shares, factor])) or "attention_factor" in rope:
                     raise Unserved(key, rope)
-                turned, every = (yarn_growth(float(factor), float(share)) for share in shares)
+                longer = float(factor or 1)
+                turned, every = (yarn_growth(longer, float(share or 0)) for share in shares)
                 rope = {name: value for name, value in rope.items() if name not in GROWTH}
                 rope["attention_factor"] = turned / every
             fields |= _of_all_layers(key, rope, "rope_theta", values)

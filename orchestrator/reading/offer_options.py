@@ -49,15 +49,7 @@ def offer_request(
 
     A spec that leaves its topology open has chosen its chip, and its stated price is for that chip.
     """
-    if chips is None:
-        names = _chips_of(resources)
-    else:  # a list, or comma-separated text
-        listed = chips.split(",") if isinstance(chips, str) else chips
-        names = tuple(dict.fromkeys(name.strip() for name in listed))
-        for name in names or ("",):
-            if name not in _tpus():
-                must = f"TPUs of the catalog: {', '.join(_tpus())}"
-                raise WrongOption("--chips", name or "empty", must)
+    names = _wanted_chips(chips) if chips is not None else _chips_of(resources)
     kind = prices or "on-demand"
     if kind in _FIELDS:
         known = {name: catalog.chip(name) for name in names if name != resources.chip}
@@ -72,12 +64,8 @@ def offer_request(
         raise WrongOption("--prices", kind, must)
     if prices is None and resources.dollars_per_chip_hour is not None:
         per_hour[resources.chip] = resources.dollars_per_chip_hour
-    days = None if by is None else _days(by, today) or 0.0
-    if days is not None and not 0 < days < math.inf:
-        must = "a duration such as 30d or 6w, or a date to come such as 2027-03-31"
-        raise WrongOption("--by", by, must)
     return OfferRequest(
-        by_days=days,
+        by_days=_days_until(by, today),
         budget_dollars=_dollars_of(budget),
         chips=names,
         prices=kind,
@@ -100,6 +88,28 @@ def _chips_of(resources: Resources) -> tuple[str, ...]:
 
 def _tpus() -> list[str]:
     return [name for name in catalog.chips() if not catalog.chip(name).switched]
+
+
+def _wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the TPUs of that list or comma-separated text."""
+    listed = chips.split(",") if isinstance(chips, str) else list(chips)
+    names = tuple(dict.fromkeys(name.strip() for name in listed))
+    for name in names or ("",):
+        if name not in _tpus():
+            must = f"TPUs of the catalog: {', '.join(_tpus())}"
+            raise WrongOption("--chips", name or "empty", must)
+    return names
+
+
+def _days_until(by: str | float | datetime.date | None, today: datetime.date) -> float | None:
+    """Return the days from today until a date, or of a duration."""
+    if by is None:
+        return None
+    days = _days(by, today)
+    if days is None or not math.isfinite(days) or days <= 0:
+        must = "a duration such as 30d or 6w, or a date to come such as 2027-03-31"
+        raise WrongOption("--by", by, must)
+    return days
 
 
 def deadline_ahead(deadline: str | None, today: datetime.date) -> float | None:

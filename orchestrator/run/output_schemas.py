@@ -14,8 +14,8 @@ from orchestrator.planning.odds import Offers, PlanWithOdds
 from orchestrator.proving.compare import ProofDiff
 from orchestrator.reading.schema import schema_text, spec_schema, study_schema
 from orchestrator.values import run, study
+from orchestrator.values.plan import ErrorReport
 from orchestrator.values.proof import Proof
-from orchestrator.values.refusal import ErrorReport
 from orchestrator.values.report import Report
 
 _Schema = dict[str, Any]

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 _T = TypeVar("_T")
-_ABOUT = {"is_about": True}
+_ABOUT = {"is_about": True}  # marks what `about` returns
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
