@@ -5,7 +5,7 @@ from typing import get_args
 
 from orchestrator.planning.calibrated import ChipProfile, Machine, Operation, Timing, shape_digest
 from orchestrator.run.calibrate import _SCHEMA
-from orchestrator.values.fields import DType, MatmulType
+from orchestrator.values.codec import DType, MatmulType
 from orchestrator.values.plan import Plan
 
 MACHINE = Machine(

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from orchestrator import catalog, storage
 from orchestrator.errors import CheckpointFailed, DataUnusable, OrchError, SpecError
 from orchestrator.network.decoder import decoder
+from orchestrator.reading.huggingface import config_of as written_config
 from orchestrator.reading.huggingface import model_of
-from orchestrator.reading.huggingface_config import config_of as written_config
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run.exports import export_weights
@@ -398,7 +398,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, start: str, code: 
     with pytest.raises(SpecProblems) as caught:
         load(spec_in(tmp_path, "one", start))
     problem = caught.value.problems[0]
-    place = problem.named_at.place if problem.named_at else problem.place
+    place = problem.named_at[0] if problem.named_at else problem.place
     assert place.line == 5
     assert code in (None, problem.code)
 

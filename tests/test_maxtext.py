@@ -13,7 +13,7 @@ import yaml
 import orchestrator as api
 from orchestrator.interop.maxtext.conversion import convert
 from orchestrator.interop.maxtext.recipe import RecipeProblems, read_recipe
-from orchestrator.interop.maxtext.used_keys import DEFAULTS, _is_irrelevant, _table, models
+from orchestrator.interop.maxtext.used_keys import _NAMES, _PATTERNS, DEFAULTS, _table, models
 from orchestrator.network.rematerialization import NAMED
 from orchestrator.reading.examples import yaml_text
 from orchestrator.reading.problems import SpecProblems
@@ -408,7 +408,8 @@ def test_what_is_off_or_irrelevant_is_no_problem() -> None:
     text = "local_sa_block_q=1 enable_checkpointing=False mtp_num_layers=0 use_qk_clip=False"
     found = convert(read_recipe([("words", f"{text} ici_expert_parallelism=1")]), "v5e-256")
     assert {"local_sa_block_q", "enable_checkpointing"} <= set(found.irrelevant)
-    assert not _is_irrelevant("num_experts")
+    assert "num_experts" not in _NAMES
+    assert not _PATTERNS.fullmatch("num_experts")
 
 
 def test_a_file_may_add_to_the_defaults_alone() -> None:

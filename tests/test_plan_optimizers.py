@@ -12,7 +12,7 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import _resting_lines
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.time import _hbm_lines
-from orchestrator.values.fields import DType, MomentType
+from orchestrator.values.codec import DType, MomentType
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Optimizer, Precision
 from tests.example_specs import spec_of

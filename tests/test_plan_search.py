@@ -42,7 +42,7 @@ from orchestrator.planning.step_work import host_bytes, host_limit_bytes, transf
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import axis_sizes
 from orchestrator.proving.verdict import _recompute_flops
-from orchestrator.values.fields import DType
+from orchestrator.values.codec import DType
 from orchestrator.values.spec import MeshRequest, Precision, Spec, TensorTreatments
 from tests.example_specs import TINY, spec_of
 

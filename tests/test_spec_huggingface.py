@@ -13,7 +13,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
-from orchestrator.reading.huggingface_config import config_of
+from orchestrator.reading.huggingface import config_of
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model, RopeScaling
@@ -269,6 +269,25 @@ def test_what_is_not_served_is_refused_at_its_key(name: str, tmp_path: Path) -> 
     assert (problem.key, problem.code) == (key, code)
     lines = json.dumps(config, indent=2).splitlines()
     assert lines[problem.place.line - 1].startswith(f'  "{key}"')
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (DEEPSEEK_V3, "kv_lora_rank"),
+        (DEEPSEEK_V3, "q_lora_rank"),
+        (DEEPSEEK_V3, "qk_rope_head_dim"),
+        (DEEPSEEK_V3, "moe_intermediate_size"),
+        (gpt_oss(36, 128), "sliding_window"),
+    ],
+)
+def test_a_count_is_a_number_of_json(config: dict[str, Any], key: str, tmp_path: Path) -> None:
+    """A spec may say 2K; nothing that reads a config.json knows this notation."""
+    [problem] = problems_in(tmp_path, config | {key: "2K"})
+    assert (problem.key, problem.code) == (key, "illegal-value")
+    assert problem.message.startswith('is "2K", must be a ')
+    assert "will do" not in problem.message
+    assert problem.hint.startswith(f'for example "{key}": ')
 
 
 @pytest.mark.parametrize("name", REPORTED)
@@ -529,7 +548,8 @@ def test_a_file_that_a_spec_names_is_refused_at_the_spec_without_its_text(
     assert problems
     for problem in problems:
         assert problem.named_at
-        assert (problem.named_at.key, problem.named_at.place.line) == (key, line)
+        place, named = problem.named_at
+        assert (named, place.line) == (key, line)
         assert problem.file == str(file)
         assert str(problem).startswith(f"{path}:{line}:")
         assert f": {file}" in str(problem)
@@ -560,6 +580,7 @@ WRONG: list[Any] = [
     10**40,
     "",
     "x",
+    "2K",
     [],
     [1],
     {},

@@ -18,7 +18,7 @@ from orchestrator.planning import flops
 from orchestrator.planning.calibrated import Measurements, Operation, Timing
 from orchestrator.processes import end_with_parent
 from orchestrator.values import codec
-from orchestrator.values.fields import DType, MatmulType
+from orchestrator.values.codec import DType, MatmulType
 from orchestrator.values.plan import Plan
 from trainers.contract import build, load, place
 from trainers.data.batches import Synthetic

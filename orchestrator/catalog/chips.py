@@ -1,7 +1,7 @@
 """Chips and slices as types, and the chips that the catalog's TOML files define, one each."""
 
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from math import prod
 from typing import Annotated, Any, Protocol
@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from orchestrator.errors import UnknownName
 from orchestrator.processes import resource
-from orchestrator.values.fields import COMPUTED
+from orchestrator.values.codec import COMPUTED, Value
 from orchestrator.values.model import Model
 
 FOLDER = resource("catalog")
@@ -29,16 +29,14 @@ _Name = Annotated[str, Meta(min_length=1, max_length=200)]
 _Shape = Annotated[tuple[_Size, ...], Meta(min_length=1, max_length=4)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
+class Quantity(Value):
     """A number from outside, in base units, with its source: a key of the catalog, or a text."""
 
     value: _Positive
     source: _Name
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Slices:
+class _Slices(Value):
     """Which slices of a chip exist, which of their axes close, and what they are called.
 
     The slices are those `listed`, and any box of whole cubes of edge `cube` that the pod holds.
@@ -54,8 +52,7 @@ class _Slices:
     named_per_chip: _Size
 
 
-@dataclass(frozen=True, kw_only=True)
-class RayNames:
+class RayNames(Value):
     """Ray's names for the chip and its slices: v5p-8 is the pod type of four chips."""
 
     accelerator: _Name
@@ -64,8 +61,7 @@ class RayNames:
     source: _Name
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CompilerOption:
+class _CompilerOption(Value):
     """The value of a compiler option, and the evidence for it.
 
     `between_slices`: also for plans whose slices share weights.
@@ -76,8 +72,7 @@ class _CompilerOption:
     between_slices: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LibtpuNames:
+class _LibtpuNames(Value):
     """The TPU compiler's names for the chip's topologies, and how two cores are one device.
 
     `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
@@ -89,8 +84,7 @@ class _LibtpuNames:
     options: dict[str, _CompilerOption] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GkeNames:
+class GkeNames(Value):
     """Google Kubernetes Engine's names for the chip: `accelerator` is a value of its node labels.
 
     A manifest selects nodes by it. `orch` itself does not read it.
@@ -100,8 +94,7 @@ class GkeNames:
     source: _Name
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureRates:
+class FailureRates(Value):
     """The shares of machines, cables between chips and optical switches that fail in a day.
 
     The 80 % interval reaches from the rates over `spread` to the rates times `spread`. `assumed`:
@@ -115,8 +108,7 @@ class FailureRates:
     assumed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chip:
+class Chip(Value):
     """One accelerator. Rates and sizes are per chip, except `hbm_usable_bytes`: per device.
 
     Every rate of a link is one direction. `ici_link_bytes_per_s` is one link, and every torus axis
@@ -180,8 +172,7 @@ class _NamesChip(Protocol):
     def chip_definition(self) -> dict[str, Any] | None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topology:
+class Topology(Value):
     """A slice: its shape in chips and which of its torus axes close."""
 
     shape: tuple[int, ...]
@@ -251,8 +242,7 @@ def _entry(name: str) -> dict[str, Any]:
 # Where each outside number comes from.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
+class _Source(Value):
     """A public document or an observation. An undated one has `date` = "read" and the day."""
 
     key: str

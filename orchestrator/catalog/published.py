@@ -1,21 +1,21 @@
 """What real runs reach, learned by `make score` from published runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Literal
 
 import msgspec
 
 from orchestrator.catalog.chips import table
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Uncertain
 
 _LEARNED = "efficiency.toml"
 REFERENCE, OTHER = "maxtext", "other"  # software: most runs are of the first
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedConstant:
+class LearnedConstant(Value):
     """A constant, and the published runs that it was learned from.
 
     `unsure` is the standard deviation, as a share of the value, with which it changes as documents
@@ -27,16 +27,14 @@ class LearnedConstant:
     rows: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
+class Range(Value):
     """The least and the most of something among the published runs."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Efficiency:
+class Efficiency(Value):
     """What a kind of chip reaches on each kind of work.
 
     `matmul` and `attention` are shares of the peak, in (0, 1]. `exposed_gathers` and
@@ -92,8 +90,7 @@ def shared_efficiency(name: str) -> LearnedConstant:
 # Published figures, each with its source and the formula that gives it, as data.
 
 
-@dataclass(frozen=True, kw_only=True)
-class BookQuestion:
+class BookQuestion(Value):
     """What a publication asks, exactly: a model, a batch, slices of a chip.
 
     It is quoted for specs of the model on `quoted_for_pods` slices; without them, for any spec of
@@ -111,8 +108,7 @@ class BookQuestion:
     quoted_for_pods: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RemarkFormula:
+class _RemarkFormula(Value):
     """A formula whose value belongs to a figure; in its unit, unless another is named."""
 
     says: str
@@ -121,8 +117,7 @@ class _RemarkFormula:
     unit: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedFigure:
+class PublishedFigure(Value):
     """A figure as printed, and what gives it.
 
     `formula` gives it with `inputs` in place of the question's own numbers. `exact`, or else
@@ -160,8 +155,7 @@ def figures() -> tuple[PublishedFigure, ...]:
 Wait = Literal["poll", "settling", "hang", "node_loss"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoodputRun:
+class GoodputRun(Value):
     """A run of others. Without `interval_s` it saves at the best interval."""
 
     id: str
@@ -176,8 +170,7 @@ class GoodputRun:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CampaignFault:
+class _CampaignFault(Value):
     """A kind of fault of this project's campaign, and the median seconds until a step was done."""
 
     id: str
@@ -186,8 +179,7 @@ class _CampaignFault:
     faults: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Campaign:
+class _Campaign(Value):
     """The campaign of faults, with its own restarts and hang limit."""
 
     restart_s: float
@@ -208,15 +200,13 @@ def campaign() -> _Campaign:
 # Recovery times after a failure, where neither chip nor spec has them.
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecoveryTime(Uncertain):
     """A number with its source: a key of the catalog."""
 
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Recovery:
+class _Recovery(Value):
     """The numbers of `recovery.toml`, which says what each is."""
 
     restart_s: RecoveryTime

@@ -19,7 +19,7 @@ from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.run.progress import OperationInterrupted, spec_command
 from orchestrator.show.parts import fit
 from orchestrator.show.terminal import ERROR, columns, echo, is_live, say_error, show
-from orchestrator.values.refusal import ErrorDetail, ErrorReport, Hint
+from orchestrator.values.plan import ErrorDetail, ErrorReport, Hint
 
 
 def report(error: errors.OrchError) -> None:
@@ -29,7 +29,7 @@ def report(error: errors.OrchError) -> None:
         print(over_mark, end="", file=sys.stderr, flush=True)
         error.next_command = error.next_command or as_typed()
     error.next_command = error.next_command or next_after(error)
-    _report_json(error)
+    report_json(error)
     refused = not isinstance(error, errors.Interrupted)
     said = error.full_text() if isinstance(error, Infeasible) else str(error)
     text = f"{ERROR} {said}" if refused else said
@@ -38,15 +38,7 @@ def report(error: errors.OrchError) -> None:
     say_error(text) if refused else echo(text, err=True)
 
 
-def report_abort(*, interrupted: bool) -> int:
-    """Report Ctrl-C, or an answer of no, which click has shown; return the exit code."""
-    if interrupted:
-        echo("interrupted", err=True)
-    _report_json(errors.Interrupted("interrupted" if interrupted else "not confirmed"))
-    return errors.Interrupted.exit_code
-
-
-def _report_json(error: errors.OrchError) -> None:
+def report_json(error: errors.OrchError) -> None:
     if "--json" in sys.argv:
         show(_error_report(error), as_json=True)
 

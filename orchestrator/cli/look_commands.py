@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 import orchestrator as orch
-from orchestrator.cli import arguments as shared
+from orchestrator import cli as shared
 from orchestrator.cli.endings import next_after
 from orchestrator.errors import OrchError
 from orchestrator.evidence.studies import report_of_study

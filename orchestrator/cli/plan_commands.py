@@ -1,6 +1,5 @@
 """`orch plan`: the plan of a spec, of two, of a study, or the slices to choose from."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 
 import orchestrator as orch
-from orchestrator.cli import arguments as shared
+from orchestrator import cli as shared
 from orchestrator.errors import SpecError, refuse_options
 from orchestrator.planning.offers import PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
@@ -77,7 +76,14 @@ def plan_command(
         result = CommandResult(found, lambda: plan_diff_screen(found, following))
     elif orch.is_study(spec):
         refuse_options(typed, _ONE_SPEC)
-        result = _study_forecast(spec, overrides)
+        # Heavy to import, and few plans are of studies.
+        from orchestrator.show.progress import Display  # noqa: PLC0415
+        from orchestrator.show.study_screens import forecast_screen  # noqa: PLC0415
+
+        study = orch.study(spec, overrides, progress=Display())
+        code = SpecError.exit_code if any(trial.infeasible for trial in study.trials) else 0
+        after = "" if code else spec_command("submit", spec, overrides)
+        result = CommandResult(study, lambda: forecast_screen(study, after), exit_code=code)
     else:
         loaded = orch.load(spec, overrides)
         asked = {name: options[name] for name in _OFFER_OPTIONS}
@@ -142,14 +148,3 @@ def _offers(
         exit_code=0 if any(offer.days for offer in found.offers) else SpecError.exit_code,
         written=orch.write_offers(found, html) if html else None,
     )
-
-
-def _study_forecast(path: Path, overrides: Sequence[str]) -> CommandResult:
-    # Heavy to import, and few plans are of studies.
-    from orchestrator.show.progress import Display  # noqa: PLC0415
-    from orchestrator.show.study_screens import forecast_screen  # noqa: PLC0415
-
-    found = orch.study(path, overrides, progress=Display())
-    code = SpecError.exit_code if any(trial.infeasible for trial in found.trials) else 0
-    following = "" if code else spec_command("submit", path, overrides)
-    return CommandResult(found, lambda: forecast_screen(found, following), exit_code=code)

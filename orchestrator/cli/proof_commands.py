@@ -6,7 +6,7 @@ from typing import Any, Literal
 import click
 
 import orchestrator as orch
-from orchestrator.cli import arguments as shared
+from orchestrator import cli as shared
 from orchestrator.errors import refuse_options
 from orchestrator.run.progress import interruptible, spec_command, stage_option
 from orchestrator.run.proofs import ProofFailed

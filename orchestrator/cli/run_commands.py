@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
+from orchestrator.cli import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
 from orchestrator.cli.endings import as_typed
 from orchestrator.errors import Interrupted, NotAnswered, SpecError, refuse_options
 from orchestrator.evidence.studies import report_of_study

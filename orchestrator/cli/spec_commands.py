@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 import orchestrator as orch
-from orchestrator.cli.arguments import FILE, JSON, RUN, SET, SPEC, STORAGE
+from orchestrator.cli import FILE, JSON, RUN, SET, SPEC, STORAGE
 from orchestrator.interop.kubernetes import ManifestKind
 from orchestrator.interop.maxtext.exported_run import script_of
 from orchestrator.reading.examples import yaml_text

@@ -54,8 +54,12 @@ _TPU_ENVIRONMENT = (
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
     """Return the objects of that kind, in the order in which they are created."""
     _gke(plan)
-    name, options = _label(spec.name, _LONGEST[kind]), spec.cluster.kubernetes
-    runs = _storage(spec)
+    # The spec's name as a DNS label; one that is cut has a digest.
+    name = spec.name if spec.name[0].isalpha() else f"run-{spec.name}"
+    if len(name) > _LONGEST[kind]:
+        digest = hashlib.sha256(spec.name.encode()).hexdigest()[:_DIGEST]
+        name = f"{name[: _LONGEST[kind] - _DIGEST - 1].rstrip('-')}-{digest}"
+    name, options, runs = name.rstrip("-"), spec.cluster.kubernetes, _storage(spec)
     content: _Manifest
     if kind == "ray":  # a cluster for `orch submit --address`, which brings its spec
         content = _cluster(spec, plan)
@@ -80,10 +84,7 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
         content = {
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
             "failurePolicy": {"maxRestarts": _JOBSET_RESTARTS},
-            "replicatedJobs": [
-                _job("driver", 1, 1, _DRIVER_RETRIES, _driver(spec, name, meeting)),
-                _slices(spec, plan, meeting),
-            ],
+            "replicatedJobs": _jobs(spec, plan, name, meeting),
         }
     namespace = {"namespace": options.namespace} if options.namespace else {}
     queue = {"labels": {_QUEUE: options.queue}} if options.queue else {}  # for Kueue to admit
@@ -99,15 +100,6 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
         "data": {_FILE: spec_text},
     }
     return [config_map, made]
-
-
-def _label(name: str, most: int) -> str:
-    """Return a name as a DNS label of at most that length; one that is cut has a digest."""
-    named = name if name[0].isalpha() else f"run-{name}"
-    if len(named) > most:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST]
-        named = f"{named[: most - _DIGEST - 1].rstrip('-')}-{digest}"
-    return named.rstrip("-")
 
 
 def _gke(plan: Plan) -> GkeNames:
@@ -205,8 +197,8 @@ def _pod(spec: Spec, name: str, resources: _Manifest, **container: Any) -> _Mani
 # A JobSet: a driver, and a job for each slice.
 
 
-def _driver(spec: Spec, name: str, meeting: str) -> _Manifest:
-    """Return a pod without chips that submits the spec; if it comes again, it resumes the run."""
+def _jobs(spec: Spec, plan: Plan, name: str, meeting: str) -> list[_Manifest]:
+    # A pod without chips submits the spec; if it comes again, it resumes the run.
     runs = _storage(spec)
     submit = (
         f"orch submit {_PATH} --set run.storage={runs}"
@@ -216,21 +208,11 @@ def _driver(spec: Spec, name: str, meeting: str) -> _Manifest:
     prepared = "" if is_address(runs) else f"mkdir -p {meeting}; "
     is_there = f"orch status {name} --storage {runs} >/dev/null 2>&1"
     known = f"if {is_there}; then {resume} $with; else {submit} $with; fi"
-    return _chipless_pod(
-        spec,
-        "driver",
-        _DRIVER,
-        reads=name,
-        command=["sh", "-c"],
-        args=[f"{prepared}with='--address {meeting} --yes'; {known}"],
-    )
-
-
-def _slices(spec: Spec, plan: Plan, meeting: str) -> _Manifest:
-    """Return a job for each slice, each on a node pool of its own."""
-    size = plan.hosts_per_slice
+    words = f"{prepared}with='--address {meeting} --yes'; {known}"
+    driver = _chipless_pod(spec, "driver", _DRIVER, reads=name, command=["sh", "-c"], args=[words])
+    # Each slice is on a node pool of its own.
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{_SLICE_INDEX}']"}}
-    pod = _host_pod(
+    host = _host_pod(
         spec,
         plan,
         "host",
@@ -239,14 +221,17 @@ def _slices(spec: Spec, plan: Plan, meeting: str) -> _Manifest:
             meeting,
             *("--slice", "slice-$(SLICE_INDEX)"),
             *("--host", "$(JOB_COMPLETION_INDEX)"),
-            *("--hosts", str(size)),
+            *("--hosts", str(plan.hosts_per_slice)),
             *("--kind", plan.slice_kind),
         ],
         ports=[_SLICE_PORT],
         env=[{"name": "SLICE_INDEX", "valueFrom": index}],
     )
     pools = {"annotations": {_ONE_POOL_EACH: _NODE_POOL}}
-    return _job("slice", plan.pods, size, _HOST_RETRIES, pod, metadata=pools)
+    return [
+        _job("driver", 1, 1, _DRIVER_RETRIES, driver),
+        _job("slice", plan.pods, plan.hosts_per_slice, _HOST_RETRIES, host, metadata=pools),
+    ]
 
 
 def _job(

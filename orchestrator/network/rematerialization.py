@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from orchestrator.errors import UnknownName
 from orchestrator.network import attention, mlp
 from orchestrator.network.decoder import BLOCK_INPUT
-from orchestrator.values.fields import Treatment
+from orchestrator.values.codec import Treatment
 from orchestrator.values.spec import Remat, TensorTreatments
 
 AUTO = "auto"

@@ -20,7 +20,7 @@ from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, tr
 from orchestrator.planning.time import device_peak
 from orchestrator.planning.torus import NO_LINKS
 from orchestrator.values import codec
-from orchestrator.values.fields import MatmulType
+from orchestrator.values.codec import MatmulType
 from orchestrator.values.goodput import GoodputInputs
 from orchestrator.values.plan import (
     ATTENTION_LINES,

@@ -22,7 +22,7 @@ from orchestrator.network.mlp import EXPERTS
 from orchestrator.planning.kernels import TILE
 from orchestrator.planning.layout import DTYPE_BYTES, Number, Training, is_of_experts
 from orchestrator.planning.memory import stream_bytes
-from orchestrator.values.fields import DType
+from orchestrator.values.codec import DType
 from orchestrator.values.plan import Collective, CollectiveKind, LineKind
 
 _GATHER: CollectiveKind = "all-gather"

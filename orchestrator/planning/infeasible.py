@@ -33,7 +33,7 @@ from orchestrator.planning.nearest_specs import (
 )
 from orchestrator.planning.search import SearchRequest, SearchResult, multiple_of
 from orchestrator.planning.step_work import host_limit_bytes
-from orchestrator.values.refusal import Reason, ReasonCode, Suggestion
+from orchestrator.values.plan import Reason, ReasonCode, Suggestion
 from orchestrator.values.spec import MeshRequest, Spec
 
 _TEXTS = {

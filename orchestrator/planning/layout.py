@@ -33,7 +33,7 @@ from orchestrator.network.mlp import CHOICES, EXPERTS, rows_of_token
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning.kernels import loss_chunk_tokens, loss_chunks
 from orchestrator.planning.torus import Links
-from orchestrator.values.fields import DType
+from orchestrator.values.codec import DType
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Optimizer, Precision
 

@@ -45,7 +45,7 @@ from orchestrator.planning.torus import (
     join_links,
     rows_of_links,
 )
-from orchestrator.values.fields import Treatment
+from orchestrator.values.codec import Treatment
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from orchestrator.network.mlp import EXPERTS
 from orchestrator.planning.flops import partial_sums_of
 from orchestrator.planning.kernels import loss_chunk_bytes
 from orchestrator.planning.layout import MOMENT_BYTES, Layout, Number, Training, whole
-from orchestrator.values.fields import Treatment
+from orchestrator.values.codec import Treatment
 from orchestrator.values.plan import LedgerLine, LineKind, MemoryPhase
 
 _FP32_BYTES = 4

@@ -30,7 +30,7 @@ from orchestrator.planning.search import (
 )
 from orchestrator.planning.torus import Ints, axis_sizes, count_placements, divisors, make_torus
 from orchestrator.values.model import Model
-from orchestrator.values.refusal import Suggestion
+from orchestrator.values.plan import Suggestion
 from orchestrator.values.spec import Experiment, MeshRequest, Pods, Spec
 
 Change = Mapping[str, int | float | str]  # dotted key → value

@@ -83,7 +83,6 @@ class DeadlineOdds:
     odds: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanWithOdds(Plan):
     """A plan, and the odds that it holds the spec's deadline; None without a deadline."""
 

@@ -44,7 +44,7 @@ from orchestrator.planning.torus import (
     plain_links,
     rows_of_links,
 )
-from orchestrator.values.fields import Treatment
+from orchestrator.values.codec import Treatment
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Experiment, MeshRequest, Remat, Spec
 

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json as a Model, by the table of `huggingface_families`.
+"""Reads a Hugging Face config.json as a Model, by the table of `huggingface_families`, and back.
 
 It accepts only what is served. An unknown key may change the model, so it is refused by name unless
 it is null or false.
@@ -6,10 +6,16 @@ it is null or false.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from math import isclose
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import SpecError
+from orchestrator.network.attention import yarn_growth
+from orchestrator.network.decoder import LOCAL, decoder
 from orchestrator.reading import checks
 from orchestrator.reading import huggingface_families as families
 from orchestrator.reading.expectations import example, must
@@ -33,10 +39,10 @@ _AS_MAPPING = "write the model as a mapping"
 
 
 def model_of(path: Path, name: str | None) -> Model:
-    return text_model(read(path), name)
+    return _text_model(read(path), name)
 
 
-def text_model(source: SpecText, name: str | None) -> Model:
+def _text_model(source: SpecText, name: str | None) -> Model:
     """Return the model of a config.json's text; `SpecProblems` says why not."""
     config = _Config(source)
     family = config.family()
@@ -124,9 +130,8 @@ class _Config:
             faults = checks.latent_faults(latent, fields.get("heads"), fields.get("kv_heads"))
             self._report_faults(faults)
             fields["latent"] = latent
-            scale = families.scale_of_scores(latent, self.values)
-            if scale and "rope_scaling" in fields:
-                fields["attention_scale"] = scale
+            if "rope_scaling" in fields:
+                fields |= families.scale_of_scores(latent, self.values)
         if fields.get("activation") == families.DEFAULTS["hidden_act"]:
             del fields["activation"]  # a gated MLP has it by default
         return family.own | fields
@@ -172,13 +177,17 @@ class _Config:
         self, key: str, name: str, value: Any, meant: Any, section: str = "Model"
     ) -> bool:
         schema = _schema_of(section, name)
-        if fits(meant, schema):
+        # A spec may say 2K for a number; nothing that reads a config.json knows this notation.
+        is_notation = isinstance(meant, str) and bool(scalar_types(schema) & _NUMBERS)
+        is_fitting = fits(meant, schema)
+        if is_fitting and not is_notation:
             return True
         hint = Correction("example", f"{_shown(key)}: {_shown(example(schema))}")
         code, what = "illegal-value", f"is {_shown(value)}"
         if value is None:
             code, what = "missing-key", "is missing"
-        self._report(key, code, f"{what}, must be {must(schema)}", hint)
+        expected = "a number in digits, without quotes" if is_fitting else must(schema)
+        self._report(key, code, f"{what}, must be {expected}", hint)
         return False
 
     def _windows(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
@@ -232,24 +241,22 @@ class _Config:
 
         Only the rank of queries may be null, where they have no latent.
         """
-        values: dict[str, Any] = dict(families.LATENT_DEFAULTS)
-        for key in families.LATENT_KEYS.keys() & self.values.keys():
-            if self.values[key] is not None or key == "q_lora_rank":
-                values[key] = self.values[key]
-        fields = {
-            families.LATENT_KEYS[key]: _whole(value, "LatentDimensions", families.LATENT_KEYS[key])
-            for key, value in values.items()
-            if value is None
-            or self._is_legal(key, families.LATENT_KEYS[key], value, value, "LatentDimensions")
-        }
-        return LatentDimensions(**fields) if len(fields) == len(values) else None
+        fields: dict[str, Any] = {}
+        for key, name in families.LATENT_KEYS.items():
+            value = self.values.get(key)
+            if value is None and not (key == "q_lora_rank" and key in self.values):
+                value = families.LATENT_DEFAULTS[key]
+            if value is None or self._is_legal(key, name, value, value, "LatentDimensions"):
+                fields[name] = _whole(value, "LatentDimensions", name)
+        return LatentDimensions(**fields) if len(fields) == len(families.LATENT_KEYS) else None
 
     def _rope(self, family: Family) -> dict[str, Any]:
         """Return how RoPE is stretched, and bases that a newer config has elsewhere."""
         try:
             return families.rope_of(self.values, scales_scores=family.latent)
         except families.Unserved as refusal:
-            message = f"is {_shown(refusal.value)}, must be {refusal.expected}"
+            expected = f"null or one of {', '.join(families.SCALINGS)} with their own keys"
+            message = f"is {_shown(refusal.value)}, must be {expected}"
             null = f'write "{refusal.key}": null in a copy of the file'
             hint = f"{null} if the run trains without scaling"
             self._report(refusal.key, "config-rope-scaled", message, hint)
@@ -295,3 +302,130 @@ def _json(source: SpecText) -> Any:
     except RecursionError:
         place, code, message = SpecPosition(source, 1, 1), "too-deep", TOO_DEEP
     raise SpecProblems([place.problem(code, "", message)])
+
+
+# A Model as a config.json.
+
+_SAME = 1e-8  # of two scales, relative: less than float32 tells apart
+_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_SHARE_DIGITS = 10  # so that a published 0.707 is 0.707 again
+
+
+def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
+    """Return the config of a model that was trained with sequences of that length.
+
+    Each architecture is tried, and the first one is taken whose config, read again, is the same
+    network.
+    """
+    for family in families.FAMILIES:
+        if family.section:
+            continue  # it describes more than a text model
+        config = {
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
+            "max_position_embeddings": length,
+            "torch_dtype": _TYPES[dtype],
+            **_values_of(family, model),
+        }
+        text = tuple(json.dumps(config, indent=2).split("\n"))
+        if _describes(SpecText("config.json", text), model):
+            return config
+    raise SpecError(
+        f"{model.name}: no architecture of Hugging Face that is known computes the same"
+    )
+
+
+def same_config(folder: Path, model: Model) -> dict[str, Any] | None:
+    """Return the config.json of a folder if it describes this model; it may say more than ours."""
+    with suppress(SpecProblems):
+        source = read(folder / "config.json")
+        if _describes(source, model):
+            config: dict[str, Any] = json.loads("\n".join(source.lines))
+            return config
+    return None
+
+
+def _describes(source: SpecText, model: Model) -> bool:
+    """Return whether a config describes the same network. Scales that it rounds are close."""
+    try:
+        theirs, *their_scales = _without_scales(_text_model(source, model.name))
+    except SpecProblems:
+        return False
+    ours, *our_scales = _without_scales(model)
+    pairs = zip(their_scales, our_scales, strict=True)
+    return decoder(theirs) == decoder(ours) and all(isclose(*p, rel_tol=_SAME) for p in pairs)
+
+
+def _without_scales(model: Model) -> tuple[Model, float, float]:
+    """Return a model without what multiplies scores and turned vectors, and these two factors.
+
+    That of scores is over the usual one, that of turned vectors is YaRN's.
+    """
+    scaling, turned = model.rope_scaling, 1.0
+    scores = (model.attention_scale or 0) * model.head_dim**0.5 or 1.0
+    if scaling is not None and scaling.kind == "yarn":
+        turned = scaling.attention_factor or yarn_growth(scaling.factor)
+    scaling = scaling and replace(scaling, attention_factor=None)
+    return replace(model, attention_scale=None, rope_scaling=scaling), scores, turned
+
+
+def _values_of(family: Family, model: Model) -> dict[str, Any]:
+    """Return the keys of a family with the values of a model."""
+    values = {
+        key: value
+        for key, (field, *_) in {**families.SIZES, **family.keys}.items()
+        if (value := _value_of(key, field, model)) is not None
+    }
+    if "hidden_activation" not in values and family.defaults.get("hidden_act"):
+        values["hidden_activation"] = values.get("hidden_act")
+    if scaling := model.rope_scaling:  # in the form that every release reads
+        known = families.SCALINGS[scaling.kind].items()
+        given = {key: value for key, name in known if (value := getattr(scaling, name)) is not None}
+        _, scores, turned = _without_scales(model)
+        if model.latent and scaling.kind == "yarn" and not isclose(scores, 1, rel_tol=_SAME):
+            given.pop("attention_factor", None)
+            # Shares of the growth, of turned vectors and of all. A factor of 1 grows nothing.
+            if whole := yarn_growth(scaling.factor) - 1:
+                growths = zip(families.GROWTH, (turned * scores**0.5, scores**0.5), strict=True)
+                given |= {key: round((grown - 1) / whole, _SHARE_DIGITS) for key, grown in growths}
+        values["rope_scaling"] = {"rope_type": scaling.kind, **given}
+    values |= _window_values(family, model)
+    if model.moe is not None and family.experts is not None:
+        fields = {key: getattr(model.moe, field) for key, field in family.experts.keys.items()}
+        values |= {key: value for key, value in fields.items() if value is not None}
+        for key, words in family.experts.choices.items():
+            for word, fields in words.items():
+                if all(getattr(model.moe, field) == value for field, value in fields.items()):
+                    values.setdefault(key, word)
+    if model.latent is not None and family.latent:
+        del values["head_dim"]  # the sum of two keys; here the key would say another width
+        values |= {key: getattr(model.latent, field) for key, field in families.LATENT_KEYS.items()}
+    return values
+
+
+def _value_of(key: str, field: str, model: Model) -> Any:
+    value = getattr(model, field)
+    if key == "hidden_act":
+        meant = value or ("silu" if model.gated else "gelu")
+        known = families.ACTIVATIONS.items()
+        return next((theirs for theirs, ours in known if ours == meant), None)
+    if key == "query_pre_attn_scalar":
+        scalar = model.head_dim if value is None else value**-2
+        return round(scalar) if isclose(scalar, round(scalar)) else scalar
+    return value
+
+
+def _window_values(family: Family, model: Model) -> dict[str, Any]:
+    """Return the window and its layers; without one, what switches a family's own window off."""
+    if not family.window_pattern:
+        return {}
+    if model.window is None:
+        return {"sliding_window": None}
+    windows = {"sliding_window": model.window}
+    if family.window_pattern == LOCAL and not family.window_switch:
+        return windows  # on every layer, whatever a list says
+    names = {letter: kind for kind, letter in families.LAYER_TYPES.items()}
+    pattern = model.window_pattern
+    kinds = [names[pattern[layer % len(pattern)]] for layer in range(model.layers)]
+    switch = {family.window_switch: True} if family.window_switch else {}
+    return {**windows, "layer_types": kinds, **switch}

@@ -54,27 +54,21 @@ class Family:
     section: str = ""
 
 
-def _families(tables: list[dict[str, Any]]) -> tuple[Family, ...]:
-    """Return the families of their tables; one that is like another has its tables too."""
-    known: dict[str, dict[str, Any]] = {}
-    for table in tables:
-        like = known.get(table.get("like", ""), {})
-        merged = like | table
-        for name in ("own", "keys", "defaults", "fixed", "experts"):
-            merged[name] = (like.get(name) or {}) | table.get(name, {})
-        known[table["model_type"]] = merged | {"experts": merged["experts"] or None}
-    return tuple(msgspec.convert(table, Family) for table in known.values())
-
-
 _TABLES = tomllib.loads(resource("reading", "huggingface_families.toml").read_text("utf-8"))
 # Keys of the config → the fields of Model that they give. All families have these.
 SIZES: dict[str, tuple[str, ...]] = {key: (name,) for key, name in _TABLES["sizes"].items()}
 DEFAULTS: dict[str, Any] = _TABLES["defaults"]
 ACTIVATIONS: dict[str, str] = _TABLES["activations"]
-FAMILIES = _families(_TABLES["family"])
 OTHER_FAMILIES: dict[str, str] = _TABLES["other_families"]
 FIXED = msgspec.convert(_TABLES["fixed"], dict[str, tuple[Any, str]])
 HARMLESS = frozenset(_TABLES["harmless"]["keys"].split())
+_INHERITED = ("own", "keys", "defaults", "fixed", "experts")
+_families: dict[str, dict[str, Any]] = {}
+for _table in _TABLES["family"]:  # one that is like another has its tables too
+    _like = _families.get(_table.get("like", ""), {})
+    _both = {name: (_like.get(name) or {}) | _table.get(name, {}) for name in _INHERITED}
+    _families[_table["model_type"]] = _like | _table | _both | {"experts": _both["experts"] or None}
+FAMILIES = tuple(msgspec.convert(table, Family) for table in _families.values())
 # Their kinds of layers → a letter of `window_pattern`.
 LAYER_TYPES = {"sliding_attention": "L", "full_attention": "G"}
 _GLOBAL = "G"
@@ -121,8 +115,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     "yarn": _STRETCHED
     | {key: key for key in ("beta_fast", "beta_slow", "attention_factor", "truncate")},
 }
-_GROWTH = ("mscale", "mscale_all_dim")  # of turned numbers, and of all numbers of a head
-_SHARE_DIGITS = 10  # so that a published 0.707 is 0.707 again
+GROWTH = ("mscale", "mscale_all_dim")  # of turned numbers, and of all numbers of a head
 _ROTARY_SHARE = "partial_rotary_factor"
 _NAMES = frozenset({"type", "rope_type", "rope_theta", _ROTARY_SHARE})
 # The newer form by kind of layer → the field of its base.
@@ -139,11 +132,10 @@ LATENT_DEFAULTS = dict(zip(LATENT_KEYS, (1536, 512, 128, 64, 128), strict=True))
 
 
 class Unserved(Exception):
-    """A value that is not served, and what can be."""
+    """A key of RoPE whose value is not served."""
 
     def __init__(self, key: str, value: Any) -> None:
         self.key, self.value = key, value
-        self.expected = f"null or one of {', '.join(SCALINGS)} with their own keys"
 
 
 def is_positive(value: object) -> bool:
@@ -172,30 +164,17 @@ def rope_of(values: dict[str, Any], *, scales_scores: bool = False) -> dict[str,
                     raise Unserved(key, section)
                 fields |= found
         else:
-            plain = _without_growth(key, rope) if scales_scores else rope
-            fields |= _of_all_layers(key, plain, "rope_theta", values)
+            shares, factor = [rope.get(name) for name in GROWTH], rope.get("factor")
+            if scales_scores and shares != [None, None]:
+                # One factor of turned vectors in place of YaRN's two shares of growth.
+                if not all(map(is_positive, [*shares, factor])) or "attention_factor" in rope:
+                    raise Unserved(key, rope)
+                longer = float(factor or 1)
+                turned, every = (yarn_growth(longer, float(share or 0)) for share in shares)
+                rope = {name: value for name, value in rope.items() if name not in GROWTH}
+                rope["attention_factor"] = turned / every
+            fields |= _of_all_layers(key, rope, "rope_theta", values)
     return fields
-
-
-def _without_growth(key: str, rope: dict[str, Any]) -> dict[str, Any]:
-    """Return YaRN with one factor of turned vectors in place of its two shares of growth."""
-    shares, factor = [rope.get(name) for name in _GROWTH], rope.get("factor")
-    if shares == [None, None]:
-        return rope
-    others = {name: value for name, value in rope.items() if name not in _GROWTH}
-    if not all(map(is_positive, [*shares, factor])) or "attention_factor" in rope:
-        raise Unserved(key, rope)
-    turned, every = (yarn_growth(float(factor or 1), float(share or 0)) for share in shares)
-    return others | {"attention_factor": turned / every}
-
-
-def with_growth(factor: float, turned: float, every: float) -> dict[str, float]:
-    """Return the shares of YaRN's growth that scale turned vectors and all vectors so."""
-    whole = yarn_growth(factor) - 1
-    if not whole:
-        return {}  # a factor of 1 grows nothing, so that no share says another scale
-    growths = dict(zip(_GROWTH, (turned * every, every), strict=True))
-    return {key: round((growth - 1) / whole, _SHARE_DIGITS) for key, growth in growths.items()}
 
 
 def _of_all_layers(
@@ -231,11 +210,11 @@ def _of_all_layers(
     return fields
 
 
-def scale_of_scores(latent: LatentDimensions, values: dict[str, Any]) -> float | None:
-    """Return what scores are multiplied by where YaRN changes it, or None."""
+def scale_of_scores(latent: LatentDimensions, values: dict[str, Any]) -> dict[str, float]:
+    """Return the field of what scores are multiplied by, where YaRN changes it."""
     for key in ROPE_KEYS:
         rope = values.get(key)
-        share = rope.get(_GROWTH[1]) if isinstance(rope, dict) else None
-        if rope is not None and share:
-            return float(latent.head_dim**-0.5 * yarn_growth(rope["factor"], share) ** 2)
-    return None
+        if isinstance(rope, dict) and (share := rope.get(GROWTH[1])):
+            scale = latent.head_dim**-0.5 * yarn_growth(rope["factor"], share) ** 2
+            return {"attention_scale": float(scale)}
+    return {}

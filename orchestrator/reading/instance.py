@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from orchestrator.reading import expectations, nodes
 from orchestrator.reading import schema as schemas
-from orchestrator.reading.nodes import Mapping, Node, Scalar, SequenceNode, Value, ambiguous
+from orchestrator.reading.nodes import JsonScalar, Mapping, Node, Scalar, SequenceNode, ambiguous
 from orchestrator.reading.problems import Correction, Problem, SpecPosition, shortened
 from orchestrator.reading.schema import Schema
 
@@ -110,7 +110,7 @@ class SpecInstance:
         listed = [_Field(inner.place, inner, item) for inner in node.items]
         return [self._value((*path, index), inner) for index, inner in enumerate(listed)]
 
-    def _scalar(self, path: KeyPath, node: Scalar, schema: Schema) -> Value | None:
+    def _scalar(self, path: KeyPath, node: Scalar, schema: Schema) -> JsonScalar | None:
         types = schemas.scalar_types(schema)
         value = nodes.as_written(node.text, types) if node.plain else node.text
         if node.empty:

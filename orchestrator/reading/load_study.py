@@ -14,7 +14,7 @@ from orchestrator.reading.load import FLAG, apply, load, put, spec_of
 from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
 from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, named_by
 from orchestrator.reading.schema import study_schema
-from orchestrator.values.fields import StudyKind
+from orchestrator.values.codec import StudyKind
 from orchestrator.values.spec import Spec
 from orchestrator.values.study import Study, Trial
 
@@ -45,7 +45,14 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     root, problems = parse(read(path))
     varied, form_problems = _take_varied(root)
     file = SpecInstance(root, study_schema())
-    problems += [*form_problems, *file.problems, *_overridden(varied, applied)]
+    problems += [*form_problems, *file.problems]
+    # What `--set` would change, every trial then sets.
+    source, hint = SpecText(FLAG, applied), "change its values in the study's vary"
+    for line, text in enumerate(applied, start=1):
+        key, message = text.partition("=")[0], "is varied, must be left to the study"
+        if any(f"{key}.".startswith(f"{varied_key.key}.") for varied_key in varied):
+            place = SpecPosition(source, line, 1)
+            problems.append(place.problem("override-of-varied", key, message, hint))
     base, spec = _load_base(file, path.parent, applied, problems)
     section = file.value["study"]
     # The kind is given, or follows from the keys that are given and varied.
@@ -159,19 +166,6 @@ def _load_base(
         others = [problem for problem in error.problems if problem.file != str(base)]
         named = named_by(file.place("study.base"), "study.base", inside)
         raise SpecProblems([*problems, *named, *others]) from None
-
-
-def _overridden(varied: list[_VariedKey], overrides: tuple[str, ...]) -> list[Problem]:
-    """Return what is wrong where `--set` would change a key that every trial then sets."""
-    source = SpecText(FLAG, overrides)
-    keys = {line: text.partition("=")[0] for line, text in enumerate(overrides, start=1)}
-    message = "is varied, must be left to the study"
-    hint = "change its values in the study's vary"
-    return [
-        SpecPosition(source, line, 1).problem("override-of-varied", key, message, hint)
-        for line, key in keys.items()
-        if any(f"{key}.".startswith(f"{varied_key.key}.") for varied_key in varied)
-    ]
 
 
 def _weak_problems(file: SpecInstance, varied: list[_VariedKey], base: Spec) -> list[Problem]:

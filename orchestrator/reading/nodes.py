@@ -8,6 +8,7 @@ that was written.
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fractions import Fraction
@@ -242,8 +243,13 @@ def read(path: Path) -> SpecText:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
+        hint = ""
+        with suppress(OSError, ValueError):  # equal endings make no two names alike
+            files = {file.stem: file for file in sorted(path.parent.iterdir()) if file.exists()}
+            near = get_close_matches(path.stem, files, 1)
+            hint = "".join(f"did you mean {files[stem]}?" for stem in near)
         reason = getattr(error, "strerror", None) or str(error)
-        refuse("unreadable", f"cannot be read: {reason}", _sibling_hint(path))
+        refuse("unreadable", f"cannot be read: {reason}", hint)
     if len(raw) > _MOST_BYTES:
         refuse("too-large", f"is larger than {_MOST_BYTES:,} bytes")
     for mark, encoding in _BYTE_ORDER_MARKS:
@@ -265,19 +271,8 @@ def read(path: Path) -> SpecText:
     return SpecText(str(path), tuple(_LINE_END.split(text)))
 
 
-def _sibling_hint(path: Path) -> str:
-    """Return the file that was probably meant. Equal endings make no two names alike."""
-    try:
-        files = {file.stem: file for file in sorted(path.parent.iterdir()) if file.exists()}
-    except (OSError, ValueError):
-        return ""
-    return "".join(
-        f"did you mean {files[stem]}?" for stem in get_close_matches(path.stem, files, 1)
-    )
-
-
 # Reads single values, from what was written to what is meant.
-Value = bool | int | float | str
+JsonScalar = bool | int | float | str
 
 NUMBER = re.compile(
     r"[-+]?((0|[1-9][0-9]{0,29})([.][0-9]{0,30})?|[.][0-9]{1,30})([eE][-+]?[0-9]{1,3})?"
@@ -296,7 +291,7 @@ _AMBIGUOUS = re.compile(
 _BINARY = {"K": 2**10, "M": 2**20, "B": 2**30, "T": 2**40}
 
 
-def as_written(text: str, types: set[str]) -> Value:
+def as_written(text: str, types: set[str]) -> JsonScalar:
     """Return a value without quotes as JSON has it, where a field may have those types.
 
     A number is exact when it is whole, and stays text when no number can hold it.
@@ -313,7 +308,7 @@ def as_written(text: str, types: set[str]) -> Value:
     return rounded if math.isfinite(rounded) and bool(rounded) == bool(exact) else text
 
 
-def ambiguous(text: str, value: Value) -> bool:
+def ambiguous(text: str, value: JsonScalar) -> bool:
     """Return whether text without quotes might be meant as something else."""
     looks_otherwise = _AMBIGUOUS.fullmatch(text) or NUMBER.fullmatch(text)
     return isinstance(value, str) and looks_otherwise is not None

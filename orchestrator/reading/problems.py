@@ -81,14 +81,6 @@ class SpecPosition:
 
 
 @dataclass(frozen=True)
-class _FileReference:
-    """The key of a spec that names another file."""
-
-    place: SpecPosition
-    key: str
-
-
-@dataclass(frozen=True)
 class Problem:
     """One thing that is wrong with a file: its code, what is against what must be, and advice.
 
@@ -102,7 +94,7 @@ class Problem:
     message: str
     advice: str | Correction
     fields: dict[str, Any]
-    named_at: _FileReference | None = None
+    named_at: tuple[SpecPosition, str] | None = None  # the place and key of a spec
 
     @property
     def suggestion(self) -> Correction | None:
@@ -127,13 +119,13 @@ class Problem:
     @property
     def order(self) -> tuple[str, int, int, str, int, int]:
         """Return its rank among the problems of a spec and of the files that the spec names."""
-        first = self.named_at.place if self.named_at else self.place
+        first = self.named_at[0] if self.named_at else self.place
         return first.source.name, first.line, first.col, self.file, self.line, self.col
 
     @property
     def snippet(self) -> str:
         """Return the line, cut to what a screen holds, and a caret below its column."""
-        place = self.named_at.place if self.named_at else self.place
+        place = self.named_at[0] if self.named_at else self.place
         if not place.line or not place.source.lines:
             return ""
         text = place.source.line(place.line)
@@ -146,7 +138,8 @@ class Problem:
     def __str__(self) -> str:
         parts = [self.place.text, self.key, self.message]
         if self.named_at:
-            parts = [self.named_at.place.text, self.named_at.key, *parts]
+            place, key = self.named_at
+            parts = [place.text, key, *parts]
         head = ": ".join(filter(None, parts))
         return "\n".join(filter(None, (head, self.snippet, self.hint and f"hint: {self.hint}")))
 
@@ -167,7 +160,7 @@ class SpecProblems(SpecError):
 
 def named_by(place: SpecPosition, key: str, problems: Iterable[Problem]) -> list[Problem]:
     """Return the problems of a file that a key of a spec names, which stands at a place."""
-    return [replace(problem, named_at=_FileReference(place, key)) for problem in problems]
+    return [replace(problem, named_at=(place, key)) for problem in problems]
 
 
 def _printable(text: str) -> str:

@@ -15,9 +15,9 @@ from msgspec import Meta
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.reading.nodes import MOST, Mapping, Node, SequenceNode, Value
+from orchestrator.reading.nodes import MOST, JsonScalar, Mapping, Node, SequenceNode
 from orchestrator.values import spec as specs
-from orchestrator.values.fields import (
+from orchestrator.values.codec import (
     AfterFailure,
     AxisSize,
     Microbatches,
@@ -27,6 +27,7 @@ from orchestrator.values.fields import (
     Scaling,
     StudyKind,
     Text,
+    Value,
     about,
 )
 from orchestrator.values.model import Model
@@ -39,136 +40,103 @@ Schema = dict[str, Any]
 _Sequences = Annotated[int, Meta(ge=1, le=10_000_000)]
 _Length = Annotated[
     Annotated[int, Meta(ge=1, le=100_000_000)] | None,
-    about("The number of tokens in a sequence; as before when left out.", 8192),
+    about(8192, description="The number of tokens in a sequence; as before when left out."),
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _HuggingFaceModel:
-    """A model that a Hugging Face config.json describes."""
+class _HuggingFaceModel(Value):
+    """A model that a Hugging Face config.json describes.
 
-    huggingface: Annotated[
-        Text, about("The path of the config.json, from the spec.", "config.json")
-    ]
-    name: Annotated[
-        Name | None,
-        about("The name of the model in plans; the config's model_type when left out."),
-    ] = None
+    Attributes:
+        huggingface: The path of the config.json, from the spec.
+        name: The name of the model in plans; the config's model_type when left out.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class _ChipFile:
-    """A chip of one's own."""
-
-    file: Annotated[Text, about("The path of the chip's TOML file, from the spec.", "my-chip.toml")]
+    huggingface: Annotated[Text, about("config.json")]
+    name: Name | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StageBatch:
-    """The batch of a stage; a key that is left out is as before."""
+class _ChipFile(Value):
+    """A chip of one's own.
 
-    sequences: Annotated[
-        _Sequences | None,
-        about("The number of sequences in a step, over all pods; as before when left out.", 1024),
-    ] = None
+    Attributes:
+        file: The path of the chip's TOML file, from the spec.
+    """
+
+    file: Annotated[Text, about("my-chip.toml")]
+
+
+class _StageBatch(Value):
+    """The batch of a stage; a key that is left out is as before.
+
+    Attributes:
+        sequences: The number of sequences in a step, over all pods; as before when left out.
+        tolerance: The share by which the plan may raise or lower `sequences`; as before when left
+            out.
+        microbatches: The number of parts of its sequences that a replica trains one after another;
+            as before when left out.
+    """
+
+    sequences: Annotated[_Sequences | None, about(1024)] = None
     length: _Length = None
-    tolerance: Annotated[
-        float | None,
-        about(
-            "The share by which the plan may raise or lower `sequences`; as before when left out.",
-            "10%",
-            notation="tolerance",
-        ),
-    ] = None
-    microbatches: Annotated[
-        Microbatches | None,
-        about(
-            "The number of parts of its sequences that a replica trains one after another; as"
-            " before when left out.",
-            2,
-            notation="microbatches",
-        ),
-    ] = None
+    tolerance: Annotated[float | None, about("10%", notation="tolerance")] = None
+    microbatches: Annotated[Microbatches | None, about(2, notation="microbatches")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StageEntry:
-    """A part of the training; what it leaves out is as in the stage before it."""
+class _StageEntry(Value):
+    """A part of the training; what it leaves out is as in the stage before it.
 
-    tokens: Annotated[PositiveInteger, about("The number of tokens of this stage.", "252M")]
-    batch: Annotated[
-        int | None,
-        about(
-            "The number of sequences in a step, or keys of `experiment.batch`; as before when left"
-            " out.",
-            1024,
-            notation="stage_batch",
-        ),
-    ] = None
+    Attributes:
+        tokens: The number of tokens of this stage.
+        batch: The number of sequences in a step, or keys of `experiment.batch`; as before when left
+            out.
+    """
+
+    tokens: Annotated[PositiveInteger, about("252M")]
+    batch: Annotated[int | None, about(1024, notation="stage_batch")] = None
     length: _Length = None
     optimizer: specs.Optimizer = field(default_factory=specs.Optimizer)
     data: specs.DataSource = field(default_factory=specs.DataSource)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudySection:
-    """The keys that a study varies, and how its trials are run."""
+class StudySection(Value):
+    """The keys that a study varies, and how its trials are run.
 
-    base: Annotated[
-        str,
-        about(
-            "The path of the spec that is varied, relative to this file.", "../llama3_70b_4pod.yaml"
-        ),
-        Meta(min_length=1, title="the path of a spec"),
-    ]
-    kind: Annotated[
-        StudyKind | None,
-        about(
-            "A scaling study compares speeds on more and fewer chips; a sweep compares losses. When"
-            " left out: scaling where `scaling` is given, or resources.pods or resources.topology"
-            " is varied."
-        ),
-    ] = None
-    scaling: Annotated[
-        Scaling,
-        about(
-            "Whether every trial has the batch of the base (strong), or the batch grows with the"
-            " pods (weak)."
-        ),
-    ] = "strong"
-    vary: Annotated[
-        dict[str, Annotated[list[Any], Meta(min_length=1)]],
-        about(
-            "The dotted keys that are varied, each with its values. Several keys make a grid.",
-            {"resources.pods": [1, 2, 4]},
-        ),
-        Meta(min_length=1, title="a mapping of dotted keys to lists of values"),
-    ]
-    repeats: Annotated[
-        int,
-        about(
-            "The number of runs of each trial. The report has the spread over them.", ge=1, le=100
-        ),
-    ] = 1
-    after_failure: Annotated[
-        AfterFailure,
-        about("Whether the study stops when a trial fails, or goes on with the next."),
-    ] = "stop"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StudyFile:
-    """One spec varied: every combination of the values is a trial. A key that is left out has the
-    default named here.
+    Attributes:
+        base: The path of the spec that is varied, relative to this file.
+        kind: A scaling study compares speeds on more and fewer chips; a sweep compares losses. When
+            left out: scaling where `scaling` is given, or resources.pods or resources.topology is
+            varied.
+        scaling: Whether every trial has the batch of the base (strong), or the batch grows with the
+            pods (weak).
+        vary: The dotted keys that are varied, each with its values. Several keys make a grid.
+        repeats: The number of runs of each trial. The report has the spread over them.
+        after_failure: Whether the study stops when a trial fails, or goes on with the next.
     """
 
-    name: Annotated[
-        Name | None,
-        about(
-            "The name of the study; the name of its base and the kind of scaling when left out.",
-            "llama3-70b-pods",
-        ),
-    ] = None
+    base: Annotated[
+        str, about("../llama3_70b_4pod.yaml"), Meta(min_length=1, title="the path of a spec")
+    ]
+    kind: StudyKind | None = None
+    scaling: Scaling = "strong"
+    vary: Annotated[
+        dict[str, Annotated[list[Any], Meta(min_length=1)]],
+        about({"resources.pods": [1, 2, 4]}),
+        Meta(min_length=1, title="a mapping of dotted keys to lists of values"),
+    ]
+    repeats: Annotated[int, about(ge=1, le=100)] = 1
+    after_failure: AfterFailure = "stop"
+
+
+class _StudyFile(Value):
+    """One spec varied: every combination of the values is a trial. A key that is left out has the
+    default named here.
+
+    Attributes:
+        name: The name of the study; the name of its base and the kind of scaling when left out.
+    """
+
+    name: Annotated[Name | None, about("llama3-70b-pods")] = None
     study: StudySection
 
 
@@ -200,7 +168,7 @@ class _Notation:
 
     forms: tuple[Any, ...]
     title: str | None = None
-    meaning: Callable[[str], Value | None] | None = None
+    meaning: Callable[[str], JsonScalar | None] | None = None
     written: Callable[[Any], Any] = lambda value: value
 
 
@@ -284,7 +252,7 @@ _NOTATIONS = {
         (
             Annotated[
                 bool | int | float | Annotated[str, Meta(min_length=1, max_length=4096)],
-                about("The value of an XLA option.", True),
+                about(True, description="The value of an XLA option."),
             ],
         ),
         title="true, false, a number or text",

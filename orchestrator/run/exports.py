@@ -25,7 +25,7 @@ from orchestrator.planning.offers import Offers, PlanWithOdds
 from orchestrator.plugins import require
 from orchestrator.proving.compare import ProofDiff
 from orchestrator.reading.examples import spec_text
-from orchestrator.reading.huggingface_config import config_of, same_config
+from orchestrator.reading.huggingface import config_of, same_config
 from orchestrator.reading.load import places
 from orchestrator.reading.nodes import read
 from orchestrator.reading.schema import schema_text, spec_schema, study_schema
@@ -34,9 +34,8 @@ from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs
 from orchestrator.values import codec, run, study
-from orchestrator.values.plan import Plan
+from orchestrator.values.plan import ErrorReport, Plan
 from orchestrator.values.proof import Proof
-from orchestrator.values.refusal import ErrorReport
 from orchestrator.values.report import Report
 from orchestrator.values.run import ExportedWeights, WeightsRequest, WeightsResult, WeightType
 

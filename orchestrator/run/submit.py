@@ -33,7 +33,7 @@ from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.values import codec
-from orchestrator.values.fields import DType
+from orchestrator.values.codec import DType
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason

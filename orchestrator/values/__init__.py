@@ -1,1 +1,1 @@
-"""The values that travel through orch: frozen dataclasses. They import nothing of the project."""
+"""The values that travel through orch. They import nothing of the project."""

@@ -1,14 +1,45 @@
-"""Values to JSON and back, and their digests."""
+"""What values are made of: their base, the kinds of their fields, their JSON and their digests."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from inspect import cleandoc
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import msgspec
+from msgspec import Meta
 
-T = TypeVar("T")
+_T = TypeVar("_T")
+_ABOUT = {"is_about": True}  # marks what `about` returns
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class Value:
+    """The base of every value: each class below it is a frozen dataclass made by keywords only."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        # The schema publishes what the docstring says of the attributes.
+        annotated: Any = Annotated
+        text, _, attributes = cleandoc(cls.__doc__ or "").partition("\n\nAttributes:\n")
+        if attributes:
+            cls.__doc__ = text
+        for name, about_it in _ATTRIBUTE.findall(attributes):
+            kind = cls.__annotations__[name]
+            metas = getattr(kind, "__metadata__", ())
+            # A schema has its keys in the order of the Metas: descriptions stand before examples.
+            at = next((i for i, meta in enumerate(metas) if meta.extra == _ABOUT), len(metas))
+            described = Meta(description=" ".join(about_it.split()))
+            whole = (*metas[:at], described, *metas[at:])
+            cls.__annotations__[name] = annotated[kind.__origin__ if metas else kind, *whole]
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+# Values to JSON and back.
 
 
 def to_json(value: Any) -> bytes:
@@ -34,7 +65,7 @@ def whole(value: Any) -> Any:
     return value
 
 
-def from_json(text: bytes | str, kind: type[T]) -> T:
+def from_json(text: bytes | str, kind: type[_T]) -> _T:
     """Return the value of that type; `msgspec.DecodeError` says why the text is not one."""
     with decoding():
         return msgspec.json.decode(text, type=kind)
@@ -58,3 +89,83 @@ def digest(value: Any) -> str:
 
 def short(full_digest: str) -> str:
     return full_digest[:8]
+
+
+# The kinds of fields, and what the JSON Schema of a spec publishes about a field.
+
+
+def about(
+    *examples: Any, notation: str | None = None, default: Any = None, **constraints: Any
+) -> Meta:
+    """What the schema publishes about a field, besides what the docstring of its class says.
+
+    A file may write the value in a `notation` (15T, 10%, auto), and leave out what has a `default`.
+    """
+    more = {"notation": notation, "default": default}
+    return Meta(
+        examples=list(examples) or None,
+        extra=_ABOUT,
+        extra_json_schema={key: value for key, value in more.items() if value is not None},
+        **constraints,
+    )
+
+
+# No key of a file: it follows from the others.
+COMPUTED = Meta(extra_json_schema={"computed": True})
+# A key that a file needs only where it has no stages.
+FROM_STAGES = Meta(extra_json_schema={"unless": "stages"})
+
+Name = Annotated[
+    str,
+    Meta(
+        title="a name: 1 to 63 of a-z, 0-9 and -, beginning with a letter or digit",
+        pattern="^[a-z0-9][a-z0-9-]{0,62}$",
+        examples=["my-run-2"],
+    ),
+]
+Text = Annotated[str, Meta(title="text", min_length=1, max_length=4096)]
+Address = Annotated[
+    str,
+    Meta(
+        title="a path or address, without a password",
+        pattern="^(?!.*://[^/]*@).",
+        max_length=4096,
+        extra_json_schema={"writeOnly": True},
+    ),
+]
+Variable = Annotated[
+    str,
+    Meta(
+        title="the name of an environment variable (A-Z, 0-9, _), never its value",
+        pattern="^[A-Z_][A-Z0-9_]{0,127}$",
+        examples=["HF_TOKEN"],
+        extra_json_schema={"writeOnly": True},
+    ),
+]
+OptionName = Annotated[
+    str,
+    Meta(
+        title="the name of an XLA option (a-z, 0-9, _)",
+        pattern="^[a-z][a-z0-9_]{0,127}$",
+        examples=["xla_tpu_enable_latency_hiding_scheduler"],
+    ),
+]
+PositiveInteger = Annotated[int, Meta(ge=1, le=10**18, extra_json_schema={"notation": "count"})]
+NonNegativeInteger = Annotated[
+    int, Meta(ge=0, le=10**18, extra_json_schema={"notation": "count_or_zero"})
+]
+PositiveNumber = Annotated[float, Meta(gt=0)]
+NonNegativeNumber = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+DecayRate = Annotated[float, Meta(ge=0, lt=1)]
+PodCount = Annotated[int, Meta(ge=1, le=10_000)]
+AxisSize = Annotated[int, Meta(ge=1, le=1_000_000)]
+Microbatches = Annotated[int, Meta(ge=1, le=1_000_000)]
+RetryCount = Annotated[int, Meta(ge=0, le=1_000_000)]
+DType = Literal["fp32", "bf16"]
+MomentType = Literal["fp32", "bf16", "int8"]
+MatmulType = Literal["fp32", "bf16", "int8", "fp8"]
+Treatment = Literal["keep", "offload", "recompute"]
+StudyKind = Literal["scaling", "sweep"]
+Scaling = Literal["strong", "weak"]
+AfterFailure = Literal["stop", "go on"]

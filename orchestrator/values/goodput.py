@@ -1,7 +1,8 @@
 """The forecast of goodput: the share of time that trains, and where the rest goes."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from orchestrator.values.codec import Value
 
 # Where time goes that trains nothing. `fewer_pods`: what a run on fewer pods does not do meanwhile.
 LossKind = Literal[
@@ -10,8 +11,7 @@ LossKind = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uncertain:
+class Uncertain(Value):
     """A number with its 80 % interval."""
 
     value: float
@@ -19,8 +19,7 @@ class Uncertain:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class SaveCost:
+class SaveCost(Value):
     """A save: the bytes of the state, and the seconds it takes.
 
     Steps wait for `blocking_s`, in which the state leaves the devices: `host_bytes_per_chip` each.
@@ -35,8 +34,7 @@ class SaveCost:
     write_s: Uncertain
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationCost:
+class EvaluationCost(Value):
     """An evaluation every so many steps: `batches` of forward passes, each with `forward_flops` of
     the `step_flops` that a device executes in a step.
     """
@@ -52,8 +50,7 @@ class EvaluationCost:
         return self.batches * self.forward_flops / self.step_flops
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoodputInputs:
+class GoodputInputs(Value):
     """What a forecast of goodput starts from; the seconds of a step come on top.
 
     `every_steps` is None where the best interval is wanted. `stated` is the goodput of the spec.
@@ -87,8 +84,7 @@ class GoodputInputs:
         return (self.pods + self.spare) / self.pods
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoodputLine:
+class GoodputLine(Value):
     """A loss: its share of all time, the seconds of one, and how many there are in a day."""
 
     kind: LossKind
@@ -100,8 +96,7 @@ class GoodputLine:
     sources: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoodputForecast:
+class GoodputForecast(Value):
     """The share of time that trains, `low` to `high` its 80 % interval. With `lines` it is one.
 
     A goodput that the spec states has no lines and no interval. `every_s` is the time between two
@@ -149,8 +144,7 @@ def settling_s(heartbeat_s: float) -> float:
     return max(SETTLED_S, _SETTLED_BEATS * heartbeat_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
+class Outlook(Value):
     """What is left of a run, from its forecast and what it has measured so far.
 
     `step_s` and `goodput` are those of the steps that are left, each with an 80 % interval that

@@ -1,4 +1,4 @@
-"""The Plan: what will be done, and its Forecast. Plain values, no JAX objects."""
+"""The Plan: what will be done, and its Forecast; or why there is none. Plain values, no JAX."""
 
 from dataclasses import asdict, dataclass, replace
 from math import ceil
@@ -8,6 +8,7 @@ import msgspec
 
 from orchestrator.notes import Note
 from orchestrator.values import codec, spec
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import GoodputForecast
 from orchestrator.values.model import Model
 
@@ -53,8 +54,7 @@ class PlanWarning(Note):
     code: WarningCode
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorusSpan:
+class TorusSpan(Value):
     """The part of a mesh axis, or of a group of them, that lies on one torus axis.
 
     Devices `stride` apart along `torus` are neighbours. A `ring` uses both directions; a stride
@@ -67,8 +67,7 @@ class TorusSpan:
     ring: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeshAxis:
+class MeshAxis(Value):
     """One mesh axis and where it lies. Axes between pods lie on no torus axis: their link
     is dcn.
     """
@@ -84,8 +83,7 @@ class MeshAxis:
         return " ".join(s.torus + (f"/{s.stride}" if s.stride > 1 else "") for s in self.spans)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceGroup:
+class DeviceGroup(Value):
     """The devices that a collective over some mesh axes joins, and the rate each of them gets."""
 
     axes: tuple[str, ...]
@@ -95,8 +93,7 @@ class DeviceGroup:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
+class Collective(Value):
     """What one device exchanges in one step: logical payload, before padding or replacement."""
 
     kind: CollectiveKind
@@ -107,8 +104,7 @@ class Collective:
     calls_per_step: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerLine:
+class LedgerLine(Value):
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 
     `resource` is what the seconds keep busy: mxu, hbm, host, or the links of a device group by its
@@ -129,8 +125,7 @@ class LedgerLine:
     serial_s: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryPhase:
+class MemoryPhase(Value):
     """What is in memory at once in one part of the step."""
 
     name: str
@@ -138,8 +133,7 @@ class MemoryPhase:
     bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(Value):
     """`lower`: peak rates, perfect overlap, a bound. `unoverlapped`: peak rates, nothing hidden.
 
     `expected` is the estimate from real runs on such chips, `low` to `high` its 80 % prediction
@@ -161,8 +155,7 @@ class Estimate:
         return self.lower if self.expected is None else self.expected
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extrapolation:
+class Extrapolation(Value):
     """An axis along which a plan lies outside `low` to `high`, the range of the published runs."""
 
     axis: str
@@ -171,8 +164,7 @@ class Extrapolation:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftwareRuns:
+class SoftwareRuns(Value):
     """Published runs of one software, and the share by which its steps take longer."""
 
     software: str
@@ -180,16 +172,14 @@ class SoftwareRuns:
     longer: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnedFrom:
+class LearnedFrom(Value):
     """The software for whose runs `expected` speaks, and the others with published runs."""
 
     reference: SoftwareRuns
     others: tuple[SoftwareRuns, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Value):
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
     `peak_flops_per_s` is what MFU is over: of one device, in the compute type. The lines of `time`
@@ -225,7 +215,6 @@ class Forecast:
     learned_from: LearnedFrom | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlannedModel(Model):
     """The model as resolved, with its exact parameter count. `active_parameters` are those that one
     token uses: of experts only its own.
@@ -235,8 +224,7 @@ class PlannedModel(Model):
     active_parameters: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedBatch:
+class PlannedBatch(Value):
     """`sequences_per_replica` belong to one index of pods x fsdp_dcn x data x fsdp."""
 
     sequences: int
@@ -247,8 +235,7 @@ class PlannedBatch:
     microbatches: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchSummary:
+class SearchSummary(Value):
     """What the search went through.
 
     `alike` other meshes with the plan's tensor size, policy and microbatches are slower by less
@@ -262,8 +249,7 @@ class SearchSummary:
     rule: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageSpan:
+class StageSpan(Value):
     """Where a stage lies in its run: steps before it, and how many it has.
 
     The learning rate has a schedule of `schedule_steps` that begins after `schedule_first_step`
@@ -284,8 +270,7 @@ class StageSpan:
         return self.first_step + self.steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Value):
     """What will be done. `digest` is over every field but itself, `name`, `trainer`,
     `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
     plans that run the same program of a trainer on the same chips share it.
@@ -434,3 +419,81 @@ def experiment_digest(experiment: spec.Experiment) -> str:
 def _leave_out(precision: dict[str, Any]) -> None:
     if precision.get("first_moment") is None:
         precision.pop("first_moment", None)
+
+
+# Why a spec has no plan, and the specs near it that have one.
+
+ReasonCode = Literal[
+    "stage", "memory", "host_memory", "more_chips_needed", "largest_slice", "largest_domain",
+    "slice_factors", "batch_not_divisible", "dimension_not_divisible", "sequences_not_whole",
+    "requested_mesh", "mesh_size", "pods_not_divisible", "no_mesh", "beyond_all_chips",
+    "nothing_near",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason(Note):
+    """One reason: a code, and its figures."""
+
+    code: ReasonCode
+
+
+class Suggestion(Value):
+    """Overrides that lead to a plan, and what that plan takes and costs.
+
+    `batch_change` is the relative change of the requested batch. `dollars` is None where the chip
+    has no price.
+    """
+
+    overrides: tuple[str, ...]
+    chip: str
+    topology: str
+    pods: int
+    chips: int
+    mesh: dict[str, int]
+    sequences: int
+    batch_change: float
+    remat: spec.Remat
+    memory_bytes_per_device: float
+    hbm_bytes_per_device: float
+    step_s: Estimate
+    mfu: Estimate
+    days: Estimate
+    dollars: Estimate | None
+
+
+# What `--json` prints instead of a result when a command fails.
+class Hint(Value):
+    """What to write or to type instead. `kind` says what `value` is: a value, a name, a command.
+
+    For a spec without a plan `overrides` are those of a spec near it, and `leads_to` has its plan.
+    """
+
+    kind: str
+    value: str
+    text: str
+    overrides: tuple[str, ...] = ()
+    leads_to: Suggestion | None = None
+
+
+class ErrorDetail(Value):
+    """One thing that is wrong, and where: the key, and a line and a column that count from 1."""
+
+    code: str
+    message: str
+    key: str | None = None
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    suggestions: tuple[Hint, ...] = ()
+
+
+class ErrorReport(ErrorDetail):
+    """An error, with the fields of its first problem.
+
+    `problems` are all that is wrong with a file, `reasons` why a spec has no plan.
+    """
+
+    exit_code: int
+    problems: tuple[ErrorDetail, ...] = ()
+    reasons: tuple[Reason, ...] = ()

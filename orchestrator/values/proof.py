@@ -1,15 +1,14 @@
 """Proof: what the TPU compiler reports about a Plan. Plain values, no opinions."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Estimate, Link
 
 ScheduledLink = Literal["ici", "dcn", "host", "hbm"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduledLine:
+class ScheduledLine(Value):
     """Seconds of one step and device by the source line that asks for them.
 
     `stack` are the lines that lead to it, the outermost first and itself last. `exposed_s` is
@@ -33,8 +32,7 @@ class ScheduledLine:
 OTHER_LINE = "other"  # of operations that no line of the ledger prices
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduledLedgerLine:
+class ScheduledLedgerLine(Value):
     """Seconds of one step and device by the kind of the ledger's line that prices the operations.
 
     What is computed and what is waited for add up to the step; `wire_s` are those of links to other
@@ -51,8 +49,7 @@ class ScheduledLedgerLine:
         return self.computed_s + self.exposed_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduledProduct:
+class ScheduledProduct(Value):
     """Matrix products of one line and shape: seconds of a step, and the share of the peak.
 
     `shape` is the result's. `fused` are the operations inside the fusion that move data.
@@ -67,8 +64,7 @@ class ScheduledProduct:
     peak_share: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduledCollective:
+class ScheduledCollective(Value):
     """Alike transfers of one line: on the wire, and waited for.
 
     `link` is `ici` or `dcn` for what goes to other devices, `host` for what goes to the host, `hbm`
@@ -91,8 +87,7 @@ class ScheduledCollective:
     behind_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduledEvent:
+class ScheduledEvent(Value):
     """Something that runs in one round of a loop. `track`: compute, or the link it keeps busy."""
 
     track: str
@@ -103,8 +98,7 @@ class ScheduledEvent:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduledLoop:
+class ScheduledLoop(Value):
     """One round of a loop over layers, and how often it runs in a step."""
 
     name: str
@@ -113,8 +107,7 @@ class ScheduledLoop:
     events: tuple[ScheduledEvent, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(Value):
     """A step as the compiler schedules it. The five kinds of seconds add up to `total_s`.
 
     `exposed_s` is all waiting: for collectives, for other pods, for the host and for the chip's own
@@ -138,8 +131,7 @@ class Schedule:
     ledger: tuple[ScheduledLedgerLine, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SliceTorus:
+class SliceTorus(Value):
     """A slice's torus axes, and one direction's rate of a link on each."""
 
     # Where a chip is several devices, the last axis joins these: its links belong to a device.
@@ -150,8 +142,7 @@ class SliceTorus:
     hop_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComputeRates:
+class ComputeRates(Value):
     """How fast a device computes. Kernels reach `kernel_share` of the peak."""
 
     clock_hz: float
@@ -159,8 +150,7 @@ class ComputeRates:
     kernel_share: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransferRates:
+class TransferRates(Value):
     """Bytes a second of a device, besides those of the slice's links; None where none is known."""
 
     hbm_bytes_per_s: float
@@ -168,8 +158,7 @@ class TransferRates:
     dcn_bytes_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleRates:
+class ScheduleRates(Value):
     """Everything that turns a compiled program's operations into seconds."""
 
     compute: ComputeRates
@@ -184,8 +173,7 @@ Payload = Literal["gradients", "weights", "other"]
 DisagreementCode = Literal["peak_memory", "host_memory", "payload", "flops", "uncounted_kernel"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Value):
     """A figure of the compiled program and the Forecast's; None where it has no such line."""
 
     name: str
@@ -193,8 +181,7 @@ class Comparison:
     forecast: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Buffer:
+class Buffer(Value):
     """A large buffer of the compiled program. `name` is the trainer's line that makes it."""
 
     name: str
@@ -202,8 +189,7 @@ class Buffer:
     bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedCollective:
+class ComparedCollective(Value):
     """Collectives of one kind, group of axes, link and type: logical payload per device and step.
 
     All-gather and reduce-scatter count V (n - 1) / n, an all-reduce twice that. Padding, and what
@@ -219,8 +205,7 @@ class ComparedCollective:
     calls_per_step: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompilerChange:
+class CompilerChange(Value):
     """Bytes that the compiler adds to a collective: by padding it, or by running another kind."""
 
     what: str
@@ -229,8 +214,7 @@ class CompilerChange:
     bytes_per_step: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class DcnCrossing:
+class DcnCrossing(Value):
     """One operation that crosses pods, the trainer's lines that ask for it, and what it sends.
 
     `gradients` are sums of what a backward pass made, `weights` are gathered as they are stored.
@@ -246,8 +230,7 @@ class DcnCrossing:
     axes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrossingFault:
+class CrossingFault(Value):
     """What crosses pods and may not.
 
     `not_planned`: the operation sends something else than the plan's gradients, and its weights
@@ -262,8 +245,7 @@ class CrossingFault:
     allowed_bytes_per_step: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
+class Disagreement(Value):
     """Where the Forecast is off, beyond its tolerance.
 
     `peak_memory`, `host_memory` and `payload` are bytes, `flops` are FLOPs; `axes` are those of the
@@ -278,8 +260,7 @@ class Disagreement:
     kernel: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanChange:
+class PlanChange(Value):
     """Overrides that lead to another plan, and what that plan should need.
 
     `peak_hbm_bytes_per_device` is its Forecast, corrected by what the Forecast missed in the plan
@@ -291,8 +272,7 @@ class PlanChange:
     step_s: Estimate
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompilerRefusal:
+class CompilerRefusal(Value):
     """Why the compiler refuses the plan; the figures of the Proof are then what it would need.
 
     `message` is the compiler's own sentence. `nearest` lead to plans like this one that should fit.
@@ -303,8 +283,7 @@ class CompilerRefusal:
     nearest: tuple[PlanChange, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proof:
+class Proof(Value):
     """The compiler's verdict on a Plan, compared with its Forecast.
 
     `fits`: the compiler accepts the program. `margin_bytes` is `hbm_bytes_per_device` less the

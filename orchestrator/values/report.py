@@ -1,8 +1,8 @@
 """A run compared with its forecast. Plain values without raw samples."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.run import Evaluation, Prediction, RunIdentity
 
@@ -20,8 +20,7 @@ Badput = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
+class Spread(Value):
     """A median with two bounds: tenth and ninetieth percentile of steps, extremes of runs."""
 
     median: float
@@ -29,8 +28,7 @@ class Spread:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Value):
     """What the `steps` after warm-up took: all but the first of each attempt, each counted once.
 
     Rates are at the median step. `mfu` is None where the peak of the device is unknown, and FLOPs
@@ -51,8 +49,7 @@ class Measurement:
     device_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
+class Ratio(Value):
     """The median measured step over a predicted one."""
 
     against: PredictionKind
@@ -60,16 +57,14 @@ class Ratio:
     measured_over_predicted: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class GapPart:
+class GapPart(Value):
     """A part of the difference between the mean measured step and the predicted one."""
 
     name: Literal["devices", "slow steps", "waiting for data", "saving"]
     s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suspect:
+class Suspect(Value):
     """A resource, and the share of its peak at which it alone would explain the measured time."""
 
     resource: str
@@ -77,8 +72,7 @@ class Suspect:
     rate_if_alone: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gap:
+class Gap(Value):
     """The mean measured step minus the predicted one, which is `against`; `parts` add up to `s`.
 
     The prediction is the expected step, or else the lower bound. `exposed` is the share of the time
@@ -94,8 +88,7 @@ class Gap:
     suspects: tuple[Suspect, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goodput:
+class Goodput(Value):
     """Where the time went from the start of the first attempt to the run's end or last event.
 
     `goodput_s` and `badput_s` add up to `total_s`. `waited_s` passed before, since submission.
@@ -108,8 +101,7 @@ class Goodput:
     waited_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryReport:
+class MemoryReport(Value):
     """The peak memory of a device: forecast, compiled and measured; None where unknown.
 
     `hbm_bytes` is what the compiler allows. It is None in a rehearsal: emulated devices share the
@@ -122,8 +114,7 @@ class MemoryReport:
     hbm_bytes: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationReport:
+class EvaluationReport(Value):
     """Evaluations of a run, by their steps. `best` has the lowest loss, the first of several."""
 
     count: int
@@ -132,8 +123,7 @@ class EvaluationReport:
     last: Evaluation
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageReport:
+class StageReport(Value):
     """What a stage of a run took: `steps_s` of its steps that count, and what these cost.
 
     `predicted_step_s`, `measured_over_predicted` and `dollars` are None where the forecast is not
@@ -155,8 +145,7 @@ class StageReport:
     dollars: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageTotals:
+class StageTotals(Value):
     """What the stages of a run took together. `predicted_s` is for the steps that are done."""
 
     steps_done: int
@@ -166,7 +155,6 @@ class StageTotals:
     dollars: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Report(RunIdentity):
     """The results of a run compared with its forecast.
 

@@ -1,11 +1,12 @@
 """What happened in a run: its state, attempts and steps. Plain values without predictions."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import exp, inf
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import Estimate, StageSpan
 
@@ -38,24 +39,21 @@ ReasonCode = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateReason:
+class StateReason(Value):
     """Why a run is in its state: a code for programs, and the details for people."""
 
     code: ReasonCode
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SkippedCheckpoint:
+class SkippedCheckpoint(Value):
     """A checkpoint that exists and was not restored, and why."""
 
     step: int
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedCheckpoint:
+class SavedCheckpoint(Value):
     """A whole checkpoint of the first `step` steps, and the claim and attempt that saved it."""
 
     claim: int
@@ -72,8 +70,7 @@ def checkpoint_folder(claim: int, attempt: int, step: int) -> str:
     return f"{step}-claim-{claim}-attempt-{attempt}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Startup:
+class Startup(Value):
     """How an attempt began: the steps done before it, and how long it took to get ready.
 
     `state_s` is the time to restore or initialize the training state. `skipped` lists checkpoints
@@ -86,8 +83,7 @@ class Startup:
     compile_s: Seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Value):
     """The mean loss over `tokens` predicted tokens of held-out text, after the first `steps_done`
     steps of the run. It took `evaluation_s`.
     """
@@ -103,8 +99,7 @@ class Evaluation:
         return exp(self.loss) if self.loss < _MOST_EXPONENT else inf
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Value):
     """One measured step; `index` counts from 0.
 
     `step_s` runs from the end of the previous step to the end of this one. `data_s` and
@@ -139,8 +134,7 @@ class Step:
         return newest if newest and newest.steps_done == self.index + 1 else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Value):
     """How training ended: after all steps, or `stopped` on request. `steps_done` are saved."""
 
     steps_done: int
@@ -151,16 +145,14 @@ class Outcome:
 # Every `_at_s` is in seconds since 1970-01-01 UTC, by the clock of the process that wrote it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedStep:
+class TimedStep(Value):
     """A step and the time at which it was written."""
 
     at_s: float
     step: Step
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrittenSteps:
+class WrittenSteps(Value):
     """How many steps an attempt wrote down, and the size and sha256 of these lines."""
 
     lines: int
@@ -168,8 +160,7 @@ class WrittenSteps:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessIdentity:
+class ProcessIdentity(Value):
     """A process, identified well enough that its machine can tell whether it still exists.
 
     `machine` is one boot of one machine and None where the system does not say. `started_s` is the
@@ -182,8 +173,7 @@ class ProcessIdentity:
     started_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
+class Submission(Value):
     """What is fixed when a run is submitted."""
 
     id: str  # unique even when the run's key is used again later
@@ -202,8 +192,7 @@ class Submission:
     sums: dict[str, str] = field(default_factory=dict)  # of its first files, by their paths
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackedRun:
+class TrackedRun(Value):
     """Where a tracker keeps its record of a run: the tracker's name, its address, the id there."""
 
     tracker: str
@@ -211,8 +200,7 @@ class TrackedRun:
     run_id: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Value):
     """One try at a run. `reason` is None while it is running.
 
     `steps_done` counts steps of the whole run and `restored_steps` those of its first checkpoint;
@@ -235,8 +223,7 @@ class Attempt:
     written: WrittenSteps | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecentSteps:
+class RecentSteps(Value):
     """Medians over the last steps of an attempt or of its newest stage, without the first step."""
 
     steps: int
@@ -245,8 +232,7 @@ class RecentSteps:
     tokens_per_s_per_chip: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunIdentity:
+class RunIdentity(Value):
     """Which run it is, and its state."""
 
     run: str
@@ -265,7 +251,6 @@ class RunIdentity:
         return self.reason.detail if self.reason else ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Run(RunIdentity):
     """A run at `read_at_s`, derived from its journal.
 
@@ -299,8 +284,7 @@ class Run(RunIdentity):
     problems: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(Value):
     """What the plan of the newest attempt predicts for a step.
 
     `chip_profile` is the digest of the machine profile behind it, None where datasheets are.
@@ -312,7 +296,6 @@ class Prediction:
     mfu_definition: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Status(Run):
     """A run with the forecast of its plan, and what is left of it; None where the plan cannot be
     read. `outlook` is also None where the run has ended, or nothing says how long a step takes.
@@ -324,8 +307,7 @@ class Status(Run):
     outlook: Outlook | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogLine:
+class LogLine(Value):
     """One line of a log, without its line end."""
 
     attempt: int | None
@@ -333,8 +315,7 @@ class LogLine:
     line: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Destination:
+class Destination(Value):
     """Where a tracker records runs: its name, its address, an experiment there.
 
     `artifacts` is where files go when no server takes them.
@@ -351,8 +332,7 @@ class Destination:
         return self.uri.removeprefix("sqlite:///")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyncProgress:
+class SyncProgress(Value):
     """How much of a run is recorded: its `state`, so many attempts, so many steps."""
 
     state: str
@@ -360,8 +340,7 @@ class SyncProgress:
     steps: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyncState:
+class SyncState(Value):
     """Where a run is to be recorded, how much is, and why the last sync failed."""
 
     destination: Destination
@@ -369,8 +348,7 @@ class SyncState:
     problem: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyncResult:
+class SyncResult(Value):
     """The result of one sync: how much of the run is recorded now, or why the sync failed.
 
     `destination` is None where nothing may be sent. `run_id` names the record in the tracker.
@@ -385,8 +363,7 @@ class SyncResult:
     by_driver: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViewLink:
+class ViewLink(Value):
     """A comparison view, and where it opens in the tracker's web page."""
 
     name: str
@@ -397,8 +374,7 @@ class ViewLink:
 Health = Literal["good", "limited", "broken"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Value):
     """The result of one check. A result that is not good comes with advice."""
 
     name: str
@@ -407,8 +383,7 @@ class Finding:
     advice: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class HealthReport:
+class HealthReport(Value):
     """All findings, in the order in which a run needs the things."""
 
     findings: tuple[Finding, ...]
@@ -422,8 +397,7 @@ class HealthReport:
 FileKind = Literal["event", "spec", "plan", "document", "steps", "checkpoint", "proof"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileFinding:
+class FileFinding(Value):
     """A file of a run that is not as it was written, and what to do about it.
 
     `stops`: the run cannot go on from it. `repairable`: `orch doctor RUN --repair` repairs it.
@@ -437,8 +411,7 @@ class FileFinding:
     advice: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunHealth:
+class RunHealth(Value):
     """What is wrong with the files of a run, and what was wrong with them until it was repaired."""
 
     run: str
@@ -454,8 +427,7 @@ class RunHealth:
 WeightType = Literal["fp32", "bf16"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightsRequest:
+class WeightsRequest(Value):
     """What to write where. `copies` are files that go along, such as a tokenizer's."""
 
     plan: str
@@ -467,16 +439,14 @@ class WeightsRequest:
     copies: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightsResult:
+class WeightsResult(Value):
     """What the process wrote."""
 
     parameters: int
     files: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportedWeights:
+class ExportedWeights(Value):
     """A folder that `transformers` loads, and the checkpoint that it is from."""
 
     folder: str

@@ -1,9 +1,8 @@
 """A study: one spec varied, trial by trial. Plain values."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.values.fields import AfterFailure, Scaling, StudyKind
+from orchestrator.values.codec import AfterFailure, Scaling, StudyKind, Value
 from orchestrator.values.plan import Estimate, PlanWarning
 from orchestrator.values.report import NotCompared, Spread
 from orchestrator.values.run import ProcessIdentity, Run
@@ -16,8 +15,7 @@ def kind_text(scaling: Scaling | None) -> str:
     return f"{scaling} scaling" if scaling else "sweep"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Value):
     """One point of a study: the varied settings as written, and the spec that results."""
 
     number: int
@@ -25,8 +23,7 @@ class Trial:
     spec: Spec
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(Value):
     """The trials in the order in which they run, each `repeats` times."""
 
     name: str
@@ -44,8 +41,7 @@ class Study:
         return "sweep" if self.scaling is None else "scaling"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudySubmission:
+class StudySubmission(Value):
     """What is fixed when a study is submitted."""
 
     schema: int
@@ -58,8 +54,7 @@ class StudySubmission:
     rehearsal: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialStart:
+class TrialStart(Value):
     """A run that was started for a repeat of a trial; `run` is its key."""
 
     at_s: float
@@ -69,8 +64,7 @@ class TrialStart:
     by: ProcessIdentity
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyStatus:
+class StudyStatus(Value):
     """The state of a study at `read_at_s`.
 
     It is `running` while a run of it is live or about to start, `succeeded` when every repeat of
@@ -93,8 +87,7 @@ class StudyStatus:
     runs: tuple[Run, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanFigures:
+class PlanFigures(Value):
     """What the plans of all trials have."""
 
     plan_digest: str
@@ -110,7 +103,6 @@ class PlanFigures:
     warnings: tuple[PlanWarning, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlannedTrial(PlanFigures):
     """The plan of a trial in figures.
 
@@ -122,8 +114,7 @@ class PlannedTrial(PlanFigures):
     efficiency: Estimate
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialForecast:
+class TrialForecast(Value):
     """A trial and its plan; without one, `infeasible` is the error.
 
     `series` holds the settings that it shares with the trials it is compared with.
@@ -136,8 +127,7 @@ class TrialForecast:
     infeasible: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalingForecast:
+class ScalingForecast(Value):
     """The predicted scaling of a study."""
 
     kind: Literal["scaling"] = "scaling"
@@ -148,8 +138,7 @@ class ScalingForecast:
     trials: tuple[TrialForecast, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepeatedTrial:
+class RepeatedTrial(Value):
     """The runs of a trial that succeeded: medians over them, with the extremes.
 
     `efficiency` is measured tokens per second per chip over those of the smallest measured trial
@@ -163,8 +152,7 @@ class RepeatedTrial:
     efficiency: Spread
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialReport:
+class TrialReport(Value):
     """A trial, predicted and measured.
 
     `predicted` belongs to the plan that ran or, where `not_compared` is set, to the plan for chips.
@@ -185,8 +173,7 @@ class TrialReport:
     measured: RepeatedTrial | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GapExplanation:
+class GapExplanation(Value):
     """A ledger line that grows over the trials as the gap between measured and predicted does.
 
     The lines are those of the expected step or, without one, of the lower bound. `resource` is
@@ -200,8 +187,7 @@ class GapExplanation:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalingReport:
+class ScalingReport(Value):
     """The measured scaling of a study compared with the predicted one."""
 
     kind: Literal["scaling"] = "scaling"
@@ -216,15 +202,13 @@ class ScalingReport:
     explanations: tuple[GapExplanation, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlannedSweepTrial(PlanFigures):
     """The plan of a trial in figures. `days` and `dollars` are those of its `steps`."""
 
     steps: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepTrialForecast:
+class SweepTrialForecast(Value):
     """A trial and its plan; without one, `infeasible` is the error."""
 
     number: int
@@ -233,8 +217,7 @@ class SweepTrialForecast:
     infeasible: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepForecast:
+class SweepForecast(Value):
     """What a sweep costs. `days` and `dollars` are the sums over all repeats of all trials that
     have a plan, one after another. `dollars` is None where a price is unknown.
     """
@@ -249,8 +232,7 @@ class SweepForecast:
     dollars: Estimate | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepTrialReport:
+class SweepTrialReport(Value):
     """A trial of a sweep as it was measured.
 
     `loss` is the mean over the last tenth of its steps, and `losses` are (step, loss) along the
@@ -269,8 +251,7 @@ class SweepTrialReport:
     mfu: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepReport:
+class SweepReport(Value):
     """The losses of a sweep. `best` is the trial with the lowest loss of those that did all their
     steps; None while there is none.
     """

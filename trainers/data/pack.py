@@ -22,7 +22,7 @@ from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
 from orchestrator.formatting import counted
 from orchestrator.storage.addresses import SCHEMES
 from orchestrator.values import codec
-from orchestrator.values.refusal import ErrorReport, Hint
+from orchestrator.values.plan import ErrorReport, Hint
 from trainers.data.tokens import FILE_NAME, Manifest, Shard
 from trainers.files import new_folder, read_regular
 

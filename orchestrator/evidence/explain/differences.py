@@ -21,8 +21,15 @@ from orchestrator.planning.infeasible import Infeasible, factored
 from orchestrator.planning.nearest_specs import nearest_batches
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.torus import Torus, group_rate, make_torus
-from orchestrator.values.plan import DeviceGroup, Estimate, MemoryPhase, Plan, PlanWarning
-from orchestrator.values.refusal import Reason, Suggestion
+from orchestrator.values.plan import (
+    DeviceGroup,
+    Estimate,
+    MemoryPhase,
+    Plan,
+    PlanWarning,
+    Reason,
+    Suggestion,
+)
 from orchestrator.values.spec import Batch, Remat, Spec
 
 _Figures = dict[str, Any]

@@ -10,7 +10,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.errors import SpecError
 from orchestrator.planning import flops
-from orchestrator.values.fields import DType
+from orchestrator.values.codec import DType
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
 Row = dict[str, str]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import log2, prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from orchestrator.interop.maxtext.used_keys import AXES, CHIPS, OFF, TABLES, Use
 from orchestrator.network import rematerialization
 from orchestrator.network.attention import yarn_growth
 from orchestrator.network.rematerialization import POLICIES, remat_of, treatments
+from orchestrator.values.codec import Value
 from orchestrator.values.model import Model
 
 _Values = dict[str, Any]
@@ -53,8 +54,7 @@ OPTIMIZER: dict[str, str] = TABLES["optimizer"]
 LATENT: dict[str, tuple[str, int]] = TABLES["latent"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportedSpec:
+class ImportedSpec(Value):
     """The content of a spec, where it differs from its recipe, and the keys that do not matter."""
 
     values: Mapping[str, Any]

@@ -15,7 +15,7 @@ from orchestrator.network.rematerialization import Policy, policy, treatments
 from orchestrator.planning.flops import head_of
 from orchestrator.planning.kernels import attention_block, block_sizes, loss_chunk_bytes
 from orchestrator.planning.layout import DTYPE_BYTES, activation_type
-from orchestrator.values.fields import Treatment
+from orchestrator.values.codec import Treatment
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Remat

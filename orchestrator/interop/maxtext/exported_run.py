@@ -13,6 +13,7 @@ from orchestrator.interop.maxtext.conversion import comparable, convert
 from orchestrator.interop.maxtext.exported_keys import keys_of_plan, model_of_plan, treated
 from orchestrator.interop.maxtext.recipe import Recipe, RecipeProblems, Setting
 from orchestrator.interop.maxtext.used_keys import CHIPS
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Batch, Experiment
 
@@ -52,8 +53,7 @@ class NotForMaxText(SpecError):
         super().__init__("\n".join(reason.text for reason in unsaid))
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaxTextRun:
+class MaxTextRun(Value):
     """A run of MaxText: its keys, the compiler's flags, and its slices.
 
     xpk calls them `device`, MaxText's ahead-of-time compiler `topology`.

@@ -72,6 +72,15 @@ class Recipe:
         if key not in self.keys or self.keys[key].value != setting.value:
             self.keys[key] = setting
 
+    def take_option(self, option: str, value: str) -> None:
+        """Take an option of xpk that says which chips."""
+        if option in ("device-type", "tpu-type"):
+            self.device = value
+        elif option == "num-slices" and value.isdecimal():
+            self.slices = int(value)
+        elif option == "model-name":
+            self.benchmark = value
+
 
 def read_recipe(sources: Sequence[tuple[str, str]], command: int | None = None) -> Recipe:
     """Return the recipe of texts, each with its name.
@@ -151,7 +160,7 @@ def _read_words(
         for match in _FLAG.finditer(line):
             recipe.flags[match[1]] = Setting(_value_of(match[2]), place)
         for match in _OPTION.finditer(line):
-            _take_option(recipe, match[1].replace("_", "-"), match[2])
+            recipe.take_option(match[1].replace("_", "-"), match[2])
         for match in _KEY.finditer(_FLAG.sub("", line)):
             places.setdefault((match[1], match[2]), place)
     if _SHEBANG.match(text) and not (commands or recipe.benchmark):
@@ -172,16 +181,6 @@ def _check_alike(places: Mapping[tuple[str, str], str]) -> None:
         if said.setdefault(key, value) != value:
             why = f"{key}={value}, and {said[key]} before: only one run is read"
             raise RecipeProblems([f"{place}: {why}; give its words instead"])
-
-
-def _take_option(recipe: Recipe, option: str, value: str) -> None:
-    """Take an option of xpk that says which chips."""
-    if option in ("device-type", "tpu-type"):
-        recipe.device = value
-    elif option == "num-slices" and value.isdecimal():
-        recipe.slices = int(value)
-    elif option == "model-name":
-        recipe.benchmark = value
 
 
 @dataclass(frozen=True)

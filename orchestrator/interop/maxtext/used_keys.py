@@ -40,11 +40,6 @@ _NAMES = frozenset(_IRRELEVANT["names"].split())
 _PATTERNS = re.compile("|".join(_IRRELEVANT["patterns"]))
 
 
-def _is_irrelevant(key: str) -> bool:
-    """Return whether a key may have any value."""
-    return key in _NAMES or _PATTERNS.fullmatch(key) is not None
-
-
 class UsedKeys:
     """The values of keys, what is wrong with them, and what else should be known.
 
@@ -121,7 +116,7 @@ class UsedKeys:
         for key, setting in {**self._base, **self._model, **self._given}.items():
             if key in self._used:
                 continue
-            if _is_irrelevant(key):
+            if key in _NAMES or _PATTERNS.fullmatch(key):  # whatever its value
                 irrelevant.append(key)
                 continue
             # What holds without the key: one part, MaxText's own base, values of its base.
