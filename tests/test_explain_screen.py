@@ -12,7 +12,7 @@ from orchestrator import catalog
 from orchestrator.catalog.published import figures
 from orchestrator.evidence.explain.assemble import explain
 from orchestrator.evidence.explain.differences import difference_texts
-from orchestrator.evidence.explain.formula import ComputedValue, Explanation, _evaluate
+from orchestrator.evidence.explain.formula import ComputedValue, Explanation, compute
 from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
@@ -150,7 +150,7 @@ def test_the_expected_step_is_explained_part_by_part(key: str) -> None:
         return
     assert found is not None
     for part in found.parts:
-        again = _evaluate(part.computed.formula, part.computed.inputs)
+        again = compute(part.computed.formula, part.computed.inputs).value
         assert part.computed.value == pytest.approx(again, rel=1e-9), part.name
     assert sum(part.computed.value for part in found.parts) == pytest.approx(found.expected_s)
     assert found.expected_s == forecast.step_s.expected

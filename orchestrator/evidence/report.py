@@ -241,9 +241,8 @@ def _stage_reports(
         stages.append(report)
     if not stages:
         return (), None
-    predicted = [
-        stage.steps_done * s for stage in stages if (s := stage.predicted_step_s) is not None
-    ]
+    known = [(stage, s) for stage in stages if (s := stage.predicted_step_s) is not None]
+    predicted = [stage.steps_done * s for stage, s in known]
     paid = [stage.dollars for stage in stages if stage.dollars is not None]
     return tuple(stages), values.StageTotals(
         steps_done=sum(stage.steps_done for stage in stages),

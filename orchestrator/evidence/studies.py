@@ -47,18 +47,11 @@ def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecas
     trials = []
     for trial in study.trials:
         series, plan = _series_of(study, trial), plans[trial.number]
-        planned = None
+        planned, error = None, plan if isinstance(plan, str) else None
         if isinstance(plan, Plan):
             planned = _planned_trial(plan, smallest[frozenset(series.items())])
-        trials.append(
-            values.TrialForecast(
-                number=trial.number,
-                settings=trial.settings,
-                series=series,
-                planned=planned,
-                infeasible=plan if isinstance(plan, str) else None,
-            )
-        )
+        figures = {"number": trial.number, "settings": trial.settings, "series": series}
+        trials.append(values.TrialForecast(**figures, planned=planned, infeasible=error))
     return values.ScalingForecast(
         schema=_SCHEMA,
         name=study.name,
