@@ -18,7 +18,6 @@ from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning.planner import make_plan
 from orchestrator.show import explain_screen
-from orchestrator.show.explain_screen import _summary_text
 from orchestrator.show.parts import Table
 from orchestrator.show.plan_text import likely
 from orchestrator.values import codec
@@ -95,10 +94,11 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.high is not None
     assert days.expected is not None
     between = span(lasting(days.low), lasting(days.high))
-    summary = explanation_of("70b-four-pods").summary
-    assert summary.forecast is not None
-    assert summary.forecast.days == days
-    assert _summary_text(summary).endswith(f"planned {between}.")
+    sheet = explanation_of("70b-four-pods")
+    assert sheet.summary.forecast is not None
+    assert sheet.summary.forecast.days == days
+    shown = explain_screen.explain_screen(sheet, "orch plan")
+    assert f"planned {between}." in " ".join(shown.split())
     without = replace(days, low=None, high=None)
     assert likely(without, lasting) == f"at least {lasting(days.lower)}"
 

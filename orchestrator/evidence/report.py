@@ -45,12 +45,9 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
 
 
 def _compare_run(
-    run: Run,
-    plan: Plan,
-    steps: dict[int, StepTable],
-    proof: Proof | None = None,
+    run: Run, plan: Plan, steps: dict[int, StepTable], proof: Proof | None = None,
     deadline: str | None = None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Return the report of a run with these steps, compared with its newest attempt's plan."""
     whole, plan = plan, plan.stage_of(max(run.steps_done - 1, 0))
     same_plan = {

@@ -181,11 +181,9 @@ def needs(sheet: Worksheet) -> Iterator[DerivationSection]:
 
 
 def _answer(
-    section: DerivationSection,
-    question: formula.QuestionCode,
-    holds: bool,
+    section: DerivationSection, question: formula.QuestionCode, holds: bool,
     figures: Mapping[str, float],
-) -> DerivationSection:
+) -> DerivationSection:  # fmt: skip
     return replace(
         section, verdicts=(Verdict(question=question, holds=holds, figures={**figures}),)
     )
