@@ -50,8 +50,14 @@ def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecas
         planned, error = None, plan if isinstance(plan, str) else None
         if isinstance(plan, Plan):
             planned = _planned_trial(plan, smallest[frozenset(series.items())])
-        figures = {"number": trial.number, "settings": trial.settings, "series": series}
-        trials.append(values.TrialForecast(**figures, planned=planned, infeasible=error))
+        forecast = values.TrialForecast(
+            number=trial.number,
+            settings=trial.settings,
+            series=series,
+            planned=planned,
+            infeasible=error,
+        )
+        trials.append(forecast)
     return values.ScalingForecast(
         schema=_SCHEMA,
         name=study.name,

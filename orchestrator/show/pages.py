@@ -95,12 +95,10 @@ def keep_report(journal: Journal) -> None:
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     """Return the page of a run, as its journal stands, and the report that it shows."""
     run, (report, steps) = journal.run(), report_and_steps(journal)
-    plan, rehearsed = journal.current_plan(run), None
-    if run.rehearses:
-        rehearsed = journal.full_plan(run)
-    mlflow = run_link(run.tracking) if run.tracking else None
-    shown = {"rehearsed": rehearsed, "proof": proof, "mlflow": mlflow}
-    return _run_page(run, report, steps, plan, **shown), report
+    plan, full = journal.current_plan(run), journal.full_plan(run) if run.rehearses else None
+    link = run_link(run.tracking) if run.tracking else None
+    text = _run_page(run, report, steps, plan, rehearsed=full, proof=proof, mlflow=link)
+    return text, report
 
 
 def _run_page(

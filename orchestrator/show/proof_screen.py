@@ -360,12 +360,13 @@ def _ledger_lines(
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
         ledger[_INSIDE.get(line.kind, line.kind)] += line.value
     rows: list[ui.Row] = []
-    for line in schedule.ledger:
-        if max(line.total_s, line.wire_s) >= small_s:
-            times = line.computed_s, line.exposed_s, line.wire_s
+    for scheduled in schedule.ledger:
+        kind = scheduled.kind
+        if max(scheduled.total_s, scheduled.wire_s) >= small_s:
+            times = scheduled.computed_s, scheduled.exposed_s, scheduled.wire_s
             shown = (fmt.seconds(s) if s > 0 else "-" for s in times)
-            in_ledger = fmt.seconds(ledger[line.kind]) if line.kind in ledger else ""
-            rows.append((line.kind.replace("_", " "), *shown, in_ledger))
+            in_ledger = fmt.seconds(ledger[kind]) if kind in ledger else ""
+            rows.append((kind.replace("_", " "), *shown, in_ledger))
     head = ("by line of the ledger", "computed", "exposed", "on links", "ledger")
     return ui.table(head, rows[:most], "<>>>>")
 

@@ -144,8 +144,8 @@ def study_report_screen(report: _Report, next_command: str) -> ui.Screen:
         title = f"a sweep, {ended} of {total} trials ended"
         verdict, columns = f"Sweep: {sweep_verdict(report)}", "<>>>>"
         remarks = ui.notes(sweep_notes(report))
-        for trial in report.trials:
-            ends = () if _is_done(trial) else trial.runs.items()
+        for swept in report.trials:
+            ends = () if _is_done(swept) else swept.runs.items()
             failed += [ui.warning(f"{run} is {end}") for run, end in ends if end not in LIVE]
     else:
         head, rows = scaling_table(report)
