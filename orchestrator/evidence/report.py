@@ -27,7 +27,6 @@ _OF_PLAN = ("chip", "chips", "devices", "pods")
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
-    """Return the report of a run, as its journal is now."""
     return report_and_steps(journal, clock)[0]
 
 

@@ -27,7 +27,6 @@ _SeriesKey = frozenset[tuple[str, str]]
 
 
 def forecast_of(study: Study, plans: _TrialPlans) -> values.ScalingForecast | values.SweepForecast:
-    """Return the forecast of a study by its kind."""
     return (_forecast_sweep if study.kind == "sweep" else _forecast_scaling)(study, plans)
 
 

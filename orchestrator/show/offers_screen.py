@@ -89,7 +89,6 @@ def offers_screen(
 
 
 def offers_headline(found: Offers) -> str:
-    """Return what was asked for."""
     by, budget = found.request.by_days, found.request.budget_dollars
     within = "" if by is None else f" within {fmt.time_limit(by)}"
     at_most = "" if budget is None else f" for {fmt.dollars(budget)} at most"

@@ -265,7 +265,6 @@ def heading(text: str) -> Text:
 
 
 def labelled(label: str, text: str, style: str = "") -> Text:
-    """Return a paragraph below its first word, which follows a label: `note: …`."""
     return Text(text, f"{label} ", style=style)
 
 
@@ -282,7 +281,6 @@ def next_step(command: str | None) -> list[Part]:
 
 
 def closing(sentence: str, command: str | None = None) -> list[Part]:
-    """Return the last lines of a screen: its verdict in a sentence, and what to type next."""
     return [heading(sentence), *next_step(command)]
 
 

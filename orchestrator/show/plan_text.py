@@ -138,7 +138,6 @@ def five_lines(
 
 
 def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:
-    """Return the time and the cost of a forecast with their intervals."""
     time = f"{_with_interval(forecast.days, fmt.lasting)}; {fmt.scaled(tokens)} tokens"
     if forecast.dollars is None:
         return time, "unknown: no price of a chip-hour (resources.dollars_per_chip_hour)"
